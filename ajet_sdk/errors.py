@@ -34,6 +34,7 @@ An infrastructure fault (`infrastructure` is true) is worth another try; a fault
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -80,10 +81,11 @@ def place_of(error: BaseException) -> str:
 class AjetError(Exception):
     """Base of every error raised on purpose; its message says what, where and what to do next.
 
-    A message has addresses without their passwords and keys.
+    A message has addresses without their passwords and keys. `metrics` are recorded with the episode that fails by it.
     """
 
     infrastructure: ClassVar[bool] = False
+    metrics: Mapping[str, float] = {}
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(public(arg) if isinstance(arg, str) else arg for arg in args))
@@ -147,7 +149,9 @@ class QueryError(TraceError):
 
 
 class EngineError(AjetError, RuntimeError):
-    """A model could not answer."""
+    """A model could not answer; `request` is the key under which a cache of replies has the request."""
+
+    request: str | None = None
 
 
 class RequestRefused(EngineError):
@@ -167,14 +171,25 @@ class EngineUnavailable(EngineError):
     """The engine did not answer: connection lost, 429 or 5xx after every retry, or a reply that is none.
 
     `status` is the HTTP status of the last answer, None where there was none; `retry_after` is its header of that name.
+    `refused`: nothing listens at the address. `retryable`: the same request may be sent again.
     """
 
     infrastructure: ClassVar[bool] = True
 
-    def __init__(self, message: str, *, status: int | None = None, retry_after: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        retry_after: str | None = None,
+        refused: bool = False,
+        retryable: bool = True,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
+        self.refused = refused
+        self.retryable = retryable
 
 
 class EndpointMisconfigured(EngineError, ConfigError):

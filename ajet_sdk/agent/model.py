@@ -113,12 +113,13 @@ class Model:
         body: dict[str, Any] = {"model": self.name, "messages": [dict(m) for m in messages], **params}
         if tools:
             body["tools"] = list(tools)
-        reply = await self._endpoint.post("chat/completions", body)
+        reply = await self.endpoint.post("chat/completions", body)
         read_reply(reply, "chat/completions", self.base_url)
         return reply
 
     @functools.cached_property
-    def _endpoint(self) -> Endpoint:
+    def endpoint(self) -> Endpoint:
+        """What sends its requests."""
         return Endpoint(self.base_url, self.api_key, timeout=self.timeout)
 
     def overflowed(self) -> bool:

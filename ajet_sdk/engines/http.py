@@ -1,32 +1,26 @@
-"""An OpenAI-compatible endpoint: JSON is posted, again after a pause on 429, 5xx and connection loss."""
+"""An OpenAI-compatible endpoint: JSON is posted, and errors are told apart."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import errno
 import functools
 import inspect
 import ipaddress
-import logging
 import os
-import random
 import ssl
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from functools import partial
-from http.client import responses
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
-from ajet_sdk.addresses import below, public
+from ajet_sdk.addresses import below
 from ajet_sdk.dialects.json import json_bytes, json_value
+from ajet_sdk.engines.pace import Pace
 from ajet_sdk.errors import (
     ConfigError,
     ContextOverflow,
@@ -40,17 +34,8 @@ if TYPE_CHECKING:
     import aiohttp
     import httpx
 
-FIRST_WAIT = 0.5
-"""Seconds before the second attempt; doubled for each further one, up to 16 times."""
-
-LONGEST_WAIT = 60.0
-"""Seconds; a longer Retry-After is cut to it."""
-
 IDLE_SECONDS = 5.0
 """That a connection is kept for the next request; servers close theirs after as long."""
-
-_SAY_AGAIN = 30.0
-"""Seconds between two lines about requests that are refused and sent again."""
 
 _REMEDIES = {
     401: "check the API key: this endpoint does not accept {key}",
@@ -60,33 +45,6 @@ _REMEDIES = {
     418: "check the base URL {url}: no model answers there",
 }
 """What to do, by the HTTP status of an endpoint that no other request would fare better with."""
-
-log = logging.getLogger("ajet")
-
-
-class Refusals:
-    """Logs that an endpoint answers 429 or 5xx: at the first, then twice a minute; a run that waits does not hang.
-
-    `remedy` is the sentence that says how to ask for less.
-    """
-
-    def __init__(self, base_url: str, remedy: str) -> None:
-        self._at, self._remedy = public(base_url), remedy
-        self._count = 0
-        self._next_line = 0.0
-
-    def record(self, status: int, wait: float) -> None:
-        """Count an answer after which the request is sent again in `wait` seconds."""
-        self._count += 1
-        now = time.monotonic()
-        if now < self._next_line:
-            return
-        self._next_line = now + _SAY_AGAIN
-        meaning = f", {responses[status].lower()}" if status in responses else ""
-        log.warning(
-            "%s answered %d%s (%d so far); next request in %.0f s%s",
-            self._at, status, meaning, self._count, wait, f". {self._remedy}" if status == 429 else "",
-        )  # fmt: skip
 
 
 def is_loopback(url: str) -> bool:
@@ -272,10 +230,8 @@ class Endpoint:
         self._key_source = key_source
         self._address, login = _without_login(self.base_url)
         self._is_handle = handle = is_loopback(base_url) and "/episodes/" in base_url
-        self.retries = 0 if handle else retries
-        self._refusals = Refusals(self.base_url, "To send fewer requests at once, lower rollout.max_env_worker")
-        self._answered = False
-        """One that never did is not waited for as long as one that is gone for a moment."""
+        remedy = "To send fewer requests at once, lower rollout.max_env_worker"
+        self._pace = Pace(self.base_url, remedy, retries=0 if handle else retries)
         headers = {"authorization": login or f"Bearer {api_key}", "content-type": "application/json"}
         self._open: Callable[[], _Direct | _Httpx]
         if handle or transport is not None or _has_proxy(base_url):
@@ -290,44 +246,33 @@ class Endpoint:
         EndpointMisconfigured is one of the last. An error with status 200 is taken for one of the status that
         its code names, else 502.
         """
-        return self._request("POST", route, json_bytes(body), self.retries, str(body.get("model") or ""))
+        model = str(body.get("model") or "")
+        return self._pace.send(partial(self._request, "POST", route, json_bytes(body), model))
 
     def get(self, route: str) -> Coroutine[Any, Any, dict[str, Any]]:
         """The JSON at `route`, asked for once. Raises as `post` does."""
-        return self._request("GET", route, None, 0, "")
+        return self._request("GET", route, None, "")
 
-    async def _request(
-        self, method: str, route: str, content: bytes | None, retries: int, model: str
-    ) -> dict[str, Any]:
+    async def _request(self, method: str, route: str, content: bytes | None, model: str) -> dict[str, Any]:
         url, loop = below(self._address, route), asyncio.get_running_loop()
         client = self._clients.get(loop) or self._clients.setdefault(loop, self._open())
-        for attempt in range(retries + 1):
-            try:
-                response = await client.send(method, url, content)
-            except _NoResponse as failure:
-                if attempt == retries or (attempt and not self._answered and failure.refused):
-                    raise EngineUnavailable(
-                        f"{url} could not be reached ({failure})"
-                        f"{f' in {attempt + 1} attempts' if attempt else ''}; "
-                        "check the base URL and that the server runs"
-                    ) from failure.__cause__
-                await asyncio.sleep(pause(attempt, None))
-                continue
-            self._answered = True
-            if response.status < 400:
-                parsed = _parsed(response)
-                if not parsed.get("error") or parsed.get("choices"):
-                    return parsed
-                response = replace(response, status=_status_of(parsed["error"]))
-            if not _retryable(response) or attempt == retries:
-                self._raise(response, attempt + 1, model)
-            wait = pause(attempt, response.headers.get("retry-after"))
-            self._refusals.record(response.status, wait)
-            await asyncio.sleep(wait)
-        raise EngineUnavailable(f"{url} was not asked: retries is {retries}")
+        try:
+            response = await client.send(method, url, content)
+        except _NoResponse as failure:
+            raise EngineUnavailable(
+                f"{url} could not be reached ({failure}); check the base URL and that the server runs",
+                refused=failure.refused,
+            ) from failure.__cause__
+        if response.status < 400:
+            parsed = _parsed(response)
+            if not parsed.get("error") or parsed.get("choices"):
+                return parsed
+            response = replace(response, status=_status_of(parsed["error"]))
+        raise self._error(response, model)
 
-    def _raise(self, response: _Response, attempts: int, model: str) -> NoReturn:
+    def _error(self, response: _Response, model: str) -> EngineError:
         status, url = response.status, response.url
+        again = response.headers.get("x-should-retry")
         try:
             said = json_value(response.content)
         except (ValueError, RecursionError):
@@ -336,19 +281,21 @@ class Endpoint:
         error = error if isinstance(error, dict) else {"message": str(error)}
         message = str(error.get("message") or response.content.decode(errors="replace")[:500] or response.reason)
         where = f"{url} answered {status}: {message}"
+        if again == "true":
+            return EngineUnavailable(where, status=status, retry_after=response.headers.get("retry-after"))
         if error.get("code") == "context_length_exceeded" or (status == 400 and "maximum context length" in message):
-            raise ContextOverflow(message)
+            return ContextOverflow(message)
         # OpenRouter's 403 is of what a request says, where its moderation flagged it.
         flagged = status == 403 and "flagged_input" in (error.get("metadata") or {})
         if status in (400, 413, 422) or flagged:
-            raise RequestRefused(message, error.get("param"))
+            return RequestRefused(message, error.get("param"))
         if status == 429 or status >= 500:
-            tried = f" ({attempts} attempts)" if attempts > 1 else ""
-            raise EngineUnavailable(f"{where}{tried}", status=status, retry_after=response.headers.get("retry-after"))
+            retry_after = response.headers.get("retry-after")
+            return EngineUnavailable(where, status=status, retry_after=retry_after, retryable=again != "false")
         if status in _REMEDIES and not self._is_handle:
             remedy = _REMEDIES[status].format(key=self._key_source, url=self.base_url, model=model or "asked for")
-            raise EndpointMisconfigured(f"{where}; {remedy}")
-        raise EngineError(where)
+            return EndpointMisconfigured(f"{where}; {remedy}")
+        return EngineError(where)
 
     async def aclose(self) -> None:
         """Close every connection, each in the event loop that it belongs to."""
@@ -358,24 +305,6 @@ class Endpoint:
             elif loop.is_running():
                 asyncio.run_coroutine_threadsafe(client.aclose(), loop)
         self._clients.clear()
-
-
-def _retryable(response: _Response) -> bool:
-    said = response.headers.get("x-should-retry")
-    if said in ("true", "false"):
-        return bool(said == "true")
-    return response.status == 429 or response.status >= 500
-
-
-def pause(attempt: int, retry_after: str | None) -> float:
-    """Seconds to wait: what the server says, else FIRST_WAIT · 2^attempt, both with up to a quarter of jitter."""
-    seconds = FIRST_WAIT * min(2.0**attempt, 16.0)
-    if retry_after:
-        with contextlib.suppress(TypeError, ValueError):
-            seconds = (parsedate_to_datetime(retry_after) - datetime.now(timezone.utc)).total_seconds()
-        with contextlib.suppress(ValueError):
-            seconds = float(retry_after)
-    return min(max(seconds, 0.0), LONGEST_WAIT) * (1 + random.random() / 4)
 
 
 def _parsed(response: _Response) -> dict[str, Any]:

@@ -1,86 +1,20 @@
-"""What asking a model costs, and replies that were paid for, kept so that no request is paid for twice.
-
-Equal requests under way at the same time are one request.
-"""
+"""Replies that were paid for, kept so that no request is paid for twice; equal requests under way are one request."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
-import math
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.errors import AjetError
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Money for a million tokens, in the currency that the limit is in."""
-
-    input: float
-    output: float
-
-    @classmethod
-    def parse(cls, text: str, named: str = "--price") -> Price:
-        """`0.15,0.60`: a million tokens of input and of output. Raises ConfigError, which says who `named` it."""
-        parts = text.replace("/", ",").split(",")
-        try:
-            numbers = [float(part) for part in parts]
-        except ValueError:
-            numbers = []
-        if len(numbers) != 2 or not all(math.isfinite(one) and one >= 0 for one in numbers):
-            raise ConfigError(
-                f"{named} takes INPUT,OUTPUT, the price of a million tokens of each, such as 0.15,0.60 (got {text!r})"
-            )
-        return cls(*numbers)
-
-    def of(self, input_tokens: float, output_tokens: float) -> float:
-        return (self.input * input_tokens + self.output * output_tokens) / 1e6
-
-
-@dataclass(slots=True)
-class Usage:
-    """What was really asked and answered; replies from the cache cost nothing and are only counted."""
-
-    calls: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached: int = 0
-    cost: float | None = None
-    """Money; None where no price is known."""
-
-    @property
-    def tokens(self) -> int:
-        return self.input_tokens + self.output_tokens
-
-    def __add__(self, other: Usage) -> Usage:
-        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
-        return Usage(
-            self.calls + other.calls,
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.cached + other.cached,
-            sum(costs) if costs else None,
-        )
-
-
-def tokens_of(content: Any) -> int:
-    """About how many tokens a text or a list of messages is: four characters of Latin script each, or one of others."""
-    if isinstance(content, str):
-        wide = 0 if content.isascii() else sum(1 for character in content if ord(character) > 0x2E7F)
-        return wide + math.ceil((len(content) - wide) / 4)
-    if isinstance(content, dict):
-        return 4 + sum(tokens_of(value) for value in content.values())
-    if isinstance(content, list | tuple):
-        return sum(tokens_of(one) for one in content)
-    return 1
+IN_MEMORY = Path(":memory:")
+"""A `ReplyCache` of this process alone."""
 
 
 class CacheError(AjetError, RuntimeError):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.judges.call import answer_of, call_group_judge, call_judge, is_group_judge, output_of, workflow_task
+from ajet_sdk.judges.model import counted, gather
 from ajet_sdk.judges.rewards import Verdict, judged, judged_group
 from ajet_sdk.types import Episode, Reward
 
@@ -61,7 +61,8 @@ class CombinedJudge:
 
     async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
         """The verdicts on a group, in its order. Raises what a judge raises."""
-        each = await asyncio.gather(*(self._of(part, episodes) for part in self.parts))
+        with counted():
+            each = await gather([self._of(part, episodes) for part in self.parts])
         return [self._sum([verdicts[place] for verdicts in each]) for place in range(len(episodes))]
 
     async def _of(self, part: Part, episodes: Sequence[Episode]) -> list[Verdict]:
@@ -76,7 +77,9 @@ class CombinedJudge:
                 self._warned.add(name)
                 log.warning("the judge %s, of weight 0, failed: %s: %s (said once; the metric %s has how often)",
                             name, type(error).__name__, error, metric)  # fmt: skip
-            return [Verdict((), metrics={metric: 1.0})] * len(episodes)
+            used = error.metrics if isinstance(error, AjetError) else {}
+            failed = Verdict((), metrics={metric: 1.0})
+            return [Verdict((), metrics={**used, metric: 1.0}), *[failed] * (len(episodes) - 1)]
         return [replace(verdict, metrics={**verdict.metrics, metric: 0.0}) for verdict in found]
 
     async def _ask(self, part: Part, episodes: Sequence[Episode]) -> list[Verdict]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ajet_sdk.engines.reply_cache import Usage
+from ajet_sdk.engines.budget import Usage, metered
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.judges.agreement import Interval, bootstrap, concordance, kappa, rank_correlation
 from ajet_sdk.judges.call import answer_of, call_group_judge, call_judge, is_group_judge, output_of, workflow_task
@@ -129,11 +129,12 @@ async def evaluate(
         raise ConfigError("there are no labelled outputs to judge")
     room, found = asyncio.Semaphore(parallel), Evaluation(len(labelled), repeats=repeats)
     if isinstance(judge, RubricJudge):
-        await judge.ready()
-        found.building = judge.model.spent
-    began, before = time.perf_counter(), _spent(judge)
-    first = await _round(judge, labelled, room, done)
-    _count(found, [one for one in first if isinstance(one, Verdict)], before, _spent(judge))
+        with metered() as found.building:
+            await judge.ready()
+    began = time.perf_counter()
+    with metered() as usage:
+        first = await _round(judge, labelled, room, done)
+    _count(found, [verdict for verdict in first if isinstance(verdict, Verdict)], usage)
     found.seconds = (time.perf_counter() - began) / len(labelled)
     rounds = [first]
     for repeat in range(1, repeats):
@@ -202,27 +203,16 @@ def value_of(verdict: Verdict | str) -> float | None:
     return None if isinstance(verdict, str) else sum(one.value * one.weight for one in verdict.rewards)
 
 
-def _spent(judge: Any) -> Usage | None:
-    """What the models of a judge were asked so far; None for one of the user's own."""
-    if isinstance(judge, CombinedJudge):
-        models = [part.judge.model for part in judge.parts if isinstance(part.judge, LlmJudge)]
-        known = {id(model): model for model in models}
-        return sum((model.spent for model in known.values()), Usage()) if known else None
-    return judge.model.spent if isinstance(judge, LlmJudge) else None
-
-
-def _count(found: Evaluation, verdicts: Sequence[Verdict], before: Usage | None, after: Usage | None) -> None:
-    """Of our judges what their models were asked, else what the verdicts say of it."""
+def _count(found: Evaluation, verdicts: Sequence[Verdict], usage: Usage) -> None:
+    """Of our judges what their models used, else what the verdicts say of it."""
 
     def total(name: str) -> float:
-        return sum(one.metrics.get(name, 0.0) for one in verdicts)
+        return sum(verdict.metrics.get(name, 0.0) for verdict in verdicts)
 
-    calls, tokens, cost = total("judge_calls"), total("judge_tokens"), None
-    if any("judge_cost" in one.metrics for one in verdicts):
-        cost = total("judge_cost")
-    if before is not None and after is not None:
-        calls, tokens = after.calls - before.calls, after.tokens - before.tokens
-        cost = cost if after.cost is None else after.cost - (before.cost or 0.0)
+    calls, tokens, cost = float(usage.calls), float(usage.tokens), usage.cost
+    if not usage.calls and not usage.cached:
+        calls, tokens = total("judge_calls"), total("judge_tokens")
+        cost = total("judge_cost") if any("judge_cost" in verdict.metrics for verdict in verdicts) else None
     found.calls, found.tokens = calls / found.count, tokens / found.count
     found.cost = None if cost is None else cost / found.count
     found.cached = round(total("judge_cached"))

@@ -8,7 +8,6 @@ time, each pair is compared in both orders, for models favour the place (Zheng e
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import logging
@@ -19,12 +18,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from ajet_sdk.agent.model import Model
-from ajet_sdk.engines.reply_cache import Price, Usage
+from ajet_sdk.engines.budget import Price, Usage
 from ajet_sdk.errors import ConfigError, NoReward
 from ajet_sdk.judges import llm_prompts as prompts
 from ajet_sdk.judges.call import output_of
 from ajet_sdk.judges.llm_prompts import Example, Material
-from ajet_sdk.judges.model import Asked, JudgeModel, number_in, open_model
+from ajet_sdk.judges.model import JudgeModel, counted, gather, number_in, open_model, usage_metrics
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.text import text_of
 from ajet_sdk.types import Episode, Reward, Task
@@ -122,8 +121,10 @@ class LlmJudge:
 
     async def __call__(self, output: Any, task: Task, episode: Episode) -> Verdict:
         """The verdict on one output. Raises NoReward, EngineUnavailable."""
-        asked = await self.grade(material_of(output, task, episode, self.reference_key, self.show), repeat=self.repeat)
-        return self._verdict(asked.value, asked.spent)
+        material = material_of(output, task, episode, self.reference_key, self.show)
+        with counted() as usage:
+            grade = await self.grade(material, repeat=self.repeat)
+        return self._verdict(grade, usage)
 
     async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
         """The verdicts on a group, in its order; what they took is counted with the first, whose trace has the calls.
@@ -132,42 +133,42 @@ class LlmJudge:
         """
         key, show = self.reference_key, self.show
         group = [material_of(output_of(e), e.task, e, key, show) for e in episodes]
-        asked = await self.rank(group, repeat=self.repeat)
-        spent = [asked.spent] + [Usage()] * (len(episodes) - 1)
-        return [self._verdict(grade, own) for grade, own in zip(asked.value, spent, strict=True)]
+        with counted() as usage:
+            grades = await self.rank(group, repeat=self.repeat)
+        used = [usage] + [Usage()] * (len(episodes) - 1)
+        return [self._verdict(grade, each) for grade, each in zip(grades, used, strict=True)]
 
     def _verdict(self, grade: Grade, spent: Usage) -> Verdict:
         success = None if self.success_threshold is None else grade.score >= self.success_threshold
         reward = Reward(name=self.name, value=grade.score, reason=grade.reason)
-        return Verdict((reward,), success, _metrics(spent))
+        return Verdict((reward,), success, usage_metrics(spent))
 
-    async def grade(self, material: Material, *, repeat: int = 0) -> Asked[Grade]:
+    async def grade(self, material: Material, *, repeat: int = 0) -> Grade:
         """The grade of one output; another `repeat` asks anew."""
         text = prompts.pointwise(self.prompt, material, self.rubric, self.examples, self._range)
         return await self._ask(text, prompts.GRADE_SCHEMA, self._read_grade, [material], repeat)
 
     async def rank(
         self, group: Sequence[Material], *, repeat: int = 0, order: Sequence[int] | None = None
-    ) -> Asked[list[Grade]]:
+    ) -> list[Grade]:
         """The grades of a group, in its order, by the judge's mode.
 
         `order` is that in which the list's prompt shows them; None: shuffled, by what they are.
         """
         different = list(dict.fromkeys(group))
         if self.mode == "pointwise":
-            each = await asyncio.gather(*(self.grade(one, repeat=repeat) for one in different))
-            asked = Asked([one.value for one in each], _sum([one.spent for one in each]))
+            grades = await gather([self.grade(material, repeat=repeat) for material in different])
         elif self.mode == "pairwise":
-            asked = await self._compare(different, repeat)
+            grades = await self._compare(different, repeat)
         else:
             if order is None or len(different) < len(group):
                 order = list(range(len(different)))
                 random.Random(f"{repeat}/{different}").shuffle(order)
-            asked = await self._list(different, order, repeat)
-        grades = dict(zip(different, asked.value, strict=True))
-        return Asked([grades[one] for one in group], asked.spent)
+            grades = await self._list(different, order, repeat)
+        grade_of = dict(zip(different, grades, strict=True))
+        return [grade_of[material] for material in group]
 
-    async def _list(self, group: Sequence[Material], order: Sequence[int], repeat: int) -> Asked[list[Grade]]:
+    async def _list(self, group: Sequence[Material], order: Sequence[int], repeat: int) -> list[Grade]:
         shown = [group[place] for place in order]
         text = prompts.listwise(self.prompt, shown, self.rubric, self.examples, self._range)
 
@@ -179,25 +180,25 @@ class LlmJudge:
             return [by_number[number] for number in range(1, len(shown) + 1)]
 
         asked = await self._ask(text, prompts.GRADES_SCHEMA, read, shown, repeat)
-        places = dict(zip(order, asked.value, strict=True))
-        return Asked([places[place] for place in range(len(group))], asked.spent)
+        places = dict(zip(order, asked, strict=True))
+        return [places[place] for place in range(len(group))]
 
-    async def _compare(self, group: Sequence[Material], repeat: int) -> Asked[list[Grade]]:
+    async def _compare(self, group: Sequence[Material], repeat: int) -> list[Grade]:
         """Each against each other, in both orders; a tie is half a win."""
         pairs = list(itertools.permutations(range(len(group)), 2))
-        asked = await asyncio.gather(*(self.prefer(group[one], group[other], repeat=repeat) for one, other in pairs))
+        preferences = await gather([self.prefer(group[a], group[b], repeat=repeat) for a, b in pairs])
         shares: list[list[float]] = [[] for _ in group]
-        for (one, other), found in zip(pairs, asked, strict=True):
-            shares[one].append(found.value.score)
-            shares[other].append(1 - found.value.score)
+        for (a, b), preference in zip(pairs, preferences, strict=True):
+            shares[a].append(preference.score)
+            shares[b].append(1 - preference.score)
         grades = []
-        for own in shares:
-            won = sum(own) / len(own) if own else 0.5
-            reason = f"won {sum(own):g} of {len(own)} comparisons" if own else "there is nothing to compare it with"
-            grades.append(Grade(self.min_score + won * (self.max_score - self.min_score), reason))
-        return Asked(grades, _sum([one.spent for one in asked]))
+        for won in shares:
+            share = sum(won) / len(won) if won else 0.5
+            reason = f"won {sum(won):g} of {len(won)} comparisons" if won else "there is nothing to compare it with"
+            grades.append(Grade(self.min_score + share * (self.max_score - self.min_score), reason))
+        return grades
 
-    async def prefer(self, first: Material, second: Material, *, repeat: int = 0) -> Asked[Grade]:
+    async def prefer(self, first: Material, second: Material, *, repeat: int = 0) -> Grade:
         """How much the first is better than the second: 1, 0, or 0.5 for a tie."""
         text = prompts.pairwise(self.prompt, [first, second], self.rubric, self.examples, self._range)
 
@@ -215,7 +216,7 @@ class LlmJudge:
         read: Callable[[Mapping[str, Any]], T],
         group: Sequence[Material],
         repeat: int,
-    ) -> Asked[T]:
+    ) -> T:
         quoted = prompts.texts_of(group)
         return await self.model.ask(prompts.messages(text), schema, read, repeat=repeat, quoted=quoted)
 
@@ -232,20 +233,6 @@ class LlmJudge:
 
 def _reason(found: Mapping[str, Any]) -> str:
     return " ".join(str(found.get("reason") or "no reason given").split())
-
-
-def _sum(spent: Sequence[Usage]) -> Usage:
-    return sum(spent, Usage())
-
-
-def _metrics(spent: Usage) -> dict[str, float]:
-    """What a verdict took, as metrics of its episode; they are logged as means over the episodes of a step."""
-    found = {
-        "judge_calls": float(spent.calls),
-        "judge_tokens": float(spent.tokens),
-        "judge_cached": float(spent.cached),
-    }
-    return found if spent.cost is None else {**found, "judge_cost": spent.cost}
 
 
 def material_of(

@@ -5,6 +5,7 @@ A verdict that cannot be read raises NoReward; nothing is ever made of it, and n
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import hashlib
@@ -12,10 +13,10 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 from ajet_sdk.addresses import public
 from ajet_sdk.agent.agentscope import dashscope_keys
@@ -23,10 +24,13 @@ from ajet_sdk.agent.model import Model
 from ajet_sdk.config.api_keys import api_key as user_key
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.dialects.finish import finish_of
+from ajet_sdk.engines.budget import Budget, Price, Usage, metered
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.engines.http import Endpoint
-from ajet_sdk.engines.reply_cache import Price, ReplyCache, Shared, Usage, tokens_of
+from ajet_sdk.engines.reply_cache import IN_MEMORY
 from ajet_sdk.engines.scripted import InProcess, ScriptedEngine
 from ajet_sdk.errors import (
+    AjetError,
     ConfigError,
     ContextOverflow,
     EndpointMisconfigured,
@@ -39,44 +43,27 @@ from ajet_sdk.judges.reply_objects import object_in
 T = TypeVar("T")
 
 DASHSCOPE = "https://dashscope.aliyuncs.com/compatible-mode/v1"
-_OPTIONAL = ("response_format", "temperature", "max_tokens")
-"""Parameters that a server may not know: they are said otherwise, or left out."""
 _SHOWN = 160
 """Characters of a reply that an error quotes."""
-
-
-@dataclass(frozen=True)
-class Asked(Generic[T]):
-    """What was read of a reply, and what it took."""
-
-    value: T
-    spent: Usage
-
-
-class Completer(Protocol):
-    """What a judge asks: a `Model`, or whatever else answers messages."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def base_url(self) -> str: ...
-
-    async def complete(self, messages: Sequence[Mapping[str, Any]], **parameters: Any) -> dict[str, Any]: ...
 
 
 class JudgeModel:
     """Asks a model for JSON objects.
 
     The schema goes along as `response_format`; a server that knows none is asked for an object, or else for nothing. A
-    reply that `read` makes nothing of is
-    answered with what is wrong with it, `retries` times. An equal request, in this process or with `cache` in any, is
-    not made again. Calls within an episode are recorded in its trace as its judge's.
+    reply that `read` makes nothing of is answered with what is wrong with it, `retries` times. An equal request, in
+    this process or with `cache` in any, is not made again. Calls within an episode are recorded in its trace as its
+    judge's.
+
+    Args:
+        model: a handle, or a client with a budget and a cache of its own.
+        cache: a file in which the replies to a handle are kept for other processes.
+        price: of a handle's tokens.
     """
 
     def __init__(
         self,
-        model: Completer,
+        model: Model | ModelClient,
         *,
         temperature: float = 0.0,
         max_tokens: int = 1024,
@@ -88,31 +75,34 @@ class JudgeModel:
         self.temperature, self.max_tokens, self.retries = temperature, max_tokens, retries
         self.cache = None if cache is None else Path(cache)
         self.price = price
-        self._start()
 
-    def _start(self) -> None:
-        self._kept: dict[str, str] = {}
-        self._shared = Shared[tuple[str, Usage]]()
-        self._file: ReplyCache | None = None
-        self._asked = Usage()
-        self._unknown: set[str] = set()
-        """Of `_OPTIONAL`, and schemas (`json_schema`), those that the server refused."""
+    @functools.cached_property
+    def client(self) -> ModelClient:
+        """What asks the model, and counts; opened at the first request."""
+        if isinstance(self.model, ModelClient):
+            return self.model
+        model = self.model  # its endpoint waits and sends again
+        return ModelClient(
+            model.base_url, model.name, transport=model.endpoint, budget=Budget(price=self.price),
+            cache=self.cache or IN_MEMORY, concurrency=sys.maxsize, retries=0, patience=None,
+        )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         """What was asked here is not known in another process, unless there is a file."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {name: value for name, value in vars(self).items() if name != "client"}
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
-        self._start()
+    @property
+    def name(self) -> str:
+        """The model's."""
+        return self.model.model if isinstance(self.model, ModelClient) else self.model.name
 
     @property
     def spent(self) -> Usage:
         """All that the model was asked in this process, with the replies that no verdict could be read of."""
-        return self._asked
+        return self.client.budget.spent
 
     def __repr__(self) -> str:
-        return f"JudgeModel({self.model.name!r} at {public(self.model.base_url)})"
+        return f"JudgeModel({self.name!r} at {public(self.model.base_url)})"
 
     async def ask(
         self,
@@ -122,116 +112,94 @@ class JudgeModel:
         *,
         repeat: int = 0,
         quoted: Sequence[str] | None = None,
-    ) -> Asked[T]:
+    ) -> T:
         """What `read` makes of the JSON object in the reply; it raises ValueError with what is wrong with one.
 
         An object that stands in a text of `quoted` is no verdict; None: in any message. Another `repeat` asks anew.
 
         Raises NoReward where no reply could be read or the model refuses the request,
-        EngineUnavailable where it does not answer, CacheError.
+        EngineUnavailable where it does not answer, CacheError, BudgetSpent.
         """
-        key = ReplyCache.key(
-            {
-                "base_url": self.model.base_url, "model": self.model.name, "messages": list(messages), "schema": schema,
-                "temperature": self.temperature, "max_tokens": self.max_tokens, "repeat": repeat,
-            }
-        )  # fmt: skip
+        request = {
+            "messages": list(messages), "schema": schema, "temperature": self.temperature,
+            "max_tokens": self.max_tokens, "repeat": repeat,
+        }  # fmt: skip
         fields = schema.get("properties") or ()
         shown = [str(message.get("content")) for message in messages] if quoted is None else quoted
 
         def verdict(text: str) -> T:
             return read(object_in(text, fields, shown))
 
-        cached = Usage(cached=1, cost=0.0 if self.price else None)
-        text = self._kept.get(key) or self._from_file(key)
-        if text is not None:
-            with contextlib.suppress(ValueError):  # another version of ajet kept what it took for a verdict
-                return Asked(verdict(text), cached)
+        async def answer() -> list[str]:
+            return [await self._answer(messages, schema, verdict)]
 
-        async def answer() -> tuple[str, Usage]:
-            found, spent = await self._answer(messages, schema, verdict)
-            self._keep(key, found)
-            return found, spent
-
-        (text, spent), shared = await self._shared.get(key, answer)
-        return Asked(verdict(text), cached if shared else spent)
-
-    def _from_file(self, key: str) -> str | None:
-        if self.cache is None:
-            return None
-        if self._file is None:
-            self._file = ReplyCache(self.cache)
-        kept = self._file.get(key)
-        return kept[0] if isinstance(kept, list) else None
-
-    def _keep(self, key: str, text: str) -> None:
-        self._kept[key] = text
-        if self._file is not None:
-            self._file.put(key, [text])
+        # A client's run is repeated with what was kept: a reply that is no verdict is none the next time too.
+        kept_errors = (NoReward,) if isinstance(self.model, ModelClient) else ()
+        try:
+            [text] = await self.client.once(request, answer, kept_errors)
+        except RequestRefused as kept:
+            raise NoReward(str(kept)) from kept
+        with contextlib.suppress(ValueError):  # another version of ajet kept what it took for a verdict
+            return verdict(text)
+        return verdict(await self._answer(messages, schema, verdict))
 
     async def _answer(
         self, messages: Sequence[Mapping[str, Any]], schema: Mapping[str, Any], verdict: Callable[[str], object]
-    ) -> tuple[str, Usage]:
-        """A reply that can be read, and what all of them took."""
-        spent, said, wrong = Usage(), [dict(message) for message in messages], ""
+    ) -> str:
+        """A reply that can be read."""
+        conversation, wrong = [dict(message) for message in messages], ""
+        by_schema = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)}}
         for _ in range(self.retries + 1):
             try:
-                reply = await self._post(said, schema)
+                [reply, *_rest] = await self.client.reply(
+                    conversation, temperature=self.temperature, max_tokens=self.max_tokens, response_format=by_schema
+                )
             except (ContextOverflow, RequestRefused) as refused:  # the judge's fault, and not the agent's
-                raise NoReward(f"the judge's model {self.model.name} rejected the request: {refused}") from refused
+                raise NoReward(f"the judge's model {self.name} rejected the request: {refused}") from refused
             except EndpointMisconfigured as misconfigured:
                 raise EndpointMisconfigured(
-                    f"the judge's model {self.model.name}: {misconfigured} (task_judge.llm: model, base_url, "
-                    "api_key_env)"
+                    f"the judge's model {self.name}: {misconfigured} (task_judge.llm: model, base_url, api_key_env)"
                 ) from misconfigured
-            text = str(reply["choices"][0]["message"].get("content") or "")
-            took = self._spent(reply.get("usage") or {}, said, text)
-            spent, self._asked = spent + took, self._asked + took
             try:
-                if finish_of(reply["choices"][0].get("finish_reason")) == "length":
+                if finish_of(reply.finish_reason) == "length":
                     raise ValueError(f"it is cut at {self.max_tokens} tokens (max_tokens)")
-                verdict(text)
+                verdict(reply.text)
             except ValueError as error:
-                wrong = f"{error} (it said {' '.join(text.split())[:_SHOWN]!r})"
+                wrong = f"{error} (it said {' '.join(reply.text.split())[:_SHOWN]!r})"
                 asked = {"role": "user", "content": f"That is no verdict: {error}. Reply with the JSON object alone."}
-                said = [*map(dict, messages), {"role": "assistant", "content": text or "(nothing)"}, asked]
+                conversation = [
+                    *map(dict, messages), {"role": "assistant", "content": reply.text or "(nothing)"}, asked
+                ]  # fmt: skip
                 continue
-            return text, spent
-        raise NoReward(f"no verdict from the judge's model {self.model.name} in {self.retries + 1} replies: {wrong}")
+            return reply.text
+        raise NoReward(f"no verdict from the judge's model {self.name} in {self.retries + 1} replies: {wrong}")
 
-    def _spent(self, usage: Mapping[str, Any], asked: Sequence[Any], text: str) -> Usage:
-        """Of one reply, as the server counts, else about."""
-        read = int(usage.get("prompt_tokens") or tokens_of(asked))
-        written = int(usage.get("completion_tokens") or tokens_of(text))
-        return Usage(1, read, written, 0, self.price.of(read, written) if self.price else None)
 
-    async def _post(self, messages: Sequence[Mapping[str, Any]], schema: Mapping[str, Any]) -> dict[str, Any]:
-        """One reply; a parameter that the server refuses is left out from then on."""
-        while True:
-            try:
-                return await self.model.complete(messages, **self._parameters(schema))
-            except RequestRefused as refused:
-                said = f"{refused.parameter} {refused}"
-                known = [name for name in _OPTIONAL if name not in self._unknown]
-                named = next((name for name in known if name in said), None)
-                # Servers of many makes say of a schema only that it is unexpected.
-                refused_one = named or ("response_format" if "response_format" in known else None)
-                if refused_one is None:
-                    raise
-                schema_only = refused_one == "response_format" and "json_schema" not in self._unknown
-                self._unknown.add("json_schema" if schema_only else refused_one)
+@contextlib.contextmanager
+def counted() -> Iterator[Usage]:
+    """What a verdict takes; where there is none, the error says so to its episode."""
+    with metered() as usage:
+        try:
+            yield usage
+        except AjetError as error:
+            error.metrics = usage_metrics(usage)
+            raise
 
-    def _parameters(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        by_schema = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)}}
-        given: dict[str, Any] = {
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
-            "response_format": {"type": "json_object"} if "json_schema" in self._unknown else by_schema,
-        }
-        parameters = {name: value for name, value in given.items() if name not in self._unknown}
-        if "max_tokens" in self._unknown:
-            parameters["max_completion_tokens"] = self.max_tokens
-        return parameters
+
+async def gather(asked: Sequence[Awaitable[T]]) -> list[T]:
+    """Each; where one fails, after the others have come back, for they are paid for. Raises the first error."""
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast("list[T]", results)
+
+
+def usage_metrics(usage: Usage) -> dict[str, float]:
+    """What a verdict takes, as metrics of its episode; they are logged as means over the episodes of a step."""
+    counts = {"judge_calls": usage.calls, "judge_tokens": usage.tokens, "judge_cached": usage.cached}
+    cost = {} if usage.cost is None else {"judge_cost": usage.cost}
+    return {**{name: float(count) for name, count in counts.items()}, **cost}
 
 
 class ScriptedModel(Model):
@@ -254,7 +222,7 @@ class ScriptedModel(Model):
         return ScriptedModel, self._given
 
     @functools.cached_property
-    def _endpoint(self) -> Endpoint:
+    def endpoint(self) -> Endpoint:
         import httpx
 
         async def answer(request: httpx.Request) -> httpx.Response:

@@ -146,7 +146,7 @@ class RubricJudge(LlmJudge):
 
     def _key(self) -> str:
         content = [
-            self.model.model.name, self.model.model.base_url, self.mode, self.prompt, self.min_score, self.max_score,
+            self.model.name, self.model.model.base_url, self.mode, self.prompt, self.min_score, self.max_score,
             self._rounds, self._candidates, self._merge, self._headings, self._language, self._seed,
             *(asdict(one) for one in (*self._made_of, *self._tried_on)),
         ]  # fmt: skip
@@ -204,25 +204,24 @@ class RubricJudge(LlmJudge):
                 raise ValueError('"points" must be a list of sentences')
             return tuple(" ".join(one.split()) for one in points)
 
-        return (await self.model.ask(messages(text), _POINTS_SCHEMA, read, repeat=number)).value
+        return await self.model.ask(messages(text), _POINTS_SCHEMA, read, repeat=number)
 
     async def _grades(self, points: Sequence[str], examples: Sequence[Example]) -> list[Grade]:
         """The verdicts by a rubric on examples; a group's judge sees those of one query together."""
         judge = LlmJudge.__new__(LlmJudge)
         vars(judge).update({**vars(self), "rubric": Built(tuple(points), 0, None, None).rubric})
         if not self.group:
-            each = await asyncio.gather(*(judge.grade(one.material) for one in examples))
-            return [one.value for one in each]
+            return await asyncio.gather(*(judge.grade(example.material) for example in examples))
         groups: dict[str, list[Material]] = {}
         for one in examples:
             groups.setdefault(one.query, []).append(one.material)
         ranked = await asyncio.gather(*(judge.rank(group) for group in groups.values()))
-        found = {
+        grade_of = {
             material: grade
-            for group, asked in zip(groups.values(), ranked, strict=True)
-            for material, grade in zip(group, asked.value, strict=True)
+            for group, grades in zip(groups.values(), ranked, strict=True)
+            for material, grade in zip(group, grades, strict=True)
         }
-        return [found[one.material] for one in examples]
+        return [grade_of[example.material] for example in examples]
 
     async def _agreement(self, points: Sequence[str]) -> float | None:
         grades = await self._grades(points, self._tried_on)

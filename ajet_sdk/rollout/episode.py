@@ -155,7 +155,7 @@ class EpisodeRunner:
             raise
         except Exception as error:  # noqa: BLE001  the one boundary: an episode's fault is data
             fault = error if isinstance(error, EpisodeFault) else EpisodeFault(error)
-            self.settle(**fault.fields)
+            self.settle(**fault.fields, metrics={**self.episode.metrics, **fault.metrics})
             if fault.misconfigured is not None:
                 raise fault.misconfigured from None
 

@@ -133,11 +133,12 @@ class Group:
             verdicts = await self._ask([runner for runner, _, _ in members], [episode for _, episode, _ in members])
         except Exception as error:  # noqa: BLE001  whatever it is, each of the episodes says it
             prefix = "" if isinstance(error, AjetError) else "judge: "
-            fields = error.fields if isinstance(error, EpisodeFault) else EpisodeFault(error, prefix).fields
-            for future in futures:
+            first = error if isinstance(error, EpisodeFault) else EpisodeFault(error, prefix)
+            for number, future in enumerate(futures):
                 if not future.done():
                     fault = EpisodeFault(error)  # one exception in several tasks would gather their tracebacks
-                    fault.fields = dict(fields)
+                    fault.fields = dict(first.fields)
+                    fault.metrics = {} if number else first.metrics  # the first trace has the judge's calls
                     future.set_exception(fault)
         else:
             for future, verdict in zip(futures, verdicts, strict=True):

@@ -199,6 +199,7 @@ class EpisodeFault(Exception):
             "infrastructure": is_infrastructure_error(error),
             "rewards": (),
         }
+        self.metrics = error.metrics if isinstance(error, AjetError) else {}
         self.__cause__ = error
         self.misconfigured = next(
             (one for one in _origins(error, set()) if isinstance(one, EndpointMisconfigured)), None

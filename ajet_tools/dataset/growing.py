@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from ajet_sdk.config.config import Config
+from ajet_sdk.engines.budget import Budget, BudgetSpent
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.rollout.event_loop import call_to_end
@@ -34,7 +35,6 @@ from ajet_tools.dataset.generate.output import Directory, digest_of
 from ajet_tools.dataset.generate.records import GenerationConfig, NoProgress
 from ajet_tools.dataset.generate.runs import grow
 from ajet_tools.dataset.measurements import Measurements
-from ajet_tools.dataset.model.budget import Budget, BudgetSpent
 from ajet_tools.dataset.readers import Rows, file_of, generation_config, job_rows, open_writer
 from ajet_tools.dataset.verify import Verify
 

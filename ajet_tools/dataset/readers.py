@@ -17,6 +17,8 @@ from typing import Any
 
 from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.config import Config
+from ajet_sdk.engines.budget import Budget
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.rows import Row
@@ -32,8 +34,6 @@ from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.output import Directory
 from ajet_tools.dataset.generate.records import DocsConfig, GenerationConfig, Interrupted
 from ajet_tools.dataset.generate.runs import grow, make_tasks, read_corpus
-from ajet_tools.dataset.model.budget import Budget
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
 from ajet_tools.dataset.similarity.near import NearIndex, check_threshold
@@ -195,7 +195,7 @@ def _writer_of(config: Config) -> dict[str, Any]:
     return {"base_url": base_url, "model": model}
 
 
-def open_writer(config: Config, budget: Budget | None = None) -> Endpoint:
+def open_writer(config: Config, budget: Budget | None = None) -> ModelClient:
     """Who writes the tasks; the replies of all runs of the experiment are kept together."""
     return open_endpoint(
         **_writer_of(config),

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.engines.http import Endpoint as Wire
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.records import GenerationConfig
-from ajet_tools.dataset.model.endpoint import Endpoint
 from tests.bench import Figure, _clock
 
 ROWS = 2560
@@ -83,7 +83,7 @@ async def _run(url: str) -> _Taken:
     await _bare(url)
     bare = clock() - started
     seeds = [Row(f"line {i}", _task(f"What is {i} times {i + 3}?", i * (i + 3))) for i in range(1, 13)]
-    endpoint = Endpoint(url, "writer", concurrency=AT_ONCE)
+    endpoint = ModelClient(url, "writer", concurrency=AT_ONCE)
     expansion = Expansion(seeds, GenerationConfig(ROWS, per_call=1, window=2 * AT_ONCE), endpoint)
     started, processor = clock(), time.process_time()
     result = await expansion.run()

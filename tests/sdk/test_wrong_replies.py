@@ -15,7 +15,7 @@ import pytest
 import ajet
 from ajet_sdk.config.config import load_config
 from ajet_sdk.dialects.finish import FINISH, finish_of
-from ajet_sdk.engines import http as endpoint
+from ajet_sdk.engines import pace
 from ajet_sdk.engines.remote import RemoteEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError, EndpointMisconfigured
@@ -60,7 +60,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(pace, "FIRST_WAIT", 0.001)
 
 
 USER = [{"role": "user", "content": "?"}]

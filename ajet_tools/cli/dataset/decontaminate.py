@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ajet_sdk.engines.reply_cache import Price
+from ajet_sdk.engines.budget import Budget, Price
 from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_tools.cli.dataset.options import (
     Embeddings,
@@ -30,7 +30,6 @@ from ajet_tools.cli.dataset.options import (
 from ajet_tools.cli.dataset.similarity import IgnoreNumbers, Report, Seed, Similarity, embedded
 from ajet_tools.cli.options import expand_options
 from ajet_tools.dataset.files.blocks import strings_of
-from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.open import open_named
 from ajet_tools.dataset.similarity.decontaminate import Leak, Leaks
 from ajet_tools.dataset.similarity.paraphrase import find_paraphrases

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.reporting.output import echo
@@ -49,7 +50,6 @@ from ajet_tools.dataset.generate.output import Directory
 from ajet_tools.dataset.generate.records import DocsConfig, GenerationConfig, strategies_of
 from ajet_tools.dataset.generate.runs import GenerationRun, grow, make_tasks, read_corpus
 from ajet_tools.dataset.measurements import Measurements, conditions
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.held_out import leaks_of, validation_tasks
 
@@ -186,7 +186,7 @@ def expand(
     else:
         raise ConfigError("nothing to grow from: pass a FILE of seeds, or --from-failures TRACE")
     if writing.show_prompt:
-        expansion = Expansion(rows, config, Endpoint("http://127.0.0.1:9", asking.model or "MODEL"))
+        expansion = Expansion(rows, config, ModelClient("http://127.0.0.1:9", asking.model or "MODEL"))
         show_prompts((expansion.preview(name), config.prompt(name)) for name in config.strategies)
         return
     directory = writing.directory()
@@ -204,7 +204,7 @@ def expand(
 def _run(
     make: Callable[..., GenerationRun],
     directory: Directory,
-    endpoint: Endpoint,
+    endpoint: ModelClient,
     writing: OutputOptions,
     asking: ModelOptions,
     as_json: bool,
@@ -307,7 +307,7 @@ def from_docs(
     with ProgressBar("Reading documents") as bar:
         corpus = read_corpus(paths, config, encoding=encoding, on_progress=bar.update)
     if directory is None:
-        run = FromDocs(corpus, config, Endpoint("http://127.0.0.1:9", asking.model or "MODEL"), seeds=rows)
+        run = FromDocs(corpus, config, ModelClient("http://127.0.0.1:9", asking.model or "MODEL"), seeds=rows)
         show_prompts((run.preview(run.chunks[0], n), config.prompt(kind)) for n, kind in enumerate(config.kinds))
         return
     endpoint = asking.endpoint(directory.cache, dry_run=writing.dry_run)

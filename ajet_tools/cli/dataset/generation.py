@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from ajet_sdk.config.api_keys import api_key
-from ajet_sdk.engines.reply_cache import Price
+from ajet_sdk.engines.budget import Budget, Price
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_tools.cli.dataset.options import Embeddings, Map, Meaning, SkipBad, counted, mapping_of
@@ -23,8 +24,6 @@ from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.output import Directory, Estimate
 from ajet_tools.dataset.generate.records import Attempt, CallSettings
-from ajet_tools.dataset.model.budget import Budget
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.prompts import Prompt
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
@@ -160,7 +159,7 @@ class OutputOptions:
         skip_bad, validation = self.skip_bad_rows, self.include_validation
         return read_seeds(path, mapping=mapping_of(self.map), skip_bad=skip_bad, include_validation=validation)
 
-    def meanings(self, writer: Endpoint, cache: Path) -> MeaningIndex | None:
+    def meanings(self, writer: ModelClient, cache: Path) -> MeaningIndex | None:
         """What refuses rows that say the same in other words, where that is asked for. Raises ConfigError."""
         if self.embeddings is None:
             return None
@@ -260,7 +259,7 @@ class ModelOptions:
         ),
     ] = None
 
-    def endpoint(self, cache: Path, *, dry_run: bool = False) -> Endpoint:
+    def endpoint(self, cache: Path, *, dry_run: bool = False) -> ModelClient:
         """What answers: a scripted function, an endpoint, or a checkpoint in this process. Raises ConfigError.
 
         `cache` is where replies are kept, where the option does not say. With `dry_run` nothing will be sent, so that
@@ -270,7 +269,7 @@ class ModelOptions:
         budget = Budget(self.max_calls, self.max_total_tokens, self.max_cost, price)
         kept = self.cache or cache
         if dry_run and not (self.scripted or self.base_url or self.model):
-            return Endpoint("http://127.0.0.1:9", "MODEL", budget=budget)
+            return ModelClient("http://127.0.0.1:9", "MODEL", budget=budget)
         return open_endpoint(
             self.base_url,
             self.model,

@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ajet_sdk.engines.budget import Budget
 from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import echo
 from ajet_tools.cli.dataset.options import counted
@@ -21,7 +22,6 @@ from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import GenerationResult, Interrupted
 from ajet_tools.dataset.generate.runs import GenerationRun
-from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.review.estimate import error_lines, errors_of
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ajet_sdk.engines.budget import BudgetSpent
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, NoReward
 from ajet_sdk.judges.llm_prompts import GRADE_SCHEMA
 from ajet_sdk.judges.model import JudgeModel, number_in
-from ajet_tools.dataset.model.budget import BudgetSpent
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.agreement import final_of, stands_in, votes
 from ajet_tools.dataset.verify.verdict import Verdict, independent
@@ -48,7 +48,7 @@ def read_rubric(text: str) -> str:
 class Grader:
     """Grades episodes, as they are given to it: redacted ones stay redacted on the way to the endpoint."""
 
-    endpoint: Endpoint
+    endpoint: ModelClient
     """Closed when `from_traces` has graded what it chose."""
     rubric: str | None
     """None: nothing is graded."""
@@ -94,11 +94,11 @@ class Grader:
         """The verdict on one episode. A reply that is no grade is asked for once more; then the episode is refused."""
         model = JudgeModel(self.endpoint, temperature=self.temperature, max_tokens=self.max_tokens, retries=1)
         try:
-            asked = await model.ask([{"role": "user", "content": self.question(record)}], GRADE_SCHEMA, _read)
+            question = [{"role": "user", "content": self.question(record)}]
+            score, reason = await model.ask(question, GRADE_SCHEMA, _read)
         except NoReward as error:
             details = {"error": str(error), "prompt": self.prompt}
             return Verdict(False, "the grader's reply cannot be read", details, failed=True)
-        score, reason = asked.value
         return Verdict(score >= self.least, reason, {"score": score, "least": self.least, "prompt": self.prompt})
 
     async def value_of(self, asked: tuple[str, str]) -> str | None:

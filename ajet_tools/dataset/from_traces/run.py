@@ -94,7 +94,7 @@ def from_traces(
 ) -> TraceRun:
     """Write the dataset, whole or not at all, to a path (its suffix says the format) or `-`.
 
-    Raises ConfigError where nothing is left to write, FilterError, EndpointError where the grader's endpoint fails
+    Raises ConfigError where nothing is left to write, FilterError, EngineError where the grader's endpoint fails
     (what was graded stays in its cache).
     """
     work = _RowBuilder(sources, to, choice, options, grader, progress)

@@ -7,7 +7,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ajet_sdk.engines.reply_cache import tokens_of
+from ajet_sdk.engines.budget import tokens_of
+from ajet_sdk.engines.client import ModelClient
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.files.tables import Row, text_of
 from ajet_tools.dataset.generate.coverage import axes_of
@@ -23,7 +24,6 @@ from ajet_tools.dataset.generate.records import (
     Outlook,
     Unusable,
 )
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.rows.schema import Misfit, RowShape
 
 SMALL = 5
@@ -39,7 +39,7 @@ class Expansion(Generation[Attempt]):
         self,
         seeds: Sequence[Row],
         config: GenerationConfig,
-        endpoint: Endpoint,
+        endpoint: ModelClient,
         checks: Checks = NO_CHECKS,
         *,
         known: Sequence[Row] = (),

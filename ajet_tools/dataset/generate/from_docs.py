@@ -7,7 +7,8 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.engines.reply_cache import tokens_of
+from ajet_sdk.engines.budget import tokens_of
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import AjetError, ConfigError, TaskError
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.documents.chunks import Chunk
@@ -24,7 +25,6 @@ from ajet_tools.dataset.generate.records import (
     NoProgress,
     Outlook,
 )
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.rows.schema import RowShape
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class FromDocs(Generation[DocsAttempt]):
         self,
         corpus: Corpus,
         config: DocsConfig,
-        endpoint: Endpoint,
+        endpoint: ModelClient,
         checks: Checks = NO_CHECKS,
         *,
         seeds: Sequence[Row] = (),

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from ajet_sdk.engines.client import Halted, ModelClient
 from ajet_sdk.errors import TaskError
 from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.types import Episode, Task
 from ajet_tools.dataset.calibrate import Band, Inconclusive, measurement, outside_band, task_of_row, with_difficulty
 from ajet_tools.dataset.measurements import Measurement, Measurements
-from ajet_tools.dataset.model.endpoint import Endpoint, Halted
 from ajet_tools.dataset.verify.combined import Combined, Part, single_verdicts
 from ajet_tools.dataset.verify.verdict import Verdict
 
@@ -72,7 +72,7 @@ class LearningValue:
         """What decides on a row beside the row, to compare a resumed run with what was begun."""
         return {"attempts": self.k, "pass_rate": str(self.band), "conditions": self.known.held_under}
 
-    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
         """The verdict; its details are the measurement. Raises TaskError where no trial at all says anything."""
         try:
             measured = await self._measure(task_of_row("row", row))

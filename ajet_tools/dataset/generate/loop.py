@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ajet_sdk.errors import AjetError, ContextOverflow
+from ajet_sdk.engines.client import Halted, ModelClient
+from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, RequestRefused
 from ajet_tools.dataset.generate.coverage import Axis, Collapsed, Coverage
 from ajet_tools.dataset.generate.examples import Example, Side, task_id_of
 from ajet_tools.dataset.generate.records import (
@@ -34,7 +35,6 @@ from ajet_tools.dataset.generate.records import (
     Unusable,
 )
 from ajet_tools.dataset.generate.screen import Screen
-from ajet_tools.dataset.model.endpoint import Endpoint, EndpointError, Halted
 from ajet_tools.dataset.model.replies import rows_in
 from ajet_tools.dataset.verify.combined import endpoints_of
 
@@ -81,7 +81,7 @@ class Generation(ABC, Generic[A]):
     def __init__(
         self,
         config: CallSettings,
-        endpoint: Endpoint,
+        endpoint: ModelClient,
         examples: Sequence[Example],
         checks: Checks,
         *,
@@ -183,11 +183,11 @@ class Generation(ABC, Generic[A]):
         return self.result
 
     @property
-    def _endpoints(self) -> list[Endpoint]:
+    def _endpoints(self) -> list[ModelClient]:
         return [self.endpoint, *endpoints_of(self.checks.verifier), *self._screen.endpoints]
 
     def describe_wait(self, slow: float = 10.0) -> str:
-        """What the endpoints' requests wait for, as `Endpoint.describe_wait`."""
+        """What the endpoints' requests wait for, as `ModelClient.describe_wait`."""
         waits = dict.fromkeys(endpoint.describe_wait(slow) for endpoint in self._endpoints)
         return "; ".join(filter(None, waits))
 
@@ -304,7 +304,7 @@ class Generation(ABC, Generic[A]):
         if outcome.error is not None:
             self._fail(attempt, outcome.error)
             return
-        self.endpoint.keep_failures([one for one in self._failed if isinstance(one, EndpointError)])
+        self.endpoint.keep_failures(self._failed)
         self._failed.clear()
         self.result.asked += attempt.count
         self.result.rejected += outcome.refused
@@ -363,7 +363,8 @@ class Generation(ABC, Generic[A]):
     def _fail(self, attempt: A, error: AjetError) -> None:
         """One call may fail; several in a row, or one that says so of all, end the run."""
         self._failed.append(error)
-        passing = isinstance(error, ContextOverflow) or (isinstance(error, EndpointError) and not error.permanent)
+        limited = isinstance(error, EngineUnavailable) and error.status == 429
+        passing = isinstance(error, ContextOverflow | RequestRefused | EngineUnavailable) and not limited
         if passing:
             self.result.rejected.append(Rejected("no reply", str(error), None, attempt.provenance))
         if (not passing or len(self._failed) >= FAILED) and self.result.stopped is None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import AjetError, ConfigError, TaskError
 from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_tools.dataset.card.card import Facts
@@ -31,7 +32,6 @@ from ajet_tools.dataset.generate.learning import with_pass_rate
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.output import Directory, Estimate, digest_of, write
 from ajet_tools.dataset.generate.records import Checks, DocsConfig, GenerationConfig, GenerationResult
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.paraphrase import Paraphrases
 from ajet_tools.dataset.verify import Verify, open_verification
@@ -108,7 +108,7 @@ def make_tasks(
     corpus: Corpus,
     config: DocsConfig,
     directory: Directory,
-    endpoint: Endpoint,
+    endpoint: ModelClient,
     *,
     seeds: Sequence[Row] = (),
     verify: str | Verify = "none",
@@ -147,7 +147,7 @@ def make_tasks(
 def _begin(
     config: _Settings,
     directory: Directory,
-    writer: Endpoint,
+    writer: ModelClient,
     verify: str | Verify,
     evals: Sequence[str | Path],
     meanings: MeaningIndex | None,
@@ -275,7 +275,7 @@ def grow(
     seeds: Sequence[Row],
     config: GenerationConfig,
     directory: Directory,
-    endpoint: Endpoint,
+    endpoint: ModelClient,
     *,
     verify: str | Verify = "none",
     evals: Sequence[str | Path] = (),

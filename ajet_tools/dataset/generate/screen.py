@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.tasks.lineage import plain_text
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.generate.examples import Example
 from ajet_tools.dataset.generate.records import CallSettings, Candidate, Checks, Rejected
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.rows.forms import form_of, given_away
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.near import NearIndex
@@ -43,7 +43,7 @@ class Screen:
         self._whole_seeds = Leaks(list(self._seeds.items()), share=0.9, common=1) if self._seeds else None
 
     @property
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> list[ModelClient]:
         """What gives vectors."""
         return [self._meanings.embedder] if self._meanings is not None else []
 

@@ -11,25 +11,30 @@ from typing import Any
 from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.config import load_config
 from ajet_sdk.config.objects import load_object
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.engines.open import open_engine
 from ajet_sdk.engines.scripted import InProcess, ScriptedEngine
 from ajet_sdk.errors import AjetError, ConfigError, EngineError
 from ajet_sdk.protocols import Engine
-from ajet_tools.dataset.model.endpoint import Endpoint, local_url
 
-__all__ = ["open_endpoint", "open_named"]
+
+def local_url(checkpoint: Path) -> str:
+    """Which checkpoint a reply is of: by the sizes and times of its files, for to read them would take long."""
+    files = sorted(file for file in checkpoint.iterdir() if file.is_file())
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return f"local://{hashlib.blake2b(repr(stats).encode(), digest_size=8).hexdigest()}"
 
 
 def open_endpoint(
     base_url: str | None, model: str | None, api_key: str | None = None, *, scripted: str | None = None, **how: Any
-) -> Endpoint:
+) -> ModelClient:
     """What answers: the function that `scripted` names, an endpoint, or a checkpoint in this process.
 
     Args:
         base_url: an OpenAI-compatible endpoint.
         model: its name there; without an endpoint the directory of a Hugging Face checkpoint.
         scripted: `replies.py:function`, which gets an `Ask` and returns text; a file alone means its `reply`.
-        how: concurrency, cache, budget and the like, as `Endpoint` takes them.
+        how: concurrency, cache, budget and the like, as `ModelClient` takes them.
 
     Raises ConfigError where nothing is named, or what is named cannot be loaded.
     """
@@ -40,13 +45,14 @@ def open_endpoint(
         base_url = f"scripted://{hashlib.blake2b(content, digest_size=8).hexdigest()}"
         model = f"scripted:{Path(place).name}:{function}"
         engine: Engine = ScriptedEngine(load_object(f"{place}:{function}"))
-        wire: InProcess = _Scripted(engine, Path(place))  # its tokens are bytes: a limit in tokens says nothing of them
-        return Endpoint(base_url, model, wire=wire, **how)
+        # its tokens are bytes: a limit in tokens says nothing of them
+        transport: InProcess = _Scripted(engine, Path(place))
+        return ModelClient(base_url, model, transport=transport, **how)
     if model is not None and Path(model).is_dir() and not base_url:
         checkpoint = Path(model)
         engine = open_engine(load_config(None, [], {"model": {"path": str(checkpoint.resolve())}}))
-        wire, base_url = InProcess(engine, limited=True), local_url(checkpoint)
-        return Endpoint(base_url, checkpoint.name, wire=wire, **how)
+        transport, base_url = InProcess(engine, limited=True), local_url(checkpoint)
+        return ModelClient(base_url, checkpoint.name, transport=transport, **how)
     if not base_url:
         raise ConfigError(
             "no model to write rows: pass --base-url URL (or set OPENAI_BASE_URL), or --scripted replies.py"
@@ -55,7 +61,7 @@ def open_endpoint(
         raise ConfigError(f"no model named at {base_url}: pass --model NAME (or set OPENAI_MODEL)")
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(f"--base-url must start with http:// or https:// (got {base_url!r})")
-    return Endpoint(base_url, model, api_key, **how)
+    return ModelClient(base_url, model, api_key, **how)
 
 
 class _Scripted(InProcess):
@@ -79,8 +85,14 @@ class _Scripted(InProcess):
 
 
 def open_named(
-    spec: str, *, option: str, base_url: str = "", key_env: str | None = None, like: Endpoint | None = None, **how: Any
-) -> Endpoint:
+    spec: str,
+    *,
+    option: str,
+    base_url: str = "",
+    key_env: str | None = None,
+    like: ModelClient | None = None,
+    **how: Any,
+) -> ModelClient:
     """The model that one word names: `NAME@URL`, `NAME` at `base_url`, a checkpoint, `scripted:FILE.py:FUNCTION`.
 
     Args:

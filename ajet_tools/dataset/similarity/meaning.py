@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.config.api_keys import api_key
+from ajet_sdk.engines.budget import Budget
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, EngineError, MissingExtra
-from ajet_tools.dataset.model.budget import Budget
-from ajet_tools.dataset.model.endpoint import Endpoint, local_url
+from ajet_tools.dataset.model.open import local_url
 from ajet_tools.dataset.similarity.near import ROUNDING, Match, Vectors, numbers_of
 from ajet_tools.dataset.similarity.text import normal
 
@@ -33,7 +34,7 @@ _PART = 4 * BATCH
 
 def open_embedder(
     where: str, model: str, *, concurrency: int = _AT_ONCE, cache: Path | None = None, budget: Budget | None = None
-) -> Endpoint:
+) -> ModelClient:
     """What makes the vectors; to be closed.
 
     Args:
@@ -46,17 +47,17 @@ def open_embedder(
     """
     if where == "local":
         at = local_url(Path(model)) if Path(model).is_dir() else f"local://{model}"
-        return Endpoint(at, model, concurrency=1, cache=cache, wire=_LocalModel(model))
+        return ModelClient(at, model, concurrency=1, cache=cache, transport=_LocalModel(model))
     if not where.startswith(("http://", "https://")):
         raise ConfigError(f"--embeddings takes a URL and a model, or `local` and a directory (got {where!r})")
     key = api_key("OPENAI_API_KEY")
-    return Endpoint(where, model, key, concurrency=concurrency, cache=cache, budget=budget)
+    return ModelClient(where, model, key, concurrency=concurrency, cache=cache, budget=budget)
 
 
 async def embed(
-    endpoint: Endpoint, texts: Sequence[str], *, on_progress: Callable[[str, int, int], None] | None = None
+    endpoint: ModelClient, texts: Sequence[str], *, on_progress: Callable[[str, int, int], None] | None = None
 ) -> Vectors:
-    """A vector of length 1 for each text. Raises as `Endpoint.chat`, and EngineError where they do not fit together."""
+    """A vector of length 1 for each text. Raises as `ModelClient.chat`, and EngineError for different lengths."""
     rows: list[npt.NDArray[np.float32]] = []
     for start in range(0, len(texts), _PART):
         if on_progress:
@@ -112,14 +113,14 @@ class MeaningIndex:
     other numbers never mean the same.
     """
 
-    def __init__(self, embedder: Endpoint, least: float = 0.9, *, paid: bool = True) -> None:
+    def __init__(self, embedder: ModelClient, least: float = 0.9, *, paid: bool = True) -> None:
         self.embedder, self.least, self.paid = embedder, least, paid
         self._keys: list[str] = []
         self._numbers: list[list[str] | None] = []
         self._vectors: Vectors = np.empty((64, 0), np.float32)
 
     @classmethod
-    def by(cls, embeddings: tuple[str, str], least: float, writer: Endpoint, cache: Path) -> MeaningIndex:
+    def by(cls, embeddings: tuple[str, str], least: float, writer: ModelClient, cache: Path) -> MeaningIndex:
         """`embeddings` as `open_embedder` takes it; an endpoint is charged to the budget of the one that writes."""
         where, model = embeddings
         made = open_embedder(where, model, concurrency=writer.concurrency, cache=cache, budget=writer.budget)

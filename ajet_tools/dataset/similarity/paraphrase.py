@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import NoReward
 from ajet_sdk.judges.model import JudgeModel, object_schema
 from ajet_tools.dataset.files.tables import text_of
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.similarity.decontaminate import Leak, words
 from ajet_tools.dataset.similarity.near import OnProgress, Vectors
@@ -55,11 +55,11 @@ class Paraphrases:
                 scores[index] += weight / self._sizes[index]  # type: ignore[assignment]  # a Counter of floats
         return [index for index, _ in sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[:SHOWN]]
 
-    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
         text = text_of(row.get("closed_book", row))  # a question about a document comes with a passage of it
         return await self.compare(text, self.nearest(text), endpoint)
 
-    async def compare(self, task: str, near: Sequence[int], endpoint: Endpoint | None) -> Verdict:
+    async def compare(self, task: str, near: Sequence[int], endpoint: ModelClient | None) -> Verdict:
         """The same, with these evaluation rows."""
         if not near:
             return Verdict(True, "shares no word with the evaluation set")
@@ -74,7 +74,7 @@ class Paraphrases:
 
         model = JudgeModel(required(endpoint, self.name), max_tokens=512, retries=1)
         try:
-            same, reason = (await model.ask([{"role": "user", "content": text}], _SCHEMA, read)).value
+            same, reason = await model.ask([{"role": "user", "content": text}], _SCHEMA, read)
         except NoReward as error:
             details = {"error": str(error)[:500], "prompt": asked.label}
             return Verdict(False, "the reply to the paraphrase check cannot be read", details, failed=True)
@@ -89,7 +89,7 @@ async def find_paraphrases(
     texts: Sequence[str],
     known: Sequence[tuple[str, str]],
     leaks: Mapping[int, Leak],
-    endpoint: Endpoint,
+    endpoint: ModelClient,
     *,
     vectors: tuple[Vectors, Vectors] | None = None,
     on_progress: OnProgress,

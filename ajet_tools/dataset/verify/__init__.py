@@ -21,9 +21,9 @@ import difflib
 from pathlib import Path
 
 from ajet_sdk.config.objects import load_object
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.sandbox.fence import fenced
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.verify.agreement import Agreement
 from ajet_tools.dataset.verify.combined import PARTS, Combined, Part, Verify, split_spec
 from ajet_tools.dataset.verify.judge import Grader, Judged
@@ -36,7 +36,7 @@ VERIFIERS = ("agreement:K", "judge:FILE:NAME", "code", "llm", "none")
 
 
 def open_verification(
-    verify: str | Verify, writer: Endpoint, *, seed: int = 0, first: Verifier | None = None
+    verify: str | Verify, writer: ModelClient, *, seed: int = 0, first: Verifier | None = None
 ) -> Combined | None:
     """What checks the rows of a run, each part with the model that it asks; None where nothing is checked.
 

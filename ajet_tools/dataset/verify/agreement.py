@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.judges.math import final_answer, math, number
 from ajet_tools.dataset.files.values import answer_of
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.verdict import Verdict, independent, question_of
 
@@ -110,7 +110,7 @@ class Agreement:
     def __init__(self, k: int = 3, seed: int = 0) -> None:
         self.name, self.calls, self._seed = f"agreement:{k}", k, seed
 
-    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
         reference = None if (given := answer_of(row)) is None else str(given)
         asked = load("verify/answer")
         text = asked.render(question=question_of(row))

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ajet_sdk.engines.reply_cache import Price, Usage
+from ajet_sdk.engines.budget import Budget, Price, Usage
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.model.budget import Budget
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.open import open_named
 from ajet_tools.dataset.verify.verdict import Verdict, Verifier
 
@@ -44,7 +43,7 @@ class Verify:
     def of(cls, given: str | Verify) -> Verify:
         return cls(given) if isinstance(given, str) else given
 
-    def endpoint(self, kind: str, writer: Endpoint) -> Endpoint:
+    def endpoint(self, kind: str, writer: ModelClient) -> ModelClient:
         """What a part asks: its own model, else the writer's, counted apart. Raises ConfigError."""
         price = _chosen(self.prices, kind, "--verify-price")
         model = _chosen(self.models, kind, "--verify-model")
@@ -93,7 +92,7 @@ class Part:
     """One way to check, and what it asks."""
 
     verifier: Verifier
-    endpoint: Endpoint | None = None
+    endpoint: ModelClient | None = None
     """None: it asks no model."""
 
     @property
@@ -119,7 +118,7 @@ class Combined:
     def calls(self) -> int:
         return sum(part.verifier.calls for part in self.parts)
 
-    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
         if not self.parts:
             return Verdict(True, "not verified")
         if len(self.parts) == 1:
@@ -138,14 +137,14 @@ class Combined:
         passed = " and ".join(str(one["verifier"]) for one in said if one["ok"])
         return Verdict(True, f"passes {passed}", {"parts": said})
 
-    def models(self, writer: Endpoint) -> dict[str, list[str]] | None:
+    def models(self, writer: ModelClient) -> dict[str, list[str]] | None:
         """Where each part asks that does not ask the writer, to know it again; None where all do."""
         asked = [part for part in self.parts if part.endpoint is not None]
         own = {one.verifier.name: [one.endpoint.base_url, one.endpoint.model] for one in asked if one.endpoint}
         return {name: at for name, at in own.items() if at != [writer.base_url, writer.model]} or None
 
 
-def endpoints_of(verifier: Verifier | None) -> list[Endpoint]:
+def endpoints_of(verifier: Verifier | None) -> list[ModelClient]:
     """Those that its parts ask."""
     parts = verifier.parts if isinstance(verifier, Combined) else []
     return [part.endpoint for part in parts if part.endpoint is not None]

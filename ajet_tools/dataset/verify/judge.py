@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import AjetError, ConfigError, NoReward, TrainingError
 from ajet_sdk.judges.call import call_judge, is_group_judge, workflow_task
 from ajet_sdk.judges.math import number
@@ -20,7 +21,6 @@ from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.tasks.rows import Row, to_task
 from ajet_sdk.types import Episode, Task
 from ajet_tools.dataset.files.values import answer_of
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.verdict import Verdict, independent, question_of, required
 
@@ -47,7 +47,7 @@ class Judged:
         self._workers = Workers(_HANGING)
         self._probed = k > 0
 
-    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
         try:
             task = to_task(Row("the row", row), {})
         except AjetError as error:
@@ -68,7 +68,7 @@ class Judged:
             return Verdict(True, f"the judge gives the answer {outcome[0]:g}", details)
         return Verdict(False, "the judge rejects the answer", details)
 
-    async def _independent(self, row: Mapping[str, Any], task: Task, endpoint: Endpoint | None) -> Verdict:
+    async def _independent(self, row: Mapping[str, Any], task: Task, endpoint: ModelClient | None) -> Verdict:
         asked = load("verify/answer")
         text = asked.render(question=question_of(row))
         replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)
@@ -148,7 +148,7 @@ class Grader:
     rubric: str | None = None
     calls: int = 1
 
-    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
         answer = answer_of(row)
         if answer is None:
             return Verdict(False, "no answer to grade")
@@ -157,7 +157,7 @@ class Grader:
         details: dict[str, Any] = {"prompt": asked.label, "rubric": "the user's" if self.rubric else rubric.label}
         model = JudgeModel(required(endpoint, self.name), max_tokens=2048, retries=1)
         try:
-            grade = (await model.ask([{"role": "user", "content": text}], _SCHEMA, _grade)).value
+            grade = await model.ask([{"role": "user", "content": text}], _SCHEMA, _grade)
         except NoReward as error:
             details["error"] = str(error)[:_LONGEST]
             return Verdict(False, "the grader's reply cannot be read", details, failed=True)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.judges.code import TESTS, code_in, run_tests
 from ajet_sdk.judges.math import number
 from ajet_sdk.sandbox.run import Limits, Ran, run_code
 from ajet_tools.dataset.files.values import answer_of
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.agreement import final_of, same
 from ajet_tools.dataset.verify.verdict import Verdict, independent, question_of
@@ -40,7 +40,7 @@ class Programs:
     """Run them with the user's rights where nothing fences them in."""
     running: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, os.cpu_count() or 1)))
 
-    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
         metadata = row.get("metadata")
         have = {**row, **(metadata if isinstance(metadata, Mapping) else {})}
         answer = answer_of(row)
@@ -74,7 +74,7 @@ class Programs:
         details = {"passed": tested.passed, **_describe_run(tested.failed)}
         return Verdict(False, tested.failed.failure if tested.failed.stopped else "the tests fail", details)
 
-    async def _write_program(self, row: Mapping[str, Any], answer: str, endpoint: Endpoint | None) -> Verdict:
+    async def _write_program(self, row: Mapping[str, Any], answer: str, endpoint: ModelClient | None) -> Verdict:
         asked = load("verify/program")
         text = asked.render(question=question_of(row))
         replies = await independent(endpoint, text, 1, seed=self.seed, temperature=0.2, what=self.name)

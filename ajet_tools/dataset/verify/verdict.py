@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
-from ajet_tools.dataset.model.endpoint import Endpoint
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Verifier(Protocol):
         """Replies of the endpoint that a row costs at most, for an estimate before."""
         ...
 
-    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
         """The verdict on a task row.
 
         `endpoint` is asked where it has none of its own. Raises what an endpoint raises, ConfigError where there is
@@ -63,7 +63,7 @@ def question_of(row: Mapping[str, Any]) -> str:
     return "\n\n".join(f"{m.get('role', 'user')}: {m['content']}" for m in said)
 
 
-def required(endpoint: Endpoint | None, what: str) -> Endpoint:
+def required(endpoint: ModelClient | None, what: str) -> ModelClient:
     """The endpoint. Raises ConfigError where there is none."""
     if endpoint is None:
         raise ConfigError(f"--verify {what} needs a model: pass --base-url URL --model NAME")
@@ -71,7 +71,7 @@ def required(endpoint: Endpoint | None, what: str) -> Endpoint:
 
 
 async def independent(
-    endpoint: Endpoint | None,
+    endpoint: ModelClient | None,
     prompt: str,
     count: int,
     *,

@@ -151,7 +151,7 @@ def test_a_list_is_graded_whatever_the_order_it_is_shown_in(sizes: list[int]) ->
     group = [Material("q", "x" * size) for size in sizes]
     with judging(by_length, mode="listwise") as (judge, asked):
         found = asyncio.run(judge.rank(group))
-    assert [grade.score for grade in found.value] == [size / 10 for size in sizes]
+    assert [grade.score for grade in found] == [size / 10 for size in sizes]
     assert len(asked) == 1 and len(answers(asked[0])) == len(set(sizes)), "equal outputs are graded once"
 
 
@@ -159,7 +159,7 @@ def test_a_list_without_each_answer_is_asked_for_again() -> None:
     said = iter(['{"verdicts": [{"answer": 1, "score": 1}]}'])
     with judging(lambda request: next(said, None) or by_length(request), mode="listwise") as (judge, asked):
         found = asyncio.run(judge.rank([Material("q", "a"), Material("q", "bb")]))
-    assert [grade.score for grade in found.value] == [0.1, 0.2] and len(asked) == 2
+    assert [grade.score for grade in found] == [0.1, 0.2] and len(asked) == 2
 
 
 def first_unless_much_longer(request: dict[str, Any]) -> str:
@@ -174,8 +174,8 @@ def test_pairs_are_compared_in_both_orders() -> None:
         found = asyncio.run(judge.rank(group))
         alone = asyncio.run(judge.rank(group[:1]))
     assert len(asked) == 6
-    assert [grade.score for grade in found.value] == [2.5, 2.5, 10.0], "its favour for a place cancels out"
-    assert alone.value[0].score == 5.0
+    assert [grade.score for grade in found] == [2.5, 2.5, 10.0], "its favour for a place cancels out"
+    assert alone[0].score == 5.0
 
 
 def run(judge: Any, answers: list[str], **rollout: Any) -> list[Episode]:
@@ -213,6 +213,34 @@ def test_a_groups_verdicts_by_a_list() -> None:
     assert [episode.reward for episode in made] == [0.1, 0.3, 0.2] and len(asked) == 1
     assert [episode.metrics["judge_calls"] for episode in made] == [1, 0, 0]
     assert [len(episode.calls) for episode in made] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_a_verdict_that_fails_was_paid_for(combined: bool) -> None:
+    with judging(lambda request: "no idea", price="1,2", retries=1) as (judge, asked):
+        [failed] = run(ajet.CombinedJudge([(judge, 1.0)]) if combined else judge, ["42"])
+    assert failed.reward is None and len(asked) == 2
+    assert failed.metrics["judge_calls"] == 2 and failed.metrics["judge_cost"] == pytest.approx(2 * 120 / 1e6)
+
+
+def test_a_group_whose_verdict_fails_has_paid_for_the_others() -> None:
+    def one_tie(request: dict[str, Any]) -> str:
+        return '{"reason": "r", "better": "tie"}' if answers(request)[0] == "a" else "no idea"
+
+    with judging(one_tie, mode="pairwise", retries=0) as (judge, asked):
+        made = run(judge, ["a", "b"])
+    assert [episode.reward for episode in made] == [None, None] and len(asked) == 2
+    assert [episode.metrics.get("judge_calls", 0) for episode in made] == [2, 0]
+
+
+def test_a_judge_that_only_observes_and_fails_was_paid_for() -> None:
+    @ajet.judge
+    def half(output: str) -> float:
+        return 0.5
+
+    with judging(lambda request: "no idea", retries=0) as (judge, _):
+        [episode] = run(ajet.CombinedJudge([(half, 1.0), (judge, 0.0)]), ["42"])
+    assert episode.reward == 0.5 and episode.metrics["judge_calls"] == episode.metrics["judge_failed_llm"] == 1
 
 
 def test_a_failed_judge_is_never_a_reward_not_even_the_one_for_a_failed_agent() -> None:

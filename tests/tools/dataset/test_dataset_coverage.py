@@ -18,6 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_sdk.engines.budget import Budget
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.card.card import Facts, write_card
 from ajet_tools.dataset.files.tables import Row
@@ -25,8 +27,6 @@ from ajet_tools.dataset.generate.coverage import WINDOW, Axis, Collapsed, Covera
 from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.records import GenerationConfig, GenerationResult
-from ajet_tools.dataset.model.budget import Budget
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.rows.forms import NGrams
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
@@ -156,7 +156,7 @@ def test_the_entropy_of_pairs_of_words_is_shannons(texts: list[str]) -> None:
 
 
 def test_the_vendi_score_counts_what_has_nothing_in_common() -> None:
-    index = MeaningIndex(Endpoint("http://127.0.0.1:9", "m"))
+    index = MeaningIndex(ModelClient("http://127.0.0.1:9", "m"))
     index._vectors = np.empty((64, 4), np.float32)
     assert index.vendi_score("row ") is None
     for number, axis in enumerate([0, 1, 2, 2, 2, 3]):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse
 
-from ajet_sdk.engines.reply_cache import CacheError, Price, tokens_of
-from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.model.budget import Budget, BudgetSpent
-from ajet_tools.dataset.model.endpoint import Endpoint, EndpointError
+from ajet_sdk.engines.budget import Budget, BudgetSpent, Price, tokens_of
+from ajet_sdk.engines.client import ModelClient
+from ajet_sdk.engines.reply_cache import CacheError
+from ajet_sdk.errors import ConfigError, EndpointMisconfigured, EngineUnavailable, RequestRefused
 from ajet_tools.dataset.model.open import open_endpoint
 
 ASK = [{"role": "user", "content": "Say something."}]
@@ -23,7 +23,7 @@ def asked(server: Any, *requests: dict[str, Any], **options: Any) -> list[Any]:
     """What each request came to, texts or the error; all are made at once."""
 
     async def run() -> list[Any]:
-        endpoint = Endpoint(server.url, "writer", options.pop("key", "k"), **options)
+        endpoint = ModelClient(server.url, "writer", options.pop("key", "k"), **options)
         try:
             calls = [endpoint.chat(one.pop("messages", ASK), **one) for one in requests]
             return await asyncio.gather(*calls, return_exceptions=True)
@@ -65,7 +65,7 @@ def test_429_holds_back_the_requests_that_have_not_been_made_yet(model_server) -
     server = model_server(say)
 
     async def run() -> float:
-        endpoint = Endpoint(server.url, "writer")
+        endpoint = ModelClient(server.url, "writer")
         first = asyncio.create_task(endpoint.chat(ASK, seed=1))
         while not server.requests:
             await asyncio.sleep(0.01)
@@ -83,21 +83,21 @@ def test_429_holds_back_the_requests_that_have_not_been_made_yet(model_server) -
 def test_429_past_the_patience_says_what_to_do(model_server) -> None:
     server = model_server(lambda body, number: model_server.refusal(429, "slow", headers={"retry-after": "0.2"}))
     [error] = asked(server, {}, patience=0.5)
-    assert isinstance(error, EndpointError) and error.permanent
+    assert isinstance(error, EngineUnavailable) and error.status == 429
     assert "429: slow" in str(error) and "--concurrency" in str(error)
 
 
 def test_a_spent_quota_is_not_waited_for(model_server) -> None:
     server = model_server(lambda body, number: model_server.refusal(429, "You exceeded your current quota, see"))
     [error] = asked(server, {})
-    assert isinstance(error, EndpointError) and error.permanent
+    assert isinstance(error, EngineUnavailable) and error.status == 429
     assert len(server.requests) == 1
 
 
 def test_500_is_tried_again_and_then_given_up(model_server) -> None:
     server = model_server(lambda body, number: model_server.refusal(500, "broken"))
     [error] = asked(server, {}, retries=2)
-    assert isinstance(error, EndpointError) and not error.permanent
+    assert isinstance(error, EngineUnavailable) and error.status == 500
     assert "500: broken" in str(error) and "3 attempts" in str(error)
     assert len(server.requests) == 3
 
@@ -110,7 +110,7 @@ def test_500_once_is_no_fault(model_server) -> None:
 def test_a_wrong_key_is_not_tried_again(model_server) -> None:
     server = model_server(lambda body, number: model_server.refusal(401, "Incorrect API key"))
     [error] = asked(server, {})
-    assert isinstance(error, EndpointError) and error.permanent
+    assert isinstance(error, EndpointMisconfigured)
     assert "401: Incorrect API key" in str(error) and "check the API key" in str(error)
     assert len(server.requests) == 1
 
@@ -120,7 +120,7 @@ def test_a_server_that_is_not_there_is_told_soon() -> None:
         url = "http://127.0.0.1:9/v1"
 
     [error] = asked(Nowhere, {})
-    assert isinstance(error, EndpointError) and "could not be reached" in str(error)
+    assert isinstance(error, EngineUnavailable) and "could not be reached" in str(error)
 
 
 def test_a_parameter_that_the_server_names_as_unknown_is_left_out(model_server) -> None:
@@ -141,7 +141,7 @@ def test_a_parameter_that_the_server_names_as_unknown_is_left_out(model_server) 
 def test_another_refusal_is_told(model_server) -> None:
     server = model_server(lambda body, number: model_server.refusal(400, "no such model"))
     [error] = asked(server, {})
-    assert isinstance(error, EndpointError) and "no such model" in str(error)
+    assert isinstance(error, RequestRefused) and "no such model" in str(error)
     assert len(server.requests) == 1
 
 
@@ -173,7 +173,7 @@ def test_when_the_one_who_asked_is_cancelled_the_other_asks(model_server) -> Non
     server = model_server(lambda body, number: (0.1, f"reply {number}"))
 
     async def run() -> list[str]:
-        endpoint = Endpoint(server.url, "writer")
+        endpoint = ModelClient(server.url, "writer")
         first = asyncio.create_task(endpoint.chat(ASK))
         await asyncio.sleep(0.02)
         second = asyncio.create_task(endpoint.chat(ASK))
@@ -189,7 +189,7 @@ def test_when_the_one_who_asked_is_cancelled_the_other_asks(model_server) -> Non
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(CacheError, match="cannot store replies"):
-        Endpoint("http://127.0.0.1:9/v1", "m", cache=tmp_path / "file" / "replies.sqlite")
+        ModelClient("http://127.0.0.1:9/v1", "m", cache=tmp_path / "file" / "replies.sqlite")
 
 
 @pytest.mark.parametrize("at_once", [1, 8])
@@ -224,7 +224,7 @@ def test_after_vectors_too_a_call_sets_aside_all_that_it_may_say(model_server, e
 
     async def run() -> Budget:
         budget = Budget(tokens=1000)
-        vectors, texts = Endpoint(maker.url, "m", budget=budget), Endpoint(writer.url, "m", budget=budget)
+        vectors, texts = ModelClient(maker.url, "m", budget=budget), ModelClient(writer.url, "m", budget=budget)
         assert len(await vectors.embed(["a", ""])) == 2
         assert (budget.spent.calls, budget.spent.tokens) == (1, 20)
         calls = (texts.chat(ASK, seed=number, max_tokens=600) for number in range(4))
@@ -234,6 +234,15 @@ def test_after_vectors_too_a_call_sets_aside_all_that_it_may_say(model_server, e
         return budget
 
     assert asyncio.run(run()).spent.tokens == 720
+
+
+def test_an_answer_that_cannot_be_read_was_paid_for(model_server) -> None:
+    usage = {"prompt_tokens": 100, "completion_tokens": 50}
+    server = model_server(lambda body, number: JSONResponse({"choices": [], "usage": usage}))
+    budget = Budget(price=Price(1.0, 2.0))
+    [error] = asked(server, {}, budget=budget)
+    assert isinstance(error, EngineUnavailable) and (budget.spent.calls, budget.spent.tokens) == (1, 150)
+    assert budget.cost == pytest.approx(200 / 1e6)
 
 
 def test_money_needs_a_price() -> None:

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.engines.budget import Budget, BudgetSpent
+from ajet_sdk.engines.client import ModelClient
+from ajet_sdk.errors import ConfigError, EndpointMisconfigured, EngineUnavailable, RequestRefused, TaskError
 from ajet_tools.cli.dataset.progress import progress_lines
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.generate.examples import as_example, select_seeds
@@ -30,8 +32,6 @@ from ajet_tools.dataset.generate.records import (
     Rejected,
     strategies_of,
 )
-from ajet_tools.dataset.model.budget import Budget, BudgetSpent
-from ajet_tools.dataset.model.endpoint import Endpoint, EndpointError
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.verify.verdict import Verdict
 from tests.tools.dataset.conftest import Held
@@ -66,7 +66,7 @@ def grown(
     retries = options.pop("retries", 1)
 
     async def run() -> GenerationResult:
-        endpoint = Endpoint(
+        endpoint = ModelClient(
             server.url, "writer", "k", concurrency=concurrency, cache=cache, budget=budget, retries=retries
         )
         try:
@@ -165,7 +165,7 @@ def test_it_says_what_it_waits_for(model_server, caplog: pytest.LogCaptureFixtur
         return sums(body)
 
     async def run() -> GenerationResult:
-        endpoint = Endpoint(model_server(say).url, "writer", concurrency=2)
+        endpoint = ModelClient(model_server(say).url, "writer", concurrency=2)
         expansion = Expansion(SEEDS, GenerationConfig(10, validation=0), endpoint)
         expansion.quiet = 0.02
         running = asyncio.create_task(expansion.run())
@@ -197,7 +197,7 @@ def test_a_progress_line_fits_and_says_how_many_reasons_it_leaves_out() -> None:
         "wrong format",
         "no reply",
     ]
-    expansion = Expansion(SEEDS, GenerationConfig(500), Endpoint("http://127.0.0.1:9/v1", "m"))
+    expansion = Expansion(SEEDS, GenerationConfig(500), ModelClient("http://127.0.0.1:9/v1", "m"))
     for number, reason in enumerate(reasons):
         expansion.result.rejected += [Rejected(reason, "", None, {})] * (1000 - 100 * number)
     for width in (60, 80, 120, 300):
@@ -320,14 +320,14 @@ def test_rows_that_fail_the_check_are_kept_apart_with_the_verdict(model_server) 
 def test_a_server_that_always_fails_stops_the_run_soon(model_server) -> None:
     server = model_server(lambda body, number: model_server.refusal(500, "broken"))
     result = grown(server, GenerationConfig(500), retries=1)
-    assert isinstance(result.stopped, EndpointError) and "500: broken" in str(result.stopped)
+    assert isinstance(result.stopped, EngineUnavailable) and "500: broken" in str(result.stopped)
     assert len(server.requests) <= 2 * (PROBE + 3)
 
 
 def test_a_wrong_key_costs_a_few_requests(model_server) -> None:
     server = model_server(lambda body, number: model_server.refusal(401, "Incorrect API key"))
     result = grown(server, GenerationConfig(500))
-    assert isinstance(result.stopped, EndpointError) and "check the API key" in str(result.stopped)
+    assert isinstance(result.stopped, EndpointMisconfigured) and "check the API key" in str(result.stopped)
     assert len(server.requests) <= PROBE
 
 
@@ -339,7 +339,7 @@ def test_a_request_that_is_refused_is_gone_on_without_and_many_end_the_run(model
     assert result.accepted == 60 and result.refused["no reply"] == 1
     server = model_server(lambda body, number: model_server.refusal(400, "no such model"))
     result = grown(server, GenerationConfig(60))
-    assert isinstance(result.stopped, EndpointError) and "no such model" in str(result.stopped)
+    assert isinstance(result.stopped, RequestRefused) and "no such model" in str(result.stopped)
     assert len(server.requests) <= PROBE + 2
 
 
@@ -398,7 +398,7 @@ def test_a_person_who_stops_it_keeps_what_is_under_way(model_server) -> None:
     server = model_server(lambda body, number: (0.05, sums(body)))
 
     async def run() -> tuple[GenerationResult, int]:
-        endpoint = Endpoint(server.url, "writer", concurrency=4)
+        endpoint = ModelClient(server.url, "writer", concurrency=4)
         expansion = Expansion(SEEDS, GenerationConfig(4000, window=8), endpoint)
         task_ = asyncio.create_task(expansion.run())
         while len(server.requests) < 12:
@@ -444,7 +444,7 @@ def test_a_users_own_template_takes_the_place_of_the_strategies(model_server, tm
 def test_a_template_that_fails_says_what_it_may_use(tmp_path: Path) -> None:
     mine = tmp_path / "mine.jinja"
     mine.write_text("{{ exampels }}")
-    expansion = Expansion(SEEDS, GenerationConfig(5, template=mine), Endpoint("http://127.0.0.1:9/v1", "m"))
+    expansion = Expansion(SEEDS, GenerationConfig(5, template=mine), ModelClient("http://127.0.0.1:9/v1", "m"))
     with pytest.raises(ConfigError, match=r"exampels.*it may use cell, count, domain, examples"):
         expansion.preview("own")
     mine.write_text("\n{% if %}")

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from ajet_sdk.engines.client import ModelClient
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.paraphrase import Paraphrases, find_paraphrases
 
@@ -115,7 +115,7 @@ def test_a_model_is_shown_what_is_nearest_by_meaning_where_there_are_vectors(mod
     known = [("eval line 1", "Say five."), ("eval line 2", "Count all sheep.")]
     meanings = np.eye(2, dtype=np.float32)
     found = asyncio.run(
-        find_paraphrases(["How large is the flock?"], known, {}, Endpoint(server.url, "m"),
+        find_paraphrases(["How large is the flock?"], known, {}, ModelClient(server.url, "m"),
                          vectors=(meanings[1:], meanings), on_progress=lambda *_: None)
     )  # fmt: skip
     assert [(leak.evaluation, leak.kind) for leak in found.values()] == [(1, "paraphrase")]

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import AjetError, ConfigError, EngineError, SignatureError
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.verify import open_verifier
 from ajet_tools.dataset.verify.agreement import final_of, same, votes
 from ajet_tools.dataset.verify.program import code_in
@@ -29,7 +29,7 @@ def row(question: str = "What is 17 + 25?", answer: Any = "42", **metadata: Any)
 
 def check(spec: str, values: dict[str, Any], server: Any = None, **more: Any) -> Verdict:
     async def body() -> Verdict:
-        endpoint = None if server is None else Endpoint(server.url, "m", retries=0)
+        endpoint = None if server is None else ModelClient(server.url, "m", retries=0)
         try:
             return await open_verifier(spec, **more).check(values, endpoint)
         finally:

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from ajet_sdk.engines.reply_cache import Price
+from ajet_sdk.engines.budget import Budget, BudgetSpent, Price
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.model.budget import Budget, BudgetSpent
-from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.verify import Verify, open_verification
 from ajet_tools.dataset.verify.combined import KINDS, Combined, Part, checks_of, split_spec
 from ajet_tools.dataset.verify.verdict import Verdict
@@ -167,15 +166,19 @@ def test_a_part_has_its_own_count_and_the_limits_of_the_whole() -> None:
         whole = Budget(calls=3, price=Price(1, 1))
         own = whole.part(Price(10, 10))
         ticket = await own.admit(10, 10)
-        await own.settle(ticket, 100, 100)
+        own.settle(ticket, 100, 100)
         ticket = await whole.admit(10, 10)
-        await whole.settle(ticket, 100, 100)
+        whole.settle(ticket, 100, 100)
         assert (own.spent.calls, whole.spent.calls) == (1, 2)
         assert own.cost == pytest.approx(2000 / 1e6) and whole.cost == pytest.approx(2200 / 1e6)
-        await own.release(await own.admit(1, 1))
+        own.release(await own.admit(1, 1))
         assert (own.spent.calls, whole.spent.calls) == (2, 3)
         with pytest.raises(BudgetSpent, match="3 calls"):
             await own.admit(1, 1)
+
+        unpriced = Budget(price=Price(1, 1)).part(None)
+        unpriced.settle(await unpriced.admit(10, 10), 100, 100)
+        assert unpriced.cost is None and unpriced.whole is not None and unpriced.whole.cost == 0
 
     asyncio.run(body())
 
@@ -184,7 +187,7 @@ def test_the_writer_as_verifier_is_counted_apart(model_server) -> None:
     server = model_server(lambda body, number: "ANSWER: 42")
 
     async def body() -> Combined:
-        writer = Endpoint(server.url, "m", budget=Budget())
+        writer = ModelClient(server.url, "m", budget=Budget())
         verifier = open_verification("agreement:1", writer)
         assert verifier is not None
         try:
@@ -205,4 +208,4 @@ def test_the_writer_as_verifier_is_counted_apart(model_server) -> None:
 def test_each_kind_is_known_to_the_grammar() -> None:
     assert set(KINDS) == {"agreement", "judge", "code", "llm", "none"}
     with pytest.raises(ConfigError, match="is given twice"):
-        open_verification(Verify("llm", ("a@http://x/v1", "b@http://x/v1")), Endpoint("http://127.0.0.1:9", "m"))
+        open_verification(Verify("llm", ("a@http://x/v1", "b@http://x/v1")), ModelClient("http://127.0.0.1:9", "m"))
