@@ -112,7 +112,7 @@ _PATHS = {
     "ajet.task_judge": "agent.agentjet",
     "ajet.task_judge.base_judge": "agent.workflow",
     "ajet.task_judge.env_service_as_judge": "agent.agentjet",
-    "ajet.task_judge.rm_auto_grader_judge": "judges.load",
+    "ajet.task_judge.rm_auto_grader_judge": "judges.rubric",
     "ajet.task_reader": "agent.agentjet",
     "ajet.task_reader.task_reader_base": "agent.agentjet",
     "ajet.task_rollout": "agent.agentjet",

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from ajet_sdk.config.judge_kinds import CUSTOM, KINDS, judge_kinds
 from ajet_sdk.config.schema import Section, key, section, wrong
 
 
@@ -193,7 +194,7 @@ class Code(Section):
 
 
 class JudgePart(Section):
-    judge: str = key("", "A judge, as for --judge: exact, math, llm:FILE, file.py:function, …")
+    judge: str = key("", "A judge, as for --judge.")
     weight: float = key(1.0, "Weight of its reward.")
     name: str | None = key(None, "Name of its reward in reports; null: the judge's.")
 
@@ -268,9 +269,11 @@ class TaskReader(Section):
 
 
 class TaskJudge(Section):
-    judge_type: Literal[
-        "customized_protocol", "exact", "regex", "math", "llm", "rubrics_auto_grader", "code", "combined"
-    ] = key("customized_protocol", "What computes the reward if the workflow does not.")
+    judge_type: str = key(
+        CUSTOM,
+        f"What computes the reward if the workflow does not: {', '.join((CUSTOM, *KINDS))}, or a judge of an installed "
+        "package.",
+    )
     judge_protocol: str | None = key(
         None,
         "For `customized_protocol`: class path of the judge, a function or a BaseJudge; null: the workflow's reward.",
@@ -292,6 +295,17 @@ class TaskJudge(Section):
     )
     code: Code = section(Code, "For `code`: runs a task's tests on the program in the output.")
     combined: list[JudgePart] = key([], "For `combined`: a list of judges, each with judge, weight and name.")
+
+    options: dict[str, Any] = key(
+        {}, "For a judge of an installed package: its settings; `--judge NAME:TEXT` sets `argument`."
+    )
+
+    @field_validator("judge_type")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value in (CUSTOM, *KINDS) or value in judge_kinds():  # to look at the installed packages takes time
+            return value
+        raise PydanticCustomError("literal_error", "{expected}", {"expected": ", ".join((CUSTOM, *judge_kinds()))})
 
     @model_validator(mode="after")
     def _needs(self) -> TaskJudge:

@@ -230,7 +230,7 @@ class ModelClient:
             usage = usage if isinstance(usage, dict) else {}
             input_tokens, output_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
             if not isinstance(output_tokens, int):
-                output_tokens = min(most_output, tokens_of(answer.get("choices")))
+                output_tokens = min(most_output, _guess_tokens(answer))
             self.budget.settle(reserved, input_tokens if isinstance(input_tokens, int) else guessed, output_tokens)
             return read(answer)
 
@@ -273,6 +273,15 @@ class ModelClient:
             TextReply(content if isinstance(content, str) else "", choice.finish_reason)
             for choice, content in zip(choices, contents, strict=True)
         ]
+
+
+def _guess_tokens(answer: Mapping[str, Any]) -> int:
+    """Tokens of the texts in an answer, whatever its shape; none of an embedding."""
+    try:
+        contents = [choice["message"].get("content") or "" for choice in answer["choices"]]
+    except (KeyError, TypeError, AttributeError):
+        return 0
+    return sum(map(tokens_of, contents))
 
 
 def _vectors(answer: Mapping[str, Any], where: str, count: int) -> list[str]:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import NoReward
 from ajet_sdk.judges.rewards import Verdict
@@ -27,6 +27,9 @@ from ajet_sdk.judges.text import text_of
 from ajet_sdk.sandbox.fence import fenced
 from ajet_sdk.sandbox.run import Limits, Ran, run_code
 from ajet_sdk.types import Reward, Task
+
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
 
 TESTS = ("tests", "test_list", "unit_tests", "test")
 """Where a task's metadata may have its tests."""
@@ -242,3 +245,9 @@ def code_in(reply: str) -> str | None:
     except (SyntaxError, ValueError):
         return None
     return reply if reply.strip() else None
+
+
+def open_code(config: Config) -> CodeJudge:
+    """The judge `code`, by `task_judge.code`."""
+    code = config.task_judge.code
+    return CodeJudge(seconds=code.seconds, memory=code.memory_mib << 20, partial=code.partial, unfenced=code.unfenced)

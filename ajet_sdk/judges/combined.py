@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ajet_sdk.config.config import Config
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.judges.call import answer_of, call_group_judge, call_judge, is_group_judge, output_of, workflow_task
+from ajet_sdk.judges.load import named_judge, resolved
 from ajet_sdk.judges.model import counted, gather
 from ajet_sdk.judges.rewards import Verdict, judged, judged_group
 from ajet_sdk.types import Episode, Reward
 
 log = logging.getLogger("ajet")
+_opening: ContextVar[tuple[str, ...]] = ContextVar("ajet_combined_judges", default=())
+"""The parts that are being opened, from the outermost."""
 
 
 @dataclass(frozen=True)
@@ -106,3 +111,20 @@ class CombinedJudge:
         counting = [verdict for part, verdict in zip(self.parts, verdicts, strict=True) if part.weight]
         said = [verdict.is_success for verdict in counting if verdict.is_success is not None]
         return Verdict(tuple(rewards), all(said) if said else None, metrics)
+
+
+def open_combined(config: Config) -> CombinedJudge:
+    """The judge `combined`; the files of its parts are looked for beside the config's. Raises ConfigError."""
+    parts = [(resolved(part.judge, config), part) for part in config.task_judge.combined]
+    outer = _opening.get()
+    for name, _ in parts:
+        if name in outer:
+            raise ConfigError(f"judge {name} contains itself; remove it from its own parts")
+    judges = []
+    for name, part in parts:
+        token = _opening.set((*outer, name))
+        try:
+            judges.append(Part(named_judge(name, config), part.weight, part.name))
+        finally:
+            _opening.reset(token)
+    return CombinedJudge(judges)

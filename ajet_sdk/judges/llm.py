@@ -18,17 +18,21 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from ajet_sdk.agent.model import Model
+from ajet_sdk.config.config import Config
 from ajet_sdk.engines.budget import Price, Usage
-from ajet_sdk.errors import ConfigError, NoReward
+from ajet_sdk.errors import ConfigError, MissingResource, NoReward
 from ajet_sdk.judges import llm_prompts as prompts
 from ajet_sdk.judges.call import output_of
 from ajet_sdk.judges.llm_prompts import Example, Material
-from ajet_sdk.judges.model import JudgeModel, counted, gather, number_in, open_model, usage_metrics
+from ajet_sdk.judges.model import JudgeModel, ScriptedModel, counted, gather, number_in, open_model, usage_metrics
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.text import text_of
 from ajet_sdk.types import Episode, Reward, Task
 
 log = logging.getLogger("ajet")
+RUBRIC_FILES = (".md", ".txt")
+LONGEST = 1024
+"""Tokens of a verdict, where nothing is said."""
 T = TypeVar("T")
 Mode = Literal["pointwise", "listwise", "pairwise"]
 Shown = Literal["output", "transcript"]
@@ -270,3 +274,61 @@ def _said(message: Mapping[str, Any]) -> str:
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
     calls = [call.get("function") or {} for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
     return "\n".join([text, *(f"{call.get('name')}({call.get('arguments')})" for call in calls)]).strip()
+
+
+def open_llm(config: Config) -> LlmJudge:
+    """The judge `llm`, by `task_judge.llm`. Raises ConfigError."""
+    section = config.task_judge.llm
+    options = section.model_dump(include={
+        "mode", "min_score", "max_score", "success_threshold", "reference_key", "show", "prompt", "temperature",
+        "price",
+    })  # fmt: skip
+    return LlmJudge(
+        read_rubric(config, section.rubric),
+        model=configured_model(config, section.model),
+        examples=read_examples(config.resolve(shown)) if isinstance(shown := section.examples, str) else shown,
+        max_tokens=section.max_tokens or longest_reply(config),
+        retries=section.max_retries,
+        cache=None if section.cache is None else config.resolve(section.cache),
+        **options,
+    )
+
+
+def configured_model(config: Config, name: str | None) -> Model:
+    """What answers an LLM judge: the function of `task_judge.llm.scripted`, or an endpoint's model."""
+    llm = config.task_judge.llm
+    if llm.scripted:
+        return ScriptedModel(llm.scripted, config.source.parent if config.source else None, name)
+    asked = name or config.task_judge.alien_llm_model
+    return open_model(asked, llm.base_url, api_key_env=llm.api_key_env)
+
+
+def longest_reply(config: Config) -> int:
+    """Tokens of a verdict."""
+    given = config.is_set("task_judge.alien_llm_response_length")
+    return config.task_judge.alien_llm_response_length if given else LONGEST
+
+
+def read_rubric(config: Config, text: str) -> str:
+    """A rubric in words, or from the file that a config names. Raises ConfigError where there is no such file."""
+    if "\n" in text or not text.endswith(RUBRIC_FILES):
+        return text
+    path = config.resolve(text)
+    if not path.is_file():
+        raise MissingResource(f"the judge's rubric: there is no file {path}")
+    return path.read_text(encoding="utf-8")
+
+
+def read_examples(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file. Raises ConfigError."""
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines if line.strip()]
+    except FileNotFoundError:
+        raise MissingResource(f"the judge's scored examples: there is no file {path}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the judge's scored examples: cannot read {path} as JSON lines: {error}") from None
+    for place, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"the judge's scored examples: {path}: row {place} is not an object (got {row!r:.50})")
+    return rows

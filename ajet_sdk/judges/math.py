@@ -11,10 +11,13 @@ import importlib.util
 import logging
 import re
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import MissingExtra, NoReward
-from ajet_sdk.judges.text import text_of
+from ajet_sdk.judges.text import on_answer, text_of
+
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
 
 LONGEST = 300
 """Characters of an expression that is still parsed."""
@@ -158,3 +161,9 @@ def _verify(given: str, right: str) -> bool:
 def _too_costly(text: str) -> bool:
     """Powers of powers, factorials and huge exponents: evaluating them could hold the interpreter for ever."""
     return len(text) > LONGEST or _COSTLY.search(text) is not None
+
+
+def open_math(config: Config) -> Any:
+    """The judge `math`. Raises MissingExtra where its library is absent."""
+    require_math()
+    return on_answer(math, config.task_judge.answer_key)

@@ -157,9 +157,8 @@ class JudgeModel:
             except (ContextOverflow, RequestRefused) as refused:  # the judge's fault, and not the agent's
                 raise NoReward(f"the judge's model {self.name} rejected the request: {refused}") from refused
             except EndpointMisconfigured as misconfigured:
-                raise EndpointMisconfigured(
-                    f"the judge's model {self.name}: {misconfigured} (task_judge.llm: model, base_url, api_key_env)"
-                ) from misconfigured
+                keys = "" if self.model is self.client else " (task_judge.llm: model, base_url, api_key_env)"
+                raise EndpointMisconfigured(f"the judge's model {self.name}: {misconfigured}{keys}") from misconfigured
             try:
                 if finish_of(reply.finish_reason) == "length":
                     raise ValueError(f"it is cut at {self.max_tokens} tokens (max_tokens)")

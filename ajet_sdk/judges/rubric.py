@@ -17,10 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet_sdk.agent.workflow import BaseJudge, WorkflowOutput, WorkflowTask
+from ajet_sdk.config.config import Config
 from ajet_sdk.engines.reply_cache import Shared
-from ajet_sdk.errors import ConfigError, MissingResource
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import concordance, wilson
-from ajet_sdk.judges.llm import Grade, LlmJudge
+from ajet_sdk.judges.llm import Grade, LlmJudge, configured_model, longest_reply, read_examples
 from ajet_sdk.judges.llm_prompts import Example, Material, messages, revision, rubric_question
 from ajet_sdk.judges.model import object_schema
 from ajet_sdk.judges.rewards import Verdict
@@ -248,16 +250,71 @@ def _distance(grades: Sequence[Grade], examples: Sequence[Example]) -> float:
     return sum(abs(grade.score - one.score) for grade, one in zip(grades, examples, strict=True))
 
 
-def read_examples(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file. Raises ConfigError."""
-    try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines if line.strip()]
-    except FileNotFoundError:
-        raise MissingResource(f"the judge's scored examples: there is no file {path}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the judge's scored examples: cannot read {path} as JSON lines: {error}") from None
-    for place, row in enumerate(rows, 1):
-        if not isinstance(row, Mapping):
-            raise ConfigError(f"the judge's scored examples: {path}: row {place} is not an object (got {row!r:.50})")
-    return rows
+def open_rubric(config: Config) -> RubricJudge:
+    """The judge that `task_judge.rubrics_auto_grader` names. Raises ConfigError."""
+    judge, grader = config.task_judge, config.task_judge.rubrics_auto_grader
+    file = grader.jsonl_dataset_file.training.file_path
+    if file is None:
+        raise ConfigError(
+            "task_judge.rubrics_auto_grader.jsonl_dataset_file.training.file_path is required: JSON lines with a "
+            "question, an answer and a score"
+        )
+    rows = read_examples(config.resolve(file))
+    fields = {"query": grader.query_field, "answer": grader.answer_field, "reference": grader.reference_field}
+    prompt = grader.custom_evaluation_prompt
+    if isinstance(prompt, Mapping):
+        prompt = str(prompt.get(grader.language) or next(iter(prompt.values()), "")) or None
+    return RubricJudge(
+        [example for row in rows for example in _scored(row, fields, (grader.min_score, grader.max_score))],
+        model=configured_model(config, grader.model_name),
+        mode=grader.grader_mode, min_score=grader.min_score, max_score=grader.max_score,
+        success_threshold=grader.success_threshold, name=grader.grader_name, prompt=prompt,
+        retries=grader.max_retries, language=grader.language, rounds=grader.max_epochs,
+        candidates=grader.generate_number, merge=grader.aggregation_mode == "keep_all",
+        headings=grader.categories_number if grader.enable_categorization else 0,
+        most_examples=grader.num_reference_samples, reference_key=grader.reference_field,
+        cache=None if judge.llm.cache is None else config.resolve(judge.llm.cache), price=judge.llm.price,
+        max_tokens=longest_reply(config), file=config.directory / "rubric.md",
+    )  # fmt: skip
+
+
+def _scored(row: Mapping[str, Any], fields: Mapping[str, str], scores: tuple[float, float]) -> list[Example]:
+    """The examples in a row: one, or several answers with `scores` or with `label_rank` (1 is the best)."""
+    metadata = row.get("metadata")
+    whole = {**row, **(metadata if isinstance(metadata, Mapping) else {})}
+    answers = whole.get("answers")
+    named = {name: whole[field] for name, field in fields.items() if whole.get(field) is not None}
+    if not isinstance(answers, list):
+        if not {fields["answer"], "output", "response"}.isdisjoint(whole):  # else `answer` is the one that was scored
+            whole.pop(fields["reference"], None)
+        elif fields["reference"] == "answer":
+            named.pop("reference", None)
+        return [Example.of({**whole, **named})]
+    labels = whole.get("scores")
+    if not isinstance(labels, list):
+        ranks = whole.get("label_rank") or whole.get("ranks") or []
+        if not isinstance(ranks, list) or not all(isinstance(rank, int | float) for rank in ranks):
+            raise ConfigError(f"a scored example's ranks (label_rank) are not a list of numbers (got {ranks!r:.50})")
+        least, most = scores
+        labels = [most - (rank - 1) * (most - least) / max(len(answers) - 1, 1) for rank in ranks]
+    if len(labels) != len(answers):
+        raise ConfigError(f"a scored example has {len(answers)} answers and {len(labels)} scores")
+    rest = {name: value for name, value in named.items() if name != "answer"}
+    return [Example.of({**rest, "answer": one, "score": score}) for one, score in zip(answers, labels, strict=True)]
+
+
+class AutoGraderJudge(BaseJudge):
+    """The rubric grader as programs written for AgentJet name it; see `RubricJudge`."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.judge = open_rubric(getattr(config, "ajet", config))
+        self.group, self.timeout = self.judge.group, self.judge.timeout
+
+    async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        """The verdict on one output."""
+        return await self.judge(workflow_output, workflow_task.task, Episode(task=workflow_task.task))
+
+    async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
+        """The verdicts on a group."""
+        return await self.judge.compute_rewards(episodes)

@@ -8,12 +8,14 @@ The regex judge: what a pattern finds in the output.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import ConfigError, NoReward
+from ajet_sdk.types import Task
 
 if TYPE_CHECKING:
-    from ajet_sdk.types import Task
+    from ajet_sdk.config.config import Config
 
 
 def text_of(output: Any) -> str:
@@ -68,3 +70,30 @@ def matches(pattern: re.Pattern[str], output: str, answer: Any | None) -> bool:
         return pattern.search(output) is not None
     found = [match.group(1) for match in pattern.finditer(output)]
     return bool(found) and (found[-1] or "").strip() == text_of(answer).strip()
+
+
+def on_answer(compare: Callable[[Any, Any], bool], key: str) -> Any:
+    """A judge that compares an output with the answer of its task, by a metadata key."""
+    if key == "answer":  # then a task without it is found before the first episode
+        return compare
+
+    def judge(output: Any, task: Task) -> bool:
+        return bool(compare(output, answer_of(task, key)))
+
+    judge.__name__ = compare.__name__
+    return judge
+
+
+def open_exact(config: Config) -> Any:
+    """The judge `exact`."""
+    return on_answer(exact, config.task_judge.answer_key)
+
+
+def open_regex(config: Config) -> Any:
+    """The judge `regex`. Raises ConfigError for a pattern that is none."""
+    compiled, key = compile_pattern(config.task_judge.pattern or ""), config.task_judge.answer_key
+
+    def regex(output: Any, task: Task) -> bool:
+        return matches(compiled, text_of(output), answer_of(task, key) if compiled.groups else None)
+
+    return regex

@@ -14,10 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.config.judge_kinds import KINDS, judge_forms
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.load import judge_section
 
-JUDGE_HELP = "file.py:function, module->Name, exact, math, regex:PATTERN, code, llm:FILE, rubric:FILE or combined:FILE."
+JUDGE_HELP = f"{', '.join(judge_forms(KINDS))}, or a judge of an installed package."
 
 
 AgentAndOverrides = Annotated[

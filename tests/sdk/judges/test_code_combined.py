@@ -131,5 +131,5 @@ def test_a_combined_judge_that_names_itself_is_an_error(tmp_path: Path) -> None:
         (tmp_path / f"{name}.yaml").write_text(json.dumps([{"judge": f"combined:{other}.yaml"}]))
     with pytest.raises(ConfigError, match=r"combined:.*\.yaml contains itself"):
         named_judge(f"combined:{tmp_path / 'a.yaml'}")
-    with pytest.raises(ConfigError, match=r"code.*rubric:FILE or combined:FILE \(got 'nobody'\)"):
+    with pytest.raises(ConfigError, match=r"code.*rubric:FILE, combined:FILE, .* \(got 'nobody'\)"):
         named_judge("nobody")

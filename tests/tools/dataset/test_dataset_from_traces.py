@@ -654,7 +654,7 @@ def test_prose_for_a_grade_is_asked_again_and_then_refused(service: Path, model_
     assert all(row["verdict"]["failed"] for row in apart) and len(server.requests) == 10
 
 
-@pytest.mark.parametrize(("status", "code"), [(401, 1), (404, 1)])
+@pytest.mark.parametrize(("status", "code"), [(401, 2), (404, 2)])
 def test_an_endpoint_that_refuses_is_one_message_and_no_file(
     service: Path, model_server: Any, status: int, code: int
 ) -> None:
@@ -672,7 +672,7 @@ def test_what_was_graded_before_an_endpoint_failed_is_not_asked_again(service: P
         return _grades("[assistant] 2")(body, number)
 
     server = model_server(say)
-    made(service, *_rubric(server, "--concurrency", 1), "-o", "tasks.jsonl", code=1)
+    made(service, *_rubric(server, "--concurrency", 1), "-o", "tasks.jsonl", code=2)
     broken[0] = False
     asked = len(server.requests)
     made(service, *_rubric(server), "-o", "tasks.jsonl")

@@ -1,0 +1,60 @@
+"""The kinds of judges: the word of `--judge` and `task_judge.judge_type`, and the function that opens one.
+
+Packages add theirs by the entry point group `ajet.judges`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+GROUP = "ajet.judges"
+CUSTOM = "customized_protocol"
+"""The judge type of a function or class of the user's."""
+
+
+@dataclass(frozen=True)
+class JudgeKind:
+    """A kind of judge, by its judge type."""
+
+    opener: str
+    """`MODULE:FUNCTION`, which returns the judge that a `Config` describes in its section `task_judge`."""
+    argument: str = ""
+    """What follows the name: `:PATTERN`, `:FILE`, `[:ARGUMENT]`, which may be left out, or nothing."""
+    key: str | None = None
+    """The key of `task_judge` that the argument fills; a FILE has its content."""
+    name: str | None = None
+    """In `--judge`; None: the judge type."""
+
+
+KINDS = {
+    "exact": JudgeKind("ajet_sdk.judges.text:open_exact"),
+    "math": JudgeKind("ajet_sdk.judges.math:open_math"),
+    "regex": JudgeKind("ajet_sdk.judges.text:open_regex", ":PATTERN", "pattern"),
+    "code": JudgeKind("ajet_sdk.judges.code:open_code"),
+    "llm": JudgeKind("ajet_sdk.judges.llm:open_llm", ":FILE", "llm"),
+    "rubrics_auto_grader": JudgeKind("ajet_sdk.judges.rubric:open_rubric", ":FILE", "rubrics_auto_grader", "rubric"),
+    "combined": JudgeKind("ajet_sdk.judges.combined:open_combined", ":FILE", "combined"),
+}
+
+
+def judge_kinds() -> dict[str, JudgeKind]:
+    """Those of ajet, and those of installed packages, whose argument is `task_judge.options.argument`."""
+    added = {entry.name: JudgeKind(entry.value, "[:ARGUMENT]", "options") for entry in entry_points(group=GROUP)}
+    return {**added, **KINDS}
+
+
+def kind_named(word: str) -> tuple[str, JudgeKind | None]:
+    """The judge type and kind that a word of `--judge` names; another is the user's own."""
+    for judge_type, kind in KINDS.items():
+        if word == (kind.name or judge_type):
+            return judge_type, kind
+    added = judge_kinds() if word.isidentifier() else {}  # to look at the installed packages takes time
+    return (word, added[word]) if word in added else (CUSTOM, None)
+
+
+def judge_forms(kinds: Mapping[str, JudgeKind]) -> list[str]:
+    """How judges are written in `--judge`: `exact`, `regex:PATTERN`, `llm:FILE`, `file.py:function`."""
+    named = [f"{kind.name or judge_type}{kind.argument}" for judge_type, kind in kinds.items()]
+    return [*named, "file.py:function", "module->Name"]
