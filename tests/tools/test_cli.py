@@ -226,7 +226,7 @@ def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
         (["run", "agent.py:solv", *SCRIPTED], "did you mean solve?"),
         (["run", "agent.py", *SCRIPTED], "an agent is file.py:function"),
         (["run", "agent.py:solve", "b.py:solve", *SCRIPTED], "give one agent only"),
-        (["run", "agent.py:solve", *SCRIPTED, "--judge", "exakt"], "a judge is file.py:function"),
+        (["run", "agent.py:solve", *SCRIPTED, "--judge", "exakt"], "a judge is one of exact"),
         (["run", "agent.py:solve", *SCRIPTED, "--tasks", "none.jsonl"], "there is no file none.jsonl"),
         (["run", "agent.py:solve", *SCRIPTED, "-k", "2", "--temperature", "0"], "pass@2"),
         (["run", "agent.py:solve", *SCRIPTED, "ajet.rollout.num_repeats=3"], "did you mean rollout.num_repeat?"),
