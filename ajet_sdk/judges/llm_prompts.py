@@ -207,10 +207,14 @@ def _of_example(one: Example) -> str:
 
 
 def _shown(text: str) -> str:
-    text = _TAGS.sub(r"< \1\2", text)
-    if len(text) <= LONGEST:
+    return shorten(_TAGS.sub(r"< \1\2", text))
+
+
+def shorten(text: str, most: int = LONGEST) -> str:
+    """A text of at most about `most` characters: of a longer one its beginning and its end."""
+    if len(text) <= most:
         return text
-    half = LONGEST // 2
+    half = most // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
 
 

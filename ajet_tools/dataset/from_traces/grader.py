@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ajet_sdk.engines.budget import BudgetSpent
 from ajet_sdk.engines.client import ModelClient
-from ajet_sdk.errors import ConfigError, NoReward
-from ajet_sdk.judges.llm_prompts import GRADE_SCHEMA
-from ajet_sdk.judges.model import JudgeModel, number_in
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.judges.llm import LlmJudge
+from ajet_sdk.judges.llm_prompts import Material, shorten
+from ajet_sdk.judges.model import JudgeModel
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.agreement import final_of, stands_in, votes
+from ajet_tools.dataset.verify.judge import graded
 from ajet_tools.dataset.verify.verdict import Verdict, independent
 from ajet_tools.text.clean import spoken
 from ajet_tools.trace.export.conversations import conversations
@@ -23,10 +25,8 @@ from ajet_tools.trace.export.job import Record
 A = TypeVar("A")
 T = TypeVar("T")
 
-_LONGEST = 24_000
-"""Characters of a transcript; of a longer one the beginning and the end are shown."""
 _LONGEST_OUTCOME = 4_000
-_MOST = 10.0
+"""Characters of an output, and of an error."""
 
 
 def read_rubric(text: str) -> str:
@@ -92,14 +92,14 @@ class Grader:
 
     async def grade(self, record: Record) -> Verdict:
         """The verdict on one episode. A reply that is no grade is asked for once more; then the episode is refused."""
-        model = JudgeModel(self.endpoint, temperature=self.temperature, max_tokens=self.max_tokens, retries=1)
-        try:
-            question = [{"role": "user", "content": self.question(record)}]
-            score, reason = await model.ask(question, GRADE_SCHEMA, _read)
-        except NoReward as error:
-            details = {"error": str(error), "prompt": self.prompt}
-            return Verdict(False, "the grader's reply cannot be read", details, failed=True)
-        return Verdict(score >= self.least, reason, {"score": score, "least": self.least, "prompt": self.prompt})
+        judge = LlmJudge(
+            self.rubric or "",
+            model=JudgeModel(self.endpoint, temperature=self.temperature, max_tokens=self.max_tokens, retries=1),
+            prompt=load("from-traces/grade").render(rubric="{rubric}", transcript="{answer}", remarks="{reference}"),
+            max_score=10,
+        )
+        details = {"least": self.least, "prompt": self.prompt}
+        return await graded(judge, Material("", _transcript(record), "\n".join(_remarks(record))), self.least, details)
 
     async def value_of(self, asked: tuple[str, str]) -> str | None:
         """The value that an output gives as the answer to a question; None where it gives none that can be checked.
@@ -107,22 +107,10 @@ class Grader:
         Two replies must say the same, and it must stand in the output.
         """
         question, output = asked
-        text = load("from-traces/value").render(question=question, output=_shortened(output, _LONGEST))
+        text = load("from-traces/value").render(question=question, output=shorten(output))
         replies = await independent(self.endpoint, text, 2, seed=0, max_tokens=self.max_tokens, what="--read-values")
         found = votes([final_of(reply) for reply in replies])
         return found.answer if found.answer and found.count == 2 and stands_in(found.answer, output) else None
-
-    def question(self, record: Record) -> str:
-        """What the grader is asked of an episode."""
-        episode = record.episode
-        outcome = episode.output if isinstance(episode.output, str) else None
-        ended = f"It ended as {episode.status}: {episode.error}" if episode.error else ""
-        return load("from-traces/grade").render(
-            rubric=self.rubric,
-            transcript=_shortened(_transcript(record), _LONGEST),
-            outcome=_shortened("\n".join(part for part in (outcome, ended) if part), _LONGEST_OUTCOME),
-            remarks=_shortened("\n".join(_remarks(record)), _LONGEST_OUTCOME),
-        )
 
 
 def _transcript(record: Record) -> str:
@@ -130,7 +118,11 @@ def _transcript(record: Record) -> str:
         "\n".join(f"[{m.get('role', '?')}] {spoken(m)}" for m in conversation.messages)
         for conversation in conversations(record.episode)
     ]
-    return "\n\n--- another conversation of it ---\n".join(said) or record.episode.task.main_query
+    episode = record.episode
+    whole = "\n\n--- another conversation of it ---\n".join(said) or episode.task.main_query
+    ended = [f"[output] {episode.output}"] if isinstance(episode.output, str) else []
+    ended += [f"It ended as {episode.status}: {episode.error}"] if episode.error else []
+    return "\n\n".join([shorten(whole), *(shorten(text, _LONGEST_OUTCOME) for text in ended)])
 
 
 def _remarks(record: Record) -> list[str]:
@@ -140,18 +132,3 @@ def _remarks(record: Record) -> list[str]:
         found += [said.comment] if said.comment else []
         found += [f"the right answer would have been: {said.correction}"] if said.correction else []
     return found
-
-
-def _shortened(text: str, most: int) -> str:
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
-
-
-def _read(found: Mapping[str, Any]) -> tuple[float, str]:
-    """Score from 0 to 1, and reason. Raises ValueError where there is no score."""
-    score = number_in(found.get("score"))
-    if score is None or not 0 <= score <= _MOST:
-        raise ValueError(f'"score" must be a number from 0 to {_MOST:.0f}')
-    return score / _MOST, " ".join(str(found.get("reason") or "no reason given").split())

@@ -13,8 +13,10 @@ from typing import Any
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import AjetError, ConfigError, NoReward, TrainingError
 from ajet_sdk.judges.call import call_judge, is_group_judge, workflow_task
+from ajet_sdk.judges.llm import LlmJudge
+from ajet_sdk.judges.llm_prompts import Material
 from ajet_sdk.judges.math import number
-from ajet_sdk.judges.model import JudgeModel, number_in, object_schema
+from ajet_sdk.judges.model import JudgeModel
 from ajet_sdk.judges.rewards import judged
 from ajet_sdk.rollout.outcomes import solved
 from ajet_sdk.rollout.threads import Workers
@@ -29,7 +31,6 @@ log = logging.getLogger("ajet")
 _HANGING = 8
 """Calls of a judge that may hang before no more rows are given to it."""
 _LONGEST = 500
-_SCHEMA = object_schema(correct={"type": "boolean"}, score={"type": "number"}, reason={"type": "string"})
 
 
 class Judged:
@@ -142,7 +143,7 @@ def _other_answer(answer: Any) -> Any:
 
 @dataclass(frozen=True)
 class Grader:
-    """A model's yes or no, with a score and a reason; `rubric` is the user's text, or ours."""
+    """An LLM judge that gives the row's answer the full score; `rubric` is the user's text, or ours."""
 
     name: str = "llm"
     rubric: str | None = None
@@ -153,30 +154,29 @@ class Grader:
         if answer is None:
             return Verdict(False, "no answer to grade")
         rubric, asked = load("verify/rubric"), load("verify/grade")
-        text = asked.render(question=question_of(row), answer=_shown(answer), rubric=self.rubric or rubric.render())
-        details: dict[str, Any] = {"prompt": asked.label, "rubric": "the user's" if self.rubric else rubric.label}
-        model = JudgeModel(required(endpoint, self.name), max_tokens=2048, retries=1)
-        try:
-            grade = await model.ask([{"role": "user", "content": text}], _SCHEMA, _grade)
-        except NoReward as error:
-            details["error"] = str(error)[:_LONGEST]
-            return Verdict(False, "the grader's reply cannot be read", details, failed=True)
-        verdict = "right" if grade["correct"] else "wrong"
-        return Verdict(grade["correct"], f"the grader finds it {verdict}", {**details, **grade})
+        details = {"prompt": asked.label, "rubric": "the user's" if self.rubric else rubric.label}
+        judge = LlmJudge(
+            self.rubric or rubric.render(),
+            model=JudgeModel(required(endpoint, self.name), max_tokens=2048, retries=1),
+            prompt=asked.render(question="{query}", answer="{answer}", rubric="{rubric}"),
+        )
+        verdict = await graded(judge, Material(question_of(row), _shown(answer)), 1.0, details)
+        if verdict.failed:
+            return verdict
+        reason = f"the grader finds it {'right' if verdict.ok else 'wrong'}"
+        return Verdict(verdict.ok, reason, {**verdict.details, "grade": verdict.reason[:_LONGEST]})
+
+
+async def graded(judge: LlmJudge, material: Material, least: float, details: Mapping[str, Any]) -> Verdict:
+    """The verdict of an LLM judge: passed where the score is at least `least`, as a share of the highest."""
+    try:
+        grade = await judge.grade(material)
+    except NoReward as error:
+        details = {**details, "error": str(error)[:_LONGEST]}
+        return Verdict(False, "the grader's reply cannot be read", details, failed=True)
+    score = grade.score / judge.max_score
+    return Verdict(score >= least, grade.reason, {**details, "score": score})
 
 
 def _shown(answer: Any) -> str:
     return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
-
-
-def _grade(found: Mapping[str, Any]) -> dict[str, Any]:
-    """`correct`, and `score` and `reason` where they are sound. Raises ValueError where there is no clear yes or no."""
-    if not isinstance(found.get("correct"), bool):
-        raise ValueError('"correct" must be true or false')
-    given = found.get("score")
-    score = None if isinstance(given, str) else number_in(given)
-    return {
-        "correct": found["correct"],
-        **({"score": score} if score is not None else {}),
-        "grade": str(found.get("reason", ""))[:_LONGEST],
-    }

@@ -185,7 +185,7 @@ def test_the_grader_sees_the_passage_and_what_it_refuses_is_kept_apart(model_ser
         if "<passage>" in text:
             return teach(body)
         assert "<excerpt>" in text and "series 0" in text, "the passage stands beside the question"
-        return json.dumps({"correct": "year" not in text.split("Question:")[-1], "score": 0, "reason": "so it is"})
+        return json.dumps({"score": int("year" not in text.split("Question:")[-1]), "reason": "so it is"})
 
     server = model_server(say)
     out = tmp_path / "data"

@@ -606,7 +606,7 @@ def test_a_rubric_keeps_what_is_good_and_every_reason(service: Path, model_serve
     verdict = row["provenance"]["verdict"]
     assert row["main_query"] == "What is 1+1?" and verdict["ok"] and verdict["reason"] == "It answers."
     assert verdict["details"]["score"] == 0.9 and row["provenance"]["model"] == "judge"
-    assert row["provenance"]["prompt"] == "from-traces/grade version 1"
+    assert row["provenance"]["prompt"] == "from-traces/grade version 2"
     apart = rows(Path("tasks.rejected.jsonl"))
     assert len(apart) == 4 and {row["reason"] for row in apart} == {"It gives no number."}
     asked = server.requests[0]["messages"][-1]["content"]
@@ -641,7 +641,7 @@ def test_personal_data_does_not_reach_the_grader(private: Path, model_server: An
 
 def test_prose_for_a_grade_is_asked_again_and_then_refused(service: Path, model_server: Any) -> None:
     def say(body: dict[str, Any], number: int) -> str:
-        first, *said = body["messages"]
+        _system, first, *said = body["messages"]
         if "1+1" in first["content"]:
             return "It is a fine answer." if not said else '{"score": 10, "reason": "Fine."}'
         return "I would rather not say."

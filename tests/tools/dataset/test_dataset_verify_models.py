@@ -43,7 +43,7 @@ def solve(ask):
 def grade(ask):
     [answer] = re.findall(r"<answer>\\s*(\\d+)", ask.body["messages"][-1]["content"])
     right = int(answer) == added(ask) and int(answer) % 2 == 0
-    return [json.dumps({"correct": right, "score": float(right), "reason": "odd numbers are not trusted"})]
+    return [json.dumps({"score": float(right), "reason": "odd numbers are not trusted"})]
 """
 SEEDS = [{"main_query": f"What is {n} plus 7?", "metadata": {"answer": str(n + 7)}} for n in (11, 25, 38)]
 

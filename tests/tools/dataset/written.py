@@ -109,7 +109,7 @@ def teach(body: Mapping[str, Any], most: int = 4) -> str:
     asked = str(body["messages"][-1]["content"])
     found = PASSAGE.search(asked)
     if found is None:  # a grader is asked
-        return json.dumps({"correct": True, "score": 1, "reason": "the excerpt says so"})
+        return json.dumps({"score": 1, "reason": "the excerpt says so"})
     lines = [line for line in found[1].splitlines() if not line.startswith(("#", "|"))]
     sentences = re.findall(r"[^.!?]{20,}[.!?]", " ".join(lines))
     rows = []
