@@ -19,7 +19,6 @@ from ajet_sdk.secret_keys import masked
 from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.card import pictures
-from ajet_tools.dataset.card.topics import Topics, map_topics
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.rows.forms import LEAST, Forms, NGrams
@@ -28,7 +27,7 @@ NAME, OTHER_NAME = "README.md", "CARD.md"
 MARK = "<!-- Written by ajet; rewritten with the dataset. -->"
 FOLDER = "card"
 """Where the pictures are, beside the card."""
-_MAPPED = 2000
+_SAMPLED = 2000
 _EXAMPLES = 6
 _LONGEST = 600
 _NUMERIC = re.compile(r"[\d,.]+")
@@ -94,7 +93,7 @@ class _Sample:
         self.lineage.setdefault(split, Counter())[sources] += 1
         hashed = int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=6).digest(), "big")
         entry = (-hashed, -self.rows, text, answer)
-        if len(self.sample) < _MAPPED:
+        if len(self.sample) < _SAMPLED:
             heappush(self.sample, entry)
         elif entry[:2] > self.sample[0][:2]:
             heapreplace(self.sample, entry)
@@ -132,11 +131,10 @@ def write_card(
     for split, part in (rows if isinstance(rows, Mapping) else {"train": rows}).items():
         for values in part:
             seen.add(split, values)
-    topics = map_topics([text for text, _ in seen.sampled()])
     try:
         path = _place(directory)
-        drawn, missing = _draw(directory / FOLDER, seen, facts, topics)
-        text = "\n".join(_card(seen, facts, topics, drawn, missing)).rstrip() + "\n"
+        drawn, missing = _draw(directory / FOLDER, seen, facts)
+        text = "\n".join(_card(seen, facts, drawn, missing)).rstrip() + "\n"
         write_whole(path, text.encode("utf-8", "replace"))
     except OSError as error:
         raise TaskError(f"cannot write the card in {directory}: {error.strerror or error}") from error
@@ -150,7 +148,7 @@ def _place(directory: Path) -> Path:
     return path if mine else directory / OTHER_NAME
 
 
-def _draw(folder: Path, seen: _Sample, facts: Facts, topics: Topics | None) -> tuple[set[str], str]:
+def _draw(folder: Path, seen: _Sample, facts: Facts) -> tuple[set[str], str]:
     """Draw what there is to draw; the names of the pictures, and the line that says why there are none.
 
     A picture of an earlier card that has no successor is removed.
@@ -163,7 +161,6 @@ def _draw(folder: Path, seen: _Sample, facts: Facts, topics: Topics | None) -> t
         "length": pictures.lengths(seen.questions) if seen.rows else None,
         "similarity": pictures.similarity(facts.similarities) if facts.similarities else None,
         "difficulty": pictures.difficulty(seen.rates) if seen.rates else None,
-        "topics": pictures.topic_map(topics) if topics is not None else None,
     }
     for name, content in made.items():
         if content is None:
@@ -179,7 +176,7 @@ def _draw(folder: Path, seen: _Sample, facts: Facts, topics: Topics | None) -> t
 # The text
 
 
-def _card(seen: _Sample, facts: Facts, topics: Topics | None, drawn: set[str], missing: str) -> Iterator[str]:
+def _card(seen: _Sample, facts: Facts, drawn: set[str], missing: str) -> Iterator[str]:
     yield from _head(facts)
     yield from (MARK, "", f"# {_one_line(facts.title)}", "")
     if facts.made_by:
@@ -193,7 +190,6 @@ def _card(seen: _Sample, facts: Facts, topics: Topics | None, drawn: set[str], m
     yield from _diversity(seen, facts)
     yield from _similarity(facts, drawn)
     yield from _difficulty(seen, drawn)
-    yield from _topics(seen, topics, drawn)
     if missing:
         yield from (f"Plots are left out: {missing}", "")
     yield from _examples(seen)
@@ -293,18 +289,6 @@ def _difficulty(seen: _Sample, drawn: set[str]) -> Iterator[str]:
     rates = f"The mean pass rate of {len(seen.rates):,} measured rows is {sum(seen.rates) / len(seen.rates):.2f}"
     yield from (f"{rates}; {seen.rates.count(0.0):,} were never solved and {seen.rates.count(1.0):,} always.", "")
     yield from _picture("difficulty", "Pass rate", drawn)
-
-
-def _topics(seen: _Sample, topics: Topics | None, drawn: set[str]) -> Iterator[str]:
-    yield from ("## Topics", "")
-    if topics is None:
-        yield from ("The rows are too few, or their words too alike, for a map of topics.", "")
-        return
-    if seen.rows > len(seen.sample):
-        yield from (f"Of a sample of {len(seen.sample):,} rows.", "")
-    rows = [(str(i), ", ".join(topic.words), f"{topic.rows:,}") for i, topic in enumerate(topics.topics, 1)]
-    yield from _rows(("topic", "strongest words", "rows"), rows)
-    yield from _picture("topics", "A map of the topics", drawn)
 
 
 def _examples(seen: _Sample) -> Iterator[str]:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ajet_sdk.errors import MissingExtra
-from ajet_tools.dataset.card.topics import Topics
 from ajet_tools.dataset.rows.stats import Stats
 
 _INK, _FAINT = "#26323d", "#d9dee3"
@@ -134,35 +133,6 @@ def _draw_shares(axes: Any, label: str, values: Any, **how: Any) -> None:
     axes.set_xlabel(label)
     axes.set_ylabel("rows")
     axes.grid(axis="y", color=_FAINT)
-
-
-def topic_map(topics: Topics) -> bytes:
-    """Each row a dot near those with the same words, in the colour of its topic, the topics named beside it."""
-    with _open_axes("Topics, by the words of the questions", (8.4, 4.8)) as (axes, out):
-        for number, topic in enumerate(topics.topics):
-            mine = topics.places_N2[topics.labels_N == number]
-            colour = _COLOURS[number % len(_COLOURS)]
-            label = _topic_label(number, topic.words)
-            axes.scatter(*mine.T, s=14, alpha=0.55, linewidths=0, color=colour, label=label)
-            x, y = np.median(mine, axis=0)
-            axes.annotate(
-                str(number + 1), (x, y), ha="center", va="center", color="white", fontsize=9, fontweight="bold",
-                bbox={"boxstyle": "circle,pad=0.25", "facecolor": colour, "edgecolor": "white"},
-            )  # fmt: skip
-        axes.set_aspect("equal", adjustable="datalim")
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, handletextpad=0.2)
-    return out.getvalue()
-
-
-def _topic_label(number: int, words: Sequence[str]) -> str:
-    """The topic's number and words, those that the font can draw; the card has all of them."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties(family="DejaVu Sans")))
-    drawn = [word for word in words[:3] if all(font.get_char_index(ord(char)) for char in word)]
-    return f"{number + 1}  {', '.join(drawn)}".rstrip().replace("$", r"\$")
 
 
 def pictures_of(stats: Stats) -> dict[str, bytes]:
