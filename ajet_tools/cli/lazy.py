@@ -1,7 +1,6 @@
 """Commands whose modules are imported when they run, so that help and other commands don't wait for them.
 
-A command's help gets its layout here: paragraphs are filled, examples have a heading and fit 80 columns. Earlier
-spellings of options are understood and shown in no help.
+A command's help gets its layout here: paragraphs are filled, examples have a heading and fit 80 columns.
 """
 
 from __future__ import annotations
@@ -15,20 +14,6 @@ from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-
-EARLIER_OPTIONS = {
-    "--workers": ("--concurrency",),
-    "--output": ("--out",),
-    "--threshold": ("--similarity",),
-    "--near": ("--similarity",),
-    "--keep": ("--band", "--keep-files"),
-    "--max-tokens": ("--max-length",),
-    "--from-failures": ("--failed",),
-    "-n": ("--count",),
-    "-f": ("--format",),
-}
-"""Spellings that are still understood by commands without an option of that name, each with those that replaced it."""
-
 
 EXAMPLE_WIDTH = 78
 """Columns of an example: of a terminal's 80, help leaves a margin of one on each side."""
@@ -90,7 +75,6 @@ class _Commands(Mapping[str, Any]):
         if not isinstance(command, LazyGroup):
             for one in (command, *getattr(command, "commands", {}).values()):
                 _lay_out(one)
-                _accept_earlier_options(one)
         return command
 
     def __iter__(self) -> Iterator[str]:
@@ -143,18 +127,3 @@ def _hide_flag_types(options: Sequence[Any]) -> None:
     for option in options:
         if getattr(option, "is_flag", False):
             option.metavar = ""
-
-
-def _accept_earlier_options(command: Any) -> None:
-    """Have the command's parser know earlier spellings of its options, where they are no options of its own."""
-    make = command.make_parser
-
-    def make_parser(ctx: Any) -> Any:
-        parser = make(ctx)
-        short, long = parser._short_opt, parser._long_opt
-        for old, now in EARLIER_OPTIONS.items():
-            for new in filter(long.__contains__, now):
-                (long if old.startswith("--") else short).setdefault(old, long[new])
-        return parser
-
-    command.make_parser = make_parser

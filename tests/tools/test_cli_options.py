@@ -1,4 +1,4 @@
-"""Option names: each means one thing in every command; earlier spellings work and are shown nowhere."""
+"""Option names: each means one thing in every command."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from typing import Any
 
 import pytest
 
-from ajet_tools.cli.lazy import EARLIER_OPTIONS
 from ajet_tools.cli.reference import commands, options
 
 COMMANDS = commands()
@@ -18,8 +16,6 @@ SHOWN = [(name, option) for name, command in COMMANDS.items() for option in opti
 
 WITHOUT_JSON = {"ajet trace view", "ajet dataset view", "ajet config migrate"}
 """Two screens, and YAML."""
-OWN_MEANING = {("ajet dataset split", "--near")}
-"""An option that is spelt as another command's option was, and means something else."""
 
 
 def test_a_letter_stands_for_one_option() -> None:
@@ -42,45 +38,6 @@ def test_what_lists_has_json() -> None:
     lists = {name for name in COMMANDS if name.count(" ") == 2 and name.split()[1] in ("trace", "dataset", "config")}
     with_json = {name for name, option in SHOWN if "--json" in option.opts}
     assert lists - with_json == WITHOUT_JSON and {"ajet run", "ajet doctor"} <= with_json
-
-
-@pytest.mark.parametrize(
-    ("command", "given", "now"),
-    [
-        ("trace rejudge", ["--workers", "4", "--judge", "math"], ["--concurrency", "4", "--judge", "math"]),
-        ("trace rejudge", ["--workers=4"], ["--concurrency=4"]),
-        ("trace remerge", ["--max-tokens", "512"], ["--max-length", "512"]),
-        ("trace export", ["-f", "tasks"], ["--format", "tasks"]),
-        ("trace ls", ["-f", "reward>0", "-n", "3"], ["-f", "reward>0", "-n", "3"]),
-        ("dataset expand", ["seeds.jsonl", "-n500"], ["seeds.jsonl", "--count=500"]),
-        ("dataset expand", ["--max-tokens", "9"], ["--max-tokens", "9"]),
-        ("dataset dedup", ["--threshold", "0.9", "--keep", "first"], ["--similarity", "0.9", "--keep", "first"]),
-        ("dataset validate", ["--near", "0.8"], ["--similarity", "0.8"]),
-        ("dataset split", ["--near", "--", "--threshold"], ["--near", "--", "--threshold"]),
-        ("dataset calibrate", ["--keep", "0.1:0.9"], ["--band", "0.1:0.9"]),
-        ("rehearse", ["--keep"], ["--keep-files"]),
-        ("dataset from-traces", ["t", "--from-failures"], ["t", "--failed"]),
-        ("dataset expand", ["--from-failures", "t"], ["--from-failures", "t"]),
-        ("config migrate", ["--output", "new.yaml"], ["--out", "new.yaml"]),
-        ("dataset dedup", ["--out", "-f", "--threshold", "--near"], ["--out", "-f", "--similarity", "--near"]),
-        ("trace export", ["--out", "-f", "-f", "-f"], ["--out", "-f", "--format", "-f"]),
-        ("trace export", ["-o-f", "-f", "tasks"], ["-o-f", "--format", "tasks"]),
-    ],
-)
-def test_earlier_spellings_are_understood(command: str, given: list[str], now: list[str]) -> None:
-    made: Any = COMMANDS[f"ajet {command}"]
-    parser = made.make_parser(made.context_class(made))
-    assert parser.parse_args(args=given)[0] == parser.parse_args(args=now)[0]
-
-
-def test_no_help_shows_an_earlier_spelling_beside_what_replaced_it() -> None:
-    for name, command in COMMANDS.items():
-        shown = {flag for option in options(command) for flag in option.opts}
-        for old, replaced in EARLIER_OPTIONS.items():
-            assert not (old in shown and shown.intersection(replaced)) or (name, old) == (
-                "ajet dataset split",
-                "--near",
-            )
 
 
 def test_examples_have_a_heading_and_paragraphs_are_filled() -> None:

@@ -14,7 +14,7 @@ Columns that a form does not use are kept beside it, so that nothing of a row's 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Literal, get_args
 
@@ -89,7 +89,7 @@ def _trl_preference(values: _Values) -> dict[str, Any]:
     try:
         asked, used = _prompt_of(values)
     except Unfit:  # TRL's implicit prompts: both replies begin with it
-        shared = _common_prefix(chosen, rejected)
+        shared = next((i for i, (x, y) in enumerate(zip(chosen, rejected, strict=False)) if x != y), 0)
         if not shared:
             raise
         asked, used = chosen[:shared], set()
@@ -154,10 +154,6 @@ def _chat(value: Any) -> list[dict[str, Any]]:
 
 def _reply(value: Any) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": value}] if _is_text(value) else _chat(value)
-
-
-def _common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
 
 
 def _is_text(value: Any) -> bool:

@@ -161,7 +161,7 @@ def _tokens(timeline: Timeline, known: Vocabulary | str, trained: Mapping[str, S
     largest = float(np.nanmax(np.abs(advantages), initial=0.0)) or 1.0
     for i, token in enumerate(ids):
         text = f"{token} " if spelled is None else spelled.of(i)
-        body = _token_body(text)
+        body = "".join("<wbr>\u23ce\n" if c == "\n" else html.escape(shown(c)) for c in text) or "\u00b7"
         if not timeline.loss_mask[i]:
             yield f'<span title="id {token}, prompt">{body}</span>'
             continue
@@ -175,11 +175,6 @@ def _tokens(timeline: Timeline, known: Vocabulary | str, trained: Mapping[str, S
             style += f"--{kind}:{100 * abs(advantage) / largest:.0f}%;"
             title += f", advantage {advantage:.4g}"
         yield f'<span class="m" style="{style}" title="{title}">{body}</span>'
-
-
-def _token_body(text: str) -> str:
-    """A token's text: line breaks stay and are marked, other control characters are spelled out."""
-    return "".join("<wbr>\u23ce\n" if c == "\n" else html.escape(shown(c)) for c in text) or "\u00b7"
 
 
 def _advantages(timeline: Timeline, trained: Mapping[str, Sequence[float]]) -> _Floats:

@@ -246,10 +246,6 @@ class RowsScreen(ReviewScreen):
         else:
             self.table.go_to(at)
 
-    def _position(self, number: int) -> int | None:
-        """Where a row stands in the table; None where it is not in it."""
-        return self.table.rows.position(str(number)) if self.table.rows is not None else None
-
     def action_back(self) -> None:
         """One thing at a time: stop what runs, unselect, forget what was searched for, show all."""
         if self._busy:
@@ -280,7 +276,7 @@ class RowsScreen(ReviewScreen):
         if not back:
             self.notify("nothing to undo", timeout=2)
             return
-        if (at := self._position(min(back))) is not None:
+        if (at := (self.table.rows.position(str(min(back))) if self.table.rows is not None else None)) is not None:
             self.table.go_to(at)
         self.update_rows()
 

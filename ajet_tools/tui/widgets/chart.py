@@ -68,7 +68,7 @@ class Chart(PlotextPlot):
         plt.ylim(low, high)
         plt.xlim(first - 0.5 if first == last else first, last + 0.5 if first == last else last)
         ticks = [low, high] if height < 7 else [low, (low + high) / 2, high]
-        plt.yticks(ticks, [_format_tick(tick) for tick in ticks])
+        plt.yticks(ticks, [_format_number(tick).rjust(6) for tick in ticks])
         marks = sorted({first, (first + last) // 2, last})
         plt.xticks([float(mark) for mark in marks], [str(mark) for mark in marks])
         for i, curve in enumerate(shown.curves):
@@ -86,10 +86,6 @@ def _axis_limits(low: float, high: float) -> tuple[float, float]:
         return low, high
     margin = abs(low) * 0.1 or 0.5
     return low - margin, high + margin
-
-
-def _format_tick(value: float) -> str:
-    return _format_number(value).rjust(6)
 
 
 def _format_number(value: float | None) -> str:
