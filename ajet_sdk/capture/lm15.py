@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ajet_sdk.capture.patches import OwnClient, Patches
@@ -66,31 +67,28 @@ def patch_lm15(module: Any, patches: Patches, fallback: Fallback) -> None:
     patches.at_end(own.close)
 
 
-def _read_along(passing: PassThrough, response: Any) -> Iterator[bytes]:
-    whole, chunks, done = (
-        False,
-        response._chunks,
-        passing.ending(response.status, response.header("content-type") or ""),
-    )
+@contextmanager
+def _recorded(passing: PassThrough, response: Any) -> Iterator[None]:
+    """The reading of a response, recorded at its end: whole, or left early."""
+    whole, done = False, passing.ending(response.status, response.header("content-type") or "")
     try:
+        yield
+        whole = True
+    finally:
+        done(whole)
+
+
+def _read_along(passing: PassThrough, response: Any) -> Iterator[bytes]:
+    chunks = response._chunks
+    with _recorded(passing, response):
         for chunk in chunks:
             passing.feed(chunk)
             yield chunk
-        whole = True
-    finally:
-        done(whole)
 
 
 async def _aread_along(passing: PassThrough, response: Any) -> AsyncIterator[bytes]:
-    whole, chunks, done = (
-        False,
-        response._chunks,
-        passing.ending(response.status, response.header("content-type") or ""),
-    )
-    try:
+    chunks = response._chunks
+    with _recorded(passing, response):
         async for chunk in chunks:
             passing.feed(chunk)
             yield chunk
-        whole = True
-    finally:
-        done(whole)

@@ -1,7 +1,9 @@
-"""Small pieces of HTML for a notebook's cell: a paragraph, a table, curves. Every text is escaped."""
+"""Small pieces of HTML for a notebook's cell: a paragraph, a table, the learning curve. Every text is escaped."""
 
 from __future__ import annotations
 
+import base64
+import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -51,44 +53,42 @@ def _progress(done: int, total: int, rewards: Sequence[float]) -> str:
     return f'<progress value="{done}" max="{total}"></progress> {done}/{total} episodes{mean}'
 
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 560, 220, 44, 12, 24
-_COLOURS = ("#d9822b", "#2e9e5b", "#2f7de1")
+_CURVES = {
+    "train/reward": ("training, sampled", "tab:gray", "-"),
+    "val/reward": ("validation, temperature 1", "tab:blue", "o-"),
+    "val/greedy_reward": ("validation, greedy", "tab:green", "s--"),
+}
 
 
-def curves(found: Mapping[str, Mapping[int, float]]) -> str:
-    """Curves over steps as one picture (SVG); nothing where there is no point."""
-    points = {name: sorted(values.items()) for name, values in found.items() if values}
-    if not points:
-        return ""
-    steps = [step for line in points.values() for step, _ in line]
-    values = [value for line in points.values() for _, value in line]
-    low, high = min(0.0, *values), max(values)
-    width, height = max(max(steps) - min(steps), 1), (high - low) or 1.0
+def learning_curve(history: Mapping[str, Mapping[int, float]]) -> bytes | None:
+    """The rewards by step as a PNG; None where there is nothing to draw or no plotting library."""
+    present = {name: style for name, style in _CURVES.items() if history.get(name)}
+    if not present:
+        return None
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(7, 4))  # a layout that is worked out draws it three times over
+    figure.subplots_adjust(left=0.1, right=0.98, top=0.97, bottom=0.13)
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, (label, colour, style) in present.items():
+        points = sorted(history[name].items())
+        axes.plot([s for s, _ in points], [v for _, v in points], style, label=label, color=colour, linewidth=1.5)
+    axes.set_xlabel("step")
+    axes.set_ylabel("reward")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120)
+    return drawn.getvalue()
 
-    def place(step: int, value: float) -> tuple[float, float]:
-        across = (step - min(steps)) / width * (_WIDTH - _LEFT - 10)
-        return _LEFT + across, _TOP + (1 - (value - low) / height) * (_HEIGHT - _TOP - _BOTTOM)
 
-    parts = []
-    for at in (low, (low + high) / 2, high):
-        _, y = place(0, at)
-        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}" stroke="#8884"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{at:.2f}</text>')
-    for at in sorted({min(steps), max(steps)}):
-        x, _ = place(at, low)
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{at}</text>')
-    for number, (name, line) in enumerate(points.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        parts.append(f'<g fill="{colour}">')
-        path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in line)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += ['<circle cx="{:.1f}" cy="{:.1f}" r="2.5"/>'.format(*place(*point)) for point in line]
-        parts.append(f'<text x="{_LEFT + 8 + 150 * number}" y="{_TOP + 4}" stroke="none">{_text(name)}</text></g>')
-    style = "font: 11px sans-serif; fill: currentColor"
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" style="{style}" role="img" '
-        f'aria-label="learning curve">{"".join(parts)}</svg>'
-    )
+def picture(png: bytes | None) -> str:
+    """A picture within the page; nothing where there is none."""
+    return "" if png is None else f'<img width="560" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
 
 def _text(text: str) -> str:

@@ -16,7 +16,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ajet_sdk.errors import ConfigError, MissingExtra
-from ajet_sdk.reporting import output
+from ajet_sdk.reporting import html, output
 from ajet_sdk.reporting.held_out import drop_message, dropped, not_carried_over, paired, task_rewards, without_signal
 from ajet_sdk.reporting.notices import STEPS, discarded, unstable, warning_signs
 from ajet_sdk.reporting.results import TunedModel
@@ -192,7 +192,9 @@ class Loggers:
         if self._board is not None:
             self._board.close()
         try:
-            learning_curve(self._directory / "learning_curve.png", self.history)
+            if (drawn := html.learning_curve(self.history)) is not None:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                (self._directory / "learning_curve.png").write_bytes(drawn)
         except OSError as lost:
             log.warning("The learning curve could not be drawn: %s", lost)
 
@@ -344,34 +346,3 @@ class _Board:
 
     def close(self) -> None:
         self._file.close()
-
-
-def learning_curve(place: Path, history: Mapping[str, Mapping[int, float]]) -> Path | None:
-    """Draw the rewards by step into a PNG; None where there is nothing to draw or no plotting library."""
-    curves = {
-        "train/reward": ("training, sampled", "tab:gray", "-"),
-        "val/reward": ("validation, temperature 1", "tab:blue", "o-"),
-        "val/greedy_reward": ("validation, greedy", "tab:green", "s--"),
-    }
-    present = {name: style for name, style in curves.items() if history.get(name)}
-    if not present:
-        return None
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
-    figure = Figure(figsize=(7, 4))  # a layout that is worked out draws it three times over
-    figure.subplots_adjust(left=0.1, right=0.98, top=0.97, bottom=0.13)
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for name, (label, colour, style) in present.items():
-        points = sorted(history[name].items())
-        axes.plot([s for s, _ in points], [v for _, v in points], style, label=label, color=colour, linewidth=1.5)
-    axes.set_xlabel("step")
-    axes.set_ylabel("reward")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(place, dpi=120)
-    return place

@@ -281,5 +281,4 @@ class TunedModel:
         return output.visible("\n".join(lines))
 
     def _repr_html_(self) -> str:
-        curves = {name: self.history[name] for name in _CURVES if self.history.get(name)}
-        return html.curves(curves) + html.paragraph(repr(self))
+        return html.picture(html.learning_curve(self.history)) + html.paragraph(repr(self))

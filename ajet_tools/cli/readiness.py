@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -14,32 +15,21 @@ from typing import Literal
 
 from ajet_tools.cli.stacks import STACKS, Stack, installed_version, same_version
 
-CORE = (
-    "pydantic", "numpy", "duckdb", "pyarrow", "polars", "rapidfuzz", "pytz", "typer", "rich", "pyyaml", "jinja2",
-    "starlette", "uvicorn", "httpx", "aiohttp", "openai",
-)  # fmt: skip
-EXTRAS = {
-    "local": (
-        "torch", "transformers", "tokenizers", "safetensors", "peft", "llguidance", "gguf", "matplotlib", "tensorboard",
-    ),
-    "tools": ("textual", "textual-plotext", "textual-serve"),
-    "documents": ("pypdf", "python-docx", "beautifulsoup4"),
-    "math": ("math-verify",),
-    "environments": ("gymnasium", "mcp"),
-    "datasets": ("datasets",),
-    "agentscope": ("agentscope",),
-    "ray": ("ray",),
-    "trinity": (
-        "ray", "transformers", "datasets", "omegaconf", "sqlalchemy", "aiosqlite", "greenlet", "pybase64",
-        "sortedcontainers",
-    ),
-    "verl": (
-        "accelerate", "cachetools", "codetiming", "dill", "einops", "fastapi", "fire", "hydra-core", "jsonlines",
-        "latex2sympy2_extended", "math-verify",
-        "nvidia-ml-py", "pandas", "psutil", "psycopg2-binary", "pybind11", "pylatexenc", "tensordict", "torchdata",
-        "wandb", "word2number",
-    ),
-}  # fmt: skip
+
+def _required(extra: str = "") -> tuple[str, ...]:
+    """The packages that ajet itself asks for, or one of its extras does."""
+    try:
+        lines = importlib.metadata.requires("ajet") or []
+    except importlib.metadata.PackageNotFoundError:  # it runs from a directory
+        return ()
+    pairs = [(re.match(r"[\w-]+", line), re.search(r"extra == ['\"](\w+)", line)) for line in lines]
+    names = [name[0] for name, of in pairs if name is not None and (of[1] if of else "") == extra]
+    return tuple(name for name in names if name != "ajet")
+
+
+CORE = _required()
+_SHOWN = ("local", "tools", "documents", "math", "environments", "datasets", "agentscope", "ray", "trinity", "verl")
+EXTRAS = {extra: _required(extra) for extra in _SHOWN}
 DRIVER = 580
 """The oldest NVIDIA driver for CUDA 13, which the pinned torch is built for."""
 _IMPORT_TIMEOUT = 300

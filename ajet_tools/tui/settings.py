@@ -1,20 +1,18 @@
-"""The SQL that a user asked before, and the queries they gave a name.
-
-What the viewer remembers of its user from one time to the next: the last filters and searches, how to export.
-"""
+"""What the viewer remembers of its user from one time to the next: SQL, filters, searches, how to export."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from typing_extensions import Self
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import write_whole
 
-_MAX_QUERIES = 100
+_MAX_QUERIES, _MAX_ENTRIES = 100, 50
 
 EXAMPLES: Mapping[str, str] = {
     "reward by step": (
@@ -44,108 +42,71 @@ EXAMPLES: Mapping[str, str] = {
 """Queries to begin with, by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedQueries:
-    """`history` has the newest last."""
+class _Remembered(BaseModel):
+    """A JSON file in the user's own directory."""
 
+    model_config = ConfigDict(frozen=True, strict=True)
+    NAME: ClassVar[str]
+
+    @classmethod
+    def file(cls) -> Path:
+        return Path.home() / ".config" / "ajet" / cls.NAME
+
+    @classmethod
+    def load(cls) -> Self:
+        """What was saved; nothing where there is no file. Raises ConfigError where the file cannot be read."""
+        try:
+            return cls.model_validate_json(cls.file().read_bytes())
+        except FileNotFoundError:
+            return cls()
+        except ValidationError as error:
+            [first, *_] = error.errors(include_url=False)
+            place = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"{cls.file()}: {place} {first['msg']}; repair or delete the file") from None
+        except OSError as error:
+            raise ConfigError(f"cannot read {cls.file()} ({error}); repair or delete it") from error
+
+    def save(self) -> None:
+        """Write the file, whole or not at all. Raises ConfigError where that fails."""
+        try:
+            self.file().parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.file(), self.model_dump_json(indent=1) + "\n")
+        except OSError as error:
+            raise ConfigError(f"cannot write {self.file()}: {error}") from error
+
+
+class SavedQueries(_Remembered):
+    """The SQL that a user asked before, the newest last, and the queries they gave a name."""
+
+    NAME = "queries.json"
     history: tuple[str, ...] = ()
-    saved: dict[str, str] = field(default_factory=dict)
+    saved: dict[str, str] = {}
 
     def with_query(self, sql: str) -> SavedQueries:
-        return replace(self, history=(*(entry for entry in self.history if entry != sql), sql)[-_MAX_QUERIES:])
+        return self.model_copy(update={"history": _append(self.history, sql)[-_MAX_QUERIES:]})
 
     def with_saved(self, name: str, sql: str) -> SavedQueries:
-        return replace(self, saved={**self.saved, name: sql})
+        return self.model_copy(update={"saved": {**self.saved, name: sql}})
 
     def without(self, name: str) -> SavedQueries:
-        return replace(self, saved={other: sql for other, sql in self.saved.items() if other != name})
+        return self.model_copy(update={"saved": {other: sql for other, sql in self.saved.items() if other != name}})
 
 
-def queries_file() -> Path:
-    return Path.home() / ".config" / "ajet" / "queries.json"
-
-
-def load_queries() -> SavedQueries:
-    """What the user saved; nothing where there is no file. Raises ConfigError where the file is not ours."""
-    file = queries_file()
-    content = _read_json(file)
-    history = content.get("history", []) if isinstance(content, dict) else None
-    saved = content.get("saved", {}) if isinstance(content, dict) else None
-    texts = [*history, *saved, *saved.values()] if isinstance(history, list) and isinstance(saved, dict) else [None]
-    if not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"{file} does not contain saved queries; repair or delete it")
-    return SavedQueries(tuple(history or ()), dict(saved or {}))
-
-
-def save_queries(queries: SavedQueries) -> None:
-    """Write them, whole or not at all. Raises ConfigError where that fails."""
-    _write_json(queries_file(), asdict(queries), "queries cannot be saved in")
-
-
-def _read_json(file: Path) -> Any:
-    """An empty object where there is no file."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {file} ({error}); repair or delete it") from error
-
-
-def _write_json(file: Path, content: Mapping[str, Any], failure: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
-    except OSError as error:
-        raise ConfigError(f"{failure} {file}: {error}") from error
-
-
-_MAX_ENTRIES = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(_Remembered):
     """The newest entries stand last."""
 
+    NAME = "view.json"
     filters: tuple[str, ...] = ()
     searches: tuple[str, ...] = ()
     export_format: str = ""
     export_folder: str = ""
 
     def with_filter(self, text: str) -> Settings:
-        return replace(self, filters=_append(self.filters, text))
+        return self.model_copy(update={"filters": _append(self.filters, text)[-_MAX_ENTRIES:]})
 
     def with_search(self, text: str) -> Settings:
-        return replace(self, searches=_append(self.searches, text))
+        return self.model_copy(update={"searches": _append(self.searches, text)[-_MAX_ENTRIES:]})
 
 
 def _append(entries: tuple[str, ...], text: str) -> tuple[str, ...]:
-    return (*(entry for entry in entries if entry != text), text)[-_MAX_ENTRIES:] if text else entries
-
-
-def settings_file() -> Path:
-    return Path.home() / ".config" / "ajet" / "view.json"
-
-
-def load_settings() -> Settings:
-    """What was remembered; nothing where there is no file. Raises ConfigError where the file is not ours."""
-    file = settings_file()
-    content = _read_json(file)
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} does not contain settings of the viewer; repair or delete it")
-    known = {field.name: content[field.name] for field in fields(Settings) if field.name in content}
-    return Settings(**{name: _check_value(file, name, value) for name, value in known.items()})
-
-
-def _check_value(file: Path, name: str, value: Any) -> Any:
-    listed = isinstance(getattr(Settings(), name), tuple)
-    if listed and isinstance(value, list) and all(isinstance(entry, str) for entry in value):
-        return tuple(value)
-    if not listed and isinstance(value, str):
-        return value
-    raise ConfigError(f"{file}: {name} is not {'a list of texts' if listed else 'a text'}; repair or delete the file")
-
-
-def save_settings(what: Settings) -> None:
-    """Keep it for the next time. Raises ConfigError where it cannot be written."""
-    _write_json(settings_file(), asdict(what), "the viewer's settings cannot be saved in")
+    return (*(entry for entry in entries if entry != text), text) if text else entries

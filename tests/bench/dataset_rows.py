@@ -27,7 +27,7 @@ COMMANDS = {
     "filter jsonl": "filter {f}.jsonl 'chars<400 metadata.level>=2 not text~\"train 7\"' -o {out}.jsonl",
     "filter parquet": "filter {f}.parquet 'chars<400 metadata.level>=2' -o {out}.parquet",
     "filter by SQL": "filter {f}.jsonl \"metadata.level IN (2, 3) AND main_query LIKE '%train%'\" -o {out}.jsonl",
-    "mix": "mix {f}.jsonl=1 {g}.jsonl=1 -n 1000000 -o {out}.jsonl",
+    "mix": "mix {f}.jsonl=1 {g}.jsonl=1 --count 1000000 -o {out}.jsonl",
     "split": "split {f}.jsonl -o {out}",
     "split stratified": "split {f}.jsonl --stratify metadata.level -o {out}",
     "stats": "stats {f}.jsonl --by metadata.level --json",

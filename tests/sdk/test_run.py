@@ -222,7 +222,7 @@ def test_a_report_and_a_tuned_model_print_as_a_person_reads_them(tmp_path: Path)
     assert "val/reward 0.250 → 0.750 (step 0 → 10)" in repr(tuned) and "ajet serve model" in repr(tuned)
     curve = tuned.to_arrow().to_pydict()
     assert curve == {"step": [0, 1, 10], "train/loss": [None, 0.5, None], "val/reward": [0.25, None, 0.75]}
-    assert "<polyline" in tuned._repr_html_() and "<there>" not in tuned._repr_html_()
+    assert "data:image/png" in tuned._repr_html_() and "<there>" not in tuned._repr_html_()
 
 
 def test_rows_may_be_given_as_tasks(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_thread_of_a_judge_does_not_keep_a_dataset_command_and_what_is_registe
     Path("seeds.jsonl").write_text("\n".join(map(json.dumps, rows)))
     made = [{"main_query": "Add five and six.", "metadata": {"answer": "11"}}]
     Path("replies.py").write_text(f"import json\ndef reply(ask):\n    return json.dumps({made!r})\n")
-    more = ("-n", "1", "--verify", "judge:agent.py:polls", "--scripted", "replies.py:reply", "--out", "data")
+    more = ("--count", "1", "--verify", "judge:agent.py:polls", "--scripted", "replies.py:reply", "--out", "data")
     done = ajet("dataset", "expand", "seeds.jsonl", *more)
     assert done.returncode == 0 and "still running: judging" in done.stderr, done.stderr
     assert Path("registered").exists()

@@ -135,7 +135,7 @@ def test_remerge(demo: Path) -> None:
     for estimator in get_args(RewardEstimator):
         said = ajet("trace", "remerge", WHERE, "--estimator", estimator)
         assert "The run trained nothing" in said and "tokens zero_advantage" in said
-    found = json.loads(ajet("trace", "remerge", WHERE, "--max-tokens", "10", "--no-normalize-std", "--json"))
+    found = json.loads(ajet("trace", "remerge", WHERE, "--max-length", "10", "--no-normalize-std", "--json"))
     assert found["policy"]["max_tokens"] == 10 and found["policy"]["normalize_std"] is False
     assert set(found["booked"]) == {"evaluation"} and found["own"]["outcomes"] == found["other"]["outcomes"]
     assert sum(found["own"]["outcomes"].values()) == sum(found["booked"].values())

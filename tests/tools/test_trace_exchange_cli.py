@@ -57,7 +57,7 @@ def test_export_of_some_episodes(trace: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "o.jsonl")
 
     def ids(*options: str) -> list[str]:
-        ajet("export", str(trace), "-f", "messages", "-o", out, *options)
+        ajet("export", str(trace), "--format", "messages", "-o", out, *options)
         return [json.loads(line)["episode_id"] for line in Path(out).read_text().splitlines()]
 
     assert ids("--split", "val", "--run", "run-1") == ["e2"]
@@ -67,13 +67,15 @@ def test_export_of_some_episodes(trace: Path, tmp_path: Path) -> None:
 
 def test_export_with_a_filter(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl"
-    ajet("export", str(trace), "-f", "messages", "-o", str(out), "--all-runs", "--filter", "reward>0.5", VALIDATION)
+    ajet(
+        "export", str(trace), "--format", "messages", "-o", str(out), "--all-runs", "--filter", "reward>0.5", VALIDATION
+    )
     assert [json.loads(line)["episode_id"] for line in out.read_text().splitlines()] == ["e1", "e2"]
 
 
 def test_json_tells_the_counts(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl"
-    told = json.loads(ajet("export", str(trace), "-f", "native", "-o", str(out), "--all-runs", "--json").stdout)
+    told = json.loads(ajet("export", str(trace), "--format", "native", "-o", str(out), "--all-runs", "--json").stdout)
     assert told["episodes"] == 3 and told["redacted"] == {"email": 3} and told["path"] == str(out)
     back = tmp_path / "back.duckdb"
     told = json.loads(ajet("import", str(out), "--out", str(back), "--json").stdout)
@@ -85,7 +87,7 @@ def test_through_pipes_the_trace_comes_back_equal(trace: Path, tmp_path: Path) -
     command = [sys.executable, "-m", "ajet", "trace"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     exported = subprocess.run(
-        [*command, "export", str(trace), "-f", "native", "-o", "-", "--all-runs", "--no-redact"],
+        [*command, "export", str(trace), "--format", "native", "-o", "-", "--all-runs", "--no-redact"],
         capture_output=True, check=True, env=environment,
     )  # fmt: skip
     assert exported.stdout.startswith(b'{"ajet_trace"') and b"3 episodes" in exported.stderr
@@ -113,7 +115,7 @@ def test_import_skips_bad_rows_only_where_asked(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_said(trace: Path, tmp_path: Path) -> None:
     where = str(trace)
-    assert "no export format 'csv'; formats: tasks" in ajet("export", where, "-f", "csv", code=2).output
+    assert "no export format 'csv'; formats: tasks" in ajet("export", where, "--format", "csv", code=2).output
     assert "--split must be train, val or trial" in ajet("export", where, "--split", "test", code=2).output
     assert "is a trace, which" in ajet("export", where, "--out", where, code=2).output
     assert "no run 'zz'" in ajet("export", where, "--run", "zz", code=2).output

@@ -46,8 +46,6 @@ def filter_rows(
     ] = None,
     *,
     out: Out = "-",
-    min_chars: Annotated[int | None, typer.Option(min=0, help="Minimum characters of the question.")] = None,
-    max_chars: Annotated[int | None, typer.Option(min=0, help="At most.")] = None,
     language: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,7 +66,7 @@ def filter_rows(
     rejected: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the rows that are left out.")] = None,
     rows: RowOptions,
 ) -> None:
-    """Keep rows that match an expression, a length, a language or a judge.
+    """Keep rows that match an expression, a language or a judge.
 
     An expression compares fields: columns (main_query), paths (metadata.answer, messages.0.content), their length
     (main_query.chars, metadata.tags.count), or text, chars, words, language, task_id of what the row asks. Operators:
@@ -83,7 +81,7 @@ def filter_rows(
 
     \b
     ajet dataset filter tasks.jsonl 'metadata.level>=3 not text~"train"' -o hard.jsonl
-    ajet dataset filter tasks.parquet --min-chars 20 --max-chars 2000 --language en -o en.jsonl
+    ajet dataset filter tasks.parquet 'chars>=20 chars<=2000 language=en' -o en.jsonl
     ajet dataset filter tasks.jsonl 'metadata.answer~"regex:^[0-9]+$"' -o - | wc -l
     ajet dataset filter tasks.jsonl "metadata.level IN (1, 2) AND chars(main_query) < 500" -o short.jsonl
     ajet dataset filter tasks.parquet --sql "SELECT label, count(*) AS n FROM rows GROUP BY label"
@@ -95,7 +93,7 @@ def filter_rows(
     if (in_sql or sql is not None) and (source == "-" or rows.map):
         raise ConfigError("--sql reads a file twice; pass a file instead of stdin, and no --map")
     if sql is not None:
-        if expression or judge or rejected or min_chars is not None or max_chars is not None or language:
+        if expression or judge or rejected or language:
             raise ConfigError("--sql is a complete SELECT; remove the expression and the other conditions")
         _select(sql, source, out, rows.as_json)
         return
@@ -103,8 +101,6 @@ def filter_rows(
     keep = Keep(
         filter=parse(expression) if expression and not in_sql else None,
         where=Where(expression, source) if expression and in_sql else None,
-        least=min_chars,
-        most=max_chars,
         languages=tuple(language or ()),
         judge=_judge(judge) if judge else None,
         reward=min_reward,

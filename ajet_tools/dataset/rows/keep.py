@@ -1,4 +1,4 @@
-"""Which rows of a dataset are kept: by an expression, by length, by language, by a judge; and why others are not."""
+"""Which rows of a dataset are kept: by an expression, by language, by a judge; and why others are not."""
 
 from __future__ import annotations
 
@@ -32,9 +32,6 @@ class Keep:
 
     filter: Filter | None = None
     where: Where | None = None
-    least: int | None = None
-    """Characters of the row's text, at least."""
-    most: int | None = None
     languages: Sequence[str] = ()
     judge: Verifier | None = None
     """Asked about rows that meet the other conditions; it judges the row's own answer."""
@@ -51,8 +48,6 @@ class Keep:
         for language in self.languages:
             if language not in (*LANGUAGES, "und"):
                 raise ConfigError(f"--language {language} is unknown; languages: {', '.join(LANGUAGES)}, und")
-        if self.least is not None and self.most is not None and self.least > self.most:
-            raise ConfigError(f"--min-chars {self.least} is more than --max-chars {self.most}, so no row can be kept")
 
     def of(self, blocks: Iterable[Block], reread: Callable[[], Iterable[Block]] | None = None) -> Iterator[Kept]:
         """The rows that are kept, in their order: a block, and which of it as a numpy array.
@@ -83,12 +78,6 @@ class Keep:
 
     def _conditions(self, block: Block) -> Iterator[tuple[Any, str | Callable[[int], str]]]:
         """Which rows meet each condition, and why the others are left out."""
-        if self.least is not None or self.most is not None:
-            chars = block.texts.str.len_chars()
-            if self.least is not None:
-                yield (chars >= self.least).to_numpy(), f"shorter than {self.least} characters"
-            if self.most is not None:
-                yield (chars <= self.most).to_numpy(), f"longer than {self.most} characters"
         if self.languages:
             found = [language_of(text) for text in block.texts]
             yield np.isin(found, list(self.languages)), lambda index: f"in another language ({found[index]})"

@@ -1,8 +1,7 @@
 """What a model call's span says was asked and answered, in each of the conventions in which it may say it.
 
 In this order, the first that the span has: GenAI 1.37 and later (messages as attributes), GenAI 1.28 to 1.36 (a span
-event for each message), OpenLLMetry (`gen_ai.prompt.0.role`), GenAI before 1.28 (two events), OpenInference
-(`llm.input_messages.0.message.role`).
+event for each message), OpenLLMetry (`gen_ai.prompt.0.role`), OpenInference (`llm.input_messages.0.message.role`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Dialogue:
 
 def dialogue_of(span: Span) -> Dialogue | None:
     """The messages of a span; None where it has none."""
-    for read in (_attributes, _events, _indexed, _content_events, _openinference):
+    for read in (_attributes, _events, _indexed, _openinference):
         found = read(span)
         if found is not None:
             return found
@@ -189,26 +188,6 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = inner if isinstance(inner, Mapping) else call
     named = {"name": function.get("name"), "arguments": function.get("arguments")}
     return {"id": call.get("id"), "type": "function", "function": named}
-
-
-def _content_events(span: Span) -> Dialogue | None:
-    """Before 1.28: the events `gen_ai.content.prompt` and `gen_ai.content.completion`, each with JSON."""
-    found: dict[str, Any] = {}
-    for name, attributes in span.events:
-        if name == "gen_ai.content.prompt":
-            found["asked"] = parsed(attributes.get("gen_ai.prompt"))
-        elif name == "gen_ai.content.completion":
-            found["answered"] = parsed(attributes.get("gen_ai.completion"))
-    asked, answered = _messages(found.get("asked"), "user"), _messages(found.get("answered"), "assistant")
-    return Dialogue(asked, answered[0] if answered else None) if asked or answered else None
-
-
-def _messages(value: Any, role: str) -> list[Message]:
-    if isinstance(value, str):
-        return [{"role": role, "content": value}]
-    if isinstance(value, Mapping):
-        value = [value]
-    return [dict(message) for message in _objects(value)]
 
 
 def _openinference(span: Span) -> Dialogue | None:

@@ -73,23 +73,27 @@ def _get(value: Mapping[str, Any], name: str) -> Any:
 
 def _otlp(group: Mapping[str, Any]) -> Iterator[Span]:
     resource = _attributes((group.get("resource") or {}).get("attributes"))
-    scopes = _get(group, "scopeSpans") or _get(group, "instrumentationLibrarySpans") or []
-    for scope in scopes:
+    for scope in _get(group, "scopeSpans") or []:
         for span in scope.get("spans") or []:
-            status = span.get("status") or {}
-            failed = status.get("code") in (2, "STATUS_CODE_ERROR", "ERROR")
-            yield Span(
-                trace=_hex(_get(span, "traceId")),
-                span_id=_hex(_get(span, "spanId")),
-                parent_id=_hex(_get(span, "parentSpanId")) or None,
-                name=str(span.get("name", "")),
-                start=_nanos(_get(span, "startTimeUnixNano")),
-                end=_nanos(_get(span, "endTimeUnixNano")),
-                error=str(status.get("message") or "error") if failed else None,
-                attributes=_attributes(span.get("attributes")),
-                events=[(str(e.get("name", "")), _attributes(e.get("attributes"))) for e in span.get("events") or []],
-                resource=resource,
-            )
+            yield otlp_span(span, resource)
+
+
+def otlp_span(span: Mapping[str, Any], resource: dict[str, Any]) -> Span:
+    """A span with OTLP's names, in either spelling of protobuf's JSON."""
+    status = span.get("status") or {}
+    failed = status.get("code") in (2, "STATUS_CODE_ERROR", "ERROR")
+    return Span(
+        trace=_hex(_get(span, "traceId")),
+        span_id=_hex(_get(span, "spanId")),
+        parent_id=_hex(_get(span, "parentSpanId")) or None,
+        name=str(span.get("name", "")),
+        start=_nanos(_get(span, "startTimeUnixNano")),
+        end=_nanos(_get(span, "endTimeUnixNano")),
+        error=str(status.get("message") or "error") if failed else None,
+        attributes=_attributes(span.get("attributes")),
+        events=[(str(e.get("name", "")), _attributes(e.get("attributes"))) for e in span.get("events") or []],
+        resource=resource,
+    )
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:

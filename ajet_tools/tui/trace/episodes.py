@@ -22,7 +22,7 @@ from ajet_tools.trace.queries.episodes import unended_rows
 from ajet_tools.trace.queries.filters import Filter, parse
 from ajet_tools.trace.queries.index import Cancelled
 from ajet_tools.trace.queries.listing import Listing, open_listing
-from ajet_tools.tui.settings import Settings, load_settings, save_settings
+from ajet_tools.tui.settings import Settings
 from ajet_tools.tui.trace.episode_list import CAUSE_COLUMN, EPISODE_COLUMNS, Finder, UnfinishedRows
 from ajet_tools.tui.trace.export import SelectionScreen
 from ajet_tools.tui.widgets.lines import StatusLine
@@ -130,7 +130,7 @@ class EpisodesScreen(SelectionScreen):
     async def _start(self) -> None:
         try:
             self.bookmarks = bookmarked(self.app.path)
-            self.settings = load_settings()
+            self.settings = Settings.load()
         except AjetError as error:
             self.app.show_error(error)
         self._update_status(busy="reading")
@@ -264,7 +264,7 @@ class EpisodesScreen(SelectionScreen):
         if what != self.settings:
             self.settings = what
             try:
-                save_settings(what)
+                what.save()
             except AjetError as error:
                 self.app.show_error(error)
 

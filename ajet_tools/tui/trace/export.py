@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,7 +25,7 @@ from ajet_tools.trace.bookmarks import set_bookmark
 from ajet_tools.trace.export import FORMATS, SUFFIXES, Exported, Format
 from ajet_tools.trace.queries.episodes import attempts_of
 from ajet_tools.tui.base import Dialog
-from ajet_tools.tui.settings import Settings, load_settings, save_settings
+from ajet_tools.tui.settings import Settings
 from ajet_tools.tui.trace.screen import TraceScreen, TraceViewer
 from ajet_tools.tui.widgets.listing import ListingTable
 
@@ -81,7 +81,7 @@ class ExportScreen(Dialog[None]):
 
     def on_mount(self) -> None:
         try:
-            self._settings = load_settings()
+            self._settings = Settings.load()
         except AjetError as error:
             self.app.show_error(error)
         last: Format | None = next((name for name in FORMATS if name == self._settings.export_format), None)
@@ -161,7 +161,8 @@ class ExportScreen(Dialog[None]):
 
     def _save_settings(self, format: Format, file: Path) -> None:
         try:
-            save_settings(replace(load_settings(), export_format=format, export_folder=str(file.resolve().parent)))
+            folder = str(file.resolve().parent)
+            Settings.load().model_copy(update={"export_format": format, "export_folder": folder}).save()
         except AjetError as error:
             self.app.show_error(error)
 

@@ -31,7 +31,7 @@ from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace.sql import console
 from ajet_tools.trace.sql.process import SqlProcess
 from ajet_tools.tui.base import Dialog
-from ajet_tools.tui.settings import EXAMPLES, SavedQueries, load_queries, save_queries
+from ajet_tools.tui.settings import EXAMPLES, SavedQueries
 from ajet_tools.tui.trace.screen import TraceScreen, TraceViewer
 from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.widgets.arrow_table import ArrowTable
@@ -144,7 +144,7 @@ class SqlScreen(TraceScreen):
 
     def _save_history(self, sql: str) -> None:
         try:
-            save_queries(load_queries().with_query(sql))
+            SavedQueries.load().with_query(sql).save()
         except ConfigError as error:
             self.app.show_error(error)
 
@@ -162,7 +162,7 @@ class SqlScreen(TraceScreen):
 
     @work
     async def action_queries(self) -> None:
-        chosen = await self.app.push_screen_wait(QueriesScreen(load_queries()))
+        chosen = await self.app.push_screen_wait(QueriesScreen(SavedQueries.load()))
         if chosen:
             editor = self.query_one(SqlEditor)
             editor.text = chosen
@@ -216,7 +216,7 @@ class SqlScreen(TraceScreen):
     def _save(self, name: str) -> str:
         if not name:
             raise ConfigError("name the query first")
-        save_queries(load_queries().with_saved(name, self.sql))
+        SavedQueries.load().with_saved(name, self.sql).save()
         return f"saved as {one_line(name)}; F3 lists it"
 
     def on_arrow_table_selected(self, event: ArrowTable.Selected) -> None:
@@ -292,7 +292,7 @@ class QueriesScreen(Dialog[str]):
         at = self.query_one(OptionList).highlighted
         if at is not None and self.listed[at][0] == "saved":
             self.queries = self.queries.without(self.listed[at][1])
-            save_queries(self.queries)
+            self.queries.save()
             self._fill()
 
 

@@ -79,7 +79,7 @@ def test_each_row_gets_its_pass_rate_and_the_rest_stays_as_it_was(here: Path) ->
 
 
 def test_a_band_keeps_the_rows_within_and_puts_the_others_apart_with_the_reason(here: Path) -> None:
-    done = calibrate("tasks.jsonl", "-k", "8", "--keep", "0.1:0.9", "--out", "fit.jsonl", "--json")
+    done = calibrate("tasks.jsonl", "-k", "8", "--band", "0.1:0.9", "--out", "fit.jsonl", "--json")
     summary = json.loads(done.stdout)
     assert done.exit_code == 0 and (summary["kept"], summary["outside"], summary["tasks"]) == (2, 4, 6)
     assert sum(summary["histogram"]) == 6 and len(summary["histogram"]) == 9
@@ -270,7 +270,7 @@ def test_what_is_no_band(text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["tasks.jsonl", "--out", "o.jsonl", "--keep", "1:0"], "LOW:HIGH"),
+        (["tasks.jsonl", "--out", "o.jsonl", "--band", "1:0"], "LOW:HIGH"),
         (["absent.jsonl", "--out", "o.jsonl"], "absent.jsonl"),
         (["empty.jsonl", "--out", "o.jsonl"], "no row"),
         (["bad.jsonl", "--out", "o.jsonl"], "bad.jsonl line 2"),

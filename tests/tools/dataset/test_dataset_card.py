@@ -41,7 +41,7 @@ def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 FACTS = Facts(
     title="Sums | and more",
-    made_by="ajet dataset expand seeds.jsonl -n 200",
+    made_by="ajet dataset expand seeds.jsonl --count 200",
     counts={"seeds": 5},
     refused={"near duplicate": 7, "the judge rejects the answer": 11},
     parameters={"model": "m", "seed": 0, "strategies": ["harder", "easier"]},

@@ -86,7 +86,7 @@ def test_a_row_that_is_like_the_kept_one_by_way_of_a_third_says_which(tmp_path: 
     source = write(tmp_path / "a.jsonl", *steps)
     report = tmp_path / "r.jsonl"
     out = tmp_path / "o.jsonl"
-    ajet("dedup", source, "-o", str(out), "--report", str(report), "--threshold", "0.95")
+    ajet("dedup", source, "-o", str(out), "--report", str(report), "--similarity", "0.95")
     assert asked(out) == [FOX]
     told = read(report)
     assert [line.get("via") is not None for line in told] == [False, False, True, True, True]

@@ -95,13 +95,13 @@ def at(server: Any) -> tuple[str, ...]:
 
 
 def test_a_directory_is_written_and_the_same_bytes_again(place: Place) -> None:
-    first = place.run("seeds.jsonl", "-n", "30", "--out", "data", *SCRIPTED)
+    first = place.run("seeds.jsonl", "--count", "30", "--out", "data", *SCRIPTED)
     assert first.returncode == 0, first.stderr
     assert "30 rows accepted: 27 train, 3 validation" in first.stdout
     row = place.rows("data/train.jsonl")[0]
     assert row["metadata"]["unit"] == "none" and row["provenance"]["source"] == "expand"
     assert (place.path / "data" / "README.md").is_file()
-    again = place.run("seeds.jsonl", "-n", "30", "--out", "again/data", *SCRIPTED, "--json")
+    again = place.run("seeds.jsonl", "--count", "30", "--out", "again/data", *SCRIPTED, "--json")
     summary = json.loads(again.stdout)
     assert (summary["accepted"], summary["stopped"]) == (30, None)
     one, other = place.bytes_of("data"), place.bytes_of("again/data")
@@ -111,7 +111,7 @@ def test_a_directory_is_written_and_the_same_bytes_again(place: Place) -> None:
 def test_other_names_are_mapped_and_parquet_is_written(place: Place) -> None:
     place.seeds([{"text": row["main_query"], "gold": row["metadata"]["answer"]} for row in ROWS], "other.jsonl")
     arguments = ("--map", "text=main_query", "--map", "gold=metadata.answer", "--format", "parquet")
-    done = place.run("other.jsonl", "-n", "12", "--out", "data", *arguments, *SCRIPTED)
+    done = place.run("other.jsonl", "--count", "12", "--out", "data", *arguments, *SCRIPTED)
     assert done.returncode == 0, done.stderr
     import pyarrow.parquet as pq
 
@@ -130,11 +130,11 @@ def test_the_prompts_are_shown_and_nothing_is_sent(place: Place) -> None:
 def test_it_says_what_it_may_take_and_asks(place: Place, model_server) -> None:
     server = model_server(sums)
     arguments = ("--base-url", server.url, "--model", "writer", "--verify", "none", "--price", "1,2")
-    asked = place.run("seeds.jsonl", "-n", "100", "--out", "data", *arguments)
+    asked = place.run("seeds.jsonl", "--count", "100", "--out", "data", *arguments)
     assert asked.returncode == 2 and "pass --yes to continue" in asked.stderr
     assert re.search(r"About 32 calls for rows: about [\d,]+ tokens in, [\d,]+ out, \d+\.\d\d in money", asked.stderr)
     assert server.requests == []
-    assert place.run("seeds.jsonl", "-n", "10", "--out", "data", *arguments, "--yes").returncode == 0
+    assert place.run("seeds.jsonl", "--count", "10", "--out", "data", *arguments, "--yes").returncode == 0
 
 
 def test_killed_at_any_time_resume_loses_nothing_and_pays_for_nothing_twice(place: Place, model_server) -> None:
@@ -142,7 +142,7 @@ def test_killed_at_any_time_resume_loses_nothing_and_pays_for_nothing_twice(plac
         return 0.05, sums(body)
 
     server, whole = model_server(slow), model_server(slow)
-    run = ("seeds.jsonl", "-n", "120", "--concurrency", "4")
+    run = ("seeds.jsonl", "--count", "120", "--concurrency", "4")
     process = place.start(*run, "--out", "data", *at(server))
     until(lambda: len(server.requests) >= 14)
     process.kill()
@@ -163,11 +163,11 @@ def test_killed_at_any_time_resume_loses_nothing_and_pays_for_nothing_twice(plac
 
 def test_a_resume_with_other_options_says_what_differs(place: Place, model_server) -> None:
     server = model_server(sums)
-    assert place.run("seeds.jsonl", "-n", "10", "--out", "data", *at(server)).returncode == 0
+    assert place.run("seeds.jsonl", "--count", "10", "--out", "data", *at(server)).returncode == 0
     made = len(server.requests)
-    other = place.run("seeds.jsonl", "-n", "10", "--out", "data", *at(server), "--resume", "--temperature", "0.5")
+    other = place.run("seeds.jsonl", "--count", "10", "--out", "data", *at(server), "--resume", "--temperature", "0.5")
     assert other.returncode == 2 and "options.temperature was 1.0, is 0.5" in other.stderr
-    same = place.run("seeds.jsonl", "-n", "10", "--out", "data", *at(server), "--resume", "--concurrency", "3")
+    same = place.run("seeds.jsonl", "--count", "10", "--out", "data", *at(server), "--resume", "--concurrency", "3")
     assert same.returncode == 0, same.stderr
     assert len(server.requests) == made
 
@@ -175,7 +175,7 @@ def test_a_resume_with_other_options_says_what_differs(place: Place, model_serve
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm_write_what_there_is(place: Place, model_server, sent: int, code: int) -> None:
     server = model_server(lambda body, number: (0.05, sums(body)))
-    process = place.start("seeds.jsonl", "-n", "5000", "--out", "data", "--concurrency", "4", *at(server))
+    process = place.start("seeds.jsonl", "--count", "5000", "--out", "data", "--concurrency", "4", *at(server))
     until(lambda: len(server.requests) >= 14)
     process.send_signal(sent)
     out, err = process.communicate(timeout=300)
@@ -190,7 +190,7 @@ def test_eight_kills_two_ctrl_c_and_a_sigterm_give_the_bytes_of_a_straight_run(p
         return 0.02, sums(body)
 
     server, whole = model_server(slow), model_server(slow)
-    run = ("seeds.jsonl", "-n", "400", "--concurrency", "4", "--resume")
+    run = ("seeds.jsonl", "--count", "400", "--concurrency", "4", "--resume")
     signals = [signal.SIGKILL] * 8 + [signal.SIGINT] * 2 + [signal.SIGTERM]
     random.Random(0).shuffle(signals)
     for number, sent in enumerate(signals, 1):
@@ -206,26 +206,26 @@ def test_eight_kills_two_ctrl_c_and_a_sigterm_give_the_bytes_of_a_straight_run(p
 
 def test_a_dry_run_says_what_is_left_and_sends_nothing(place: Place, model_server) -> None:
     server = model_server(sums)
-    nothing = place.run("seeds.jsonl", "-n", "100", "--dry-run", "--price", "1,2", "--verify", "none")
+    nothing = place.run("seeds.jsonl", "--count", "100", "--dry-run", "--price", "1,2", "--verify", "none")
     assert nothing.returncode == 0, nothing.stderr
     assert re.fullmatch(
         r"About 32 calls for rows: about [\d,]+ tokens in, [\d,]+ out, \d\.\d\d in money\.\nNothing was sent\.\n",
         nothing.stdout,
     )
     run = ("seeds.jsonl", "--out", "data", *at(server))
-    assert place.run(*run, "-n", "20").returncode == 0
+    assert place.run(*run, "--count", "20").returncode == 0
     made, files = len(server.requests), place.bytes_of("data")
-    left = json.loads(place.run(*run, "-n", "60", "--resume", "--dry-run", "--json").stdout)
+    left = json.loads(place.run(*run, "--count", "60", "--resume", "--dry-run", "--json").stdout)
     assert left["accepted"] >= 20 and left["calls"] == -(-(60 - left["accepted"]) // 4)
     assert len(server.requests) == made and place.bytes_of("data") == files
-    assert json.loads(place.run(*run, "-n", "20", "--resume", "--dry-run", "--json").stdout)["calls"] == 0
-    other = place.run(*run, "-n", "60", "--resume", "--dry-run", "--shots", "2")
+    assert json.loads(place.run(*run, "--count", "20", "--resume", "--dry-run", "--json").stdout)["calls"] == 0
+    other = place.run(*run, "--count", "60", "--resume", "--dry-run", "--shots", "2")
     assert other.returncode == 2 and "options.shots was 4, is 2" in other.stderr
 
 
 def test_a_spent_budget_ends_it_cleanly(place: Place, model_server) -> None:
     server = model_server(sums)
-    done = place.run("seeds.jsonl", "-n", "500", "--out", "data", *at(server), "--max-calls", "9")
+    done = place.run("seeds.jsonl", "--count", "500", "--out", "data", *at(server), "--max-calls", "9")
     assert done.returncode == 1 and "BudgetSpent: the budget of 9 calls is spent" in done.stderr
     assert len(server.requests) == 9 and len(place.rows("data/train.jsonl")) > 20
     assert "Traceback" not in done.stderr
@@ -266,14 +266,14 @@ def test_bad_seeds_are_told_in_one_message_with_the_place(place: Place, kind: st
 def test_bad_rows_can_be_left_out(place: Place) -> None:
     with (place.path / "seeds.jsonl").open("a") as file:
         file.write("{nope\n")
-    assert place.run("seeds.jsonl", "-n", "5", "--out", "a", *SCRIPTED).returncode == 2
-    done = place.run("seeds.jsonl", "-n", "5", "--out", "b", *SCRIPTED, "--skip-bad-rows")
+    assert place.run("seeds.jsonl", "--count", "5", "--out", "a", *SCRIPTED).returncode == 2
+    done = place.run("seeds.jsonl", "--count", "5", "--out", "b", *SCRIPTED, "--skip-bad-rows")
     assert done.returncode == 0, done.stderr
 
 
 def test_a_full_disk_is_one_message_and_what_was_paid_for_is_kept(place: Place, model_server) -> None:
     server = model_server(sums)
-    run = ("seeds.jsonl", "-n", "200", "--out", "data", *at(server))
+    run = ("seeds.jsonl", "--count", "200", "--out", "data", *at(server))
     full = place.run(*run, file_limit=60_000)
     assert full.returncode in (1, 2) and "cannot" in full.stderr and "Traceback" not in full.stderr, full.stderr
     assert not [name for name in place.bytes_of("data") if name.endswith(".part")]
@@ -300,9 +300,9 @@ def test_what_is_missing_is_asked_for(place: Place) -> None:
 def test_a_resume_may_ask_for_more_rows_and_makes_only_those(place: Place, model_server) -> None:
     server = model_server(sums)
     run = ("seeds.jsonl", "--out", "data", "--validation", "0.2", *at(server))
-    assert place.run(*run, "-n", "20").returncode == 0
+    assert place.run(*run, "--count", "20").returncode == 0
     before, asked = {side: place.rows(f"data/{side}.jsonl") for side in ("train", "validation")}, len(server.requests)
-    more = place.run(*run, "-n", "35", "--resume")
+    more = place.run(*run, "--count", "35", "--resume")
     assert more.returncode == 0, more.stderr
     assert "35 rows accepted: 28 train, 7 validation" in more.stdout
     for side, rows in before.items():
@@ -310,10 +310,10 @@ def test_a_resume_may_ask_for_more_rows_and_makes_only_those(place: Place, model
     bodies = [json.dumps(body, sort_keys=True) for body in server.requests]
     assert len(bodies) > asked and len(set(bodies)) == len(bodies), "no call is paid for twice"
     after = place.bytes_of("data")
-    again = place.run(*run, "-n", "35", "--resume")
+    again = place.run(*run, "--count", "35", "--resume")
     assert again.returncode == 0 and len(server.requests) == len(bodies)
     assert place.bytes_of("data") == after
-    fewer = place.run(*run, "-n", "20", "--resume")
+    fewer = place.run(*run, "--count", "20", "--resume")
     assert fewer.returncode == 2
     assert "a run of 35 rows in data, but --count 20 is fewer" in " ".join(fewer.stderr.split())
     assert place.bytes_of("data") == after
@@ -322,8 +322,8 @@ def test_a_resume_may_ask_for_more_rows_and_makes_only_those(place: Place, model
 def test_a_run_that_was_stopped_may_go_on_to_more_rows(place: Place, model_server) -> None:
     server = model_server(sums)
     run = ("seeds.jsonl", "--out", "data", *at(server))
-    assert place.run(*run, "-n", "40", "--max-calls", "3").returncode == 1
-    more = place.run(*run, "-n", "60", "--resume")
+    assert place.run(*run, "--count", "40", "--max-calls", "3").returncode == 1
+    more = place.run(*run, "--count", "60", "--resume")
     assert more.returncode == 0, more.stderr
     assert "60 rows accepted" in more.stdout
     bodies = [json.dumps(body, sort_keys=True) for body in server.requests]
@@ -334,7 +334,7 @@ def test_a_run_that_was_stopped_may_go_on_to_more_rows(place: Place, model_serve
 def test_the_bar_stays_where_refusals_are_listed(place: Place, columns: int) -> None:
     reply = '[{"main_query": "What is 1 plus 1?"}, {"main_query": 7, "metadata": {"answer": "7", "unit": "none"}}, 5]'
     (place.path / "same.py").write_text(f"def reply(ask):\n    return {reply!r}\n")
-    command = [sys.executable, "-m", "ajet", "dataset", "expand", "seeds.jsonl", "-n", "500", "--out", "data"]
+    command = [sys.executable, "-m", "ajet", "dataset", "expand", "seeds.jsonl", "--count", "500", "--out", "data"]
     environment = {"PYTHONPATH": str(Path.cwd())}
     code, shown = at_a_terminal(
         [*command, "--scripted", "same.py:reply", "--verify", "none"], columns=columns, cwd=place.path,
@@ -357,7 +357,7 @@ def test_too_many_requests_are_told_without_a_terminal(place: Place, model_serve
         return sums(body)
 
     server = model_server(busy)
-    done = place.run("seeds.jsonl", "-n", "10", "--out", "data", *at(server))
+    done = place.run("seeds.jsonl", "--count", "10", "--out", "data", *at(server))
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stderr.split())
     assert said.count("answered 429, too many requests (1 so far); next request in") == 1

@@ -80,7 +80,7 @@ def at(writer: Any, judge: Any) -> tuple[str, ...]:
 
 def test_no_two_rows_mean_the_same_and_none_means_what_a_seed_does(place: Place, model_server, embedder) -> None:
     writer, judge = model_server(questions), embedder(means)
-    done = place.run("-n", "90", "--out", "data", *at(writer, judge))
+    done = place.run("--count", "90", "--out", "data", *at(writer, judge))
     assert done.returncode == 0, done.stderr
     kept = [*place.rows("seeds.jsonl"), *place.rows("data/train.jsonl"), *place.rows("data/validation.jsonl")]
     assert len(kept) == 96 and len({means(row["main_query"]) for row in kept}) == 96
@@ -97,7 +97,7 @@ def test_killed_and_resumed_no_vector_is_paid_for_twice(place: Place, model_serv
         return 0.05, questions(body)
 
     writer, judge = model_server(slow), embedder(means)
-    run = ("-n", "60", "--out", "data", *at(writer, judge))
+    run = ("--count", "60", "--out", "data", *at(writer, judge))
     process = place.start(*run)
     until(lambda: len(judge.batches) >= 6)
     process.kill()
@@ -108,7 +108,7 @@ def test_killed_and_resumed_no_vector_is_paid_for_twice(place: Place, model_serv
     again = [json.dumps(batch) for batch in judge.batches[len(before) :]]
     assert len(set(again) & set(before)) <= 4  # those that were under way, and never answered
     whole, straight = embedder(means), model_server(slow)
-    done = place.run("-n", "60", "--out", "straight/data", *at(straight, whole))
+    done = place.run("--count", "60", "--out", "straight/data", *at(straight, whole))
     assert done.returncode == 0, done.stderr
     for name in ("train.jsonl", "validation.jsonl", "rejected.jsonl"):
         assert place.rows(f"data/{name}") == place.rows(f"straight/data/{name}"), name
@@ -117,7 +117,7 @@ def test_killed_and_resumed_no_vector_is_paid_for_twice(place: Place, model_serv
 
 def test_vectors_are_estimated_and_spend_the_budget(place: Place, model_server, embedder) -> None:
     writer, judge = model_server(questions), embedder(means)
-    done = place.run("-n", "100", "--out", "data", *at(writer, judge), "--max-calls", "9", "--json")
+    done = place.run("--count", "100", "--out", "data", *at(writer, judge), "--max-calls", "9", "--json")
     assert "About 32 calls for rows, 33 requests for embeddings: about" in done.stderr
     assert done.returncode == 1 and "the budget of 9 calls is spent" in done.stderr
     assert len(writer.requests) + len(judge.batches) == 9
@@ -130,11 +130,11 @@ def test_vectors_are_estimated_and_spend_the_budget(place: Place, model_server, 
 def test_an_embedder_that_fails_is_one_message_and_costs_no_row(place: Place, model_server, embedder) -> None:
     writer, judge = model_server(questions), embedder(means)
     judge.failures = [Response("no such model", status_code=404)]
-    run = ("-n", "20", "--out", "data", *at(writer, judge))
+    run = ("--count", "20", "--out", "data", *at(writer, judge))
     early = place.run(*run)
     assert early.returncode == 1 and "answered 404: no such model" in early.stderr and not writer.requests
     late = model_server(lambda body, number: _then(judge, number, questions(body)))
-    run = ("-n", "60", "--out", "late", *at(late, judge))
+    run = ("--count", "60", "--out", "late", *at(late, judge))
     stopped = place.run(*run)
     assert stopped.returncode == 1 and "wrong key" in stopped.stderr and "Traceback" not in stopped.stderr
     assert "secret-key" not in stopped.stdout + stopped.stderr
@@ -155,7 +155,7 @@ def _then(judge: Any, number: int, said: str) -> str:
 
 def test_a_resume_with_another_meaning_says_so(place: Place, model_server, embedder) -> None:
     writer, judge = model_server(questions), embedder(means)
-    run = ("-n", "5", "--out", "data", *at(writer, judge))
+    run = ("--count", "5", "--out", "data", *at(writer, judge))
     assert place.run(*run).returncode == 0
     other = place.run(*run, "--resume", "--meaning", "0.8")
     assert other.returncode == 2 and "embeddings.meaning was 0.9, is 0.8" in other.stderr
@@ -163,7 +163,7 @@ def test_a_resume_with_another_meaning_says_so(place: Place, model_server, embed
 
 def test_what_is_no_embedder_is_told_before_the_first_call(place: Place, model_server) -> None:
     writer = model_server(questions)
-    asked = ("-n", "5", "--out", "data", "--base-url", writer.url, "--model", "m", "--verify", "none", "--yes")
+    asked = ("--count", "5", "--out", "data", "--base-url", writer.url, "--model", "m", "--verify", "none", "--yes")
     for given, message in ((("local", "nowhere"), "no model can be loaded there"), (("here", "m"), "takes a URL")):
         done = place.run(*asked, "--embeddings", *given)
         assert done.returncode == 2 and message in done.stderr, done.stderr

@@ -45,7 +45,7 @@ def test_the_seeds_are_eight_right_ones_and_none_is_held_out() -> None:
 
 
 def test_eight_seeds_become_500_right_tasks_although_the_teacher_errs(tmp_path: Path) -> None:
-    arguments = ["expand", str(HERE / "seeds.jsonl"), "-n", "500", "--out", str(tmp_path / "out"), "--scripted",
+    arguments = ["expand", str(HERE / "seeds.jsonl"), "--count", "500", "--out", str(tmp_path / "out"), "--scripted",
                  f"{HERE / 'teacher.py'}:reply", "--strategy", "same-style", "--verify", "agreement:3",
                  "--eval", str(MATH / "val.jsonl"), "--validation", "0", "--yes"]  # fmt: skip
     assert CliRunner().invoke(app, ["dataset", *arguments]).exit_code == 0

@@ -47,8 +47,30 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("notes.txt").write_text("The moon is far away. " * 50)
 
 
-EXPAND = ("expand", "seeds.jsonl", "-n", "6", "--verify", "code", "--scripted", "replies.py:reply", "--out", "data")
-FROM_DOCS = ("from-docs", "notes.txt", "-n", "6", "--verify", "code", "--scripted", "replies.py:reply", "--out", "data")
+EXPAND = (
+    "expand",
+    "seeds.jsonl",
+    "--count",
+    "6",
+    "--verify",
+    "code",
+    "--scripted",
+    "replies.py:reply",
+    "--out",
+    "data",
+)
+FROM_DOCS = (
+    "from-docs",
+    "notes.txt",
+    "--count",
+    "6",
+    "--verify",
+    "code",
+    "--scripted",
+    "replies.py:reply",
+    "--out",
+    "data",
+)
 
 
 def ajet(*arguments: str) -> Any:
@@ -70,7 +92,7 @@ def checked(file: Path) -> None:
 
 @pytest.mark.usefixtures("fenced")
 def test_programs_of_many_rows_are_run_at_once_and_wrong_ones_refused() -> None:
-    done = ajet(*EXPAND, "-n", "10", "--concurrency", "16")
+    done = ajet(*EXPAND, "--count", "10", "--concurrency", "16")
     assert done.exit_code == 0, done.output
     checked(Path("data/train.jsonl"))
     reasons = {json.loads(line)["rejected"]["reason"] for line in Path("data/rejected.jsonl").read_text().splitlines()}

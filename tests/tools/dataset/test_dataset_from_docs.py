@@ -252,7 +252,7 @@ def test_n_rows_are_made_and_a_part_is_asked_again_for_others(model_server, tmp_
     server = model_server(lambda body, number: teach(body, most=1))
     docs, out = handbook(tmp_path / "docs", THINGS[:2]), tmp_path / "data"
     given = ("--base-url", server.url, "--model", "w", "--yes", "--verify", "none", "--concurrency", "1")
-    ajet(docs, "--out", out, "-n", "6", *given)
+    ajet(docs, "--out", out, "--count", "6", *given)
     assert len(rows(out / "train.jsonl")) == 6
     assert all(len(request["messages"][-1]["content"].split("<passage>")) == 2 for request in server.requests)
     again = [
@@ -261,7 +261,7 @@ def test_n_rows_are_made_and_a_part_is_asked_again_for_others(model_server, tmp_
         if "were asked of it already" in r["messages"][-1]["content"]
     ]
     assert again and all("Complete what is known" in text for text in again)
-    said = ajet(docs, "--out", tmp_path / "more", "-n", "50", *given, code=1).output
+    said = ajet(docs, "--out", tmp_path / "more", "--count", "50", *given, code=1).output
     assert "the documents gave 6 of 50 rows" in said and len(rows(tmp_path / "more" / "train.jsonl")) == 6
 
 
@@ -279,7 +279,7 @@ def test_the_same_replies_give_the_same_bytes_at_any_speed(tmp_path: Path) -> No
     )
     docs = handbook(tmp_path / "docs")
     for name in ("one", "two"):
-        ajet(docs, "--out", tmp_path / name, "-n", "16", "--scripted", f"{script}:reply", "--verify", "none")
+        ajet(docs, "--out", tmp_path / name, "--count", "16", "--scripted", f"{script}:reply", "--verify", "none")
     for file in ("train.jsonl", "validation.jsonl", "documents.jsonl", "README.md"):
         assert (tmp_path / "one" / file).read_text().replace("one", "two") == (
             tmp_path / "two" / file

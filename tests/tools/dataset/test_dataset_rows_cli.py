@@ -40,9 +40,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_filter_writes_what_fits_and_says_why_the_rest_does_not(tasks: Path, tmp_path: Path) -> None:
     out, rejected = tmp_path / "kept.jsonl", tmp_path / "rejected.jsonl"
-    said = ajet(
-        "filter", tasks, "metadata.level>=1 not 29", "--max-chars", 25, "--rejected", rejected, "-o", out
-    ).stderr
+    said = ajet("filter", tasks, "metadata.level>=1 not 29 chars<=25", "--rejected", rejected, "-o", out).stderr
     kept = lines(out)
     assert kept == [
         row
@@ -52,7 +50,7 @@ def test_filter_writes_what_fits_and_says_why_the_rest_does_not(tasks: Path, tmp
     assert f"{len(kept)} rows of 30 kept, to {out}" in said
     others = lines(rejected)
     assert len(others) == 30 - len(kept)
-    assert {row["left_out"] for row in others} == {"longer than 25 characters", "not matching the expression"}
+    assert {row["left_out"] for row in others} == {"not matching the expression"}
 
 
 def test_filter_pipes_and_its_summary_goes_to_stderr(tasks: Path) -> None:
@@ -156,13 +154,13 @@ def test_the_current_directory_is_a_place_and_no_name_is_none(
 def test_mix_says_what_it_took(tasks: Path, tmp_path: Path) -> None:
     other, out = tmp_path / "other.csv", tmp_path / "mixed.parquet"
     ajet("filter", tasks, "metadata.level=0", "-o", other)
-    said = ajet("mix", f"{tasks}=0.75", f"{other}=0.25", "-n", 20, "--source-column", "from", "-o", out).stderr
+    said = ajet("mix", f"{tasks}=0.75", f"{other}=0.25", "--count", 20, "--source-column", "from", "-o", out).stderr
     rows = [row.values for row in read(out)]
     assert [row["from"] for row in rows].count(str(other)) == 5
     assert f"{other}: 5 of its 10 rows (25.0 %)" in said
     said = ajet("mix", other, "--count", "25", "--repeat", "-o", out).stderr
     assert "25 from its 10 rows" in said
-    assert "Ask for at most 40 rows" in ajet("mix", f"{tasks}=3", f"{other}=1", "-n", 90, code=2).stderr
+    assert "Ask for at most 40 rows" in ajet("mix", f"{tasks}=3", f"{other}=1", "--count", 90, code=2).stderr
 
 
 def test_export_of_a_directory_is_a_dataset_of_the_hub(tmp_path: Path) -> None:
@@ -208,10 +206,10 @@ def test_export_counts_what_has_not_what_a_form_needs(tasks: Path, tmp_path: Pat
     assert "30 rows of messages" in said and "left out: 1 row without a reply or an answer" in said
     assert lines(out)[0]["messages"][1] == {"role": "assistant", "content": "2"}
     out.write_text("before")
-    said = ajet("export", path, "-f", "trl-preference", "-o", out, code=2).stderr
+    said = ajet("export", path, "--format", "trl-preference", "-o", out, code=2).stderr
     assert "no row of" in said and ": 31 rows without a chosen and a rejected reply" in said
     assert out.read_text() == "before"
-    assert "there is no export format 'x'" in ajet("export", path, "-f", "x", code=2).stderr
+    assert "there is no export format 'x'" in ajet("export", path, "--format", "x", code=2).stderr
 
 
 @pytest.mark.usefixtures("pictures")

@@ -41,7 +41,7 @@ def ajet(*arguments: str, code: int = 0) -> str:
         ("filter", "typed.parquet", "metadata.level>=3"),
         ("dedup", "typed.parquet"),
         ("dedup", "typed.parquet", "--ignore-numbers", "--keep", "last"),
-        ("mix", "typed.parquet", "-n", "15", "--seed", "4"),
+        ("mix", "typed.parquet", "--count", "15", "--seed", "4"),
         ("decontaminate", "typed.parquet", "--eval", "eval.jsonl"),
         ("export", "typed.parquet"),
     ],
@@ -71,10 +71,12 @@ def test_a_table_without_rows_keeps_its_columns(source: Path) -> None:
 
 
 def test_both_sides_of_a_split_have_the_types(source: Path) -> None:
-    ajet("split", "typed.parquet", "--fractions", "train=0.6,validation=0.4,test=0", "-f", "parquet", "-o", "data")
+    ajet(
+        "split", "typed.parquet", "--fractions", "train=0.6,validation=0.4,test=0", "--format", "parquet", "-o", "data"
+    )
     sizes = [check_kept(source, Path("data") / f"{name}.parquet").num_rows for name in ("train", "validation", "test")]
     assert sum(sizes) == ROWS and sizes[2] == 0
-    ajet("split", "typed.parquet", "--fractions", "0.4", "-f", "directory", "-o", "hub")
+    ajet("split", "typed.parquet", "--fractions", "0.4", "--format", "directory", "-o", "hub")
     for file in Path("hub/data").iterdir():
         check_kept(source, file)
 
@@ -201,7 +203,7 @@ def test_calibration_adds_to_the_metadata_and_changes_no_type(source: Path) -> N
     Path("agent.py").write_text(AGENT)
     Path("replies.py").write_text(REPLY)
     ajet("calibrate", "typed.parquet", "-w", "agent.py:solve", "--judge", "agent.py:exact", "--scripted",
-         "replies.py:reply", "-k", "1", "--keep", "0.5:", "--out", "fit.parquet")  # fmt: skip
+         "replies.py:reply", "-k", "1", "--band", "0.5:", "--out", "fit.parquet")  # fmt: skip
     fit = check_kept(source, Path("fit.parquet"), more=("metadata",), less=("metadata",))
     inner = {fit.schema.field("metadata").type.field(i).name: fit.schema.field("metadata").type.field(i).type
              for i in range(5)}  # fmt: skip
@@ -256,13 +258,13 @@ def test_a_dataset_that_grows_of_a_table_has_its_types(tmp_path: Path, monkeypat
              "weight": 0.5} for i in range(100, 109)]  # fmt: skip
     Path("replies.py").write_text(f"def reply(ask):\n    return {json.dumps(json.dumps(rows))}\n")
     grow = ("expand", "seeds.parquet", "--verify", "none", "--scripted", "replies.py:reply", "--format", "parquet")
-    ajet(*grow, "-n", "5", "--validation", "0", "--out", "small")
+    ajet(*grow, "--count", "5", "--validation", "0", "--out", "small")
     made = pq.read_schema("small/train.parquet")
     assert (made.field("level").type, made.field("weight").type) == (pa.int8(), pa.float32())
     wide = [{**row, "level": 300 + number} for number, row in enumerate(rows)]
     Path("wide.py").write_text(f"def reply(ask):\n    return {json.dumps(json.dumps(wide))}\n")
     grow = (*grow[:5], "wide.py:reply", *grow[6:])
-    ajet(*grow, "-n", "5", "--validation", "0", "--out", "large")  # rows that were paid for are not lost
+    ajet(*grow, "--count", "5", "--validation", "0", "--out", "large")  # rows that were paid for are not lost
     made = pq.read_schema("large/train.parquet")
     assert (made.field("level").type, made.field("weight").type) == (pa.int64(), pa.float32())
 
@@ -279,7 +281,7 @@ def test_a_dataset_that_grows_of_class_labels_has_them_where_they_fit(
         rows = [{**seeds[i % 2], "question": f"Which is {i} of {i * i} pears and plums?"} for i in range(100, 108)]
         rows[0]["level"] = most
         Path(f"replies{most}.py").write_text(f"def reply(ask):\n    return {json.dumps(json.dumps(rows))}\n")
-        ajet("expand", "seeds.parquet", "--verify", "none", "--scripted", f"replies{most}.py:reply", "-n", "4",
+        ajet("expand", "seeds.parquet", "--verify", "none", "--scripted", f"replies{most}.py:reply", "--count", "4",
              "--format", "parquet", "--validation", "0", "--out", f"data{most}")  # fmt: skip
         found = json.loads(pq.read_schema(f"data{most}/train.parquet").metadata[b"huggingface"])
         assert found["info"]["features"]["level"].get("names") == labels

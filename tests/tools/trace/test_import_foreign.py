@@ -103,13 +103,6 @@ CONVENTIONS: dict[str, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] 
             ("gen_ai.choice", {"index": 0, "finish_reason": "tool_calls", "message": json.dumps(_REPLY)}),
         ],
     ),
-    "1.27, two events": (
-        {"gen_ai.operation.name": "chat"},
-        [
-            ("gen_ai.content.prompt", {"gen_ai.prompt": json.dumps(ASKED)}),
-            ("gen_ai.content.completion", {"gen_ai.completion": json.dumps([_REPLY])}),
-        ],
-    ),
     "OpenLLMetry": (
         {
             "llm.request.type": "chat",

@@ -15,7 +15,7 @@ from textual.widgets import Input, Select
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
-from ajet_tools.tui.settings import load_settings
+from ajet_tools.tui.settings import Settings
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.export import ExportScreen
@@ -71,7 +71,7 @@ async def test_asked_once_then_one_key_writes_to_a_name_that_is_free(tmp_path: P
         await pilot.press("space", "e")
         await settled(pilot)
         assert pilot.app.screen is screen and len(rows(tmp_path / "messages-run-1-2.jsonl")) == 1
-    assert load_settings().export_format == "messages"
+    assert Settings.load().export_format == "messages"
     async with viewed(tmp_path) as (pilot, screen):
         await pilot.press("slash", *"reward>0", "enter")
         await settled(pilot)

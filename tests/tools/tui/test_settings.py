@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.tui.settings import Settings, load_settings, save_settings, settings_file
+from ajet_tools.tui.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def test_nothing_then_what_was_remembered() -> None:
-    assert load_settings() == Settings()
+    assert Settings.load() == Settings()
     kept = Settings(export_format="messages").with_filter("a=1").with_filter("b=字").with_filter("a=1").with_search("x")
-    save_settings(kept)
-    assert load_settings() == kept and kept.filters == ("b=字", "a=1"), "what is used again is the newest"
+    kept.save()
+    assert Settings.load() == kept and kept.filters == ("b=字", "a=1"), "what is used again is the newest"
 
 
 def test_history_is_bounded_and_nothing_is_no_entry() -> None:
@@ -26,8 +26,8 @@ def test_history_is_bounded_and_nothing_is_no_entry() -> None:
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"filters": "x"}', '{"filters": [1]}', '{"export_format": 3}', "\xff"])
 def test_a_file_that_is_not_ours_is_named(content: str) -> None:
-    file = settings_file()
+    file = Settings.file()
     file.parent.mkdir(parents=True)
     file.write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"view\.json"):
-        load_settings()
+        Settings.load()
