@@ -131,6 +131,10 @@ class Generation(ABC, Generic[A]):
         """Whether nothing is left to ask for a side."""
         return False
 
+    def _row_for_verifier(self, attempt: A, candidate: Candidate, verifier: Verifier) -> Mapping[str, Any]:
+        """The row as a verifier sees it."""
+        return candidate.values
+
     def _record_decision(self, attempt: A, side: Side, candidate: Candidate, sound: bool) -> None:
         """A row was decided on; a sound one may be beyond those that are wanted."""
 
@@ -282,7 +286,7 @@ class Generation(ABC, Generic[A]):
         return candidates, refused
 
     async def _verify(self, attempt: A, outcome: _Outcome, verifier: Verifier) -> None:
-        rows = [candidate.values for candidate in outcome.candidates]
+        rows = [self._row_for_verifier(attempt, candidate, verifier) for candidate in outcome.candidates]
         for said in await asyncio.gather(*(verifier.check(row, self.endpoint) for row in rows), return_exceptions=True):
             if isinstance(said, AjetError):
                 outcome.error = said
