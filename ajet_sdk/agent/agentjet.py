@@ -81,8 +81,8 @@ def create_external_llm_fn(
         for key in keys:
             try:
                 with openai.OpenAI(api_key=key, base_url=url) as client:
-                    given: Any = [dict(message) for message in messages]
-                    reply = client.chat.completions.create(model=alien_llm_model, messages=given, extra_body=body)
+                    copies: Any = [dict(message) for message in messages]
+                    reply = client.chat.completions.create(model=alien_llm_model, messages=copies, extra_body=body)
                 read_reply(reply.model_dump(exclude_unset=True), "chat/completions", url)
                 return {"role": "assistant", "content": reply.choices[0].message.content or ""}
             except openai.OpenAIError as error:

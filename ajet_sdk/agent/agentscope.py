@@ -101,17 +101,17 @@ def arguments(
 
     Raises MissingExtra where a model is wanted and AgentScope is not installed.
     """
-    size, given = config.rollout.max_model_len, dict[str, Any](task=TaskRow(task))
-    given["logger"] = logging.getLogger("ajet.workflow")
-    given["response"] = getattr(output, "response", output) if is_output(output) else output
+    size, values = config.rollout.max_model_len, dict[str, Any](task=TaskRow(task))
+    values["logger"] = logging.getLogger("ajet.workflow")
+    values["response"] = getattr(output, "response", output) if is_output(output) else output
     if "model" in wanted:
-        given["model"] = chat_model(agent(), context_size=size)
+        values["model"] = chat_model(agent(), context_size=size)
     if "auxiliary_models" in wanted:
-        given["auxiliary_models"] = {
+        values["auxiliary_models"] = {
             name: chat_model(agent(name, None, False, answering), context_size=size)
             for name, answering in config.rollout.auxiliary_models.items()
         }
-    return given
+    return values
 
 
 def is_output(value: Any) -> bool:

@@ -110,12 +110,12 @@ class ActiveEpisode:
         """Where the policy answers captured requests."""
         return f"{self.gateway_url}/episodes/{self.episode_id}/default/v1"
 
-    def refuse(self, what: str, place: str) -> None:
+    def refuse(self, action: str, place: str) -> None:
         """What the guard watches for happened. Raises UncapturedTraffic, the episode's fault, unless it only warns."""
         if self.guard is None:
             return
         message = (
-            f"the agent {what}: the policy did not answer that call, it is not in the trace, and the provider may "
+            f"the agent {action}: the policy did not answer that call, it is not in the trace, and the provider may "
             "charge for it. Use chat completions, completions, Responses, Anthropic's Messages or Gemini's "
             "generateContent with a client that ajet captures, or take a parameter `model` and give `model.base_url` "
             f"and `model.api_key` to your client. If the call is intended, add {place} to rollout.allowed_urls; "
@@ -186,8 +186,8 @@ class AgentIdentity:
     @lru_cache(maxsize=1024)
     def parse(segment: str) -> AgentIdentity:
         """The inverse of `segment`, on the raw (still encoded) text."""
-        agent, _, rest = segment.partition(";")
-        named = dict(parse_qsl(rest, separator=";", keep_blank_values=True)) if rest else {}
+        agent, _, parameters = segment.partition(";")
+        named = dict(parse_qsl(parameters, separator=";", keep_blank_values=True)) if parameters else {}
         return AgentIdentity(
             agent=unquote(agent),
             target_tag=named.get("target"),

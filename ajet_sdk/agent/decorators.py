@@ -218,7 +218,7 @@ def _name_of(function: Any) -> str:
 
 def _parameters(function: Any, kind: Kind, name: str) -> dict[str, inspect.Parameter]:
     hints = _hints(function)
-    found = {}
+    parameters = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise SignatureError(
@@ -231,8 +231,8 @@ def _parameters(function: Any, kind: Kind, name: str) -> dict[str, inspect.Param
                 f"{kind} {name}: parameter `{stars}{parameter.name}` is variadic, but a run passes arguments by "
                 f"name; list the parameters it needs ({_names(kind)}, or keys of the task's metadata)"
             )
-        found[parameter.name] = parameter.replace(annotation=hints.get(parameter.name, parameter.annotation))
-    return found
+        parameters[parameter.name] = parameter.replace(annotation=hints.get(parameter.name, parameter.annotation))
+    return parameters
 
 
 def _hints(function: Any) -> dict[str, Any]:
@@ -273,34 +273,34 @@ def _wants_text(parameter: inspect.Parameter) -> bool:
     return parameter.annotation in _STRINGS[:-1] or isinstance(parameter.default, str)
 
 
-def bind(spec: Spec, task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for one call: `given` holds the reserved names that the run has.
+def bind(spec: Spec, task: Task, reserved: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments for one call: `reserved` holds the reserved names that the run has.
 
     Raises SignatureError naming the parameters that nothing fills, and what there is.
     """
     arguments: dict[str, Any] = {}
     missing: list[inspect.Parameter] = []
     for parameter in spec.parameters.values():
-        if not _fill(parameter, task, given, arguments):
+        if not _fill(parameter, task, reserved, arguments):
             missing.append(parameter)
     texts = [p for p in missing if p.annotation in _STRINGS]
-    asked = texts if spec.kind == "workflow" else [p for p in missing if p.name in QUERY_COLUMNS]
-    if task.main_query and len(missing) == len(asked) == 1:
+    candidates = texts if spec.kind == "workflow" else [p for p in missing if p.name in QUERY_COLUMNS]
+    if task.main_query and len(missing) == len(candidates) == 1:
         arguments[missing[0].name] = task.main_query
         missing = []
     if missing:
-        raise SignatureError(_explain_missing(spec, task, given, missing))
+        raise SignatureError(_explain_missing(spec, task, reserved, missing))
     return arguments
 
 
-def _fill(parameter: inspect.Parameter, task: Task, given: Mapping[str, Any], into: dict[str, Any]) -> bool:
+def _fill(parameter: inspect.Parameter, task: Task, reserved: Mapping[str, Any], into: dict[str, Any]) -> bool:
     name, default = parameter.name, parameter.default
     if name == "task" and parameter.annotation in (str, "str"):
         into[name] = task.main_query
-    elif name == "model" and name in given and _wants_text(parameter):
-        into[name] = given[name].name if default is parameter.empty else default
-    elif name in given:
-        into[name] = given[name]
+    elif name == "model" and name in reserved and _wants_text(parameter):
+        into[name] = reserved[name].name if default is parameter.empty else default
+    elif name in reserved:
+        into[name] = reserved[name]
     elif name in task.metadata:
         into[name] = task.metadata[name]
     elif name in _TASK_FIELDS and (getattr(task, name) or (name in _MAY_BE_EMPTY and default is parameter.empty)):
@@ -310,17 +310,17 @@ def _fill(parameter: inspect.Parameter, task: Task, given: Mapping[str, Any], in
     return True
 
 
-def _explain_missing(spec: Spec, task: Task, given: Mapping[str, Any], missing: list[inspect.Parameter]) -> str:
+def _explain_missing(spec: Spec, task: Task, reserved: Mapping[str, Any], missing: list[inspect.Parameter]) -> str:
     names = ", ".join(f"`{p.name}`" for p in missing)
     keys = ", ".join(sorted(map(str, task.metadata))) or "none"
     several = spec.kind == "workflow" and len(missing) > 1 and bool(task.main_query)
     query = "a main_query (passed to a single string parameter)" if task.main_query else "no main_query"
-    what = f"{', '.join(sorted(given))} by name; metadata keys: {keys}"
+    available = f"{', '.join(sorted(reserved))} by name; metadata keys: {keys}"
     if spec.kind == "workflow":
-        what += f"; {query}"
+        available += f"; {query}"
     hint = "Only one parameter can receive main_query. " if several else ""
     return (
         f"{spec.kind} {spec.name}: no value for {'parameters' if len(missing) > 1 else 'parameter'} {names} in "
-        f"task {task.task_id}. Available: {what}. {hint}Rename the parameter, give it a default, or add the key "
+        f"task {task.task_id}. Available: {available}. {hint}Rename the parameter, give it a default, or add the key "
         "to the task's metadata"
     )

@@ -80,9 +80,9 @@ class Model:
         `target_tag` is what `trainable_targets` names (the agent's name where None). A call outside of the targets goes
         to `debug_model`. Raises EngineError for a model that is no episode's.
         """
-        head, found, rest = self.base_url.partition("/episodes/")
-        pieces = rest.split("/")
-        if not found or len(pieces) != 3:
+        head, separator, path = self.base_url.partition("/episodes/")
+        pieces = path.split("/")
+        if not separator or len(pieces) != 3:
             raise EngineError(f"{self!r} belongs to no episode; agents can only be told apart during a run")
         segment = AgentIdentity(name, target_tag, trainable, debug_model).segment()
         active = current_episode.get()

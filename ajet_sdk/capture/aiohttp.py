@@ -74,11 +74,11 @@ def patch_aiohttp(module: Any, patches: Patches, fallback: Fallback) -> None:
         active = active_episode(fallback)
         if active is None:
             return await original(self, method, str_or_url, **kwargs)
-        given = kwargs.get("json") if kwargs.get("json") is not None else kwargs.get("data")
+        payload = kwargs.get("json") if kwargs.get("json") is not None else kwargs.get("data")
         url, headers = str(self._build_url(str_or_url)), self._prepare_headers(kwargs.get("headers"))
-        plan = decide(active, method, url, headers, lambda: given)
+        plan = decide(active, method, url, headers, lambda: payload)
         if isinstance(plan, Reroute):
-            return await original(self, "POST", plan.url, **_arguments_to_gateway(self, plan, headers, given, kwargs))
+            return await original(self, "POST", plan.url, **_arguments_to_gateway(self, plan, headers, payload, kwargs))
         with sending(active, plan):
             response = await original(self, method, str_or_url, **kwargs)
         if plan is not None:
@@ -95,9 +95,9 @@ def _arguments_to_gateway(
     ours = reroute.headers({key: value for key, value in headers.items() if key.lower() != "content-type"})
     if getattr(session, "_default_auth", None) is not None:
         ours["x-api-key"] = ours.pop("authorization").removeprefix("Bearer ")
-    kept = {key: kwargs[key] for key in ("timeout", "raise_for_status", "read_bufsize") if key in kwargs}
+    options = {key: kwargs[key] for key in ("timeout", "raise_for_status", "read_bufsize") if key in kwargs}
     data = body if isinstance(body, (bytes, bytearray, str)) else json_bytes(body)
-    return {**kept, "data": data, "headers": {**ours, "content-type": "application/json"}, "allow_redirects": False}
+    return {**options, "data": data, "headers": {**ours, "content-type": "application/json"}, "allow_redirects": False}
 
 
 def _observe_aiohttp(passing: PassThrough, response: Any) -> None:

@@ -75,21 +75,21 @@ def patch_http_client(module: Any, patches: Patches, fallback: Fallback) -> None
         if active is None:
             original(self, method, url, body, headers, encode_chunked=encode_chunked)
             return
-        given = {str(name).lower(): str(value) for name, value in headers.items()}
-        plan = decide(active, method, _url(self, url), given, lambda: body)
+        sent_headers = {str(name).lower(): str(value) for name, value in headers.items()}
+        plan = decide(active, method, _url(self, url), sent_headers, lambda: body)
         with sending(active, plan):
             if isinstance(plan, Reroute):
-                underway[self] = _to_gateway(plan, given, body, self.timeout)
+                underway[self] = _to_gateway(plan, sent_headers, body, self.timeout)
                 return
             original(self, method, url, body, headers, encode_chunked=encode_chunked)
         if plan is not None:
             underway[self] = plan
 
-    def _to_gateway(plan: Reroute, given: Mapping[str, str], body: Any, timeout: Any) -> Any:
+    def _to_gateway(plan: Reroute, headers: Mapping[str, str], body: Any, timeout: Any) -> Any:
         parts = urlsplit(plan.url)
         gateway = connection(parts.hostname, parts.port, timeout=timeout)
         data = body.encode() if isinstance(body, str) else body
-        original(gateway, "POST", parts.path, data, {**plan.headers(given), "connection": "close"})
+        original(gateway, "POST", parts.path, data, {**plan.headers(headers), "connection": "close"})
         return gateway
 
     def putrequest(self: Any, method: str, url: str, *args: Any, **kwargs: Any) -> None:

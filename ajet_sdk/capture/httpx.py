@@ -199,9 +199,9 @@ class _Httpx:
         self.ask, self.aask = asking(self.module)
 
     def to_gateway(self, request: Any, plan: Reroute) -> Any:
-        kept = {key: value for key, value in request.extensions.items() if key == "timeout"}
+        extensions = {key: value for key, value in request.extensions.items() if key == "timeout"}
         headers = plan.headers(request.headers)
-        return self.module.Request("POST", plan.url, headers=headers, content=request.content, extensions=kept)
+        return self.module.Request("POST", plan.url, headers=headers, content=request.content, extensions=extensions)
 
     def own_async(self) -> Any:
         loop = asyncio.get_running_loop()

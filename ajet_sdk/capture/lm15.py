@@ -15,7 +15,7 @@ from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_epis
 def patch_lm15(module: Any, patches: Patches, fallback: Fallback) -> None:
     transport, atransport = module.StdlibTransport, module.StdlibAsyncTransport
     original, aoriginal = transport.__dict__["stream"], atransport.__dict__["_do_stream"]
-    own = OwnClient(lambda: transport(trust_env=False, max_connections=256))
+    client = OwnClient(lambda: transport(trust_env=False, max_connections=256))
     aown: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
 
     def to_gateway(self: Any, plan: Reroute, request: Any) -> Any:
@@ -30,8 +30,8 @@ def patch_lm15(module: Any, patches: Patches, fallback: Fallback) -> None:
         )
 
     def planned(active: Any, request: Any) -> Reroute | PassThrough | None:
-        given = {name.lower(): value for name, value in request.headers}
-        return decide(active, request.method, request.url, given, lambda: request.body)
+        headers = {name.lower(): value for name, value in request.headers}
+        return decide(active, request.method, request.url, headers, lambda: request.body)
 
     def stream(self: Any, request: Any) -> Any:
         active = active_episode(fallback)
@@ -40,7 +40,7 @@ def patch_lm15(module: Any, patches: Patches, fallback: Fallback) -> None:
         plan = planned(active, request)
         with sending(active, plan):
             if isinstance(plan, Reroute):
-                return original(own.get(), to_gateway(self, plan, request))
+                return original(client.get(), to_gateway(self, plan, request))
             response = original(self, request)
         if plan is not None:
             response._chunks = _read_along(plan, response)
@@ -64,7 +64,7 @@ def patch_lm15(module: Any, patches: Patches, fallback: Fallback) -> None:
 
     patches.replace(transport, "stream", stream)
     patches.replace(atransport, "_do_stream", do_stream)
-    patches.at_end(own.close)
+    patches.at_end(client.close)
 
 
 @contextmanager

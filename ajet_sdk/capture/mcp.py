@@ -33,11 +33,11 @@ def _call_tool(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
         recorder, started_at, span = active.recorder, now(), current_span()
 
         def record(result: Any, error: str | None) -> None:
-            given = dict(arguments or {})
+            sent = dict(arguments or {})
             trace_id, span_id = span
             recorder.happened(
                 Event(
-                    name=name, arguments=given, result=result, error=error, started_at=started_at, trace_id=trace_id,
+                    name=name, arguments=sent, result=result, error=error, started_at=started_at, trace_id=trace_id,
                     span_id=span_id,
                 )
             )  # fmt: skip
@@ -45,8 +45,8 @@ def _call_tool(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
         try:
             answer = await original(self, name, arguments, *args, **kwargs)
         except BaseException as raised:  # a cancellation and a time-out too
-            said = f"{type(raised).__name__}: {raised}"
-            never_raise(lambda: record(None, said))
+            message = f"{type(raised).__name__}: {raised}"
+            never_raise(lambda: record(None, message))
             raise
         never_raise(lambda: record(*_read(answer)))
         return answer
@@ -67,8 +67,8 @@ def _cut(value: Any) -> Any:
     if isinstance(value, str) and len(value) > _LONGEST:
         return f"{value[:_LONGEST]}… ({len(value):,} characters)"
     if isinstance(value, dict):
-        return {key: _cut(one) for key, one in value.items()}
-    return [_cut(one) for one in value] if isinstance(value, list) else value
+        return {key: _cut(item) for key, item in value.items()}
+    return [_cut(item) for item in value] if isinstance(value, list) else value
 
 
 def current_span() -> tuple[str | None, str | None]:

@@ -93,7 +93,7 @@ class Carried:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         added = _environment(self._active)
-        kept = {name: os.environ.get(name) for name in added}
+        previous = {name: os.environ.get(name) for name in added}
         os.environ.update(added)
         token = current_episode.set(self._active)
         try:
@@ -101,7 +101,7 @@ class Carried:
                 return self._fn(*args, **kwargs)
         finally:
             current_episode.reset(token)
-            for name, value in kept.items():
+            for name, value in previous.items():
                 if value is None:
                     os.environ.pop(name, None)
                 else:
@@ -145,8 +145,8 @@ def _popen(original: Callable[..., None]) -> Callable[..., None]:
         active = current_episode.get()
         if active is not None:
             at_position = len(args) > ENV_POSITION
-            given = args[ENV_POSITION] if at_position else kwargs.get("env")
-            env = without_placeholders(os.environ if given is None else given) | _environment(active)
+            caller_env = args[ENV_POSITION] if at_position else kwargs.get("env")
+            env = without_placeholders(os.environ if caller_env is None else caller_env) | _environment(active)
             if at_position:
                 args = (*args[:ENV_POSITION], env, *args[ENV_POSITION + 1 :])
             else:

@@ -71,13 +71,10 @@ class Reroute:
         to = self.place
         return f"{self.gateway_url}/episodes/{to.episode}/{to.agent.segment()}/v1/{to.endpoint.route}"
 
-    def headers(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The request's headers with our key in place of every other secret."""
-        headers = {"authorization": f"Bearer {self.place.key}"}
-        for name, value in given.items():
-            if name.lower() not in DROPPED_HEADERS:
-                headers[name] = value
-        return headers
+    def headers(self, sent: Mapping[str, str]) -> dict[str, str]:
+        """The request's headers, with the episode's key in place of every other secret."""
+        passed = {name: value for name, value in sent.items() if name.lower() not in DROPPED_HEADERS}
+        return {"authorization": f"Bearer {self.place.key}", **passed}
 
 
 class Discarded(Exception):
@@ -163,16 +160,16 @@ def decide(
     would get a placeholder for its key: both are the episode's fault.
     """
     method, parts = method.upper(), urlsplit(url)
-    asked = endpoint(parts.path, parts.query) if method == "POST" else None
+    target = endpoint(parts.path, parts.query) if method == "POST" else None
     if _is_ours(url, headers, active):
-        return _by_handle(active, url, headers) if in_process and asked is not None and asked.dialect else None
+        return _by_handle(active, url, headers) if in_process and target is not None and target.dialect else None
     if active.pid != os.getpid():
         active = in_this_process(active)
     body, plan = None, None
-    if asked is not None and (asked.dialect is not None or is_local_inference(url)):
-        given = read()
-        body = _parsed(given)
-        plan = _plan(active, asked, url, headers, body, None if body is given else body, in_process)
+    if target is not None and (target.dialect is not None or is_local_inference(url)):
+        raw = read()
+        body = _parsed(raw)
+        plan = _plan(active, target, url, headers, body, None if body is raw else body, in_process)
     if isinstance(plan, Reroute):
         return plan
     if plan is None:
@@ -189,7 +186,7 @@ def decide(
 
 def _plan(
     active: ActiveEpisode,
-    asked: Endpoint,
+    target: Endpoint,
     url: str,
     headers: Mapping[str, str],
     body: Any,
@@ -197,13 +194,13 @@ def _plan(
     in_process: bool,
 ) -> Reroute | PassThrough | None:
     """What to do with a request on a route of a dialect; None where it is no LLM request after all."""
-    if asked.dialect is None or not isinstance(body, dict) or SUBJECTS.isdisjoint(body):
+    if target.dialect is None or not isinstance(body, dict) or SUBJECTS.isdisjoint(body):
         return None
     identity = AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target"))
     if active.reroutes and active.recorder.answers(_model(body, url)) != "other":
-        place = Place(active.episode_id, active.api_key, identity, asked, asked.dialect)
+        place = Place(active.episode_id, active.api_key, identity, target, target.dialect)
         return Reroute(active.gateway_url, place, door_of(active) if in_process else None, parsed)
-    return None if asked.counter is not None else PassThrough(active, asked.route, identity, remove_secrets(body))
+    return None if target.counter is not None else PassThrough(active, target.route, identity, remove_secrets(body))
 
 
 def reads_body(method: str, url: str) -> bool:
@@ -259,8 +256,8 @@ def _model(body: Mapping[str, Any], url: str) -> str:
     dialect = endpoint(urlsplit(url).path).dialect
     if isinstance(dialect, Gemini):
         return dialect.name
-    _, found, after = urlsplit(url).path.partition("/deployments/")  # Azure names the model in the path
-    return unquote(after.split("/")[0]) if found else ""
+    _, marker, after = urlsplit(url).path.partition("/deployments/")  # Azure names the model in the path
+    return unquote(after.split("/")[0]) if marker else ""
 
 
 def _response(data: bytes, content_type: str) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _check(host: Any) -> None:
     if active is None or active.in_client or active.guard is None or host is None:
         return
     name = host.decode("ascii", "replace") if isinstance(host, (bytes, bytearray)) else str(host)
-    if watches(active.guard, name) and not any(urlsplit(one).hostname == name for one in active.guard.allowed):
+    if watches(active.guard, name) and not any(urlsplit(url).hostname == name for url in active.guard.allowed):
         in_this_process(active).refuse(f"connected to {name} through a client that ajet does not capture", name)
 
 
@@ -125,7 +125,7 @@ def watches(guard: HostGuard | None, host: str) -> bool:
     if AWS.fullmatch(host):
         return True
     added = guard.hosts if guard is not None else ()
-    return any(host == one or host.endswith(("." + one, "-" + one)) for one in (*LLM_HOSTS, *added))
+    return any(host == known or host.endswith(("." + known, "-" + known)) for known in (*LLM_HOSTS, *added))
 
 
 def is_local_inference(url: str) -> bool:
@@ -146,8 +146,8 @@ def refuse_inference(active: ActiveEpisode, method: str, url: str, headers: Mapp
         subject = websocket or (isinstance(body, dict) and not LOCAL_SUBJECTS.isdisjoint(body))
         inference = subject and is_local_inference(url)
     if inference and not is_allowed(guard, url):
-        what = "opened a websocket to" if websocket else f"sent {method}"
-        active.refuse(f"{what} {_place(url)}, which is not an API that ajet answers", _place(url))
+        action = "opened a websocket to" if websocket else f"sent {method}"
+        active.refuse(f"{action} {_place(url)}, which is not an API that ajet answers", _place(url))
 
 
 def refuse_unread(active: ActiveEpisode, method: str, url: str) -> None:
@@ -158,7 +158,7 @@ def refuse_unread(active: ActiveEpisode, method: str, url: str) -> None:
 def is_allowed(guard: HostGuard, url: str) -> bool:
     """Whether the config allows a URL, or one above it."""
     place = _place(url)
-    return any(place == one or place.startswith(one.rstrip("/") + "/") for one in map(_place, guard.allowed))
+    return any(place == prefix or place.startswith(prefix.rstrip("/") + "/") for prefix in map(_place, guard.allowed))
 
 
 def _place(url: str) -> str:

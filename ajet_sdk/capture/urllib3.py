@@ -17,7 +17,7 @@ def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
     class Pools(module.PoolManager):  # type: ignore[misc]
         close = module.PoolManager.clear
 
-    own = OwnClient(lambda: Pools(num_pools=4, maxsize=256))
+    client = OwnClient(lambda: Pools(num_pools=4, maxsize=256))
 
     def urlopen(
         self: Any, method: str, url: str, body: Any = None, headers: Any = None, *args: Any, **kwargs: Any
@@ -25,13 +25,13 @@ def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
         active = active_episode(fallback)
         if active is None:
             return original(self, method, url, body, headers, *args, **kwargs)
-        given = {str(name).lower(): str(value) for name, value in (headers or self.headers or {}).items()}
+        sent_headers = {str(name).lower(): str(value) for name, value in (headers or self.headers or {}).items()}
         whole = url if "://" in url else f"{self.scheme}://{self.host}:{self.port or ''}{url}"
-        plan = decide(active, method, whole, given, lambda: body)
+        plan = decide(active, method, whole, sent_headers, lambda: body)
         with sending(active, plan):
             if isinstance(plan, Reroute):
-                gateway, path = own.get().connection_from_url(plan.url), urlsplit(plan.url).path
-                return original(gateway, "POST", path, body, plan.headers(given), *args, **kwargs)
+                gateway, path = client.get().connection_from_url(plan.url), urlsplit(plan.url).path
+                return original(gateway, "POST", path, body, plan.headers(sent_headers), *args, **kwargs)
             response = original(self, method, url, body, headers, *args, **kwargs)
         if plan is not None:
             preloaded = bool(kwargs.get("preload_content", True))
@@ -39,19 +39,19 @@ def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
         return response
 
     patches.replace(pool, "urlopen", urlopen)
-    patches.at_end(own.close)
+    patches.at_end(client.close)
 
 
 def patch_requests(module: Any, patches: Patches, fallback: Fallback) -> None:
     original = module.Session.__dict__["send"]
 
     def session() -> Any:
-        made = module.Session()
-        made.trust_env = False
-        made.mount("http://", module.adapters.HTTPAdapter(pool_connections=4, pool_maxsize=256))
-        return made
+        requests_session = module.Session()
+        requests_session.trust_env = False
+        requests_session.mount("http://", module.adapters.HTTPAdapter(pool_connections=4, pool_maxsize=256))
+        return requests_session
 
-    own = OwnClient(session)
+    client = OwnClient(session)
 
     def send(self: Any, request: Any, **kwargs: Any) -> Any:
         active = active_episode(fallback)
@@ -60,9 +60,9 @@ def patch_requests(module: Any, patches: Patches, fallback: Fallback) -> None:
         plan = decide(active, request.method, str(request.url), request.headers, lambda: request.body)
         with sending(active, plan):
             if isinstance(plan, Reroute):
-                kept = {key: kwargs[key] for key in ("stream", "timeout") if key in kwargs}
+                options = {key: kwargs[key] for key in ("stream", "timeout") if key in kwargs}
                 copy = _to_gateway(module, plan, request)
-                return original(own.get(), copy, **kept, allow_redirects=False, proxies={})
+                return original(client.get(), copy, **options, allow_redirects=False, proxies={})
             response = original(self, request, **kwargs)
         if plan is not None:
             stream = bool(kwargs.get("stream", self.stream))
@@ -70,7 +70,7 @@ def patch_requests(module: Any, patches: Patches, fallback: Fallback) -> None:
         return response
 
     patches.replace(module.Session, "send", send)
-    patches.at_end(own.close)
+    patches.at_end(client.close)
 
 
 def _to_gateway(module: Any, plan: Reroute, request: Any) -> Any:

@@ -67,18 +67,18 @@ class Translation:
 
     def notices(self) -> list[str]:
         """A line for the roots and a line for the keys that were taken out."""
-        found = []
+        notices = []
         if self.roots:
-            found.append("ignored: " + with_reasons((f"`{root}:`", IGNORED_ROOTS[root]) for root in self.roots))
+            notices.append("ignored: " + with_reasons((f"`{root}:`", IGNORED_ROOTS[root]) for root in self.roots))
         if self.dropped:
-            found.append("without effect: " + with_reasons((path, WITHOUT_EFFECT[path]) for path, _ in self.dropped))
-        return found
+            notices.append("without effect: " + with_reasons((path, WITHOUT_EFFECT[path]) for path, _ in self.dropped))
+        return notices
 
 
-def with_reasons(found: Iterable[tuple[str, str]]) -> str:
+def with_reasons(pairs: Iterable[tuple[str, str]]) -> str:
     """`a, b (why); c (why)`: names that share a reason stand together."""
     by_reason: dict[str, list[str]] = {}
-    for name, reason in found:
+    for name, reason in pairs:
         names = by_reason.setdefault(reason, [])
         if name not in names:
             names.append(name)

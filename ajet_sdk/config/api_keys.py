@@ -47,8 +47,8 @@ def placeholder_keys() -> Iterator[None]:
     """
     with _PLACEHOLDERS.lock:
         _PLACEHOLDERS.users += 1
-        for name, others in KEYS.items():
-            if not any(os.environ.get(one) for one in (name, *others)):
+        for name, aliases in KEYS.items():
+            if not any(os.environ.get(variable) for variable in (name, *aliases)):
                 os.environ[name] = _PREFIX + name
     try:
         yield
@@ -74,5 +74,5 @@ def without_placeholders(environment: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def placeholder_in(text: str) -> str | None:
     """The variable whose placeholder a text holds: a key, the value of a header, a query. None: it holds none."""
-    _, found, rest = text.partition(_PREFIX)
-    return next((name for name in KEYS if rest.startswith(name)), None) if found else None
+    _, marker, suffix = text.partition(_PREFIX)
+    return next((name for name in KEYS if suffix.startswith(name)), None) if marker else None

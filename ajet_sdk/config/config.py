@@ -154,8 +154,8 @@ class Config(Section):
     @property
     def validation_attempts(self) -> int:
         """Sampled attempts per validation task: `val_pass_n`, or `val_kwargs.num_repeat` where only that is given."""
-        given = "rollout.val_kwargs.num_repeat"
-        if self.is_set(given) and not self.is_set("trainer_common.val_pass_n"):
+        path = "rollout.val_kwargs.num_repeat"
+        if self.is_set(path) and not self.is_set("trainer_common.val_pass_n"):
             return self.rollout.val_kwargs.num_repeat
         return self.trainer_common.val_pass_n
 
@@ -181,30 +181,30 @@ class Config(Section):
 
     def notices(self) -> list[str]:
         """What was given and has another effect than its name says, or none."""
-        found = self._translated.notices()
+        notices = self._translated.notices()
         level = "context_tracker.timeline_merging_policy.timeline_compare_level"
         if self.context_tracker.timeline_merging_policy.timeline_compare_level == "text":
-            found.append(
+            notices.append(
                 f"{level}: text comparison is not supported; calls are compared by token ids, as with token "
                 f"({self.origin(level)})"
             )
         idle = [path for path in self._origins if path != level and is_idle(path) and _at(self, path) != _default(path)]
         idle = [path for path in idle if path.rpartition(".")[0] not in idle]
         if idle:
-            found.append("without effect in this version: " + with_reasons((p, _why_idle(p)) for p in sorted(idle)))
+            notices.append("without effect in this version: " + with_reasons((p, _why_idle(p)) for p in sorted(idle)))
         if self.backbone in ("local", "tinker"):
             quiet = (*_QUIET_ON_ONE_MACHINE, *(HERE if self.backbone == "tinker" else ()))
-            given = [path for path in quiet if self.is_set(path) and _at(self, path) != _default(path)]
-            if given:
-                found.append(f"without effect with backbone {self.backbone}: {', '.join(given)}")
+            paths = [path for path in quiet if self.is_set(path) and _at(self, path) != _default(path)]
+            if paths:
+                notices.append(f"without effect with backbone {self.backbone}: {', '.join(paths)}")
             estimator = self.trainer_common.algorithm.adv_estimator
             reads = {estimator, "replay"} if self.trainer_common.algorithm.replays else {estimator}
             read_by = {f"trainer_common.{name}": by for name, by in READ_BY.items() if not reads & {*by}}
-            given = [p for p in read_by if self.is_set(p) and _at(self, p) not in (None, False, _default(p))]
-            if given:
-                unread = ((path, f"only for {', '.join(read_by[path])}") for path in given)
-                found.append(f"without effect with {estimator}: {with_reasons(unread)}")
-        return found
+            paths = [p for p in read_by if self.is_set(p) and _at(self, p) not in (None, False, _default(p))]
+            if paths:
+                unread = ((path, f"only for {', '.join(read_by[path])}") for path in paths)
+                notices.append(f"without effect with {estimator}: {with_reasons(unread)}")
+        return notices
 
     @model_validator(mode="before")
     @classmethod
@@ -345,7 +345,7 @@ def _plain(value: Any) -> Any:
 def plain_yaml(document: Mapping[str, Any]) -> str:
     """The document as YAML that reads back as the same; characters as they are, but for those that YAML breaks at."""
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-    odd = any(one in text for one in "\x85\u2028\u2029")
+    odd = any(character in text for character in "\x85\u2028\u2029")
     return yaml.safe_dump(document, sort_keys=False) if odd else text
 
 
@@ -355,8 +355,8 @@ def default_name(path: Path | None) -> str:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {found[0]}?" if found else ""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def _default(path: str) -> Any:

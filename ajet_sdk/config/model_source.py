@@ -35,8 +35,8 @@ def check_source(path: str | Path) -> None:
     """
     name = str(path)
     if files := gguf_files(Path(path)):
-        what = f"{name} is a GGUF file" if files == [Path(path)] else f"{name} is a directory with GGUF files"
-        raise ConfigError(f"model.path: {what}; make a checkpoint of it: ajet model fetch {files[0]}")
+        problem = f"{name} is a GGUF file" if files == [Path(path)] else f"{name} is a directory with GGUF files"
+        raise ConfigError(f"model.path: {problem}; make a checkpoint of it: ajet model fetch {files[0]}")
     if Path(path).is_dir():
         return
     if Path(path).exists():
@@ -45,13 +45,13 @@ def check_source(path: str | Path) -> None:
         return
     if named_model(name) is not None:
         raise ConfigError(f"model.path: {name} is not on this machine yet; fetch it: ajet model fetch {name}")
-    what = f"model.path: there is no directory {name}"
+    problem = f"model.path: there is no directory {name}"
     hint = (
         "for a model behind an endpoint, also give its address (--base-url URL, model.base_url, or "
         "OPENAI_BASE_URL); for local weights, give their directory or a Hugging Face name (owner/name)"
     )
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
-        raise ConfigError(f"{what}; {hint}")
+        raise ConfigError(f"{problem}; {hint}")
     try:
         from huggingface_hub import HfApi
     except ModuleNotFoundError as error:
@@ -60,7 +60,7 @@ def check_source(path: str | Path) -> None:
         HfApi().model_info(name, timeout=_HUB_SECONDS)
     except Exception as error:  # which ones depends on the HTTP client that the hub's library has
         cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"{what}, and it cannot be loaded from the Hugging Face hub: {cause}; {hint}") from error
+        raise ConfigError(f"{problem}, and it cannot be loaded from the Hugging Face hub: {cause}; {hint}") from error
 
 
 def refuse_code(name: str | Path, error: Exception) -> None:
@@ -83,9 +83,9 @@ def first_model(config: Config) -> str:
     if not config.model.path:
         raise ConfigError("model.path is not set: with an endpoint there is no initial model to play against")
     place = config.resolve(config.model.path)
-    made = made_for_seed(place, config.trainer_common.seed)
-    if config.model.recipe and made.is_dir():
-        return str(made)
+    checkpoint = made_for_seed(place, config.trainer_common.seed)
+    if config.model.recipe and checkpoint.is_dir():
+        return str(checkpoint)
     return str(place) if place.exists() else config.model.path
 
 
@@ -100,8 +100,8 @@ def step_directory(run: Path, step: int) -> Path:
 
 def saved_steps(run: Path) -> dict[int, Path]:
     """A run's whole checkpoints by step, oldest first."""
-    found = {int(p.name[len(_STEP) :]): p for p in run.glob(f"{_STEP}[0-9]*") if (p / STATE).is_file()}
-    return dict(sorted(found.items()))
+    steps = {int(p.name[len(_STEP) :]): p for p in run.glob(f"{_STEP}[0-9]*") if (p / STATE).is_file()}
+    return dict(sorted(steps.items()))
 
 
 def checkpoint_base(config: Config) -> Path:
@@ -113,7 +113,7 @@ def checkpoint_base(config: Config) -> Path:
 def steps_of_experiment(base: Path, *, but: str = "") -> dict[int, Path]:
     """The checkpoints below a directory by step, of each the newest; `but` is a run id to leave out."""
     runs = sorted((p for p in base.glob("*") if p.is_dir() and p.name != but), key=lambda p: p.stat().st_mtime)
-    found: dict[int, Path] = {}
+    steps: dict[int, Path] = {}
     for run in runs:
-        found |= saved_steps(run)
-    return dict(sorted(found.items()))
+        steps |= saved_steps(run)
+    return dict(sorted(steps.items()))

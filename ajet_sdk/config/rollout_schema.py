@@ -45,8 +45,8 @@ class ValKwargs(Section):
     @model_validator(mode="before")
     @classmethod
     def _one_opponent(cls, data: Any) -> Any:
-        one = isinstance(data, Mapping) and isinstance(data.get("opponent"), (str, Mapping))
-        return {**data, "opponent": [data["opponent"]]} if one else data
+        single = isinstance(data, Mapping) and isinstance(data.get("opponent"), (str, Mapping))
+        return {**data, "opponent": [data["opponent"]]} if single else data
 
     @property
     def greedy(self) -> bool:

@@ -199,15 +199,15 @@ def _refuse_placeholders(node: yaml.Node | None, name: str) -> None:
         elif isinstance(node, yaml.MappingNode):
             for key, _ in node.value:
                 if isinstance(key, yaml.MappingNode):  # `{{NAME}}` without quotes
-                    inner = [one.value for one, _ in key.value if isinstance(one, yaml.ScalarNode)]
+                    inner = [child.value for child, _ in key.value if isinstance(child, yaml.ScalarNode)]
                     _refuse("{{" + inner[0] + "}}" if len(inner) == 1 else "", name, line)
-            nodes += [one for pair in reversed(node.value) for one in reversed(pair)]
+            nodes += [child for pair in reversed(node.value) for child in reversed(pair)]
 
 
 def _refuse(text: str, name: str, line: int) -> None:
-    found = _PLACEHOLDER.findall(text)
-    if found:
-        names = ", ".join(f"{{{{{one}}}}}" for one in dict.fromkeys(found))
+    placeholders = _PLACEHOLDER.findall(text)
+    if placeholders:
+        names = ", ".join(f"{{{{{placeholder}}}}}" for placeholder in dict.fromkeys(placeholders))
         raise ConfigError(f"{name} line {line + 1}: {names} is a placeholder; replace it with a value")
 
 
@@ -252,16 +252,16 @@ def _count(node: yaml.Node, known: dict[int, int], depth: int) -> int:
     """How many values a node stands for, those behind aliases counted each time."""
     if id(node) in known:
         return known[id(node)]
-    found = 1
+    count = 1
     if isinstance(node, yaml.CollectionNode):
         known[id(node)] = _VALUES  # met again inside itself
-        below = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
-        found += sum(_count(one, known, depth + 1) for one in below)
-        if found > _VALUES or depth > _DEPTH:
+        below = [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else node.value
+        count += sum(_count(child, known, depth + 1) for child in below)
+        if count > _VALUES or depth > _DEPTH:
             problem = f"its aliases expand to more than {_VALUES:,} values, or to themselves"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-    known[id(node)] = found
-    return found
+    known[id(node)] = count
+    return count
 
 
 def _flaw(error: yaml.YAMLError) -> str:
@@ -287,9 +287,9 @@ def _check_root(document: Mapping[Any, Any], name: str, origins: Mapping[str, st
 
 def _lines(node: yaml.Node | None, name: str, prefix: str = "") -> dict[str, str]:
     """Each path of the document with its file and line; a key that stands twice is an error."""
-    found: dict[str, str] = {}
+    lines: dict[str, str] = {}
     if not isinstance(node, yaml.MappingNode):
-        return found
+        return lines
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
         step, line = str(key_node.value), key_node.start_mark.line + 1
@@ -299,11 +299,11 @@ def _lines(node: yaml.Node | None, name: str, prefix: str = "") -> dict[str, str
             raise ConfigError(f"{prefix}{step} is given twice in {name}: lines {seen[step]} and {line}")
         seen[step] = line
         if isinstance(value_node, yaml.MappingNode) and value_node.value:
-            found.update(_lines(value_node, name, f"{prefix}{step}."))
-            found.setdefault(f"{prefix}{step}", f"in {name} line {line}")
+            lines.update(_lines(value_node, name, f"{prefix}{step}."))
+            lines.setdefault(f"{prefix}{step}", f"in {name} line {line}")
         else:
-            found[f"{prefix}{step}"] = f"in {name} line {line}"
-    return found
+            lines[f"{prefix}{step}"] = f"in {name} line {line}"
+    return lines
 
 
 def _beside(path: Path) -> str:

@@ -51,7 +51,7 @@ class Messages(ChatDialect):
         """The request as a chat completion has it. Raises RequestRefused."""
         return read(body, counts=self.counts, stored=stored)
 
-    def response(self, completion: Json, asked: Json, body: Json, stored: Stored) -> Json:
+    def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
         """The whole message. Where it is of a thread, a later request of the episode may continue from it."""
         choice = completion["choices"][0]
         message, stop = choice["message"], choice.get("stop_reason")
@@ -61,7 +61,7 @@ class Messages(ChatDialect):
         by_string = reason == "end_turn" and isinstance(stop, str)
         message_id = "msg_" + str(completion["id"]).rpartition("-")[2]
         if body.get("thread"):
-            stored[message_id] = {"messages": [*asked["messages"], message], "tools": asked.get("tools")}
+            stored[message_id] = {"messages": [*request["messages"], message], "tools": request.get("tools")}
         return {
             "id": message_id,
             "type": "message",
@@ -77,17 +77,17 @@ class Messages(ChatDialect):
         """The message as server-sent events, each block after the other."""
         usage = {**response["usage"], "output_tokens": 0}
         start = {**response, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        found = [_event({"type": "message_start", "message": start}), self.waiting]
+        events = [_event({"type": "message_start", "message": start}), self.waiting]
         for index, block in enumerate(response["content"]):
             opened, deltas = _opened(block)
-            found.append(_event({"type": "content_block_start", "index": index, "content_block": opened}))
+            events.append(_event({"type": "content_block_start", "index": index, "content_block": opened}))
             for delta in deltas:
-                found.append(_event({"type": "content_block_delta", "index": index, "delta": delta}))
-            found.append(_event({"type": "content_block_stop", "index": index}))
+                events.append(_event({"type": "content_block_delta", "index": index, "delta": delta}))
+            events.append(_event({"type": "content_block_stop", "index": index}))
         end = {name: response[name] for name in ("stop_reason", "stop_sequence")}
-        found.append(_event({"type": "message_delta", "delta": end, "usage": response["usage"]}))
-        found.append(_event({"type": "message_stop"}))
-        return found
+        events.append(_event({"type": "message_delta", "delta": end, "usage": response["usage"]}))
+        events.append(_event({"type": "message_stop"}))
+        return events
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
         """The response that says an error."""

@@ -53,25 +53,25 @@ def read(body: Mapping[str, Any], *, counts: bool, stored: Mapping[str, Any] | N
     if not counts and body.get("max_tokens") is None:
         raise RequestRefused("max_tokens: field required", "max_tokens")
     thread = _thread(body.get("thread"), stored or {})
-    asked: dict[str, Any] = {"model": body.get("model", ""), "messages": [*thread["messages"], *_messages(body)]}
-    if not asked["messages"]:
+    chat: dict[str, Any] = {"model": body.get("model", ""), "messages": [*thread["messages"], *_messages(body)]}
+    if not chat["messages"]:
         raise RequestRefused("messages: at least one message is required", "messages")
     if thread["tools"]:
-        asked["tools"] = thread["tools"]
+        chat["tools"] = thread["tools"]
     for name in ("max_tokens", "temperature", "top_p", "top_k", "stream"):
         if body.get(name) is not None:
-            asked[name] = body[name]
+            chat[name] = body[name]
     if body.get("stop_sequences"):
-        asked["stop"] = body["stop_sequences"]
+        chat["stop"] = body["stop_sequences"]
     if body.get("tools"):
-        asked["tools"] = [_tool(tool, f"tools.{index}") for index, tool in enumerate(_list(body, "tools"))]
+        chat["tools"] = [_tool(tool, f"tools.{index}") for index, tool in enumerate(_list(body, "tools"))]
     if body.get("tool_choice"):
-        asked.update(_tool_choice(body["tool_choice"]))
-    asked.update(_thinking(body.get("thinking")))
-    asked.update(_output(body))
-    if asked["messages"][-1]["role"] == "assistant":
-        asked.update(continue_final_message=True, add_generation_prompt=False)
-    return asked
+        chat.update(_tool_choice(body["tool_choice"]))
+    chat.update(_thinking(body.get("thinking")))
+    chat.update(_output(body))
+    if chat["messages"][-1]["role"] == "assistant":
+        chat.update(continue_final_message=True, add_generation_prompt=False)
+    return chat
 
 
 def _thread(value: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -91,8 +91,8 @@ def _thread(value: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
             "thread",
             code="thread_not_found",
         )
-    found: Mapping[str, Any] = stored[named]
-    return found
+    thread: Mapping[str, Any] = stored[named]
+    return thread
 
 
 def _list(holder: Mapping[str, Any], name: str, where: str = "") -> list[Any]:
@@ -103,23 +103,23 @@ def _list(holder: Mapping[str, Any], name: str, where: str = "") -> list[Any]:
 
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = list[dict[str, Any]]()
+    messages = list[dict[str, Any]]()
     if body.get("system"):
-        found.append({"role": "system", "content": _text(body["system"], "system")})
+        messages.append({"role": "system", "content": _text(body["system"], "system")})
     for index, message in enumerate(_list(body, "messages")):
         where = f"messages.{index}"
         if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
             raise RequestRefused(f"{where}.role must be user, assistant or system", "messages")
         role, content = message["role"], message.get("content")
         if isinstance(content, str):
-            found.append({"role": role, "content": content})
+            messages.append({"role": role, "content": content})
         elif role == "system":
-            found.append({"role": role, "content": _text(content, f"{where}.content")})
+            messages.append({"role": role, "content": _text(content, f"{where}.content")})
         elif role == "assistant":
-            found.append(_assistant(_list(message, "content", f"{where}."), where))
+            messages.append(_assistant(_list(message, "content", f"{where}."), where))
         else:
-            found.extend(_user(_list(message, "content", f"{where}."), where))
-    return found
+            messages.extend(_user(_list(message, "content", f"{where}."), where))
+    return messages
 
 
 def _text(value: Any, where: str) -> str:
@@ -153,8 +153,8 @@ _NEEDED = {
 
 def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
     texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
-    for index, given in enumerate(blocks):
-        block = _block(given, ("text", "thinking", "redacted_thinking", "tool_use"), f"{where}.content.{index}")
+    for index, value in enumerate(blocks):
+        block = _block(value, ("text", "thinking", "redacted_thinking", "tool_use"), f"{where}.content.{index}")
         if block["type"] == "text":
             texts.append(str(block["text"]))
         elif block["type"] == "thinking":
@@ -173,19 +173,19 @@ def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
 
 def _user(blocks: list[Any], where: str) -> Iterator[dict[str, Any]]:
     """Tool results as messages of their own, and what is said between and behind them."""
-    said = list[dict[str, Any]]()
-    for index, given in enumerate(blocks):
-        place = f"{where}.content.{index}"
-        block = _block(given, ("text", "image", "document", "tool_result"), place)
+    parts = list[dict[str, Any]]()
+    for index, value in enumerate(blocks):
+        path = f"{where}.content.{index}"
+        block = _block(value, ("text", "image", "document", "tool_result"), path)
         if block["type"] != "tool_result":
-            said.append(_part(block, place))
+            parts.append(_part(block, path))
             continue
-        if said:
-            yield {"role": "user", "content": joined(said)}
-            said = []
-        yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": _result(block, place)}
-    if said or not blocks:
-        yield {"role": "user", "content": joined(said)}
+        if parts:
+            yield {"role": "user", "content": joined(parts)}
+            parts = []
+        yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": _result(block, path)}
+    if parts or not blocks:
+        yield {"role": "user", "content": joined(parts)}
 
 
 def _result(block: Mapping[str, Any], where: str) -> Any:
@@ -251,10 +251,10 @@ def _tool_choice(choice: Any) -> dict[str, Any]:
             f"tool_choice must be auto, any, none, or tool with a name (got {choice!r})", "tool_choice"
         )
     named = {"type": "function", "function": {"name": choice.get("name")}}
-    asked: dict[str, Any] = {"tool_choice": _CHOICES.get(str(kind), named)}
+    options: dict[str, Any] = {"tool_choice": _CHOICES.get(str(kind), named)}
     if choice.get("disable_parallel_tool_use"):
-        asked["parallel_tool_calls"] = False
-    return asked
+        options["parallel_tool_calls"] = False
+    return options
 
 
 def _thinking(value: Any) -> dict[str, Any]:
@@ -273,11 +273,11 @@ def _output(body: Mapping[str, Any]) -> dict[str, Any]:
     unknown = set(config) - {"effort", "format"}
     if unknown:
         raise RequestRefused(f"output_config.{min(unknown)} is not supported; leave it out", "output_config")
-    asked = {} if config.get("effort") is None else {"reasoning_effort": config["effort"]}
+    options = {} if config.get("effort") is None else {"reasoning_effort": config["effort"]}
     form = config.get("format") or body.get("output_format")
     if form is None:
-        return asked
+        return options
     if not isinstance(form, dict) or form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
         raise RequestRefused('output_config.format must be {"type": "json_schema", "schema": {…}}', "output_config")
     schema = {"name": "output", "schema": form["schema"], "strict": True}
-    return {**asked, "response_format": {"type": "json_schema", "json_schema": schema}}
+    return {**options, "response_format": {"type": "json_schema", "json_schema": schema}}

@@ -78,12 +78,12 @@ def without_effect(body: Mapping[str, Any], known: Fields) -> dict[str, Any]:
     """What a request names that changes nothing of what is sampled: it is recorded. Google spells names in two ways."""
 
     def field(name: str) -> Field | None:
-        return known.get(name) or known.get(re.sub(r"_([a-z])", lambda found: found[1].upper(), name))
+        return known.get(name) or known.get(re.sub(r"_([a-z])", lambda match: match[1].upper(), name))
 
     return {
         name: value
         for name, value in body.items()
-        if value is not None and (one := field(name)) is not None and one.effect == "no effect"
+        if value is not None and (entry := field(name)) is not None and entry.effect == "no effect"
     }
 
 

@@ -70,7 +70,7 @@ class Gemini:
         """Whether the client wants the reply in parts."""
         return self.method == "streamGenerateContent"
 
-    def response(self, completion: Json, asked: Json, body: Json, stored: Stored) -> Json:
+    def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
         """The whole response, a candidate per choice."""
         shown = shows_thoughts(body)
         usage = completion["usage"]
@@ -98,10 +98,10 @@ class Gemini:
         chunks[-1]["usageMetadata"] = response["usageMetadata"]
         if self.sse:
             return [b"data: " + json_bytes(chunk) + b"\n\n" for chunk in chunks]
-        found = [b",\n" + json_bytes(chunk) for chunk in chunks]
-        found[0] = b"[" + found[0][2:]
-        found[-1] += b"]"
-        return found
+        encoded = [b",\n" + json_bytes(chunk) for chunk in chunks]
+        encoded[0] = b"[" + encoded[0][2:]
+        encoded[-1] += b"]"
+        return encoded
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
         """The response that says an error."""
@@ -149,24 +149,24 @@ def _candidate(choice: Mapping[str, Any], shown: bool) -> dict[str, Any]:
     }
     chosen = ((choice.get("logprobs") or {}).get("content")) or ()
     if chosen:
-        candidate["avgLogprobs"] = sum(one["logprob"] for one in chosen) / len(chosen)
+        candidate["avgLogprobs"] = sum(token["logprob"] for token in chosen) / len(chosen)
         candidate["logprobsResult"] = {
-            "chosenCandidates": [_token(one) for one in chosen],
-            "topCandidates": [{"candidates": [_token(top) for top in one["top_logprobs"]]} for one in chosen],
+            "chosenCandidates": [_token(token) for token in chosen],
+            "topCandidates": [{"candidates": [_token(top) for top in token["top_logprobs"]]} for token in chosen],
         }
     return candidate
 
 
-def _token(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {"token": one["token"], "logProbability": one["logprob"]}
+def _token(token: Mapping[str, Any]) -> dict[str, Any]:
+    return {"token": token["token"], "logProbability": token["logprob"]}
 
 
 def _in_pieces(part: dict[str, Any]) -> list[dict[str, Any]]:
     if "text" not in part:
         return [part]
     texts = pieces(part["text"]) or [""]
-    rest = {name: value for name, value in part.items() if name not in ("text", "thoughtSignature")}
-    found = [{"text": text, **rest} for text in texts]
+    common = {name: value for name, value in part.items() if name not in ("text", "thoughtSignature")}
+    parts = [{"text": text, **common} for text in texts]
     if "thoughtSignature" in part:
-        found[-1]["thoughtSignature"] = part["thoughtSignature"]
-    return found
+        parts[-1]["thoughtSignature"] = part["thoughtSignature"]
+    return parts

@@ -66,21 +66,21 @@ SIGNED = b"ajet:"
 
 def read(body: Mapping[str, Any], model: str, method: str) -> dict[str, Any]:
     """The body of a chat completion. Raises RequestRefused."""
-    given = camel(body, "the request")
-    if method == "countTokens" and "generateContentRequest" in given:
-        given = camel(given["generateContentRequest"], "generateContentRequest")
-    refuse(given, GEMINI_FIELDS)
-    asked: dict[str, Any] = {"model": model, "messages": list(_messages(given))}
+    request = camel(body, "the request")
+    if method == "countTokens" and "generateContentRequest" in request:
+        request = camel(request["generateContentRequest"], "generateContentRequest")
+    refuse(request, GEMINI_FIELDS)
+    chat: dict[str, Any] = {"model": model, "messages": list(_messages(request))}
     if method == "streamGenerateContent":
-        asked["stream"] = True
-    tools = [function for tool in _list(given, "tools") for function in _functions(tool)]
+        chat["stream"] = True
+    tools = [function for tool in _list(request, "tools") for function in _functions(tool)]
     if tools:
-        asked["tools"] = tools
-    asked.update(_tool_choice(camel(given.get("toolConfig") or {}, "toolConfig")))
-    asked.update(_config(camel(given.get("generationConfig") or {}, "generationConfig")))
-    if asked["messages"][-1]["role"] == "assistant":
-        asked.update(continue_final_message=True, add_generation_prompt=False)
-    return asked
+        chat["tools"] = tools
+    chat.update(_tool_choice(camel(request.get("toolConfig") or {}, "toolConfig")))
+    chat.update(_config(camel(request.get("generationConfig") or {}, "generationConfig")))
+    if chat["messages"][-1]["role"] == "assistant":
+        chat.update(continue_final_message=True, add_generation_prompt=False)
+    return chat
 
 
 def shows_thoughts(body: Mapping[str, Any]) -> bool:
@@ -95,19 +95,19 @@ def _list(holder: Mapping[str, Any], name: str) -> list[Any]:
     return [] if value is None else value if isinstance(value, list) else [value]
 
 
-def _messages(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    if not given.get("contents"):
+def _messages(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if not request.get("contents"):
         raise RequestRefused("contents is not specified", "contents")
-    system = given.get("systemInstruction")
+    system = request.get("systemInstruction")
     if system:
         parts = [system] if isinstance(system, str) else _list(camel(system, "systemInstruction"), "parts")
-        said = [part if isinstance(part, str) else _text(camel(part, "systemInstruction.parts")) for part in parts]
-        yield {"role": "system", "content": "\n".join(said)}
+        texts = [part if isinstance(part, str) else _text(camel(part, "systemInstruction.parts")) for part in parts]
+        yield {"role": "system", "content": "\n".join(texts)}
     waiting = list[tuple[str, str]]()
     """Id and name of the calls that have no answer yet, for an answer may go without its id."""
-    for index, one in enumerate(_list(given, "contents")):
+    for index, value in enumerate(_list(request, "contents")):
         where = f"contents[{index}]"
-        content = camel({"parts": one} if isinstance(one, str) else one, where)
+        content = camel({"parts": value} if isinstance(value, str) else value, where)
         if content.get("role") not in (None, "user", "model", "function"):
             raise RequestRefused(f"{where}.role must be user or model (got {content['role']!r})", "contents")
         read_parts = [
@@ -153,27 +153,31 @@ def _assistant(parts: list[dict[str, Any]], where: str, index: int) -> dict[str,
 
 
 def _user(parts: list[dict[str, Any]], where: str, waiting: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-    said = list[dict[str, Any]]()
+    content = list[dict[str, Any]]()
     for part in parts:
         if "functionResponse" not in part:
-            said.append(_said(part))
+            content.append(_content_part(part))
             continue
-        if said:
-            yield {"role": "user", "content": joined(said)}
-            said = []
-        given = camel(part["functionResponse"], f"{where}.functionResponse")
-        name, known = given.get("name"), given.get("id")
-        found = next((call for call in waiting if known == call[0] or (not known and name == call[1])), None)
-        if found is None and not known:
+        if content:
+            yield {"role": "user", "content": joined(content)}
+            content = []
+        response = camel(part["functionResponse"], f"{where}.functionResponse")
+        name, known = response.get("name"), response.get("id")
+        answered = next((call for call in waiting if known == call[0] or (not known and name == call[1])), None)
+        if answered is None and not known:
             raise RequestRefused(f"{where}: there is no open call of {name!r} for this functionResponse", "contents")
-        if found is not None:
-            waiting.remove(found)
-        yield {"role": "tool", "tool_call_id": known or (found or ("",))[0], "content": _result(given.get("response"))}
-    if said or not parts:
-        yield {"role": "user", "content": joined(said)}
+        if answered is not None:
+            waiting.remove(answered)
+        yield {
+            "role": "tool",
+            "tool_call_id": known or (answered or ("",))[0],
+            "content": _result(response.get("response")),
+        }
+    if content or not parts:
+        yield {"role": "user", "content": joined(content)}
 
 
-def _said(part: Mapping[str, Any]) -> dict[str, Any]:
+def _content_part(part: Mapping[str, Any]) -> dict[str, Any]:
     if "inlineData" in part:
         data = camel(part["inlineData"], "inlineData")
         if str(data.get("mimeType")).startswith("image/"):
@@ -186,30 +190,30 @@ def _result(response: Any) -> str:
     if isinstance(response, dict) and len(response) == 1:
         ((name, value),) = response.items()
         if name in ("result", "output", "error"):
-            said = value if isinstance(value, str) else json_text(value)
-            return f"Error: {said}" if name == "error" and not said.lower().startswith("error") else said
+            text = value if isinstance(value, str) else json_text(value)
+            return f"Error: {text}" if name == "error" and not text.lower().startswith("error") else text
     return json_text(response or {})
 
 
 def _functions(tool: Any) -> Iterator[dict[str, Any]]:
-    given = camel(tool, "tools")
-    other = [name for name, value in given.items() if name != "functionDeclarations" and value is not None]
-    if other:
+    entry = camel(tool, "tools")
+    server_tools = [name for name, value in entry.items() if name != "functionDeclarations" and value is not None]
+    if server_tools:
         raise RequestRefused(
-            f"tools: {other[0]} runs on Google's servers; declare your own function in functionDeclarations",
+            f"tools: {server_tools[0]} runs on Google's servers; declare your own function in functionDeclarations",
             "tools",
         )
-    for one in _list(given, "functionDeclarations"):
-        declared = camel(one, "functionDeclarations")
+    for declaration in _list(entry, "functionDeclarations"):
+        declared = camel(declaration, "functionDeclarations")
         if not isinstance(declared.get("name"), str):
             raise RequestRefused("tools: every function declaration needs a name", "tools")
         function: dict[str, Any] = {"name": declared["name"]}
         if declared.get("description") is not None:
             function["description"] = declared["description"]
-        own = declared.get("parametersJsonSchema")
-        if own is None and declared.get("parameters") is not None:
-            own = json_schema(declared["parameters"])
-        function["parameters"] = {"type": "object", "properties": {}} if own is None else own
+        parameters = declared.get("parametersJsonSchema")
+        if parameters is None and declared.get("parameters") is not None:
+            parameters = json_schema(declared["parameters"])
+        function["parameters"] = {"type": "object", "properties": {}} if parameters is None else parameters
         yield {"type": "function", "function": function}
 
 
@@ -233,20 +237,20 @@ def _tool_choice(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _config(config: Mapping[str, Any]) -> dict[str, Any]:
-    asked = dict[str, Any]()
+    options = dict[str, Any]()
     refuse(config, CONFIG_FIELDS)
     for name, value in config.items():
         if name in SAMPLING and value is not None and value is not False and value != []:
-            asked[SAMPLING[name]] = value
-    if "top_logprobs" in asked:
-        asked.setdefault("logprobs", True)
+            options[SAMPLING[name]] = value
+    if "top_logprobs" in options:
+        options.setdefault("logprobs", True)
     thinking = camel(config.get("thinkingConfig") or {}, "thinkingConfig")
     budget, level = thinking.get("thinkingBudget"), thinking.get("thinkingLevel")
     if budget is not None and budget >= 0:
-        asked["chat_template_kwargs"] = {"enable_thinking": budget > 0}
+        options["chat_template_kwargs"] = {"enable_thinking": budget > 0}
     if level and not str(level).upper().endswith("UNSPECIFIED"):
-        asked["reasoning_effort"] = str(level).lower()
-    return {**asked, **_response_format(config)}
+        options["reasoning_effort"] = str(level).lower()
+    return {**options, **_response_format(config)}
 
 
 def _response_format(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,10 +273,10 @@ def _response_format(config: Mapping[str, Any]) -> dict[str, Any]:
 def _of_signature(value: Any) -> list[str]:
     """The reasoning in a signature of ours; nothing in another's."""
     try:
-        said = base64.b64decode(re.sub(r"\s", "", str(value or "")).translate(_URL_SAFE))
+        data = base64.b64decode(re.sub(r"\s", "", str(value or "")).translate(_URL_SAFE))
     except (binascii.Error, ValueError):
         return []
-    return [said[len(SIGNED) :].decode("utf-8", "replace")] if said.startswith(SIGNED) else []
+    return [data[len(SIGNED) :].decode("utf-8", "replace")] if data.startswith(SIGNED) else []
 
 
 _URL_SAFE = str.maketrans("-_", "+/")
@@ -288,11 +292,11 @@ def camel(value: Any, where: str) -> dict[str, Any]:
     """An object with its names in camelCase: Google takes both. Raises RequestRefused where it is no object."""
     if not isinstance(value, Mapping):
         raise RequestRefused(f"{where} must be an object (got {value!r:.100})", where)
-    return {_camel(name): one for name, one in value.items()}
+    return {_camel(name): item for name, item in value.items()}
 
 
 def _camel(name: str) -> str:
-    return re.sub(r"_([a-z])", lambda found: found.group(1).upper(), name)
+    return re.sub(r"_([a-z])", lambda match: match.group(1).upper(), name)
 
 
 def json_schema(schema: Any) -> dict[str, Any]:
@@ -300,30 +304,30 @@ def json_schema(schema: Any) -> dict[str, Any]:
 
     Names stand in the order they were given in, properties in that of `propertyOrdering`.
     """
-    given = camel(schema, "a schema")
-    found = dict[str, Any]()
-    for name, value in given.items():
+    source = camel(schema, "a schema")
+    converted = dict[str, Any]()
+    for name, value in source.items():
         if value is None or name in _DROPPED:
             continue
         if name == "type":
-            kinds = [str(one).lower() for one in (value if isinstance(value, list) else [value])]
+            kinds = [str(item).lower() for item in (value if isinstance(value, list) else [value])]
             if kinds != ["type_unspecified"]:
-                found["type"] = kinds if len(kinds) > 1 else kinds[0]
+                converted["type"] = kinds if len(kinds) > 1 else kinds[0]
         elif name in _SCHEMAS:
             named = value if isinstance(value, Mapping) else {}
-            order = [one for one in given.get("propertyOrdering") or () if one in named]
-            found[_SCHEMAS[name]] = {one: json_schema(named[one]) for one in dict.fromkeys([*order, *named])}
+            order = [item for item in source.get("propertyOrdering") or () if item in named]
+            converted[_SCHEMAS[name]] = {item: json_schema(named[item]) for item in dict.fromkeys([*order, *named])}
         elif name == "anyOf":
-            found[name] = [json_schema(one) for one in value]
+            converted[name] = [json_schema(item) for item in value]
         elif name in ("items", "additionalProperties"):
-            found[name] = json_schema(value) if isinstance(value, Mapping) else value
+            converted[name] = json_schema(value) if isinstance(value, Mapping) else value
         elif name in _WHOLE:
-            found[name] = int(value)
+            converted[name] = int(value)
         else:
-            found["$ref" if name == "ref" else name] = value
-    if given.get("nullable"):
-        return _nullable(found)
-    return found
+            converted["$ref" if name == "ref" else name] = value
+    if source.get("nullable"):
+        return _nullable(converted)
+    return converted
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
@@ -332,7 +336,7 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     kinds = schema.get("type")
     if kinds is None:
         return schema
-    found = {**schema, "type": [*([kinds] if isinstance(kinds, str) else kinds), "null"]}
+    nullable = {**schema, "type": [*([kinds] if isinstance(kinds, str) else kinds), "null"]}
     if "enum" in schema:
-        found["enum"] = [*schema["enum"], None]
-    return found
+        nullable["enum"] = [*schema["enum"], None]
+    return nullable

@@ -155,4 +155,4 @@ def _candidates(chunks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _objects(value: Any) -> list[Mapping[str, Any]]:
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

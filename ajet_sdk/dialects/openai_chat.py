@@ -118,7 +118,7 @@ class Completions:
             response["prompt_token_ids"] = None if answer.prompt_ids is None else [int(i) for i in answer.prompt_ids]
         return response
 
-    def response(self, completion: Json, asked: Json, body: Json, stored: Stored) -> Json:
+    def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
         """The very same."""
         return completion
 
@@ -129,7 +129,7 @@ class Completions:
         with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         if with_usage:
             base["usage"] = None
-        found = list[bytes]()
+        events = list[bytes]()
         for choice in response["choices"]:
             deltas = list(_chat_deltas(choice) if self.chat else _text_deltas(choice))
             if "token_ids" in choice:
@@ -138,11 +138,11 @@ class Completions:
                 chunk = {**base, "choices": [{"index": choice["index"], **delta}]}
                 if "prompt_token_ids" in response and number == 0:
                     chunk["prompt_token_ids"] = response["prompt_token_ids"]
-                found.append(_event(chunk))
+                events.append(_event(chunk))
         if with_usage:
-            found.append(_event({**base, "choices": [], "usage": response["usage"]}))
-        found[-1] += b"data: [DONE]\n\n"
-        return found
+            events.append(_event({**base, "choices": [], "usage": response["usage"]}))
+        events[-1] += b"data: [DONE]\n\n"
+        return events
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
         """The response that says an error."""
@@ -328,10 +328,10 @@ def _text_logprobs(choice: Choice) -> dict[str, Any] | None:
         "tokens": texts,
         "token_logprobs": logprobs,
         "top_logprobs": [
-            {token.decode("utf-8", "replace"): value for token, value in choice.top[place]}
+            {token.decode("utf-8", "replace"): value for token, value in choice.top[index]}
             if choice.top
-            else {text: own}
-            for place, (text, own) in enumerate(zip(texts, logprobs, strict=True))
+            else {text: logprob}
+            for index, (text, logprob) in enumerate(zip(texts, logprobs, strict=True))
         ],
         "text_offset": offsets[: len(texts)],
     }
@@ -348,11 +348,11 @@ SECRETS = frozenset(("api_key", "api-key", "apikey", "authorization", "headers",
 
 def remove_secrets(body: dict[str, Any]) -> dict[str, Any]:
     """A copy of the body without keys and headers that some proxies take in it."""
-    kept = dict(body)
+    cleaned = dict(body)
     for name in body:
         if name.lower() in SECRETS:
-            del kept[name]
-    return kept
+            del cleaned[name]
+    return cleaned
 
 
 def _chat_deltas(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

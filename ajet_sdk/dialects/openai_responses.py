@@ -61,29 +61,29 @@ class Responses(ChatDialect):
     def neutral(self, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
         """The request as a chat completion's."""
         refuse(body, RESPONSE_FIELDS)
-        asked: dict[str, Any] = {name: body[name] for name in AS_THEY_ARE if body.get(name) is not None}
-        asked["messages"] = _messages(body, stored)
-        tools = [made for i, tool in enumerate(_list(body, "tools")) for made in _tools(tool, f"tools[{i}]")]
+        chat: dict[str, Any] = {name: body[name] for name in AS_THEY_ARE if body.get(name) is not None}
+        chat["messages"] = _messages(body, stored)
+        tools = [function for i, tool in enumerate(_list(body, "tools")) for function in _tools(tool, f"tools[{i}]")]
         if tools:
-            asked["tools"] = tools
+            chat["tools"] = tools
         else:
-            asked.pop("parallel_tool_calls", None)  # it asks for nothing
-        if "tool_choice" in asked:
-            asked["tool_choice"] = _tool_choice(body["tool_choice"])
+            chat.pop("parallel_tool_calls", None)  # it asks for nothing
+        if "tool_choice" in chat:
+            chat["tool_choice"] = _tool_choice(body["tool_choice"])
         text, reasoning = _object(body, "text"), _object(body, "reasoning")
         if text.get("format") is not None:
-            asked["response_format"] = _response_format(text["format"])
+            chat["response_format"] = _response_format(text["format"])
         if text.get("verbosity") is not None:
-            asked["verbosity"] = text["verbosity"]
+            chat["verbosity"] = text["verbosity"]
         if reasoning.get("effort") is not None:
-            asked["reasoning_effort"] = reasoning["effort"]
+            chat["reasoning_effort"] = reasoning["effort"]
         if body.get("max_output_tokens") is not None:
-            asked["max_completion_tokens"] = body["max_output_tokens"]
+            chat["max_completion_tokens"] = body["max_output_tokens"]
         if "message.output_text.logprobs" in _list(body, "include") or body.get("top_logprobs"):
-            asked["logprobs"] = True
-        return asked
+            chat["logprobs"] = True
+        return chat
 
-    def response(self, completion: Json, asked: Json, body: Json, stored: Stored) -> Json:
+    def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
         """The whole response. Unless `store` is false, a later request of the episode may name it."""
         choice, request_id = completion["choices"][0], completion["id"].partition("-")[2]
         output = items_of(choice, body, request_id)
@@ -110,7 +110,7 @@ class Responses(ChatDialect):
             response["prompt_token_ids"] = completion["prompt_token_ids"]
             response["token_ids"] = choice["token_ids"]
         if body.get("store") is not False:
-            messages = _without(body.get("instructions"), asked["messages"])
+            messages = _without(body.get("instructions"), request["messages"])
             stored[response["id"]] = {"messages": [*messages, choice["message"]], "response": response}
             stored.update((item["id"], item) for item in output)
         return response
@@ -165,8 +165,8 @@ def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _messages(body: Mapping[str, Any], stored: Mapping[str, Any]) -> list[dict[str, Any]]:
-    given, before = body.get("input"), body.get("previous_response_id")
-    if given is None or (given == [] and before is None):
+    request_input, before = body.get("input"), body.get("previous_response_id")
+    if request_input is None or (request_input == [] and before is None):
         raise RequestRefused("responses needs input", "input")
     if before is not None and before not in stored:
         raise RequestRefused(
@@ -175,7 +175,7 @@ def _messages(body: Mapping[str, Any], stored: Mapping[str, Any]) -> list[dict[s
             code="previous_response_not_found",
         )
     earlier = [] if before is None else stored[before]["messages"]
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else _list(body, "input")
+    items = [{"role": "user", "content": request_input}] if isinstance(request_input, str) else _list(body, "input")
     messages = [*earlier, *ItemReader(stored).messages(items)]
     instructions = body.get("instructions")
     if not instructions:
@@ -192,8 +192,8 @@ def _without(instructions: Any, messages: list[dict[str, Any]]) -> list[dict[str
     """The messages of a request less its instructions, which hold for one response only."""
     if not instructions:
         return messages
-    rest = messages[0]["content"][len(instructions) + 2 :]
-    return [{"role": "system", "content": rest}, *messages[1:]] if rest else messages[1:]
+    remaining = messages[0]["content"][len(instructions) + 2 :]
+    return [{"role": "system", "content": remaining}, *messages[1:]] if remaining else messages[1:]
 
 
 # Tools and formats
@@ -204,10 +204,10 @@ def _tools(tool: Any, where: str) -> Iterator[dict[str, Any]]:
     if not isinstance(tool, Mapping) or tool.get("type") != "namespace":
         yield _tool(tool, where)
         return
-    for i, one in enumerate(_list(tool, "tools")):
-        made = _tool(one, f"{where}.tools[{i}]")
-        made["function"]["name"] = qualified(tool.get("name"), made["function"].get("name"))
-        yield made
+    for i, inner in enumerate(_list(tool, "tools")):
+        function = _tool(inner, f"{where}.tools[{i}]")
+        function["function"]["name"] = qualified(tool.get("name"), function["function"].get("name"))
+        yield function
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
@@ -291,8 +291,8 @@ def response_events(response: Mapping[str, Any]) -> list[bytes]:
 def error_event(error: Mapping[str, Any]) -> bytes:
     """An error in the middle of a stream: the fields of the event, and the object that OpenAI's clients raise."""
     inner = error["error"]
-    said = {name: inner.get(name) for name in ("code", "message", "param")}
-    return _bytes({"type": "error", **said, "error": inner, "sequence_number": 0})
+    details = {name: inner.get(name) for name in ("code", "message", "param")}
+    return _bytes({"type": "error", **details, "error": inner, "sequence_number": 0})
 
 
 def _bytes(event: Event) -> bytes:

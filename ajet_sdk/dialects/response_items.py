@@ -44,9 +44,9 @@ class ItemReader:
         elif kind == "reasoning":
             self._begin_or_go_on(item, "content", "tool_calls")
             assert self._reply is not None
-            said = _reasoning(item)
-            if said:
-                self._reply["reasoning_content"] = self._reply.get("reasoning_content", "") + said
+            thought = _reasoning(item)
+            if thought:
+                self._reply["reasoning_content"] = self._reply.get("reasoning_content", "") + thought
         elif kind in ("function_call", "custom_tool_call"):
             self._begin_or_go_on(item)
             assert self._reply is not None
@@ -78,8 +78,8 @@ class ItemReader:
 
     def _begin_or_go_on(self, item: Mapping[str, Any], *ended_by: str) -> None:
         """Begin a reply; go on with the last unless it has one of `ended_by`, or the item is of another of ours."""
-        found = REPLY_ID.match(str(item.get("id")))
-        of = found[1] if found else None
+        match = REPLY_ID.match(str(item.get("id")))
+        of = match[1] if match else None
         another = of is not None and self._of is not None and of != self._of
         if self._reply is None or another or any(self._reply.get(name) is not None for name in ended_by):
             reply: dict[str, Any] = {"role": "assistant", "content": None}
@@ -121,8 +121,8 @@ def _reasoning(item: Mapping[str, Any]) -> str:
     """What was thought: from the content, else the summary, else what was encrypted here."""
     for name in ("content", "summary"):
         texts = [part.get("text") for part in item.get(name) or () if isinstance(part, Mapping)]
-        if found := "".join(text for text in texts if isinstance(text, str)):
-            return found
+        if thought := "".join(text for text in texts if isinstance(text, str)):
+            return thought
     sealed = item.get("encrypted_content")
     if isinstance(sealed, str) and sealed.startswith(OURS):
         return base64.b64decode(sealed[len(OURS) :]).decode("utf-8", "surrogatepass")
@@ -164,9 +164,9 @@ def items_of(choice: Mapping[str, Any], body: Mapping[str, Any], request_id: str
 
 
 def _reasoning_item(thought: str, body: Mapping[str, Any], item_id: str) -> dict[str, Any]:
-    asked = body.get("reasoning") or {}
+    reasoning = body.get("reasoning") or {}
     item: dict[str, Any] = {"id": item_id, "type": "reasoning", "summary": []}
-    if asked.get("summary") or asked.get("generate_summary"):
+    if reasoning.get("summary") or reasoning.get("generate_summary"):
         item["summary"] = [{"type": "summary_text", "text": thought}]
     else:
         item["content"] = [{"type": "reasoning_text", "text": thought}]
@@ -178,7 +178,7 @@ def _reasoning_item(thought: str, body: Mapping[str, Any], item_id: str) -> dict
 def _input(arguments: str) -> str:
     """The text for a custom tool."""
     try:
-        given = json.loads(arguments)["input"]
+        value = json.loads(arguments)["input"]
     except (ValueError, TypeError, KeyError):
         return arguments
-    return given if isinstance(given, str) else json.dumps(given)
+    return value if isinstance(value, str) else json.dumps(value)

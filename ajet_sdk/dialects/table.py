@@ -61,7 +61,7 @@ class Dialect(Protocol):
         """Whether the client wants events."""
         ...
 
-    def response(self, completion: Json, asked: Json, body: Json, stored: Stored) -> Json:
+    def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
         """The whole response, of a completion."""
         ...
 
@@ -155,12 +155,12 @@ class Endpoint:
 def endpoint(path: str, query: str = "") -> Endpoint:
     """What a request's path asks for, with whatever version or prefix: `v1/chat/completions`, `v1/v1/messages`, …"""
     path = path.strip("/")
-    found = _GEMINI.search(path)
-    if found is not None:
-        name, method = unquote(found[1]), found[2]
+    match = _GEMINI.search(path)
+    if match is not None:
+        name, method = unquote(match[1]), match[2]
         sse = "sse" in parse_qs(query).get("alt", ())
         dialect = Gemini(name, method, sse)
-        route = f"models/{found[1]}:{method}" + ("?alt=sse" if sse else "")
+        route = f"models/{match[1]}:{method}" + ("?alt=sse" if sse else "")
         return Endpoint(route, dialect, dialect if method == "countTokens" else None)
     for route, counter in COUNTERS.items():
         if path == route or path.endswith("/" + route):

@@ -197,27 +197,27 @@ def task_ids(service_url: str | Sequence[str], env_type: str, split: str, *, tim
     body = {"env_type": env_type, "task_id": None, "instance_id": None, "messages": {}, "params": {"split": split}}
     urls = _urls(service_url)
     with _client(urls) as http:
-        for left, url in reversed([*enumerate(reversed(urls))]):
+        for remaining, url in reversed([*enumerate(reversed(urls))]):
             try:
-                found = _post(http, url, "get_env_profile", body, timeout, _TRIES)
+                ids = _post(http, url, "get_env_profile", body, timeout, _TRIES)
                 break
             except EnvironmentUnavailable as error:
-                if not left or (error.status is not None and error.status < 500):
+                if not remaining or (error.status is not None and error.status < 500):
                     raise
-    if not isinstance(found, list):
-        raise EnvironmentUnavailable(f"{url}/get_env_profile did not return a list of task ids: {found!r}")
-    return [str(one) for one in found]
+    if not isinstance(ids, list):
+        raise EnvironmentUnavailable(f"{url}/get_env_profile did not return a list of task ids: {ids!r}")
+    return [str(task_id) for task_id in ids]
 
 
 def service_health(url: str, *, timeout: float = 5.0) -> dict[str, Any]:
     """What a service says of its health; of another's than ours only that it answers. Raises EnvironmentUnavailable."""
     with _client([url]) as http:
-        found = _asked(http, "GET", url.rstrip("/"), "healthz", None, timeout, 1)
-    return found if isinstance(found, dict) else {"status": "ok"}
+        health = _request(http, "GET", url.rstrip("/"), "healthz", None, timeout, 1)
+    return health if isinstance(health, dict) else {"status": "ok"}
 
 
-def _urls(given: str | Sequence[str]) -> list[str]:
-    urls = [given] if isinstance(given, str) else list(given)
+def _urls(service_url: str | Sequence[str]) -> list[str]:
+    urls = [service_url] if isinstance(service_url, str) else list(service_url)
     return [url.rstrip("/") for url in urls]
 
 
@@ -231,29 +231,29 @@ def _client(urls: Sequence[str]) -> httpx.Client:
 
 
 def _post(http: httpx.Client, url: str, endpoint: str, body: dict[str, Any], timeout: float, tries: int) -> Any:
-    answer = _asked(http, "POST", url, endpoint, body, timeout, tries)
+    answer = _request(http, "POST", url, endpoint, body, timeout, tries)
     if not isinstance(answer, dict):
         raise EnvironmentUnavailable(f"{url}/{endpoint} did not return an object: {answer!r:.100}")
     return answer.get("data")
 
 
-def _asked(
+def _request(
     http: httpx.Client, method: str, url: str, endpoint: str, body: dict[str, Any] | None, timeout: float, tries: int
 ) -> Any:
     """The answer, of JSON or else of text. Raises EnvironmentUnavailable."""
     import httpx
 
-    for left in reversed(range(tries)):
+    for remaining in reversed(range(tries)):
         try:
             response = http.request(method, below(url, endpoint), json=body, timeout=timeout)
             response.raise_for_status()
             return response.json() if body is not None or "json" in response.headers.get("content-type", "") else None
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
-            if (status is not None and status < 500) or not left:
+            if (status is not None and status < 500) or not remaining:
                 why = _why(error, endpoint, timeout)
                 raise EnvironmentUnavailable(f"the environment service at {url} {why}", status=status) from error
-            time.sleep(0.5 * (tries - left))
+            time.sleep(0.5 * (tries - remaining))
     raise AssertionError("unreachable")
 
 
@@ -265,10 +265,10 @@ def _why(error: Exception, endpoint: str, timeout: float) -> str:
         return f"answered {endpoint} with {error.response.status_code}: {error.response.text[:500]}"
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return f"did not answer {endpoint} within {timeout:g} s"
-    said = (str(error) or type(error).__name__).splitlines()[0]
+    reason = (str(error) or type(error).__name__).splitlines()[0]
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol | httpx.InvalidURL):
-        return f"cannot be reached ({said}); start it, or correct task_reader.env_service.env_url"
-    return f"did not answer {endpoint} as it should ({said})"
+        return f"cannot be reached ({reason}); start it, or correct task_reader.env_service.env_url"
+    return f"did not answer {endpoint} as it should ({reason})"
 
 
 def _text_of(content: Any) -> str:

@@ -117,9 +117,9 @@ class Played:
 def _jsonable(value: Any) -> Any:
     """An element of a space as JSON can hold it."""
     if isinstance(value, Mapping):
-        return {name: _jsonable(one) for name, one in value.items()}
+        return {name: _jsonable(item) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_jsonable(one) for one in value]
+        return [_jsonable(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 

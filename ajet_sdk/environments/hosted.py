@@ -121,18 +121,18 @@ def _module(path: str) -> Any:
     if not file.is_file():
         raise WrongTarget(f"there is no file {path}")
     sys.path.insert(0, str(file.parent))
-    found = importlib.util.spec_from_file_location(file.stem, file)
-    assert found is not None and found.loader is not None
-    module = sys.modules[file.stem] = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module_spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert module_spec is not None and module_spec.loader is not None
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
     return module
 
 
 def _attribute(module: Any, name: str, target: str) -> Any:
-    found = getattr(module, name, None)
-    if not callable(found):
+    attribute = getattr(module, name, None)
+    if not callable(attribute):
         raise WrongTarget(f"{target}: {module.__name__} has no class or function {name}")
-    return found
+    return attribute
 
 
 async def resolved(value: Any) -> Any:
@@ -149,7 +149,7 @@ def _message_of(content: Any) -> dict[str, Any]:
 
 def messages_of(state: Any) -> list[dict[str, Any]]:
     """An observation as messages: text, one message, or a list of messages."""
-    return [_message_of(one) for one in state] if isinstance(state, list) else [_message_of(state)]
+    return [_message_of(message) for message in state] if isinstance(state, list) else [_message_of(state)]
 
 
 def answer(observation: Any, reward: float, terminated: bool, info: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -166,17 +166,17 @@ class _OfFactory:
         self._spec = spec
 
     def tasks(self, split: str) -> Any:
-        own = getattr(self._factory, "tasks", None)
-        return own(split) if own is not None else split_of(self._spec, split)
+        method = getattr(self._factory, "tasks", None)
+        return method(split) if method is not None else split_of(self._spec, split)
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> Any:
-        made = self._factory(task_id, **self._spec.arguments)
-        if hasattr(made, "action_space"):
+        environment = self._factory(task_id, **self._spec.arguments)
+        if hasattr(environment, "action_space"):
             adapter: Any = importlib.import_module("ajet_sdk.environments.gymnasium")
-            return adapter.Played(made, None, self._spec.actions)
+            return adapter.Played(environment, None, self._spec.actions)
         if self._spec.actions:
             raise _no_actions(self._spec)
-        return _Own(made)
+        return _Own(environment)
 
 
 def split_of(spec: Spec, split: str) -> list[str]:
@@ -199,29 +199,29 @@ class _Own:
         return messages_of(await resolved(self._env.reset()))
 
     async def step(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        given = dict(message) if self._whole else message.get("content") or ""
-        given_back = await resolved(self._env.step(given))
-        if not isinstance(given_back, tuple) or len(given_back) not in (4, 5):
+        action = dict(message) if self._whole else message.get("content") or ""
+        result = await resolved(self._env.step(action))
+        if not isinstance(result, tuple) or len(result) not in (4, 5):
             raise TypeError(
                 f"{type(self._env).__name__}.step must return observation, reward, terminated, info "
-                f"(got {given_back!r:.100})"
+                f"(got {result!r:.100})"
             )
-        observation, reward, terminated, *truncated, info = given_back
+        observation, reward, terminated, *truncated, info = result
         self._total += float(reward)
         return answer(observation, reward, bool(terminated) or any(truncated), info)
 
     async def evaluate(self, params: Mapping[str, Any]) -> Any:
-        own = getattr(self._env, "evaluate", None)
-        return self._total if own is None else await resolved(_with_params(own, params))
+        method = getattr(self._env, "evaluate", None)
+        return self._total if method is None else await resolved(_with_params(method, params))
 
     async def info(self, params: Mapping[str, Any]) -> Any:
-        own = getattr(self._env, "info", None)
-        return {} if own is None else await resolved(_with_params(own, params))
+        method = getattr(self._env, "info", None)
+        return {} if method is None else await resolved(_with_params(method, params))
 
     async def close(self) -> None:
-        own = getattr(self._env, "close", None)
-        if own is not None:
-            await resolved(own())
+        method = getattr(self._env, "close", None)
+        if method is not None:
+            await resolved(method())
 
 
 def _with_params(function: Any, params: Mapping[str, Any]) -> Any:

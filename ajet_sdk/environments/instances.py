@@ -56,8 +56,8 @@ class Refused(Exception):
 class _Instance:
     task_id: str
     process: _Process
-    asked: float
-    """When it was last asked, on the monotonic clock."""
+    last_used: float
+    """Time of its last request, on the monotonic clock."""
     started: float
     steps: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -110,10 +110,10 @@ class Instances:
         now = time.monotonic()
         return [
             {
-                "instance_id": name, "task_id": one.task_id, "pid": one.process.pid, "steps": one.steps,
-                "age": round(now - one.started, 1), "idle": round(now - one.asked, 1),
+                "instance_id": name, "task_id": instance.task_id, "pid": instance.process.pid, "steps": instance.steps,
+                "age": round(now - instance.started, 1), "idle": round(now - instance.last_used, 1),
             }
-            for name, one in self._instances.items()
+            for name, instance in self._instances.items()
         ]  # fmt: skip
 
     async def tasks(self, split: str) -> Any:
@@ -146,7 +146,7 @@ class Instances:
                 self._end(name, instance)
                 raise
             finally:
-                instance.asked = time.monotonic()
+                instance.last_used = time.monotonic()
 
     async def ask(self, name: str, request: dict[str, Any]) -> Any:
         """What an instance answers; its requests are answered one after the other. Raises Refused."""
@@ -156,7 +156,7 @@ class Instances:
         async with instance.lock:
             if name in self.lost:
                 raise Refused(410, self.lost[name])
-            instance.asked = time.monotonic()
+            instance.last_used = time.monotonic()
             instance.steps += request["what"] == "step"
             try:
                 return await self._ask(instance.process, request, f"{request['what']} of task {instance.task_id!r}")
@@ -166,7 +166,7 @@ class Instances:
                     self._lose(name, instance, str(refused))
                 raise
             finally:
-                instance.asked = time.monotonic()
+                instance.last_used = time.monotonic()
 
     async def release(self, name: str) -> bool:
         """End an instance, which may close what it holds first; whether it was there."""
@@ -184,8 +184,8 @@ class Instances:
         now = time.monotonic()
         idle = [
             name
-            for name, one in self._instances.items()
-            if now - one.asked > self.limits.idle and not one.lock.locked()
+            for name, instance in self._instances.items()
+            if now - instance.last_used > self.limits.idle and not instance.lock.locked()
         ]
         for name in idle:
             self._lose(name, self._instances[name], f"no request for {self.limits.idle:g} s")
@@ -200,21 +200,21 @@ class Instances:
         if self._instances.get(name) is instance:
             del self._instances[name]
 
-    async def _ask(self, process: _Process, request: dict[str, Any], what: str, *, timeout: float | None = None) -> Any:
+    async def _ask(self, process: _Process, request: dict[str, Any], name: str, *, timeout: float | None = None) -> Any:
         seconds = timeout or self.limits.timeout
         try:
             answer = await asyncio.wait_for(process.ask(request), seconds)
         except asyncio.TimeoutError:
             process.kill()
-            raise Refused(410, f"{what} took longer than {seconds:g} s; its process was killed") from None
+            raise Refused(410, f"{name} took longer than {seconds:g} s; its process was killed") from None
         except asyncio.CancelledError:
             process.kill()  # its answer would be taken for the next request's
             raise
         except (OSError, EOFError, ValueError) as error:
             process.kill()
-            raise Refused(410, f"{what}: its process died ({_first_line(error)})") from None
+            raise Refused(410, f"{name}: its process died ({_first_line(error)})") from None
         if "error" in answer:
-            raise Refused(404 if answer.get("unknown") else 500, f"{what}: {answer['error']}")
+            raise Refused(404 if answer.get("unknown") else 500, f"{name}: {answer['error']}")
         return answer["ok"]
 
 
@@ -302,7 +302,7 @@ class _Template:
     def _spawned(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
         package = str(Path(ajet_sdk.__file__).parent)
-        given = json.dumps({"spec": asdict(self.spec), "memory": self._limits.memory}).encode() + b"\n"
+        settings = json.dumps({"spec": asdict(self.spec), "memory": self._limits.memory}).encode() + b"\n"
         with theirs:
             command = [self._python, "-c", START, package, str(theirs.fileno())]
             try:
@@ -311,7 +311,7 @@ class _Template:
                 raise ConfigError(f"cannot start {self._python}: {error.strerror or error}") from error
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as stdin:
-            stdin.write(given)
+            stdin.write(settings)
         return process, ours
 
     async def fork(self) -> _Process:
@@ -348,10 +348,10 @@ class _Template:
 
 def _first_of(connection: socket.socket) -> bytes:
     """The first line that arrives; empty where the other end closes before."""
-    found = b""
-    while not found.endswith(b"\n"):
+    data = b""
+    while not data.endswith(b"\n"):
         part = connection.recv(65536)
         if not part:
             return b""
-        found += part
-    return found
+        data += part
+    return data

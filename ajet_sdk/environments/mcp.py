@@ -124,14 +124,14 @@ class _Tools:
         text = await self._observation(function.get("name"), function.get("arguments"))
         return {"role": "tool", "tool_call_id": call.get("id", ""), "content": text}
 
-    async def _observation(self, name: Any, given: Any) -> str:
+    async def _observation(self, name: Any, raw: Any) -> str:
         """What a call of the agent comes to. Raises what the server did wrong."""
         if not isinstance(name, str) or name not in self._offered:
             await self._list()  # a server may add tools as it goes
         if not isinstance(name, str) or name not in self._offered:
             return f"There is no tool {name!r:.100}. Tools: {', '.join(self._offered) or 'none'}."
         try:
-            arguments = _arguments_of(given)
+            arguments = _arguments_of(raw)
         except (ValueError, TypeError, RecursionError) as error:  # the agent's mistake
             return f"The arguments of {name} are not a JSON object: {error}"
         text, _ = await self._call(name, arguments, checks=True)
@@ -221,9 +221,9 @@ def _calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [{"function": spelt}] if isinstance(spelt, dict) and "name" in spelt else []
 
 
-def _arguments_of(given: Any) -> dict[str, Any]:
+def _arguments_of(raw: Any) -> dict[str, Any]:
     """Raises ValueError, TypeError or RecursionError where these are no JSON object that can be sent."""
-    arguments = json.loads(given) if isinstance(given, str) and given else given or {}
+    arguments = json.loads(raw) if isinstance(raw, str) and raw else raw or {}
     if not isinstance(arguments, Mapping):
         raise TypeError(f"{arguments!r:.100}")
     json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()  # half of a surrogate pair cannot be sent

@@ -23,13 +23,13 @@ def load(name: str, spec: Spec) -> _Package:
     from openenv.core.env_server.interfaces import Environment
 
     package = _package(name)
-    found = sorted(set(_environments(package, Environment)), key=lambda one: one.__name__)
-    if len(found) != 1:
-        names = ", ".join(one.__name__ for one in found) or "none"
+    classes = sorted(set(_environments(package, Environment)), key=lambda cls: cls.__name__)
+    if len(classes) != 1:
+        names = ", ".join(cls.__name__ for cls in classes) or "none"
         raise WrongTarget(
             f"openenv:{name}: the package {package.__name__} must contain one environment (found {names})"
         )
-    return _Package(found[0], spec)
+    return _Package(classes[0], spec)
 
 
 def _package(name: str) -> Any:
@@ -44,11 +44,11 @@ def _package(name: str) -> Any:
 def _environments(package: Any, base: type) -> Iterator[type]:
     """The environment classes that the package's own modules define, those of `server` first of all."""
     server = importlib.import_module(f"{package.__name__}.server")
-    names = [f"{server.__name__}.{one.name}" for one in pkgutil.iter_modules(server.__path__) if one.name != "app"]
+    names = [f"{server.__name__}.{info.name}" for info in pkgutil.iter_modules(server.__path__) if info.name != "app"]
     for module in [server, *map(importlib.import_module, names)]:
         for value in vars(module).values():
-            own = inspect.isclass(value) and value.__module__.partition(".")[0] == package.__name__
-            if own and issubclass(value, base) and not inspect.isabstract(value):
+            is_local = inspect.isclass(value) and value.__module__.partition(".")[0] == package.__name__
+            if is_local and issubclass(value, base) and not inspect.isabstract(value):
                 yield value
 
 
@@ -107,13 +107,13 @@ class _Episode:
 
     def _read(self, text: str) -> Any:
         """Raises ValueError where the text is no action."""
-        asked = [name for name, field in self._action.model_fields.items() if field.is_required()]
+        required = [name for name, field in self._action.model_fields.items() if field.is_required()]
         if (
-            len(asked) == 1
-            and self._action.model_fields[asked[0]].annotation is str
+            len(required) == 1
+            and self._action.model_fields[required[0]].annotation is str
             and not text.lstrip().startswith("{")
         ):
-            return self._action(**{asked[0]: text})
+            return self._action(**{required[0]: text})
         return self._action.model_validate_json(text)
 
 

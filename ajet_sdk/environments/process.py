@@ -33,12 +33,12 @@ def main(control: int) -> None:
 
     It writes one line, `{"ok": null}` or `{"error": ...}`, then takes one instance's socket after the other.
     """
-    given = json.loads(sys.stdin.readline())
+    settings = json.loads(sys.stdin.readline())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what an environment prints goes to the service's stderr
     server = socket.socket(fileno=control)
     try:
-        hosted = load(Spec(**given["spec"]))
+        hosted = load(Spec(**settings["spec"]))
     except BaseException as error:  # noqa: BLE001  handed to the service, which says it
         plain = isinstance(error, (ImportError, WrongTarget))  # its message says what to do
         server.sendall(_line({"error": _described(error, whole=not plain)}))
@@ -52,7 +52,7 @@ def main(control: int) -> None:
             os._exit(0)
         if os.fork() == 0:
             server.close()
-            _run(socket.socket(fileno=sockets[0]), hosted, given["memory"])
+            _run(socket.socket(fileno=sockets[0]), hosted, settings["memory"])
         os.close(sockets[0])
 
 
@@ -105,17 +105,17 @@ class _Answers:
         _end()
 
     async def _answer(self, request: dict[str, Any]) -> Any:
-        what = request["what"]
-        if what == "tasks":
-            return [str(one) for one in await resolved(self._hosted.tasks(request["split"]))]
-        if what == "create":
+        operation = request["what"]
+        if operation == "tasks":
+            return [str(task_id) for task_id in await resolved(self._hosted.tasks(request["split"]))]
+        if operation == "create":
             self._instance = await resolved(self._hosted.create(request["task_id"], request["params"]))
             return {"state": await resolved(self._instance.reset())}
-        if what == "step":
+        if operation == "step":
             return await resolved(self._instance.step(request["messages"]))
-        if what == "close":
+        if operation == "close":
             return await resolved(self._instance.close())
-        return await resolved(getattr(self._instance, what)(request["params"]))
+        return await resolved(getattr(self._instance, operation)(request["params"]))
 
 
 def _line(value: Any) -> bytes:
@@ -134,10 +134,10 @@ def _plain(value: Any) -> Any:
 
 
 def _described(error: BaseException, *, whole: bool = False) -> str:
-    said = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
     if isinstance(error, WrongTarget):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     with contextlib.suppress(IndexError):
-        said += f" ({os.path.basename(frames[-1].filename)} line {frames[-1].lineno})"  # noqa: PTH119
-    return said + ("\n" + "".join(traceback.format_exception(error)) if whole else "")
+        text += f" ({os.path.basename(frames[-1].filename)} line {frames[-1].lineno})"  # noqa: PTH119
+    return text + ("\n" + "".join(traceback.format_exception(error)) if whole else "")

@@ -32,7 +32,7 @@ _LOOKS = 30
 """Looks for idle instances within the time that one may be idle."""
 
 
-class _Asked(BaseModel):
+class _RequestBody(BaseModel):
     env_type: str | None = None
     task_id: str | None = None
     instance_id: str | None = None
@@ -47,41 +47,41 @@ def service_app(instances: Instances, env_type: str, api_key: str | None = None)
     With `api_key` only who sends it (`Authorization: Bearer KEY`) is answered.
     """
 
-    async def tasks(asked: _Asked) -> Any:
-        return await instances.tasks(str(asked.params.get("split", "train")))
+    async def tasks(body: _RequestBody) -> Any:
+        return await instances.tasks(str(body.params.get("split", "train")))
 
-    async def create(asked: _Asked) -> Any:
-        if not asked.task_id:
+    async def create(body: _RequestBody) -> Any:
+        if not body.task_id:
             raise Refused(400, "task_id is missing")
-        return await instances.create(asked.instance_id or new_id(), asked.task_id, asked.params)
+        return await instances.create(body.instance_id or new_id(), body.task_id, body.params)
 
-    async def step(asked: _Asked) -> Any:
-        if not asked.messages:
+    async def step(body: _RequestBody) -> Any:
+        if not body.messages:
             raise Refused(400, 'messages is missing: the agent\'s message, {"role": "assistant", "content": ...}')
-        return await instances.ask(_id_of(asked), {"what": "step", "messages": asked.messages})
+        return await instances.ask(_id_of(body), {"what": "step", "messages": body.messages})
 
-    async def evaluate(asked: _Asked) -> Any:
-        return await instances.ask(_id_of(asked), {"what": "evaluate", "params": asked.params})
+    async def evaluate(body: _RequestBody) -> Any:
+        return await instances.ask(_id_of(body), {"what": "evaluate", "params": body.params})
 
-    async def info(asked: _Asked) -> Any:
-        return await instances.ask(_id_of(asked), {"what": "info", "params": asked.params})
+    async def info(body: _RequestBody) -> Any:
+        return await instances.ask(_id_of(body), {"what": "info", "params": body.params})
 
-    async def release(asked: _Asked) -> Any:
-        return await instances.release(_id_of(asked))
+    async def release(body: _RequestBody) -> Any:
+        return await instances.release(_id_of(body))
 
     def keyed(request: Request) -> bool:
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
         return api_key is None or hmac.compare_digest(sent.encode(), api_key.encode())
 
-    def endpoint(answer: Callable[[_Asked], Awaitable[Any]]) -> Callable[[Request], Awaitable[JSONResponse]]:
+    def endpoint(answer: Callable[[_RequestBody], Awaitable[Any]]) -> Callable[[Request], Awaitable[JSONResponse]]:
         async def handle(request: Request) -> JSONResponse:
             if not keyed(request):
                 return _refusal(401, "the key is missing or wrong; set AJET_ENV_KEY where the job runs")
             try:
-                asked = _Asked.model_validate_json(await request.body())
-                if asked.env_type and asked.env_type not in (env_type, _UNNAMED):
-                    raise Refused(404, f"this service hosts {env_type!r}, not {asked.env_type!r}")
-                return JSONResponse({"success": True, "data": await answer(asked)})
+                body = _RequestBody.model_validate_json(await request.body())
+                if body.env_type and body.env_type not in (env_type, _UNNAMED):
+                    raise Refused(404, f"this service hosts {env_type!r}, not {body.env_type!r}")
+                return JSONResponse({"success": True, "data": await answer(body)})
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 return _refusal(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
@@ -121,10 +121,10 @@ def service_app(instances: Instances, env_type: str, api_key: str | None = None)
     return Starlette(routes=routes, lifespan=lifespan)
 
 
-def _id_of(asked: _Asked) -> str:
-    if not asked.instance_id:
+def _id_of(body: _RequestBody) -> str:
+    if not body.instance_id:
         raise Refused(400, "instance_id is missing")
-    return asked.instance_id
+    return body.instance_id
 
 
 def _refusal(status: int, message: str) -> JSONResponse:

@@ -27,8 +27,8 @@ def load(name: str, spec: Spec) -> _Environment:
     import_taskset(name)  # an unknown name is an error here
     config_class: Any = concrete_type(environment_class(name), _env_config()) or _env_config()
     agents = [key for key, field in config_class.model_fields.items() if field.annotation is AgentConfig]
-    own = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
-    config = config_class.model_validate({"taskset": {"id": name, **spec.arguments}, **dict.fromkeys(agents, own)})
+    default = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+    config = config_class.model_validate({"taskset": {"id": name, **spec.arguments}, **dict.fromkeys(agents, default)})
     return _Environment(lambda: load_environment(config), spec)
 
 
@@ -48,10 +48,10 @@ class _Environment:
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> _Conversation:
         env = self._make()
-        found = list(itertools.islice(env.taskset, int(task_id), int(task_id) + 1)) if task_id.isdecimal() else []
-        if not found:
+        tasks = list(itertools.islice(env.taskset, int(task_id), int(task_id) + 1)) if task_id.isdecimal() else []
+        if not tasks:
             raise UnknownTask(f"a task of {self._spec.target} is an index into its tasks (got {task_id!r})")
-        return _Conversation(env, found[0])
+        return _Conversation(env, tasks[0])
 
 
 class _Conversation:
@@ -125,7 +125,7 @@ class _Conversation:
         """The base URL of a server on loopback that asks the agent; it ends with the stack."""
         from aiohttp import web
 
-        async def asked(request: web.Request) -> web.StreamResponse:
+        async def handle(request: web.Request) -> web.StreamResponse:
             body = await request.json()
             reply: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
             self._asked.put_nowait((body, reply))
@@ -139,7 +139,7 @@ class _Conversation:
             return response
 
         app = web.Application(client_max_size=2**28)
-        app.router.add_post("/v1/chat/completions", asked)
+        app.router.add_post("/v1/chat/completions", handle)
         runner = web.AppRunner(app)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
@@ -149,11 +149,11 @@ class _Conversation:
 
 def _completion(key: str, message: Mapping[str, Any]) -> dict[str, Any]:
     """An OpenAI completion whose one choice has the agent's message under `message`, or as one `delta`."""
-    said: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
+    reply: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
     calls = message.get("tool_calls") or []
     if calls:
-        said["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
-    choice = {"index": 0, key: said, "finish_reason": "tool_calls" if calls else "stop"}
+        reply["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+    choice = {"index": 0, key: reply, "finish_reason": "tool_calls" if calls else "stop"}
     kind = "chat.completion" if key == "message" else "chat.completion.chunk"
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     return {"id": "agent", "object": kind, "created": 0, "model": "agent", "choices": [choice], "usage": usage}

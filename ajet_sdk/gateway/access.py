@@ -77,8 +77,8 @@ class KeyGrant:
 
     def request(self, place: Place, body: dict[str, Any], client: Client) -> Request:
         """A request that came with the key."""
-        asked = place.endpoint
-        return Request(asked.route, asked.dialect, body, place.agent, self.phase, client, self.captured)
+        target = place.endpoint
+        return Request(target.route, target.dialect, body, place.agent, self.phase, client, self.captured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,9 @@ def locate(path: str, query: str, headers: Mapping[str, str]) -> Place:
         named, agent, path = unquote(parts[2]), AgentIdentity.parse(parts[3]), parts[4]
     else:
         named, agent = None, AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target"))
-    asked = endpoint(path, query)
-    speaks = asked.dialect or vendor(path, headers)
-    return Place(named, _key(headers, query), agent, asked, speaks, headers.get("x-ajet-episode", ""))
+    target = endpoint(path, query)
+    speaks = target.dialect or vendor(path, headers)
+    return Place(named, _key(headers, query), agent, target, speaks, headers.get("x-ajet-episode", ""))
 
 
 def _key(headers: Mapping[str, str], query: str) -> str:
@@ -171,15 +171,15 @@ class Access:
 def unknown_route(route: str) -> HTTPError:
     """404, naming the route."""
     known, hint = ", ".join((*DIALECTS, "models/NAME:generateContent")), instead_of(route.rpartition(" ")[2])
-    said = f"the policy does not serve the route {route}" + (f": {hint}" if hint else "")
-    return HTTPError(404, f"{said}; it serves {known}", "unknown_route")
+    message = f"the policy does not serve the route {route}" + (f": {hint}" if hint else "")
+    return HTTPError(404, f"{message}; it serves {known}", "unknown_route")
 
 
 def check_size(size: int) -> None:
     """Raises HTTPError 413 where a request has more bytes than are read."""
     if size > LARGEST_BODY:
-        said = f"the request has at least {size:,} bytes; the limit is {LARGEST_BODY:,}"
-        raise HTTPError(413, f"{said}; shorten the conversation", "request_too_large")
+        message = f"the request has at least {size:,} bytes; the limit is {LARGEST_BODY:,}"
+        raise HTTPError(413, f"{message}; shorten the conversation", "request_too_large")
 
 
 def parse_body(data: bytes) -> dict[str, Any]:
@@ -223,8 +223,8 @@ def models(route: str, names: list[str], speaks: Dialect) -> dict[str, Any]:
 async def count(episode: OpenEpisode, request: Request, counter: Counter) -> dict[str, Any]:
     """How many tokens the engine makes of a request; nothing is recorded. Raises HTTPError."""
     try:
-        asked = counter.neutral(request.body, episode.stored)
-        ask = counter.form.ask(asked, episode.episode_id, request.identity.agent)
+        neutral = counter.neutral(request.body, episode.stored)
+        ask = counter.form.ask(neutral, episode.episode_id, request.identity.agent)
         return counter.count(await episode.spec.engine.count(ask))
     except RequestRefused as error:
         raise HTTPError(400, str(error), "unsupported_parameter", error.parameter) from error

@@ -199,8 +199,8 @@ class CallInFlight:
         """As completions have it, with what its dialect alone has and that changes nothing of what is sampled."""
         if self.neutral is self.body:  # it could not be read
             return self.neutral
-        rest = {k: v for k, v in without_effect(self.body, self.dialect.fields).items() if k not in self.neutral}
-        return {**self.neutral, WITHOUT_EFFECT: rest} if rest else self.neutral
+        unused = {k: v for k, v in without_effect(self.body, self.dialect.fields).items() if k not in self.neutral}
+        return {**self.neutral, WITHOUT_EFFECT: unused} if unused else self.neutral
 
     def end(self, error: str | None = None) -> None:
         """It goes no further: record it, as undelivered where no error is given, and cancel the engine's work."""
@@ -295,9 +295,9 @@ def _read(call: CallInFlight, request: Request) -> Ask:
     if call.episode.stopped is not None and request.phase == "rollout":
         why = f"a reply was mad: {call.episode.stopped} (rollout.compute_madness_checklist); this ended the episode"
         raise HTTPError(400, why, "episode_stopped")
-    call.neutral = asked = call.episode.kept.shared(dialect.neutral(body, call.episode.stored))
+    call.neutral = neutral = call.episode.kept.shared(dialect.neutral(body, call.episode.stored))
     if request.captured:
-        model = str(asked.get("model", ""))
+        model = str(neutral.get("model", ""))
         verdict = call.episode.answers(model)
         if verdict == "ambiguous":
             raise call.episode.ambiguous(model)
@@ -309,7 +309,7 @@ def _read(call: CallInFlight, request: Request) -> Ask:
                 "not_the_policy",
                 "model",
             )
-    ask = dialect.form.ask(asked, call.episode.episode_id, request.identity.agent)
+    ask = dialect.form.ask(neutral, call.episode.episode_id, request.identity.agent)
     return replace(ask, sampling=call.choose_engine(ask))
 
 

@@ -39,17 +39,17 @@ class SamplingOverride:
     """Temperature 0, whatever else is said."""
 
 
-def override(sampling: Sampling, own: SamplingOverride | None, *, max_tokens: int | None) -> Sampling:
+def override(sampling: Sampling, overrides: SamplingOverride | None, *, max_tokens: int | None) -> Sampling:
     """`sampling` with a run's own parameters in place of the agent's, and the reply's length limited."""
     changed = dict[str, Any]()
     if max_tokens is not None and (sampling.max_tokens is None or max_tokens < sampling.max_tokens):
         changed["max_tokens"] = max_tokens
-    if own is not None:
+    if overrides is not None:
         for name in ("temperature", "top_p", "top_k"):
-            value = getattr(own, name)
+            value = getattr(overrides, name)
             if value is not None:
                 changed[name] = value
-        if own.greedy:
+        if overrides.greedy:
             changed["temperature"] = 0.0
     return replace(sampling, **changed) if changed else sampling
 
@@ -229,9 +229,9 @@ class OpenEpisode:
 
     # What the gateway does
 
-    def add(self, call: Call, held: array[int] | None = None) -> None:
+    def add(self, call: Call, engine_ids: array[int] | None = None) -> None:
         """Record a call, with its place among those before it; see `OpenCalls.add`."""
-        call = self.kept.add(call, held)
+        call = self.kept.add(call, engine_ids)
         if self.spec.stop_after is not None and self.stopped is None:
             self.stopped = self.spec.stop_after(call)
         if self._put is not None:

@@ -89,10 +89,10 @@ class HttpDoor:
             return await respond(send, 200, models(route, names, place.speaks))
         if method in ("GET", "DELETE") and route.startswith("responses/resp_"):
             named = route.partition("/")[2]
-            found = RESPONSES.look_up(method, named, episode.stored)
-            if found is None:
+            response = RESPONSES.look_up(method, named, episode.stored)
+            if response is None:
                 raise HTTPError(404, f"Response with id {named!r} not found.", "response_not_found")
-            return await respond(send, 200, found)
+            return await respond(send, 200, response)
         if method != "POST":
             if place.endpoint.dialect is None:
                 raise unknown_route(f"{method} {route}")

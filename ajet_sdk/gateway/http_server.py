@@ -338,10 +338,10 @@ class TimedProtocol(H11Protocol):
         return None if connection is None or connection.fileno() < 0 else self._peers.look(connection)
 
     def _reset(self) -> bool:
-        connection, asked = self.transport.get_extra_info("socket"), getattr(socket, "TCP_INFO", None)
-        if connection is None or connection.fileno() < 0 or asked is None:
+        connection, option = self.transport.get_extra_info("socket"), getattr(socket, "TCP_INFO", None)
+        if connection is None or connection.fileno() < 0 or option is None:
             return False
-        return bool(connection.getsockopt(socket.IPPROTO_TCP, asked, 1)[0] == _TCP_CLOSE)
+        return bool(connection.getsockopt(socket.IPPROTO_TCP, option, 1)[0] == _TCP_CLOSE)
 
     def _waiting(self, queue: int) -> int:
         """Bytes of our own buffer and of one of the system's queues."""

@@ -56,9 +56,9 @@ class OpenCalls:
         self._latest: list[Any] = []
         """The messages of the latest request."""
 
-    def add(self, call: Call, held: array[int] | None = None) -> Call:
-        """Add a call, by any thread. Returns it with its place among those before; `held`: see `PrefixIndex.find`."""
-        place, run = self._index.find(call, held)
+    def add(self, call: Call, engine_ids: array[int] | None = None) -> Call:
+        """Add a call and return it with its place among the earlier calls. Thread-safe. See `PrefixIndex.find`."""
+        place, run = self._index.find(call, engine_ids)
         call = call.model_copy(update=place._asdict())
         if not self._keep:
             return call
@@ -78,16 +78,16 @@ class OpenCalls:
 
     def all(self) -> tuple[Call, ...]:
         """The calls in order of completion."""
-        kept = sorted(self._calls, key=lambda one: one[0]["index"])
+        entries = sorted(self._calls, key=lambda entry: entry[0]["index"])
         whole: dict[IdRun | None, Ids] = {None: NO_IDS}
-        for run in sorted({run for _, run, _ in kept if run is not None}, key=lambda run: -run.end):
+        for run in sorted({run for _, run, _ in entries if run is not None}, key=lambda run: -run.end):
             if run not in whole:
                 ids = run.whole()
-                for one, end in run.chain():
-                    if end == one.end:
-                        whole.setdefault(one, ids)
+                for part, end in run.chain():
+                    if end == part.end:
+                        whole.setdefault(part, ids)
         return tuple(
-            bare.whole() if length < 0 else bare.whole(prompt_ids=whole[run][:length]) for bare, run, length in kept
+            bare.whole() if length < 0 else bare.whole(prompt_ids=whole[run][:length]) for bare, run, length in entries
         )
 
     # Requests
@@ -96,13 +96,13 @@ class OpenCalls:
         """The request's JSON, made of values of earlier requests where they are equal. Nobody may change it."""
         if not self._keep:
             return body
-        found = dict(body)
+        copy = dict(body)
         for name, value in body.items():
             if name == "messages" and isinstance(value, list):
-                found[name] = self._latest = self._shared_messages(value)
+                copy[name] = self._latest = self._shared_messages(value)
             elif isinstance(value, (list, dict)) or (isinstance(value, str) and len(value) >= SHORT):
-                found[name] = self._shared(value)
-        return found
+                copy[name] = self._shared(value)
+        return copy
 
     def _shared_messages(self, messages: list[Any]) -> list[Any]:
         latest, repeated = self._latest, 0

@@ -111,7 +111,7 @@ class ProcessClient:
     def leave(self) -> None:
         """The caller goes away; nothing happens where it has the whole response."""
         if not self._over or self._taken < len(self._sent):
-            self._call(self._left)  # behind `start`
+            self._call(self._mark_gone)  # behind `start`
 
     def _call(self, function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the gateway's loop is closed
@@ -145,7 +145,7 @@ class ProcessClient:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def _left(self) -> None:
+    def _mark_gone(self) -> None:
         if not self.gone.done():
             self.gone.set_result(None)
         if self._confirm is not None:
@@ -173,8 +173,8 @@ class ProcessClient:
                         self._confirm = reply.call.confirmable()
                     self._send(200, head, chunk, last)
         except HTTPError as error:
-            said = json_bytes(error.body_in(place.speaks))
-            self._send(error.status, headers_of(error.status, len(said)), said, True)
+            content = json_bytes(error.body_in(place.speaks))
+            self._send(error.status, headers_of(error.status, len(content)), content, True)
         except ClientGone:
             pass  # nobody is left to be told, and the call is recorded
         except TraceError as lost:  # the writer raises it again to the run, at its next record

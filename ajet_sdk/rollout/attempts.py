@@ -51,12 +51,12 @@ class OtherModels:
     opponent: Engine | None
 
 
-def draw_seats(rollout: Rollout, own: Sequence[str] | None, group_seed: int) -> list[str] | None:
-    """The targets that the policy plays: those of the config or else the workflow's `own`, or `trained_seats` of them.
+def draw_seats(rollout: Rollout, workflow_targets: Sequence[str] | None, group_seed: int) -> list[str] | None:
+    """The targets that the policy plays: those of the config, else the workflow's; `trained_seats` of them where set.
 
-    None: every agent. Raises ConfigError where there are fewer to draw from.
+    None means every agent. Raises ConfigError where there are fewer to draw from.
     """
-    targets = rollout.trainable_targets or own
+    targets = rollout.trainable_targets or workflow_targets
     if rollout.trained_seats is None:
         return None if targets is None else list(targets)
     if targets is None or len(targets) < rollout.trained_seats:
@@ -75,7 +75,7 @@ def draw_models(config: Config, attempt: Attempt, policy: Engine, frozen: Frozen
     draw = random.Random(f"{attempt.group_seed}/opponent")
     opponent = frozen_model(draw.choice(population), config, attempt, policy, frozen, draw) if population else None
     models = {
-        name: frozen_model(one, config, attempt, policy, frozen, draw) for name, one in rollout.debug_models.items()
+        name: frozen_model(model, config, attempt, policy, frozen, draw) for name, model in rollout.debug_models.items()
     }
     return OtherModels(models, opponent)
 
@@ -96,8 +96,8 @@ def frozen_model(
 def check_models(config: Config, workflow: Any, *, training: bool) -> None:
     """Raise ConfigError, before the first episode, for a model that is not there or seats that cannot be drawn."""
     check_frozen(config, training=training)
-    own = make_workflow(workflow) if is_workflow_class(workflow) else spec_of(workflow, "workflow")
-    draw_seats(config.rollout, own.trainable_targets, 0)
+    spec = make_workflow(workflow) if is_workflow_class(workflow) else spec_of(workflow, "workflow")
+    draw_seats(config.rollout, spec.trainable_targets, 0)
 
 
 def seed_of(*parts: Any) -> int:

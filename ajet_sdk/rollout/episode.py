@@ -170,7 +170,8 @@ class EpisodeRunner:
             self.settle(events=tuple(self.opened.events))
             log_replies(self.episode.episode_id, calls, self.config, self.engine)
         if self.env is not None:
-            await self.workers.call(self.env.release, {}, timeout=self.config.rollout.judge_timeout, what="env.release")
+            limit = self.config.rollout.judge_timeout
+            await self.workers.call(self.env.release, {}, timeout=limit, label="env.release")
         metrics = {**self.episode.metrics, **metrics_of(calls)}
         self.settle(calls=calls, metrics=metrics, ended_at=now())
 
@@ -189,16 +190,16 @@ class EpisodeRunner:
         self.opened = self._open(self._targets(spec.trainable_targets), spec.uses_handle)
         if "env" in spec.parameters:
             await self._enter_environment()
-        arguments = bind(spec, self.task, self.given(self.opened, self.workflow))
+        arguments = bind(spec, self.task, self.reserved_arguments(self.opened, self.workflow))
         return spec.name, spec.timeout, functools.partial(spec.function, **arguments)
 
-    def _targets(self, own: Sequence[str] | None) -> list[str] | None:
+    def _targets(self, workflow_targets: Sequence[str] | None) -> list[str] | None:
         """The targets that the policy plays in this episode, of those that the config names or else the workflow."""
-        return draw_seats(self.config.rollout, own, self.attempt.group_seed)
+        return draw_seats(self.config.rollout, workflow_targets, self.attempt.group_seed)
 
     def _open(self, targets: Sequence[str] | None, uses_handle: bool) -> OpenEpisode:
         rollout = self.config.rollout
-        others = draw_models(self.config, self.attempt, self.engine, self.gateway.frozen)
+        other_models = draw_models(self.config, self.attempt, self.engine, self.gateway.frozen)
         return self.gateway.open(
             EpisodeSpec(
                 episode_id=self.episode.episode_id,
@@ -210,8 +211,8 @@ class EpisodeRunner:
                 seed=self.attempt.seed,
                 seed_by_content=rollout.deterministic,
                 max_tokens=rollout.max_response_length_in_one_turn,
-                debug_models=others.by_name,
-                opponent=others.opponent,
+                debug_models=other_models.by_name,
+                opponent=other_models.opponent,
                 open_debug_model=self._debug_model,
                 call_timeout=rollout.timeout,
                 stop_after=check_of(self.config, self.engine),
@@ -225,22 +226,22 @@ class EpisodeRunner:
             return
         self.env = GymEnv(service.env_url, self.task.env_type or service.env_type, self.task.task_id)
         outcome = await self.workers.call(
-            self.env.create, {}, timeout=self.config.rollout.judge_timeout, what="the creation of the environment"
+            self.env.create, {}, timeout=self.config.rollout.judge_timeout, label="the creation of the environment"
         )
         if outcome.error is not None:
             raise EpisodeFault(outcome.error)
         if outcome.value and not self.task.init_messages:
             self.task = self.task.model_copy(update={"init_messages": outcome.value})
 
-    def given(self, opened: OpenEpisode, function: Any, output: Any = None) -> dict[str, Any]:
+    def reserved_arguments(self, opened: OpenEpisode, function: Any, output: Any = None) -> dict[str, Any]:
         """What a workflow or a judge that is a function is given; None for an object."""
-        given: dict[str, Any] = {"task": self.task, "model": opened.model(), "episode": self.episode}
+        arguments: dict[str, Any] = {"task": self.task, "model": opened.model(), "episode": self.episode}
         spec = None if function is None else spec_of(function, "judge" if opened.judged else "workflow")
         if spec is not None and spec.tuner_names:
-            given |= tuner_arguments(spec.parameters, self.task, opened.model, self.config, output)
+            arguments |= tuner_arguments(spec.parameters, self.task, opened.model, self.config, output)
         if self.env is not None:
-            given["env"] = self.env
-        return given
+            arguments["env"] = self.env
+        return arguments
 
     def attempt_task(self) -> WorkflowTask:
         """The task as `execute` and `compute_reward` get it."""
@@ -264,7 +265,7 @@ class EpisodeRunner:
         token = current_episode.set(opened.active)
         try:
             outcome = await self.workers.call(
-                function, {}, timeout=timeout or self.config.rollout.timeout, what=f"workflow {name}"
+                function, {}, timeout=timeout or self.config.rollout.timeout, label=f"workflow {name}"
             )
         finally:
             current_episode.reset(token)
@@ -291,7 +292,7 @@ class EpisodeRunner:
             return value
         timeout = self.config.rollout.judge_timeout
         outcome = await self.workers.call(
-            _stored, {"value": value}, timeout=timeout, what=f"the output of {name} as JSON"
+            _stored, {"value": value}, timeout=timeout, label=f"the output of {name} as JSON"
         )
         if outcome.error is not None:
             raise EpisodeFault(outcome.error)
@@ -316,7 +317,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value
 
 
@@ -341,17 +342,17 @@ async def run_batch(
     room = asyncio.Semaphore(config.rollout.max_env_worker)
     groups = groups_of((attempt.group_id for attempt in attempts), judge)
 
-    async def one(attempt: Attempt) -> Episode:
+    async def run_attempt(attempt: Attempt) -> Episode:
         async with _Place(room) as place:
             group = groups.get(attempt.group_id)
             member = None if group is None else Member(group, place.leave)
-            for left in reversed(range(config.rollout.max_retries + 1)):
+            for remaining in reversed(range(config.rollout.max_retries + 1)):
                 episode = await run_episode(
                     workflow, judge, attempt, engine=engine, gateway=gateway, config=config, writer=writer,
                     sampling=sampling, member=member,
                 )  # fmt: skip
                 # What was judged together is not made again one by one.
-                if not (episode.infrastructure and left) or (group is not None and group.judged):
+                if not (episode.infrastructure and remaining) or (group is not None and group.judged):
                     break
                 if writer is not None:
                     writer.put(*untrained_entries(episode, "failed" if episode.split == "train" else "evaluation"))
@@ -362,7 +363,7 @@ async def run_batch(
             return episode
 
     with _workers(config):
-        return await all_of([asyncio.create_task(one(attempt)) for attempt in attempts])
+        return await all_of([asyncio.create_task(run_attempt(attempt)) for attempt in attempts])
 
 
 class _Place:

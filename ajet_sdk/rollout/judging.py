@@ -40,7 +40,7 @@ class Runner(Protocol):
         """The task as an object with `compute_reward` gets it."""
         ...
 
-    def given(self, opened: OpenEpisode, function: Any, output: Any = None) -> dict[str, Any]:
+    def reserved_arguments(self, opened: OpenEpisode, function: Any, output: Any = None) -> dict[str, Any]:
         """What a judge that is a function is given; `function` is None for an object."""
         ...
 
@@ -61,8 +61,8 @@ async def judge_episode(runner: Runner, output: Any) -> Verdict:
     async with opened.judging():
         episode = _to_be_judged(runner)
         instance = judge(runner.config) if isinstance(judge, type) else judge
-        given = runner.given(opened, None if hasattr(instance, "compute_reward") else judge, output)
-        call = call_judge(instance, runner.task, output, episode, given=given, attempt=runner.attempt_task())
+        reserved = runner.reserved_arguments(opened, None if hasattr(instance, "compute_reward") else judge, output)
+        call = call_judge(instance, runner.task, output, episode, given=reserved, attempt=runner.attempt_task())
         return judged(await _called(runner, opened, call), call.name)
 
 
@@ -77,7 +77,7 @@ async def _called(runner: Runner, opened: OpenEpisode, call: JudgeCall) -> Any:
     """What the judge returned. Raises EpisodeFault."""
     before = len(opened.errors)
     timeout = call.timeout or runner.config.rollout.judge_timeout
-    outcome = await runner.workers.call(call.function, {}, timeout=timeout, what=f"judge {call.name}")
+    outcome = await runner.workers.call(call.function, {}, timeout=timeout, label=f"judge {call.name}")
     if outcome.error is not None:
         fault = EpisodeFault(outcome.error, f"judge {call.name}: ")
         # A judge's client raises an exception of its own where the judge's model could not answer.

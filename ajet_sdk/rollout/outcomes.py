@@ -138,8 +138,9 @@ def is_infrastructure_error(error: BaseException) -> bool:
     That is an error of ours that says so, and whatever was raised in a method of a `GymEnv` or of a subclass of it.
     """
     return any(
-        bool(getattr(one, "infrastructure", False)) or (not isinstance(one, AjetError) and _is_from_environment(one))
-        for one in _origins(error, set())
+        bool(getattr(origin, "infrastructure", False))
+        or (not isinstance(origin, AjetError) and _is_from_environment(origin))
+        for origin in _origins(error, set())
     )
 
 
@@ -150,9 +151,9 @@ def _origins(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
     seen.add(id(error))
     yield error
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    for one in (*getattr(error, "exceptions", ()), cause):
-        if isinstance(one, BaseException):
-            yield from _origins(one, seen)
+    for origin in (*getattr(error, "exceptions", ()), cause):
+        if isinstance(origin, BaseException):
+            yield from _origins(origin, seen)
 
 
 def _is_from_environment(error: BaseException) -> bool:
@@ -202,7 +203,7 @@ class EpisodeFault(Exception):
         self.metrics = error.metrics if isinstance(error, AjetError) else {}
         self.__cause__ = error
         self.misconfigured = next(
-            (one for one in _origins(error, set()) if isinstance(one, EndpointMisconfigured)), None
+            (origin for origin in _origins(error, set()) if isinstance(origin, EndpointMisconfigured)), None
         )
         """What ends the run."""
 
@@ -214,7 +215,7 @@ def fault_of_calls(opened: OpenEpisode, error: BaseException | None) -> EpisodeF
     """
     if isinstance(error, EpisodeTimeout):
         return EpisodeFault(error)
-    of_calls = next((one for one in opened.errors if not one.infrastructure), None)
+    of_calls = next((fault for fault in opened.errors if not fault.infrastructure), None)
     if of_calls is None and opened.errors and (error is not None or is_last_call_lost(opened, "rollout")):
         of_calls = opened.errors[-1]
     if of_calls is not None:
@@ -230,9 +231,11 @@ def is_last_call_lost(opened: OpenEpisode, phase: Phase) -> bool:
     An agent that asks once more, or another model in place of one that failed, has its reply.
     """
     calls = [call for call in opened.calls if call.phase == phase]
-    own, other = (next((c for c in reversed(calls) if c.trainable is trained), None) for trained in (True, False))
-    left = other is not None and (other.error or "").startswith("undelivered")
-    return not calls or (own is not None and own.error is not None) or bool(other and other.error and not left)
+    policy_error, other_error = (
+        next((call.error for call in reversed(calls) if call.trainable is trainable), None)
+        for trainable in (True, False)
+    )
+    return not calls or policy_error is not None or bool(other_error and not other_error.startswith("undelivered"))
 
 
 def write_trajectory(directory: Path, episode: Episode) -> None:

@@ -94,18 +94,18 @@ class RayWorkers(Workers):
             log.info("Ray ran %d calls of user code: %s; processes lost: %d", self.calls.total(), by_node, self.lost)
 
     async def call(
-        self, function: Callable[..., Any], arguments: dict[str, Any], *, timeout: float | None, what: str
+        self, function: Callable[..., Any], arguments: dict[str, Any], *, timeout: float | None, label: str
     ) -> Outcome:
         """Call a function in a process of its own for as long as the call lasts; see `Workers.call`.
 
         Raises ConfigError where the function cannot be sent to another process, or its code cannot be set up there.
         """
         if _is_ours(function):
-            return await super().call(function, arguments, timeout=timeout, what=what)
+            return await super().call(function, arguments, timeout=timeout, label=label)
         active = current_episode.get()
         call = RemoteCall(
             functools.partial(function, **arguments),
-            what,
+            label,
             timeout,
             None if active is None else for_other_process(active),
         )
@@ -113,7 +113,7 @@ class RayWorkers(Workers):
         process: _Process | None = None
         try:
             process = await self._take()
-            outcome = await self._do(process, data, timeout, what)
+            outcome = await self._do(process, data, timeout, label)
         except WorkerLost as lost:
             return Outcome(error=lost)
         except BaseException:
@@ -131,7 +131,7 @@ class RayWorkers(Workers):
                     self._data[key] = ray.put(dump_object(thing))
         except Exception as error:
             raise TrainingError(
-                f"{call.what} cannot be sent to a worker process ({type(error).__name__}: {error}). With "
+                f"{call.label} cannot be sent to a worker process ({type(error).__name__}: {error}). With "
                 "rollout.runner: ray it must be picklable: create clients, locks and open files inside it or at "
                 "module level, not on the instance or in an enclosing function"
             ) from error
@@ -139,22 +139,22 @@ class RayWorkers(Workers):
 
     # One call
 
-    async def _do(self, process: _Process, data: bytes, timeout: float | None, what: str) -> Outcome:
+    async def _do(self, process: _Process, data: bytes, timeout: float | None, label: str) -> Outcome:
         new = {key: self._data[key] for key in self._data if key not in process.has}
         process.has |= set(new)
         self.calls[process.node.node_id] += 1
-        answer = asyncio.wrap_future(process.actor.do.remote(what, data, list(new), *new.values()).future())
+        answer = asyncio.wrap_future(process.actor.do.remote(label, data, list(new), *new.values()).future())
         try:
             done, memory = await asyncio.wait_for(answer, None if timeout is None else timeout + _GRACE)
         except asyncio.TimeoutError:
             self._end(process, lost=True)
             return Outcome(
-                error=EpisodeTimeout(f"{what} did not finish within {timeout:.3g} s and could not be interrupted")
+                error=EpisodeTimeout(f"{label} did not finish within {timeout:.3g} s and could not be interrupted")
             )
         except RayTaskError:
             raise  # ours to mend: what users' code raises comes as a reply
         except RayError as error:
-            raise await self._explain_loss(process, error, f"while {what} ran") from error
+            raise await self._explain_loss(process, error, f"while {label} ran") from error
         reply: Reply = loads(done)
         outcome = reply.outcome()
         process.memory = process.memory or memory
@@ -306,22 +306,22 @@ class AgentProcess:
         """Answers once the process is up."""
         return True
 
-    def do(self, what: str, data: bytes, keys: list[str], *kept: bytes) -> tuple[bytes, int]:
+    def do(self, label: str, data: bytes, keys: list[str], *values: bytes) -> tuple[bytes, int]:
         """Run a call; its reply, and the bytes of memory that the process holds now."""
         try:
-            self._kept |= {key: loads(one) for key, one in zip(keys, kept, strict=True)}
+            self._kept |= {key: loads(value) for key, value in zip(keys, values, strict=True)}
             call: RemoteCall = loads(data, self._kept)
         except BaseException as error:  # noqa: BLE001  importing the user's file may raise anything
             outcome = Outcome(error=error)
         else:
             outcome = asyncio.run(_run(self._workers, call))
-        return dump_outcome(outcome, what), _memory()
+        return dump_outcome(outcome, label), _memory()
 
 
 async def _run(workers: Workers, call: RemoteCall) -> Outcome:
     token = current_episode.set(call.active)
     try:
-        return await workers.call(call.function, {}, timeout=call.timeout, what=call.what)
+        return await workers.call(call.function, {}, timeout=call.timeout, label=call.label)
     finally:
         current_episode.reset(token)
 

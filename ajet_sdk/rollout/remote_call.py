@@ -33,7 +33,7 @@ class RemoteCall:
     """What a worker process is to do."""
 
     function: Callable[[], Any]
-    what: str
+    label: str
     """Names the function in messages."""
     timeout: float | None
     active: ActiveEpisode | None
@@ -67,7 +67,7 @@ class _ErrorReport:
     infrastructure: bool
 
 
-def dump_outcome(outcome: Outcome, what: str) -> bytes:
+def dump_outcome(outcome: Outcome, label: str) -> bytes:
     """An outcome as it goes back. A value that cannot travel is an error that says so."""
     if outcome.error is not None:
         return dumps(Reply(error=_report_error(outcome.error)))
@@ -75,7 +75,7 @@ def dump_outcome(outcome: Outcome, what: str) -> bytes:
         return dumps(Reply(outcome.value))
     except Exception as error:  # noqa: BLE001  what any object's pickling raises
         wrong = ConfigError(
-            f"{what} returned {type(outcome.value).__name__}, which cannot be sent between processes "
+            f"{label} returned {type(outcome.value).__name__}, which cannot be sent between processes "
             f"({type(error).__name__}: {error}); return text, numbers, lists and dictionaries of them, or Rewards"
         )
         return dumps(Reply(error=wrong))
@@ -112,11 +112,11 @@ class ObjectStore:
 
     def key(self, thing: Any) -> str | None:
         """The key of an object that stays the same over a run; None for every other."""
-        found = self.keys.get(id(thing))
-        if found is None and _is_constant(thing):
-            found = self.keys[id(thing)] = f"{len(self.keys)}"
-            self.objects[found] = thing
-        return found
+        key = self.keys.get(id(thing))
+        if key is None and _is_constant(thing):
+            key = self.keys[id(thing)] = f"{len(self.keys)}"
+            self.objects[key] = thing
+        return key
 
 
 def _is_constant(thing: Any) -> bool:
@@ -129,10 +129,10 @@ def _is_engine_part(thing: Any) -> bool:
     return str(type(thing).__module__).startswith(("ajet_sdk.engines.", "ajet_sdk.tokens."))
 
 
-def dumps(thing: Any, kept: ObjectStore | None = None) -> bytes:
+def dumps(thing: Any, store: ObjectStore | None = None) -> bytes:
     """Pickle what a call or a reply consists of; objects that stay go by their key. Raises what pickling raises."""
     into = io.BytesIO()
-    _Pickler(into, kept).dump(thing)
+    _Pickler(into, store).dump(thing)
     return into.getvalue()
 
 
@@ -141,15 +141,15 @@ def dump_object(thing: Any) -> bytes:
     return dumps(DeferredObject(dumps(thing)) if _is_engine_part(thing) else thing)
 
 
-def loads(data: bytes, kept: Mapping[str, Any] | None = None) -> Any:
+def loads(data: bytes, store: Mapping[str, Any] | None = None) -> Any:
     """The inverse of `dumps`, in this process or in another one."""
-    return _Unpickler(io.BytesIO(data), kept or {}).load()
+    return _Unpickler(io.BytesIO(data), store or {}).load()
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    def __init__(self, into: io.BytesIO, kept: ObjectStore | None) -> None:
+    def __init__(self, into: io.BytesIO, store: ObjectStore | None) -> None:
         super().__init__(into)
-        self._kept = kept
+        self._kept = store
 
     def persistent_id(self, thing: Any) -> tuple[str, ...] | None:
         if isinstance(thing, (FunctionType, type)):
@@ -159,9 +159,9 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, source: io.BytesIO, kept: Mapping[str, Any]) -> None:
+    def __init__(self, source: io.BytesIO, store: Mapping[str, Any]) -> None:
         super().__init__(source)
-        self._kept = kept
+        self._kept = store
 
     def persistent_load(self, name: Any) -> Any:
         if name[0] == "kept":
@@ -209,8 +209,8 @@ def _load_module(sent_file: str, name: str) -> ModuleType:
         raise ConfigError(
             f"{sent_file} is not part of the code that was sent to this machine; put it beside the workflow"
         )
-    found = importlib.util.find_spec(name) if "." in name or name not in sys.modules else None
-    if found is not None and found.origin and Path(found.origin).resolve() == file.resolve():
+    importable = importlib.util.find_spec(name) if "." in name or name not in sys.modules else None
+    if importable is not None and importable.origin and Path(importable.origin).resolve() == file.resolve():
         return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
@@ -225,8 +225,8 @@ def _load_module(sent_file: str, name: str) -> ModuleType:
 
 
 def _is_file_of(module: ModuleType, file: Path) -> bool:
-    own = getattr(module, "__file__", None)
-    return bool(own) and Path(str(own)).resolve() == file.resolve()
+    origin = getattr(module, "__file__", None)
+    return bool(origin) and Path(str(origin)).resolve() == file.resolve()
 
 
 class DeferredObject:

@@ -99,13 +99,13 @@ def with_rewards_of_replies(episode: Episode, calls: Sequence[Call], config: Con
     In training, replies that reach into `overlong_buffer` lose some of theirs; what they solve stays solved, which
     `is_success` then says.
     """
-    rollout, found = config.rollout, list[Reward]()
+    rollout, rewards = config.rollout, list[Reward]()
     for call in calls if rollout.compute_madness_checklist and not rollout.agent_madness_termination else ():
         fault = fault_in(call, rollout.compute_madness_checklist, engine)
         if fault is not None:
             value = rollout.agent_madness_reward - (episode.value(call.agent, call.call_id) or 0.0)
-            found.append(Reward(name=MADNESS, value=value, reason=fault, agent=call.agent, call_id=call.call_id))
-    earned = (*episode.rewards, *found)
+            rewards.append(Reward(name=MADNESS, value=value, reason=fault, agent=call.agent, call_id=call.call_id))
+    earned = (*episode.rewards, *rewards)
     longest, buffer = rollout.max_response_length_in_one_turn, rollout.overlong_buffer
     lost = overlong(calls, longest, buffer, rollout.overlong_penalty) if episode.split == "train" and buffer else []
     if not lost:

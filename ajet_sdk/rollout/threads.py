@@ -141,11 +141,11 @@ class _Loop:
 
 async def _unwind() -> None:
     """Cancel the other tasks of this loop, wait a while until they have ended, and close what async generators hold."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
+    pending = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in pending:
         task.cancel()
-    if left:  # to unwind may take them several turns of the loop
-        await asyncio.wait(left, timeout=_GRACE / 2)
+    if pending:  # to unwind may take them several turns of the loop
+        await asyncio.wait(pending, timeout=_GRACE / 2)
     await asyncio.get_running_loop().shutdown_asyncgens()  # connections that live as long as the loop
 
 
@@ -280,9 +280,9 @@ class Workers:
         self._retired, self._shared = [], None
 
     async def call(
-        self, function: Callable[..., Any], arguments: dict[str, Any], *, timeout: float | None, what: str
+        self, function: Callable[..., Any], arguments: dict[str, Any], *, timeout: float | None, label: str
     ) -> Outcome:
-        """Call a function, sync or async, in a copy of this context; `what` names it in messages.
+        """Call a function, sync or async, in a copy of this context; `label` names it in messages.
 
         The outcome's error is EpisodeTimeout where it ran past `timeout` seconds. Raises TrainingError when more calls
         than `limit` have been abandoned.
@@ -290,15 +290,15 @@ class Workers:
         context = copy_context()
         deadline = None if timeout is None else time.monotonic() + timeout
         if inspect.iscoroutinefunction(function):
-            return await self._wait(self._loop().submit(partial(function, **arguments), context), deadline, what)
-        outcome = await self._wait(_start_thread(partial(function, **arguments), context), deadline, what)
+            return await self._wait(self._loop().submit(partial(function, **arguments), context), deadline, label)
+        outcome = await self._wait(_start_thread(partial(function, **arguments), context), deadline, label)
         if inspect.isawaitable(outcome.value):  # a sync wrapper around an async function
             awaitable = outcome.value
 
-            async def rest() -> Any:
+            async def wait() -> Any:
                 return await awaitable
 
-            outcome = await self._wait(self._loop().submit(rest, context), deadline, what)
+            outcome = await self._wait(self._loop().submit(wait, context), deadline, label)
         return outcome
 
     def _loop(self) -> _Loop:
@@ -306,32 +306,32 @@ class Workers:
             self._shared = _Loop(self.patience)
         return self._shared
 
-    async def _wait(self, work: _Work, deadline: float | None, what: str) -> Outcome:
+    async def _wait(self, work: _Work, deadline: float | None, label: str) -> Outcome:
         waiting = asyncio.ensure_future(asyncio.wrap_future(work.future))
         started = time.monotonic()
         try:
             while True:
-                left = self.patience if deadline is None else min(deadline - time.monotonic(), self.patience)
-                done, _ = await asyncio.wait({waiting}, timeout=max(left, 0))
+                remaining = self.patience if deadline is None else min(deadline - time.monotonic(), self.patience)
+                done, _ = await asyncio.wait({waiting}, timeout=max(remaining, 0))
                 if done:
                     return waiting.result()
                 if deadline is not None and time.monotonic() >= deadline:
                     break
                 self._warn_if_blocked(work)
-            return await self._end_overdue(work, waiting, time.monotonic() - started, what)
+            return await self._end_overdue(work, waiting, time.monotonic() - started, label)
         except asyncio.CancelledError:
             work.cancel()
             raise
         finally:
             end_programs()
-            self._restore(what)
+            self._restore(label)
 
-    def _restore(self, what: str) -> None:
+    def _restore(self, label: str) -> None:
         """Undo what a call did to the process that would make the run fail."""
         if sys.getrecursionlimit() < self._recursion:
             sys.setrecursionlimit(self._recursion)
         if self._directory is not None and _working_directory() != self._directory:
-            log.warning("%s changed the working directory; ajet changed it back to %s", what, self._directory)
+            log.warning("%s changed the working directory; ajet changed it back to %s", label, self._directory)
             os.chdir(self._directory)
 
     def _warn_if_blocked(self, work: _Work) -> None:
@@ -344,31 +344,31 @@ class Workers:
             _current_place(work.thread),
         )
 
-    async def _end_overdue(self, work: _Work, waiting: asyncio.Future[Outcome], seconds: float, what: str) -> Outcome:
+    async def _end_overdue(self, work: _Work, waiting: asyncio.Future[Outcome], seconds: float, label: str) -> Outcome:
         blocker = None if work.loop is None else work.loop.blocker()
         place = _current_place(work.thread) if work.loop is None or blocker is not None else ""
         work.cancel()
         end_programs()  # who waits for one can go on
         done, _ = await asyncio.wait({waiting}, timeout=_GRACE)
-        message = f"{what} did not finish within {seconds:.3g} s" + (f"; it was at {place}" if place else "")
+        message = f"{label} did not finish within {seconds:.3g} s" + (f"; it was at {place}" if place else "")
         held_up = blocker is not None and blocker not in work.tasks
         if blocker is not None and work.loop is self._shared and self._shared is not None:
             self._retired.append(self._shared)
             self._shared = None  # the next episodes get a loop that turns
-            self._abandon(what, place)
+            self._abandon(label, place)
         elif not done and blocker is None:
-            self._abandon(what, place)
+            self._abandon(label, place)
         if held_up:
             return Outcome(
                 error=WorkerBlocked(f"{message}, blocked by a call of another episode on the same event loop")
             )
         return Outcome(error=EpisodeTimeout(message))
 
-    def _abandon(self, what: str, place: str) -> None:
+    def _abandon(self, label: str, place: str) -> None:
         self.abandoned += 1
         if self.abandoned > self.limit:
             raise TrainingError(
-                f"{self.abandoned} calls of {what} did not finish in time and were abandoned, more than "
+                f"{self.abandoned} calls of {label} did not finish in time and were abandoned, more than "
                 f"rollout.max_env_worker ({self.limit}); the last was at {place or 'an await'}. Set a time limit "
                 "for blocking calls, or raise rollout.timeout"
             )

@@ -174,12 +174,12 @@ def _group(episodes: _Values, callless: Sequence[float], estimator: Estimator, n
     deviation = (sum(spreads) / (n - 1)) ** 0.5 if n > 1 else 0.0
     weighted = [(sampled_tokens(call), value) for _, valued in episodes for call, value in valued]
     token_mean = math.fsum(size * value for size, value in weighted) / max(1, sum(size for size, _ in weighted))
-    for (draft, valued), own in zip(episodes, means, strict=False):
+    for (draft, valued), episode_mean in zip(episodes, means, strict=False):
         for call, value in valued:
             if not varied:
                 draft.outcomes.setdefault(call.call_id, "zero_advantage")
             elif estimator == "rloo":
-                draft.advantages[call.call_id] = value - (mean * n - own) / (n - 1)
+                draft.advantages[call.call_id] = value - (mean * n - episode_mean) / (n - 1)
             elif estimator == "opo":
                 draft.advantages[call.call_id] = value - token_mean
             else:
@@ -222,11 +222,11 @@ def _whole_pairs(samples: Sequence[Sample], drafts: Sequence[Draft]) -> list[Sam
     for sample in samples:
         pair = f"{sample.group_id}/{roles[sample.timeline.spans[0].call_id]}"
         pairs[pair].append(sample.model_copy(update={"group_id": pair}))
-    lone = [own for own in pairs.values() if len({bool((sample.advantages > 0).any()) for sample in own}) < 2]
-    out = {span.call_id for own in lone for sample in own for span in sample.timeline.spans}
+    lone = [sides for sides in pairs.values() if len({bool((sample.advantages > 0).any()) for sample in sides}) < 2]
+    out = {span.call_id for sides in lone for sample in sides for span in sample.timeline.spans}
     for draft in drafts:
         draft.outcomes |= dict.fromkeys(out & draft.advantages.keys(), "zero_advantage")
-    return [sample for own in pairs.values() if own not in lone for sample in own]
+    return [sample for sides in pairs.values() if sides not in lone for sample in sides]
 
 
 def _earned(episodes: _Values, least_tokens: int = 0) -> list[float]:
@@ -259,16 +259,16 @@ def _metrics(
         return {}
     rewards = [r for draft in drafts if draft.counts and (r := _reward(draft)) is not None]
     calls = {call.call_id: call for draft in drafts for call in draft.episode.calls}
-    held = sum(len(sample.timeline.token_ids) for sample in samples)
-    apart = sum(_held(calls[span.call_id]) for sample in samples for span in sample.timeline.spans)
+    tokens = sum(len(sample.timeline.token_ids) for sample in samples)
+    apart = sum(_sample_tokens(calls[span.call_id]) for sample in samples for span in sample.timeline.spans)
     splits = Counter(split.cause for draft in drafts for split in draft.merged.splits)
     metrics: dict[str, float] = {
         "train/episodes": len(drafts),
         "train/groups": groups[0],
         "train/groups_zero_variance": groups[1],
         "train/timelines": len(samples),
-        "train/merge_ratio": apart / held if held else 1.0,
-        "train/tokens_in_samples": held,
+        "train/merge_ratio": apart / tokens if tokens else 1.0,
+        "train/tokens_in_samples": tokens,
         "train/tokens_sampled": sum(sampled_tokens(call) for call in calls.values() if is_trained(call)),
         "train/splits": splits.total(),
     }
@@ -291,7 +291,7 @@ def _reward(draft: Draft) -> float | None:
     return draft.episode.reward if draft.episode.status == "succeeded" else draft.failure_reward
 
 
-def _held(call: Call) -> int:
+def _sample_tokens(call: Call) -> int:
     """What a sample of this call alone would hold."""
     return output_tokens(call) + (0 if call.prompt_ids is None else len(call.prompt_ids))
 

@@ -48,7 +48,7 @@ class Draft:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     """Why a call is left out, by call id; no entry: it is trained, as far as it fits."""
     advantages: dict[str, float] = field(default_factory=dict)
-    kept: dict[str, int] = field(default_factory=dict)
+    trained_tokens: dict[str, int] = field(default_factory=dict)
     """How many of a call's tokens are trained."""
 
     @property
@@ -69,8 +69,8 @@ class Draft:
         if value is None or call_id is None or not discounted or self.gamma == 1:
             return value
         mine = [r for r in self.episode.rewards if succeeded and r.call_id == call_id and r.agent in (None, agent)]
-        own = sum(r.value * r.weight for r in mine)
-        return own + (value - own) * self.gamma ** self.later_turns.get(call_id, 0)
+        immediate = sum(r.value * r.weight for r in mine)
+        return immediate + (value - immediate) * self.gamma ** self.later_turns.get(call_id, 0)
 
     @cached_property
     def later_turns(self) -> dict[str, int]:
@@ -119,21 +119,21 @@ class Draft:
             draw = random.Random(f"{at.task.task_id}/{at.step}/{at.attempt}")
             timelines.sort(key=lambda timeline: timeline.token_ids.tobytes())  # parallel calls begin in any order
             timelines = [timelines[i] for i in sorted(draw.sample(range(len(timelines)), max_samples))]
-        found = []
+        samples = []
         for timeline in timelines:
             limit = len(timeline.token_ids) if max_tokens is None else max_tokens
             if max_lengths[1] is not None:
                 first = timeline.spans[0].start
                 limit = min(limit, min(first, max_lengths[0] or first) + max_lengths[1])
-            found.append(self._sample(timeline, limit))
-        return [sample for sample in found if sample is not None]
+            samples.append(self._sample(timeline, limit))
+        return [sample for sample in samples if sample is not None]
 
     def _sample(self, timeline: Timeline, limit: int) -> Sample | None:
         spans: list[Span] = []
         for span in timeline.spans:
             if span.call_id not in self.outcomes:
                 end = min(span.end, limit)
-                self.kept[span.call_id] = max(0, end - span.start)
+                self.trained_tokens[span.call_id] = max(0, end - span.start)
                 if end > span.start:
                     spans.append(span if end == span.end else Span(call_id=span.call_id, start=span.start, end=end))
         if not spans:
@@ -178,14 +178,14 @@ class Draft:
             if outcome is not None:
                 yield self._row(call, outcome, sampled)
                 continue
-            kept = self.kept.get(call.call_id, 0)
+            trained = self.trained_tokens.get(call.call_id, 0)
             output = sampled - call.cut_tokens
-            if kept or not sampled:
-                yield self._row(call, "trained", kept)
+            if trained or not sampled:
+                yield self._row(call, "trained", trained)
             if call.cut_tokens:
                 yield self._row(call, "cut", call.cut_tokens)
-            if output > kept:
-                yield self._row(call, "truncated", output - kept)
+            if output > trained:
+                yield self._row(call, "truncated", output - trained)
 
     def _row(self, call: Call, outcome: Outcome, tokens: int) -> LedgerEntry:
         at = self.episode

@@ -85,7 +85,7 @@ class Ends(Generic[T]):
 
         `hashed` is of the first `known` ids of the prompt, and in the end of all.
         """
-        found: T | None = None
+        best: T | None = None
         prompt = np.ascontiguousarray(prompt)
         first, last = bisect_left(self._lengths, known), bisect_right(self._lengths, limit)
         for length in self._lengths[first:last]:
@@ -94,9 +94,9 @@ class Ends(Generic[T]):
                 hashed.update(prompt[known:length].data)
                 known = length
                 item = items.get(hashed.digest())
-                found = found if item is None else item[1]
+                best = best if item is None else item[1]
         hashed.update(prompt[known:].data)
-        return found
+        return best
 
     def add(self, hashed: IdHash, length: int, last_id: int, rank: Any, item: T) -> None:
         """Add a sequence of so many ids, by its hash and its last id (-1: it is empty)."""
@@ -105,8 +105,8 @@ class Ends(Generic[T]):
             insort(self._lengths, length)
         items = self._items.setdefault((length, last_id), {})
         digest = hashed.digest()
-        other = items.get(digest)
-        if other is None or rank < other[0]:
+        current = items.get(digest)
+        if current is None or rank < current[0]:
             items[digest] = rank, item
 
 
@@ -129,25 +129,25 @@ PLACE = Place._fields
 
 @dataclass(slots=True, eq=False)
 class IdRun:
-    """Ids that follow others: the first `start` ids of `parent`, and `own` after them, up to `end`."""
+    """Ids that follow others: the first `start` ids of `parent`, and `tail` after them, up to `end`."""
 
     parent: IdRun | None
     start: int
-    own: Ids
+    tail: Ids
     end: int
 
     def chain(self) -> list[tuple[IdRun, int]]:
         """From the first ids to these: each run, and up to where its ids are these."""
-        found, run, end = list[tuple[IdRun, int]](), self, self.end
+        runs, run, end = list[tuple[IdRun, int]](), self, self.end
         while True:
-            found.append((run, end))
+            runs.append((run, end))
             if run.parent is None:
-                return found[::-1]
+                return runs[::-1]
             run, end = run.parent, min(end, run.start)
 
     def whole(self) -> Ids:
         """All ids up to its end, read-only."""
-        ids = np.concatenate([run.own[: max(end - run.start, 0)] for run, end in self.chain()])
+        ids = np.concatenate([run.tail[: max(end - run.start, 0)] for run, end in self.chain()])
         ids.flags.writeable = False
         return ids
 
@@ -186,10 +186,10 @@ class PrefixIndex:
         """Find the place of a call, and add the call."""
         return self.find(call)[0]
 
-    def find(self, call: Call, held: array[int] | None = None) -> tuple[Place, IdRun | None]:
+    def find(self, call: Call, engine_ids: array[int] | None = None) -> tuple[Place, IdRun | None]:
         """Find the place of a call, and add the call. Its prompt is the first ids of the run.
 
-        `held` are the last of its prompt's ids, where the engine holds them too: they are not held twice.
+        `engine_ids` are the last of its prompt's ids, where the engine holds them too: they are not held twice.
         """
         with self._lock:
             prompt = _NO_IDS if call.prompt_ids is None else call.prompt_ids
@@ -201,7 +201,7 @@ class PrefixIndex:
                 whole = nearest if nearest is not None and shared[0] == nearest.end else None
                 hashed, extended = self._extended(call, prompt, output, whole)
             new = prompt[shared[0] :]
-            if held and len(held) == len(new) and np.array_equal(new, engines := np.frombuffer(held, dtype=np.int32)):
+            if engine_ids and np.array_equal(new, engines := np.frombuffer(engine_ids, dtype=np.int32)):
                 new = engines
             run = _append(None if nearest is None else nearest.run, shared[0], new)
             last = _append(run, len(prompt), output)
@@ -226,17 +226,17 @@ class PrefixIndex:
         """The call that this one extends, and the hash of its prompt and output; `first`: its first ids."""
         limit = min(len(prompt), len(prompt) + len(output) - 1)
         ends = self._ends[call.agent, call.phase]
-        found: str | None = None
+        extended: str | None = None
         if first is not None and first.hashed is not None and first.end <= limit:
             hashed = first.hashed.copy()
-            found = ends.longest(prompt, limit, hashed, first.end)
-        if found is None:  # the nearest may be another agent's
+            extended = ends.longest(prompt, limit, hashed, first.end)
+        if extended is None:  # the nearest may be another agent's
             hashed = IdHash(digest_size=DIGEST)
-            found = ends.longest(prompt, limit, hashed)
+            extended = ends.longest(prompt, limit, hashed)
         hashed.update(np.ascontiguousarray(output).data)
         last = output if len(output) else prompt
         ends.add(hashed, len(prompt) + len(output), int(last[-1]) if len(last) else -1, rank(call), call.call_id)
-        return hashed, found
+        return hashed, extended
 
     def _keys(self, messages: Any) -> Sequence[bytes]:
         """For each message a digest of it and of all before it, as far as they can be spelt."""
@@ -244,8 +244,8 @@ class PrefixIndex:
             return ()
         before, known = self._spelt
         keys = list[bytes]()
-        for message, other, key in zip(messages, before, known, strict=False):
-            if message is not other:
+        for message, previous, key in zip(messages, before, known, strict=False):
+            if message is not previous:
                 break
             keys.append(key)
         for message in messages[len(keys) :]:
@@ -261,8 +261,8 @@ def place_all(calls: Iterable[Call]) -> list[Call]:
     """The calls of one episode, each with its place among those before it by `index`; in the order given."""
     calls = list(calls)
     index = PrefixIndex()
-    found = {id(call): index.add(call) for call in sorted(calls, key=attrgetter("index"))}
-    return [found[id(call)] for call in calls]
+    placed = {id(call): index.add(call) for call in sorted(calls, key=attrgetter("index"))}
+    return [placed[id(call)] for call in calls]
 
 
 def _shared(run: IdRun | None, prompt: Ids, data: bytes, known: dict[IdRun | None, int]) -> int:
@@ -275,12 +275,12 @@ def _shared(run: IdRun | None, prompt: Ids, data: bytes, known: dict[IdRun | Non
         above.append(run)
         run = run.parent
     count = known[run]
-    for one in reversed(above):
-        if count >= one.start:
-            own: Any = one.own  # any buffer will do, and bytes compare faster than arrays
-            whole = data.startswith(own, 4 * one.start)
-            count = one.end if whole else one.start + common_prefix(one.own, prompt[one.start :])
-        known[one] = count
+    for ancestor in reversed(above):
+        if count >= ancestor.start:
+            tail: Any = ancestor.tail  # any buffer will do, and bytes compare faster than arrays
+            whole = data.startswith(tail, 4 * ancestor.start)
+            count = ancestor.end if whole else ancestor.start + common_prefix(ancestor.tail, prompt[ancestor.start :])
+        known[ancestor] = count
     return count
 
 

@@ -135,8 +135,8 @@ def align(sampled: str, text: str, start: int = 0) -> int | None:
     whole = sampled.rstrip(REPLACEMENT)
     end, there = start, _atoms(text, start)
     for atom, _ in _atoms(whole):
-        other, after = next(there, (None, end))
-        if atom != other:
+        counterpart, after = next(there, (None, end))
+        if atom != counterpart:
             return None
         end = after
     for character in whole[len(whole.rstrip()) :] + sampled[len(whole) :]:
@@ -149,9 +149,9 @@ def explain(old: Side, new: Side, texts: Texts | None = None, template: ChatTemp
     changed = _changes(old, new)
     if changed and changed[-1] in _ELSEWHERE:
         return _with_hint(changed[-1])
-    found = _of_text(old, texts, template, not _HISTORY & set(changed or ())) if texts else []
-    if found:
-        return _with_hint(*found)
+    explained = _of_text(old, texts, template, not _HISTORY & set(changed or ())) if texts else []
+    if explained:
+        return _with_hint(*explained)
     if changed is None or not (changed or texts):
         return _with_hint("unknown")
     if template is not None and texts is not None and old.reply is not None:
@@ -198,20 +198,20 @@ def _changes(old: Side, new: Side) -> list[str] | None:
     changed += ["options_changed"] if _json(sorted(old.options.items())) != _json(sorted(new.options.items())) else []
     if old.messages is None or new.messages is None:
         return changed or None
-    asked, now = _systems(old.messages), _systems(new.messages)
-    old_rest, new_rest = old.meanings[asked:], new.meanings[now:]
+    n_old, n_new = _systems(old.messages), _systems(new.messages)
+    old_rest, new_rest = old.meanings[n_old:], new.meanings[n_new:]
     same = common_start(old_rest, new_rest)
     if same == len(new_rest):
         return ["parallel_branch"]
     if same == len(old_rest):
-        history = _of_reply(old, new.messages[now + same])
+        history = _of_reply(old, new.messages[n_new + same])
     elif any(m["role"] == "assistant" for m in old.messages) and len(new_rest) < len(old_rest) + 1:
         history = "summarised"
     elif not same and not set(new_rest) & {*old_rest, old.reply_meaning}:
         history = "new_conversation"
     else:
         history = "history_edited"
-    changed += ["system_changed"] if old.meanings[:asked] != new.meanings[:now] else []
+    changed += ["system_changed"] if old.meanings[:n_old] != new.meanings[:n_new] else []
     return [*changed, history] if history else changed
 
 
@@ -222,8 +222,8 @@ def _of_reply(old: Side, got: Message) -> str | None:
         return None
     if meaning({**got, **_SILENT}) == meaning({**gave, **_SILENT}):
         before, after = gave.get("content"), got.get("content")
-        kept = before == after or (isinstance(before, str) and isinstance(after, str) and _is_tail(after, before))
-        if kept and not got.get("reasoning_content"):
+        same = before == after or (isinstance(before, str) and isinstance(after, str) and _is_tail(after, before))
+        if same and not got.get("reasoning_content"):
             return "think_stripped"
     return "history_edited"
 
@@ -242,16 +242,16 @@ def _is_tail(short: str, long: str) -> bool:
 def _undo(old: Side, new: Side, seen: Texts, template: ChatTemplate, causes: Sequence[str]) -> Texts | None:
     """The two texts had some of what changed not changed; None where the template refuses them."""
     before, after = old.messages or (), new.messages or ()
-    asked, now = _systems(before), _systems(after)
-    system, rest = before[:asked] if "system_changed" in causes else after[:now], after[now:]
+    n_old, n_new = _systems(before), _systems(after)
+    system, turns = before[:n_old] if "system_changed" in causes else after[:n_new], after[n_new:]
     if _HISTORY & set(causes):
-        rest = [*before[asked:], old.reply or {}, *rest[len(before) - asked + 1 :]]
+        turns = [*before[n_old:], old.reply or {}, *turns[len(before) - n_old + 1 :]]
     tools = old.tools if "tools_changed" in causes else new.tools
     options = old.options if "options_changed" in causes else new.options
     at = datetime.now()
     try:
         prompt = template.render([template.form_cleaned(m) for m in before], old.tools, at=at, **old.options)
-        text = template.render([template.form_cleaned(m) for m in [*system, *rest]], tools, at=at, **options)
+        text = template.render([template.form_cleaned(m) for m in [*system, *turns]], tools, at=at, **options)
     except RequestRefused:
         return None
     return Texts(prompt + seen.sampled, text, len(prompt), seen.last)
@@ -265,15 +265,15 @@ def _by_rendering(old: Side, new: Side, seen: Texts, template: ChatTemplate, cha
     if not changed:  # but for keys that mean nothing (a name), and that the template may show
         texts = _undo(old, new, seen, template, ("history_edited",))
         return ["history_edited" if texts is not None and _begins(texts.old, texts) else "template_rewrites"]
-    left: dict[tuple[str, ...], list[str]] = {}
+    remaining: dict[tuple[str, ...], list[str]] = {}
     for size in range(1, len(changed) + 2):
         for undone in combinations(changed, size):
             texts = _undo(old, new, seen, template, undone)
             if texts is not None and _begins(texts.old, texts):
                 return list(undone)
             same_reply = not (_HISTORY & set(changed)) - set(undone)
-            left[undone] = _of_text(old, texts, template, same_reply) if texts else []
-        for undone, causes in left.items():
+            remaining[undone] = _of_text(old, texts, template, same_reply) if texts else []
+        for undone, causes in remaining.items():
             if causes and len(undone) == size - 1:
                 return [*undone, *causes]
     return []
@@ -319,7 +319,7 @@ def _shorten(old: Side, texts: Texts, block: re.Pattern[str] | None) -> Iterator
         yield "end_token", texts.old.removesuffix(texts.last)
     content = reply.get("content")
     if _shows_calls(reply, texts.new[texts.reply_at :]) and isinstance(content, str) and content in sampled:
-        thought = max((found.end() for found in block.finditer(sampled)), default=0) if block else 0
+        thought = max((match.end() for match in block.finditer(sampled)), default=0) if block else 0
         yield "tool_call_reserialised", texts.old[: texts.reply_at + max(thought, sampled.find(content) + len(content))]
 
 
@@ -340,8 +340,8 @@ def _block(template: ChatTemplate | None) -> re.Pattern[str] | None:
 def _lacks_reasoning(old: Side, before: str, after: str, block: re.Pattern[str] | None) -> bool:
     """Whether the texts are the same but for reasoning that the old one shows and the new one does not."""
     if block is not None:
-        bare, other = block.sub("", before), block.sub("", after)
-        if bare != before and align(bare, other) is not None:
+        bare_before, bare_after = block.sub("", before), block.sub("", after)
+        if bare_before != before and align(bare_before, bare_after) is not None:
             return True
     thoughts = [message.get("reasoning_content") for message in [*(old.messages or ()), old.reply or {}]]
     known = [thought.strip() for thought in thoughts if isinstance(thought, str) and thought.strip()]
@@ -356,10 +356,10 @@ def _missing_pieces(old: str, new: str) -> list[str] | None:
     """The pieces without which the old text is where the new one begins; None where there are no such ones."""
     pieces: list[str] = []
     while align(old, new) is None:
-        found = _find_drop(old, new, common_start(old, new))
-        if found is None or len(pieces) == _MOST:
+        drop = _find_drop(old, new, common_start(old, new))
+        if drop is None or len(pieces) == _MOST:
             return None
-        start, at = found
+        start, at = drop
         pieces.append(old[start:at])
         old, new = old[at:], new[start:]
     return pieces

@@ -61,17 +61,17 @@ def merge(calls: Sequence[Call], decode: Decode | None = None, template: ChatTem
     for call in {call.call_id: call for call in calls}.values():
         if call.prompt_ids is not None and call.output_ids is not None:
             by_agent[call.agent, call.phase].append(_Node(call, call.prompt_ids, call.output_ids))
-    found: list[tuple[_Node, Timeline]] = []
+    timelines: list[tuple[_Node, Timeline]] = []
     splits: list[tuple[_Node, Split]] = []
     for nodes in by_agent.values():
         nodes.sort(key=_began)
         _find_parents(nodes)
         _choose(nodes)
-        found += [(node, _timeline(node)) for node in nodes if node.opens]
+        timelines += [(node, _timeline(node)) for node in nodes if node.opens]
         splits += _splits(nodes, decode, template)
-    found.sort(key=lambda pair: _began(pair[0]))
+    timelines.sort(key=lambda pair: _began(pair[0]))
     splits.sort(key=lambda pair: _began(pair[0]))
-    return Merged(tuple(t for _, t in found), tuple(s for _, s in splits))
+    return Merged(tuple(t for _, t in timelines), tuple(s for _, s in splits))
 
 
 class _Node:
@@ -98,13 +98,13 @@ class _Node:
         last = self.output if self.end > self.start else self.prompt
         return int(last[-1]) if self.end else -1
 
-    def begins_with(self, other: _Node) -> bool:
+    def begins_with(self, earlier: _Node) -> bool:
         """Whether the prompt begins with another's prompt and output, and the two are not the same length."""
-        if other.end > self.start or other.end >= self.end:
+        if earlier.end > self.start or earlier.end >= self.end:
             return False
-        if (self.prompt[: other.start] != other.prompt).any():
+        if (self.prompt[: earlier.start] != earlier.prompt).any():
             return False
-        return not (self.prompt[other.start : other.end] != other.output).any()
+        return not (self.prompt[earlier.start : earlier.end] != earlier.output).any()
 
     @property
     def opens(self) -> bool:
@@ -118,18 +118,18 @@ def _began(node: _Node) -> tuple[Any, str]:
 def _find_parents(nodes: Sequence[_Node]) -> None:
     """Set each node's parent: the call that it was recorded to extend, else the one that is found."""
     known = {node.call.call_id: node for node in nodes}
-    left: set[str] = set()
+    unplaced: set[str] = set()
     for node in nodes:
         parent = known.get(node.call.extends_call_id or "")
         if parent is not None and node.begins_with(parent):
             node.parent = parent
         else:
-            left.add(node.call.call_id)
-    if len(left) > 1:  # one alone is the first, for every other goes on from it in the end
-        _search(nodes, left)
+            unplaced.add(node.call.call_id)
+    if len(unplaced) > 1:  # one alone is the first, for every other goes on from it in the end
+        _search(nodes, unplaced)
 
 
-def _search(nodes: Sequence[_Node], left: Collection[str]) -> None:
+def _search(nodes: Sequence[_Node], unplaced: Collection[str]) -> None:
     """Set the parents of some nodes: a parent ends before its child does, so the shorter sequences come first."""
     ends: Ends[_Node] = Ends()
     hashes: dict[str, IdHash] = {}
@@ -142,9 +142,9 @@ def _search(nodes: Sequence[_Node], left: Collection[str]) -> None:
         if before is None and latest is not None and latest.end <= limit and node.begins_with(latest):
             before = latest
         hashed = IdHash(digest_size=DIGEST) if before is None else hashes[before.call.call_id].copy()
-        found = ends.longest(node.prompt, limit, hashed, 0 if before is None else before.end)
-        if call_id in left:
-            node.parent = found
+        parent = ends.longest(node.prompt, limit, hashed, 0 if before is None else before.end)
+        if call_id in unplaced:
+            node.parent = parent
         hashed.update(np.ascontiguousarray(node.output).data)
         ends.add(hashed, node.end, node.last_id, rank(node.call), node)
         if latest is not None and latest.call.call_id not in to_extend:
@@ -237,10 +237,10 @@ def _split(node: _Node, history: _History, decode: Decode | None, template: Chat
     )
 
 
-def _common_tokens(node: _Node, other: _Node) -> int:
+def _common_tokens(node: _Node, earlier: _Node) -> int:
     """How many tokens of a prompt another call's prompt and output begin with."""
-    same = common_prefix(node.prompt, other.prompt)
-    return same + common_prefix(node.prompt[same:], other.output) if same == other.start else same
+    same = common_prefix(node.prompt, earlier.prompt)
+    return same + common_prefix(node.prompt[same:], earlier.output) if same == earlier.start else same
 
 
 def _decode_texts(old: _Node, new: _Node, at: int, decode: Decode) -> Texts:
@@ -280,32 +280,32 @@ class _History:
             twin = self._roots[node.prompt.tobytes()]
             return (self._expected(node), node) if twin is node else (None, node)
         assert node.parent.heir is not None
-        for late, other in ((node, node.parent.heir), (node.parent.heir, node)):
+        for late, early in ((node, node.parent.heir), (node.parent.heir, node)):
             wanted = self._extended(late, len(late.side.meanings) - 1)
-            if wanted is None and not late.side.meanings and self._place[id(other)] < self._place[id(late)]:
-                wanted = other if other.start < late.start and _common_tokens(late, other) >= other.start else None
+            if wanted is None and not late.side.meanings and self._place[id(early)] < self._place[id(late)]:
+                wanted = early if early.start < late.start and _common_tokens(late, early) >= early.start else None
             if wanted is not None and _common_tokens(late, wanted) < wanted.end:
                 return wanted, late
         return None, node
 
     def _expected(self, node: _Node) -> _Node:
         """The call that a first one extends by its messages, else the latest that ended before it began."""
-        found = self._extended(node, len(node.side.meanings))
-        if found is not None:
-            return found
+        extended = self._extended(node, len(node.side.meanings))
+        if extended is not None:
+            return extended
         place = self._place[id(node)]
         recent = self._nodes[max(0, place - _RECENT) : place][::-1]  # some: it is not the agent's first call
-        ended = [other for other in recent if other.call.ended_at <= node.call.started_at]
+        ended = [earlier for earlier in recent if earlier.call.ended_at <= node.call.started_at]
         return (ended or recent)[0]
 
     def _extended(self, node: _Node, most: int) -> _Node | None:
         """The latest call whose messages, `most` of them, a call's extend furthest; one with the reply that follows."""
         meanings, place = node.side.meanings, self._place[id(node)]
         for n in range(most, 0, -1):
-            others = self._asked.get((n, meanings[n - 1]), ())[-64:]
-            found = [o for o in reversed(others) if self._place[id(o)] < place and o.side.meanings == meanings[:n]]
-            if found:
-                return next((o for o in found if n < len(meanings) and o.side.reply_meaning == meanings[n]), found[0])
+            nodes = self._asked.get((n, meanings[n - 1]), ())[-64:]
+            equal = [o for o in reversed(nodes) if self._place[id(o)] < place and o.side.meanings == meanings[:n]]
+            if equal:
+                return next((o for o in equal if n < len(meanings) and o.side.reply_meaning == meanings[n]), equal[0])
         return None
 
 

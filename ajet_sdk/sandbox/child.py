@@ -44,8 +44,8 @@ def control(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def say(limits: dict[str, Any], what: dict[str, Any]) -> None:
-    os.write(limits["report"], json.dumps(what).encode() + b"\n")
+def say(limits: dict[str, Any], message: dict[str, Any]) -> None:
+    os.write(limits["report"], json.dumps(message).encode() + b"\n")
 
 
 def become(limits: dict[str, Any], watcher: int) -> None:
@@ -116,14 +116,14 @@ def passed(limits: dict[str, Any], until: float) -> str:
 def end(child: int) -> None:
     """Kill all that the code has started, until no new one is found; orphans of its processes became ours."""
     killed: set[int] = set()
-    while left := ({child, *descendants()} - killed):
-        for pid in left:
+    while alive := ({child, *descendants()} - killed):
+        for pid in alive:
             for kill in (os.kill, os.killpg):
                 try:
                     kill(pid, signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):  # it has ended, or leads no group
                     continue
-        killed |= left
+        killed |= alive
 
 
 def descendants() -> dict[int, int]:
@@ -137,19 +137,19 @@ def descendants() -> dict[int, int]:
             except OSError:  # it has ended
                 continue
             children.setdefault(int(fields[1]), []).append((int(name), int(fields[21]) * resource.getpagesize()))
-    found, todo = dict[int, int](), [os.getpid()]
+    pids, todo = dict[int, int](), [os.getpid()]
     while todo:
         below = children.get(todo.pop(), [])
-        found.update(below)
+        pids.update(below)
         todo += [pid for pid, _ in below]
-    return found
+    return pids
 
 
 def filled(folders: list[str]) -> tuple[int, int]:
     """Bytes and files in file systems that are the code's alone."""
     there = [os.statvfs(folder) for folder in folders]
-    size = sum((one.f_blocks - one.f_bfree) * one.f_frsize for one in there)
-    return size, sum(one.f_files - one.f_ffree for one in there)
+    size = sum((filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize for filesystem in there)
+    return size, sum(filesystem.f_files - filesystem.f_ffree for filesystem in there)
 
 
 def used(directory: str, enough: int) -> int:

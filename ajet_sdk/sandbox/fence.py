@@ -72,12 +72,12 @@ class Fence:
             rights = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         else:
             rights = ["--unshare-user", "--uid", str(_STRANGER), "--gid", str(_STRANGER), "--cap-drop", "ALL"]
-        made = ("--perms", "0777", *(("--size", str(disk)) if self.sized else ()), "--tmpfs")
+        tmpfs = ("--perms", "0777", *(("--size", str(disk)) if self.sized else ()), "--tmpfs")
         return [
             self.bwrap, *rights,
             "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
             "--as-pid-1", "--die-with-parent", "--new-session", "--hostname", "fence", "--seccomp", str(calls),
-            "--proc", "/proc", "--dev", "/dev", *(text for folder in reversed(FOLDERS) for text in (*made, folder)),
+            "--proc", "/proc", "--dev", "/dev", *(text for folder in reversed(FOLDERS) for text in (*tmpfs, folder)),
             "--remount-ro", "/dev", "--remount-ro", "/proc", *_python(),
             "--perms", "0444", "--file", str(program), f"{SCRATCH}/program.py",
             "--remount-ro", "/", "--chdir", SCRATCH, "--",
@@ -94,31 +94,31 @@ def fence() -> Fence:
         raise NoFence("bubblewrap is not installed (apt-get install bubblewrap)")
     if platform.machine() not in _CALLS:
         raise NoFence(f"the system call filter supports {' and '.join(_CALLS)}, not {platform.machine()}")
-    told = subprocess.run([bwrap, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    version = subprocess.run([bwrap, "--version"], capture_output=True, text=True, check=False).stdout.strip()
     problems = []
     for users in (True, False) if os.geteuid() == 0 else (False,):
-        found = Fence(bwrap, told or "bubblewrap", users)
-        problem = _prove(found)
+        candidate = Fence(bwrap, version or "bubblewrap", users)
+        problem = _prove(candidate)
         if not problem:
-            return found
+            return candidate
         problems.append(problem)
     raise NoFence(f"bubblewrap does not work here: {problems[-1]}")
 
 
-def fenced(what: str, *, unfenced: bool) -> bool:
+def fenced(feature: str, *, unfenced: bool) -> bool:
     """Whether programs run inside a fence; False, with a warning, where they need not. Raises NoFence."""
     if unfenced:
         log.warning(
             "%s --unfenced: programs written by a model run with your permissions: they can read, change and "
             "delete your files and use the network. Only time, memory, files and output are limited",
-            what,
+            feature,
         )
         return False
     try:
         fence()
     except NoFence as error:
         raise NoFence(
-            f"{what} runs programs written by a model, and there is no working sandbox: {error}. Fix that (`ajet "
+            f"{feature} runs programs written by a model, and there is no working sandbox: {error}. Fix that (`ajet "
             "doctor` checks the sandbox), verify with agreement:3 or a judge, or pass --unfenced to run them "
             "with your permissions"
         ) from None
@@ -154,9 +154,9 @@ print(json.dumps(found))
 """
 
 
-def _prove(found: Fence) -> str:
+def _prove(candidate: Fence) -> str:
     """What is wrong with a fence; empty where nothing is."""
-    drop = f"import os; os.setgroups([]); u = {found.user(0)}; os.setresgid(u, u, u); os.setresuid(u, u, u)\n"
+    drop = f"import os; os.setgroups([]); u = {candidate.user(0)}; os.setresgid(u, u, u); os.setresuid(u, u, u)\n"
     run = "os.execve(sys.argv[1], [sys.argv[1], '-I', '-S', 'program.py', *sys.argv[2:]], {})"
     with tempfile.TemporaryDirectory(prefix="ajet-fence-") as place, socket.create_server(("127.0.0.1", 0)) as server:
         secret = Path(place, "secret")
@@ -166,8 +166,8 @@ def _prove(found: Fence) -> str:
                 file.write(content)
                 file.seek(0)
             command = [
-                *found.command(1 << 20, calls.fileno(), program.fileno()),
-                sys.executable, "-I", "-S", "-c", f"import os, sys\n{drop if found.users else ''}{run}",
+                *candidate.command(1 << 20, calls.fileno(), program.fileno()),
+                sys.executable, "-I", "-S", "-c", f"import os, sys\n{drop if candidate.users else ''}{run}",
                 sys.executable, str(secret), str(server.getsockname()[1]),
             ]  # fmt: skip
             try:

@@ -165,12 +165,12 @@ class Peer:
         self.asked += 1
         self.send("ask", operation, [self.encode(value) for value in arguments])
         while True:
-            kind, *rest = self.receive()
+            kind, *fields = self.receive()
             if kind == "ask":
-                self.answer(*rest)
+                self.answer(*fields)
                 continue
             try:
-                content, printed, after = rest
+                content, printed, after = fields
                 result = self.decode(content)
                 changed = [self.decode(value) for value in after]
             except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError):
@@ -239,9 +239,9 @@ class Peer:
         if kind in (bytes, bytearray):
             return [kind.__name__, value.hex()]
         if kind in HELD:
-            return [kind.__name__, [self.encode(one) for one in value]]
+            return [kind.__name__, [self.encode(item) for item in value]]
         if kind is dict:
-            return ["dict", [[self.encode(key), self.encode(one)] for key, one in value.items()]]
+            return ["dict", [[self.encode(key), self.encode(item)] for key, item in value.items()]]
         if isinstance(value, Remote):
             return ["yours", value._number]
         if kind is complex:
@@ -249,7 +249,7 @@ class Peer:
         if kind is range:
             return ["range", value.start, value.stop, value.step]
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
-            return ["named", kind.__name__, list(kind._fields), [self.encode(one) for one in tuple.__iter__(value)]]
+            return ["named", kind.__name__, list(kind._fields), [self.encode(item) for item in tuple.__iter__(value)]]
         if kind.__module__ == "collections" and isinstance(value, dict):
             return self.encode(dict(value))
         if kind is datetime.timedelta:
@@ -278,36 +278,36 @@ class Peer:
     def decode(self, encoded: Any) -> Any:
         if type(encoded) in SCALARS:
             return encoded
-        kind, *rest = encoded
+        kind, *fields = encoded
         if kind in ("list", "tuple", "set", "frozenset", "deque"):
-            return READ[kind](self.decode(value) for value in rest[0])
+            return READ[kind](self.decode(value) for value in fields[0])
         if kind == "dict":
-            return {self.decode(key): self.decode(value) for key, value in rest[0]}
+            return {self.decode(key): self.decode(value) for key, value in fields[0]}
         if kind == "yours":
-            return self.objects[rest[0]]
+            return self.objects[fields[0]]
         if kind in ("mine", "coroutine"):
-            remote = self.remotes.setdefault(int(rest[0]), Remote(self, int(rest[0])))
+            remote = self.remotes.setdefault(int(fields[0]), Remote(self, int(fields[0])))
             return remote._awaited() if kind == "coroutine" else remote
         if kind == "named":
-            return collections.namedtuple(rest[0], rest[1])(*map(self.decode, rest[2]))  # type: ignore[misc]
+            return collections.namedtuple(fields[0], fields[1])(*map(self.decode, fields[2]))  # type: ignore[misc]
         if kind == "numpy":
             numpy = importlib.import_module("numpy")
-            array = numpy.array(self.decode(rest[2]), dtype=rest[0]).reshape(rest[1])
-            return array if rest[3] else array[()]
+            array = numpy.array(self.decode(fields[2]), dtype=fields[0]).reshape(fields[1])
+            return array if fields[3] else array[()]
         if kind in ("builtin error", "error class"):
-            return self.decode_error_class(kind, *rest)
+            return self.decode_error_class(kind, *fields)
         if kind == "error":
-            error = self.decode(rest[0])
-            arguments = self.decode(rest[1])
+            error = self.decode(fields[0])
+            arguments = self.decode(fields[1])
             try:
-                made = error(*arguments)
+                instance = error(*arguments)
             except TypeError:  # those of `BaseException` are enough
-                made = error.__new__(error)
-            made.args = arguments
-            with_names = self.decode(rest[2])
-            made.__dict__.update({str(name): value for name, value in with_names.items()})
-            return made
-        return READ[kind](*rest)
+                instance = error.__new__(error)
+            instance.args = arguments
+            with_names = self.decode(fields[2])
+            instance.__dict__.update({str(name): value for name, value in with_names.items()})
+            return instance
+        return READ[kind](*fields)
 
     def decode_error_class(self, kind: str, name: Any, called: str = "", bases: Any = ()) -> Any:
         if kind == "builtin error":

@@ -61,7 +61,7 @@ class Limits:
     """Of all files in its directory."""
     processes: int = 16
     """Processes and threads at once."""
-    kept: int = 64 * 1024
+    shown: int = 64 * 1024
     """Of output and of errors, each; what comes after is counted and dropped."""
     output: int = 16 * _MIB
     """Of output and errors together; more ends the code."""
@@ -118,10 +118,10 @@ async def run_code(
     limits = limits or Limits()
     text = code.encode("utf-8", "replace")
     try:
-        with ExitStack() as held:
-            ours, theirs = map(held.enter_context, socket.socketpair())
+        with ExitStack() as stack:
+            ours, theirs = map(stack.enter_context, socket.socketpair())
             around = _without_fence if unfenced else _inside_fence
-            started = held.enter_context(around(text, limits, theirs.fileno()))
+            started = stack.enter_context(around(text, limits, theirs.fileno()))
             return await _run(started, stdin, channel, limits, ours, theirs)
     except OSError as error:
         raise SandboxError(f"no program can be started: {error}") from error
@@ -156,7 +156,7 @@ def _without_fence(code: bytes, limits: Limits, report: int) -> Iterator[_Launch
 
 
 def _command(directory: str, limits: Limits, report: int, *, user: int, fenced: bool) -> list[str]:
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "argv": [sys.executable, "-I", "-B", "program.py"],
         "environment": {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -183,7 +183,7 @@ def _command(directory: str, limits: Limits, report: int, *, user: int, fenced: 
             **({"NPROC": limits.processes + 2} if fenced else {}),
         },
     }
-    return [sys.executable, "-I", "-S", "-c", _source(), json.dumps(asked)]
+    return [sys.executable, "-I", "-S", "-c", _source(), json.dumps(settings)]
 
 
 async def _run(
@@ -238,11 +238,11 @@ async def _run(
 
 def _all(ours: socket.socket) -> bytes:
     """What was reported; what still has the other end of the socket is not waited for."""
-    found = b""
+    data = b""
     with suppress(BlockingIOError):
         while chunk := ours.recv(_CHUNK):
-            found += chunk
-    return found
+            data += chunk
+    return data
 
 
 def _ending(reported: list[bytes]) -> tuple[int, str]:
@@ -272,14 +272,14 @@ async def _read(
     stream: asyncio.StreamReader | None, limits: Limits, counted: list[int], flood: asyncio.Event
 ) -> tuple[str, str]:
     """What is kept of a stream, and its end."""
-    kept, last = bytearray(), b""
+    head, last = bytearray(), b""
     while stream is not None and (chunk := await stream.read(_CHUNK)):
         counted[0] += len(chunk)
-        kept += chunk[: limits.kept - len(kept)]
+        head += chunk[: limits.shown - len(head)]
         last = (last + chunk)[-_LAST:]
         if counted[0] > limits.output:
             flood.set()
-    return kept.decode("utf-8", "replace"), last.decode("utf-8", "replace")
+    return head.decode("utf-8", "replace"), last.decode("utf-8", "replace")
 
 
 async def _write(stream: asyncio.StreamWriter | None, text: str) -> None:

@@ -48,14 +48,14 @@ class Names(dict[str, Any]):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         }
         self.peer, self.modules = peer, {name: MODULES[name] for name in holders & MODULES.keys()}
-        asked = loads - self.modules.keys()
-        # A program that defines `abs` must not be asked for it, unless the tests are of `abs`.
-        self.asked = asked if len(asked) == 1 else {name for name in asked if not hasattr(builtins, name)}
+        names = loads - self.modules.keys()
+        # `abs` is the built-in one even where the program defines it, unless the tests use no other name.
+        self.program_names = names if len(names) == 1 else {name for name in names if not hasattr(builtins, name)}
 
     def __missing__(self, name: str) -> Any:
         if name in self.modules:
             return importlib.import_module(self.modules[name])
-        if name not in self.asked or name.startswith("__"):
+        if name not in self.program_names or name.startswith("__"):
             raise KeyError(name)
         return self.peer.ask("name", name)
 
@@ -121,7 +121,7 @@ def test(tests: str, nonce: str) -> None:
         why = "\n".join(traceback.format_exception_only(error)).strip() or "failed"
     if peer.gone:
         why = "the program ended while it was tested"
-    told = {"passed": not why, "why": why[-2000:], "gone": peer.gone, "asked": peer.asked}
-    verdict.write(f"{nonce}{json.dumps(told)}\n")
+    report = {"passed": not why, "why": why[-2000:], "gone": peer.gone, "asked": peer.asked}
+    verdict.write(f"{nonce}{json.dumps(report)}\n")
     verdict.flush()
     os._exit(0)

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 _ACCEPTED = "a list of dicts or Tasks, a DataFrame (pandas or polars), a datasets.Dataset, or the path of a file"
 
 
-def given_rows(given: GivenTasks, name: str = "tasks") -> Iterator[Row]:
+def given_rows(tasks: GivenTasks, name: str = "tasks") -> Iterator[Row]:
     """The rows of what a caller gave as `name`. Raises TaskError where it can't hold tasks."""
-    if isinstance(given, str | os.PathLike):
-        return path_rows(Path(given).expanduser(), os.fspath(given))
-    if isinstance(given, Mapping):
-        inside = ", ".join(map(str, list(given)[:8])) or "nothing"
+    if isinstance(tasks, str | os.PathLike):
+        return path_rows(Path(tasks).expanduser(), os.fspath(tasks))
+    if isinstance(tasks, Mapping):
+        inside = ", ".join(map(str, list(tasks)[:8])) or "nothing"
         raise TaskError(f"{name} is a single mapping (of {inside}); pass {_ACCEPTED}, such as {name}=data['train']")
-    if hasattr(given, "collect_schema") and hasattr(given, "collect"):  # a lazy frame
-        given = given.collect()
-    if hasattr(given, "__arrow_c_stream__"):
-        given = _table_rows(given)
-    elif hasattr(given, "to_dict") and hasattr(given, "columns"):  # a pandas without Arrow's protocol
-        given = given.to_dict("records")
-    if not isinstance(given, Iterable):
-        raise TaskError(f"{name} must be {_ACCEPTED} (got {type(given).__name__})")
-    return (Row(f"{name}[{number}]", values) for number, values in enumerate(given))
+    if hasattr(tasks, "collect_schema") and hasattr(tasks, "collect"):  # a lazy frame
+        tasks = tasks.collect()
+    if hasattr(tasks, "__arrow_c_stream__"):
+        tasks = _table_rows(tasks)
+    elif hasattr(tasks, "to_dict") and hasattr(tasks, "columns"):  # a pandas without Arrow's protocol
+        tasks = tasks.to_dict("records")
+    if not isinstance(tasks, Iterable):
+        raise TaskError(f"{name} must be {_ACCEPTED} (got {type(tasks).__name__})")
+    return (Row(f"{name}[{number}]", values) for number, values in enumerate(tasks))
 
 
 def _table_rows(table: Any) -> Iterator[dict[str, Any]]:

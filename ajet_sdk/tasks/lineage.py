@@ -27,7 +27,7 @@ def splits_of(values: Mapping[str, Any]) -> frozenset[str]:
     provenance = values.get("provenance")
     named = provenance.get("splits") if isinstance(provenance, Mapping) else None
     named = [values.get("split")] if named is None else named
-    return frozenset(_NAMES[one] for one in named if isinstance(one, str) and one in _NAMES)
+    return frozenset(_NAMES[name] for name in named if isinstance(name, str) and name in _NAMES)
 
 
 def split_named(source: str) -> str | None:
@@ -39,7 +39,7 @@ def seeds_of(values: Mapping[str, Any]) -> frozenset[str]:
     """The ids of the tasks that a row was made of."""
     provenance = values.get("provenance")
     seeds = provenance.get("seeds") if isinstance(provenance, Mapping) else None
-    return frozenset(one for one in seeds if isinstance(one, str)) if isinstance(seeds, list) else frozenset()
+    return frozenset(seed for seed in seeds if isinstance(seed, str)) if isinstance(seeds, list) else frozenset()
 
 
 def plain_text(text: str) -> str:
@@ -54,8 +54,8 @@ def question_of(task: Task) -> str:
     """
     if task.main_query.strip():
         return plain_text(task.main_query)
-    said = [message.get("content") for message in task.init_messages if message.get("role") != "system"]
-    return plain_text("\n".join(text for text in said if isinstance(text, str)))
+    contents = [message.get("content") for message in task.init_messages if message.get("role") != "system"]
+    return plain_text("\n".join(text for text in contents if isinstance(text, str)))
 
 
 def same_tasks(tasks: Sequence[Task], held_out: Iterable[Task]) -> Iterator[tuple[int, Task]]:
@@ -69,13 +69,13 @@ def same_tasks(tasks: Sequence[Task], held_out: Iterable[Task]) -> Iterator[tupl
     for place, task in enumerate(tasks):
         same = by_id.get(task.task_id)
         if same is None and by_text:
-            same = next((one for one in by_text.get(question_of(task), ()) if not clash(task, one)), None)
+            same = next((match for match in by_text.get(question_of(task), ()) if not clash(task, match)), None)
         if same is not None:
             yield place, same
 
 
-def clash(task: Task, other: Task) -> bool:
+def clash(task: Task, val_task: Task) -> bool:
     """Whether two tasks with one question are told apart by their metadata, as mazes of one query are by their seed."""
-    mine, theirs = task.metadata, other.metadata
+    mine, theirs = task.metadata, val_task.metadata
     shared = mine.keys() & theirs.keys() - _MEASURED
     return any(plain_text(str(mine[name])) != plain_text(str(theirs[name])) for name in shared)

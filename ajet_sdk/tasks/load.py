@@ -99,8 +99,8 @@ def read_environment(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
 
     def rows(split: str | None) -> Iterator[Row]:
         ids = task_ids(service.env_url, service.env_type, split) if split else []
-        for number, one in enumerate(ids, 1):
-            yield Row(f"{split} task {number} of {service.env_type}", {"task_id": one, "env_type": service.env_type})
+        for number, task in enumerate(ids, 1):
+            yield Row(f"{split} task {number} of {service.env_type}", {"task_id": task, "env_type": service.env_type})
 
     return rows(service.training_split), rows(service.validation_split)
 
@@ -108,16 +108,15 @@ def read_environment(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
 def _custom(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     """The tasks of a reader of a user's own, whose class path is `task_reader.type`."""
     path = config.task_reader.type
-    found: Any = config.load(path)
+    reader_class: Any = config.load(path)
     methods = ("get_training_tasks", "get_validation_tasks")
-    if not isinstance(found, type) or not all(hasattr(found, name) for name in methods):
+    if not isinstance(reader_class, type) or not all(hasattr(reader_class, name) for name in methods):
         raise ConfigError(
             f"task_reader.type: {path} ({config.origin('task_reader.type')}) is not a task reader: a class that "
             f"takes the section task_reader and has {' and '.join(methods)}, for example derived from "
             "BaseTaskReader"
         )
-    build: Any = found
-    reader = build(config.task_reader)
+    reader = reader_class(config.task_reader)
 
     def rows(name: str) -> Iterator[Row]:
         for number, task in enumerate(getattr(reader, name)(), 1):
@@ -159,7 +158,7 @@ def _plugged_in(kind: str, config: Config) -> Any:
 def _collect(rows: Iterator[Row], config: Config, split: str) -> tuple[list[tuple[Task, str]], int]:
     """The tasks of a split with their places, and how many bad rows were skipped."""
     reader = config.task_reader
-    found: list[tuple[Task, str]] = []
+    tasks: list[tuple[Task, str]] = []
     first_of: dict[str, tuple[Task, str]] = {}
     bad: list[TaskError] = []
     for row in rows:
@@ -173,11 +172,11 @@ def _collect(rows: Iterator[Row], config: Config, split: str) -> tuple[list[tupl
                 raise
             bad.append(error)
             continue
-        found.append((task, row.where))
+        tasks.append((task, row.where))
     if bad:
         count = "1 bad row" if len(bad) == 1 else f"{len(bad)} bad rows"
         log.warning("skipped %s of the %s tasks; the first: %s", count, split, bad[0])
-    return found, len(bad)
+    return tasks, len(bad)
 
 
 def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> None:
@@ -187,23 +186,23 @@ def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> 
     tasks, places = [task for task, _ in train], {task.task_id: where for task, where in val}
     shared = [(place, same.task_id, _how(tasks[place], same)) for place, same in same_tasks(tasks, (t for t, _ in val))]
     for place, task in enumerate(tasks):
-        of = next((one for one in seeds_of(task.metadata) if one in places), None)
+        of = next((seed for seed in seeds_of(task.metadata) if seed in places), None)
         if of is not None:
             shared.append((place, of, "was made of it (provenance.seeds)"))
     if shared:
         place, task_id, how = min(shared)
-        different = len({one for one, _, _ in shared})
+        different = len({seed for seed, _, _ in shared})
         count = "1 task" if different == 1 else f"{different:,} tasks"
         raise TaskError(
             f"training and validation share {count}, the first with task_id {task_id!r}: {train[place][1]} {how} "
             f"({places[task_id]}); validation would measure memorization: remove them from one split"
         )
-    made = sum(HELD_OUT in splits_of(task.metadata) for task in tasks)
-    if made:
+    derived = sum(HELD_OUT in splits_of(task.metadata) for task in tasks)
+    if derived:
         log.warning(
             "%d training tasks were made of validation tasks of an earlier run (provenance.splits); none of them "
             "is a validation task of this job, but its results must not be compared with those of that run",
-            made,
+            derived,
         )
     _warn_of_near_copies(train, val)
 
@@ -218,13 +217,13 @@ def _warn_of_near_copies(train: list[tuple[Task, str]], val: list[tuple[Task, st
         find = import_module(f"{_TOOLKIT}.similarity.held_out").near_copies
     except ModuleNotFoundError:
         return
-    found: list[tuple[int, int]] = find([task for task, _ in train], [task for task, _ in val])
-    if found:
-        [(place, other), *_] = found
+    pairs: list[tuple[int, int]] = find([task for task, _ in train], [task for task, _ in val])
+    if pairs:
+        [(index, val_index), *_] = pairs
         log.warning(
             "%d of %d training tasks nearly repeat a validation task, the first: %s and %s. "
             "`ajet dataset decontaminate` shows and removes them",
-            *(len(found), len(train), train[place][1], val[other][1]),
+            *(len(pairs), len(train), train[index][1], val[val_index][1]),
         )
 
 

@@ -135,14 +135,14 @@ def decoded(value: Any, tree: Mapping[str, Any]) -> Any:
     if "fields" not in tree:
         return value
     fields = tree["fields"]
-    made = {}
+    result = {}
     for name, inner in value.items():
         below = fields.get(name)
         if below is None:
-            made[name] = inner
+            result[name] = inner
         elif inner is not None or not below.get("absent"):
-            made[name] = decoded(inner, below)
-    return made
+            result[name] = decoded(inner, below)
+    return result
 
 
 def by_split(folder: Path, files: Iterable[tuple[Path, str]]) -> dict[str, list[Path]]:

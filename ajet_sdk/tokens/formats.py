@@ -129,10 +129,10 @@ class CallFormat:
             if head is None:
                 return None
             at = head.end()
-        found = json_at(text, at)
-        if found is None:
+        parsed = json_at(text, at)
+        if parsed is None:
             return None
-        value, end = found
+        value, end = parsed
         if head is None:
             call = named(value)
             return None if call is None else _Item(call[0], call[1], end, call[2])
@@ -175,22 +175,22 @@ class ReplyFormat:
 
     def parse(self, text: str, *, prompt: str = "", tools: Tools = ()) -> Parsed:
         """Read a reply to a prompt that ends with `prompt`. Without `tools`, calls stay text."""
-        reasoning, rest, closed = self._reasoning(text, prompt)
-        if self.preamble and rest.startswith(self.preamble):
-            rest = rest[len(self.preamble) :]
+        reasoning, reply, closed = self._reasoning(text, prompt)
+        if self.preamble and reply.startswith(self.preamble):
+            reply = reply[len(self.preamble) :]
         if tools:
             for form in self.calls:
-                found = form.find(rest if closed else reasoning or "", tools)
-                if found is not None:
-                    before, items = found[0].strip() or None, found[1]
+                match = form.find(reply if closed else reasoning or "", tools)
+                if match is not None:
+                    before, items = match[0].strip() or None, match[1]
                     content, thought = (before, reasoning) if closed else (None, before)
                     calls = tuple((i.name, json.dumps(i.arguments, ensure_ascii=False)) for i in items)
                     ids = _distinct([i.id for i in items])
-                    whole = rest if closed else reasoning or ""
+                    whole = reply if closed else reasoning or ""
                     return Parsed(content, thought, calls, ids, behind_first=len(whole) - form.end_of(items[0], whole))
-        if self.postamble and rest.endswith(self.postamble):
-            rest = rest[: -len(self.postamble)]
-        return Parsed(rest, reasoning, unread=bool(tools) and self.unread(rest))
+        if self.postamble and reply.endswith(self.postamble):
+            reply = reply[: -len(self.postamble)]
+        return Parsed(reply, reasoning, unread=bool(tools) and self.unread(reply))
 
     def unread(self, text: str) -> bool:
         """Whether a reply begins a tool call that cannot be read."""
@@ -207,10 +207,10 @@ class ReplyFormat:
                     continue
                 body = body[len(opening) :]
             closings = [b.strip() for a, b in self.reasoning if a.strip() == opening]
-            found = [(at, -len(mark), mark) for mark in closings if (at := body.find(mark)) >= 0]
-            if not found:
+            matches = [(at, -len(mark), mark) for mark in closings if (at := body.find(mark)) >= 0]
+            if not matches:
                 return body.strip() or None, "", False
-            at, _, mark = min(found)
+            at, _, mark = min(matches)
             return body[:at].strip() or None, body[at + len(mark) :].lstrip("\n"), True
         return None, text, True
 
@@ -341,7 +341,7 @@ def _python_item(text: str, at: int) -> _Item | None:
     head = re.compile(r"\s*([\w.\-]+)\(").match(text, at)
     if head is None:
         return None
-    closing = [found.end() for found in re.finditer(r"\)", text[head.end() :])][:_LONGEST_CALL]
+    closing = [match.end() for match in re.finditer(r"\)", text[head.end() :])][:_LONGEST_CALL]
     for end in (head.end() + length for length in closing):
         try:
             call = ast.parse("f(" + text[head.end() : end], mode="eval").body
@@ -361,7 +361,7 @@ def _literal(node: ast.AST) -> Any:
     if isinstance(node, ast.Name) and node.id in _WORDS:
         return _WORDS[node.id]
     if isinstance(node, ast.List):
-        return [_literal(one) for one in node.elts]
+        return [_literal(element) for element in node.elts]
     if isinstance(node, ast.Dict):
         return {str(_literal(k or node)): _literal(v) for k, v in zip(node.keys, node.values, strict=True)}
     value = ast.literal_eval(node)  # type: ignore[arg-type]

@@ -98,22 +98,22 @@ def allowed_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> list[Mappi
     else:
         named = choice.get("allowed_tools", choice).get("tools") or []
     known = {tool["function"].get("name"): tool for tool in tools}
-    found = []
-    for one in named:
-        name = (one.get("function") or one).get("name") if isinstance(one, Mapping) else None
+    allowed = []
+    for entry in named:
+        name = (entry.get("function") or entry).get("name") if isinstance(entry, Mapping) else None
         if name not in known:
             raise RequestRefused(
                 f"tool_choice names {name!r}, but tools has {', '.join(map(repr, known)) or 'none'}", "tool_choice"
             )
-        found.append(known[name])
-    if not found:
+        allowed.append(known[name])
+    if not allowed:
         raise RequestRefused("tool_choice allows no tool; name one, or use 'none'", "tool_choice")
-    return found
+    return allowed
 
 
 def _wanted(options: Mapping[str, Any]) -> tuple[str, Any, str] | None:
     """What kind of value is asked for, its description, and the parameter; None where any text will do."""
-    found = [
+    constraints = [
         (kind, value, parameter) for parameter, kind in _GUIDED.items() if (value := options.get(parameter)) is not None
     ]
     outputs = options.get("structured_outputs")
@@ -121,13 +121,13 @@ def _wanted(options: Mapping[str, Any]) -> tuple[str, Any, str] | None:
         if not isinstance(outputs, Mapping) or any(v is not None and k not in _KINDS for k, v in outputs.items()):
             raise RequestRefused(f"structured_outputs must be an object with one of {', '.join(_KINDS)}",
                                  "structured_outputs")  # fmt: skip
-        found += [(kind, outputs[kind], f"structured_outputs.{kind}") for kind in _KINDS if outputs.get(kind)]
+        constraints += [(kind, outputs[kind], f"structured_outputs.{kind}") for kind in _KINDS if outputs.get(kind)]
     wanted = _response_format(options.get("response_format"))
-    found += [wanted] if wanted else []
-    if len(found) > 1:
-        names = " and ".join(parameter for _, _, parameter in found)
-        raise RequestRefused(f"{names} cannot be combined; use one of them", found[1][2])
-    return found[0] if found else None
+    constraints += [wanted] if wanted else []
+    if len(constraints) > 1:
+        names = " and ".join(parameter for _, _, parameter in constraints)
+        raise RequestRefused(f"{names} cannot be combined; use one of them", constraints[1][2])
+    return constraints[0] if constraints else None
 
 
 def _response_format(wanted: Any) -> tuple[str, Any, str] | None:
@@ -154,9 +154,9 @@ def _value(text: _Text, kind: str, value: Any, parameter: str) -> str:
     if kind == "json":
         return _json(text, value, parameter)
     if kind == "choice":
-        if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
+        if not isinstance(value, list) or not value or not all(isinstance(choice, str) and choice for choice in value):
             raise RequestRefused(f"{parameter} must be a list of nonempty strings", parameter)
-        return "(" + " | ".join(_quoted(one) for one in value) + ")"
+        return "(" + " | ".join(_quoted(choice) for choice in value) + ")"
     if not isinstance(value, str) or not value:
         raise RequestRefused(f"{parameter} must be a nonempty string", parameter)
     if kind == "regex":
@@ -223,30 +223,30 @@ def _properties(schema: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bo
 
 def _pairs(text: _Text, marks: Pairs, schema: Mapping[str, Any], parameter: str) -> str:
     """Parameters in the order of the schema: text as it is, of strings only what `enum` says, other values as JSON."""
-    found = []
+    pairs = []
     for key, kind, required in _properties(schema):
         close = marks.value_close
         named = kind.get("enum", [kind["const"]] if "const" in kind else [])
-        plain = kind.get("type") == "string" or (named and all(isinstance(one, str) for one in named))
+        plain = kind.get("type") == "string" or (named and all(isinstance(item, str) for item in named))
         assign = marks.assign if plain or not marks.assign_json else marks.assign_json
         if plain and named:
-            value = f"({' | '.join(text.literal(str(one)) for one in named)}) {text.literal(close)}"
+            value = f"({' | '.join(text.literal(str(item)) for item in named)}) {text.literal(close)}"
         elif plain:
             value = text.until(close)
         else:
             value = f"{_json(text, kind, parameter)} {text.literal(close)}"
         pair = f"{text.literal(marks.key_open + key + assign)} {value}"
-        found.append(pair if required else f"({pair})?")
-    return " ".join(found)
+        pairs.append(pair if required else f"({pair})?")
+    return " ".join(pairs)
 
 
 def _keywords(text: _Text, schema: Mapping[str, Any], parameter: str) -> str:
     """Parameters as a function takes them, those that are required before the others."""
-    ordered = sorted(_properties(schema), key=lambda one: not one[2])
-    found = [f"{text.literal(key + '=')} {_json(text, kind, parameter)}" for key, kind, _ in ordered]
-    more = [one if ordered[i][2] else f"({one})?" for i, one in enumerate([f'", " {one}' for one in found])][1:]
-    whole = " ".join([*found[:1], *more])
-    return whole if not found or ordered[0][2] else f"({whole})?"
+    ordered = sorted(_properties(schema), key=lambda item: not item[2])
+    keywords = [f"{text.literal(key + '=')} {_json(text, kind, parameter)}" for key, kind, _ in ordered]
+    more = [item if ordered[i][2] else f"({item})?" for i, item in enumerate([f'", " {item}' for item in keywords])][1:]
+    whole = " ".join([*keywords[:1], *more])
+    return whole if not keywords or ordered[0][2] else f"({whole})?"
 
 
 def _thought(text: _Text, form: ReplyFormat, prompt_end: str) -> str:
@@ -285,8 +285,8 @@ class _Text:
 
     def literal(self, text: str) -> str:
         """Exactly this; where the id of a call stands in it, any id."""
-        first, *others = text.split(ID)
-        return f" {_ID} ".join([self._exactly(first), *map(self._exactly, others)]).strip()
+        first, *following = text.split(ID)
+        return f" {_ID} ".join([self._exactly(first), *map(self._exactly, following)]).strip()
 
     def _exactly(self, text: str) -> str:
         parts = []

@@ -51,10 +51,10 @@ def with_tools_as_text(
     block = _TOOLS.format(tools="\n".join(map(show, tools))) + (_FORM if with_form else "")
     if not messages or messages[0].get("role") != role:
         return [{"role": role, "content": block}, *messages]
-    first, rest = messages[0], messages[1:]
+    first, following = messages[0], messages[1:]
     content = first["content"]
     whole = f"{content}\n\n{block}" if role == "system" else f"{block}\n\n{content}"
-    return [{**first, "content": whole if content else block}, *rest]
+    return [{**first, "content": whole if content else block}, *following]
 
 
 def with_calls_as_text(messages: Sequence[Message]) -> list[Message]:

@@ -19,8 +19,8 @@ _PROBE = "Qx7"
 def byte_alphabet() -> dict[str, int]:
     """The byte behind each letter of a byte-level vocabulary (GPT-2's `bytes_to_unicode`, inverted)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(printable)]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+    unprintable = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(unprintable)}
 
 
 def _load(path: str, trust_remote_code: bool) -> Any:
@@ -108,8 +108,8 @@ class HFTokenizer:
                 config: Any = GenerationConfig.from_pretrained(path)
             except OSError:
                 config = None
-            found = getattr(config, "eos_token_id", None)
-            ends |= set(found) if isinstance(found, list) else {found} - {None}
+            ids = getattr(config, "eos_token_id", None)
+            ends |= set(ids) if isinstance(ids, list) else {ids} - {None}
         return {int(i) for i in ends} | self._template_end()
 
     def _template_end(self) -> set[int]:

@@ -176,8 +176,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, str):
             _check_format(left, right)
         elif operator == "*":
-            texts = [len(one) for one in (left, right) if isinstance(one, (str, list, tuple))]
-            numbers = [one for one in (left, right) if isinstance(one, int)]
+            texts = [len(operand) for operand in (left, right) if isinstance(operand, (str, list, tuple))]
+            numbers = [operand for operand in (left, right) if isinstance(operand, int)]
             _check_length(texts[0] * numbers[0] if texts and numbers else 0)
             _check_width(*map(int.bit_length, numbers))
         return super().call_binop(context, operator, left, right)
@@ -192,9 +192,9 @@ class _Environment(ImmutableSandboxedEnvironment):
             if __obj.__name__ == "replace" and len(args) > 1:
                 _check_replace(text, args[0], args[1])
             elif __obj.__name__ == "join" and args and isinstance(args[0], (list, tuple)):
-                _check_length(len(text) * len(args[0]) + sum(len(str(one)) for one in args[0]))
+                _check_length(len(text) * len(args[0]) + sum(len(str(argument)) for argument in args[0]))
             else:
-                _check_width(*(one for one in (*args, *kwargs.values()) if isinstance(one, int)))
+                _check_width(*(argument for argument in (*args, *kwargs.values()) if isinstance(argument, int)))
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Any:
@@ -234,7 +234,7 @@ def _check_padding(_: Any, *widths: Any, **named: Any) -> None:
 
 def _check_joined(values: Any, d: Any = "", **_: Any) -> None:
     if isinstance(values, (list, tuple)):
-        _check_length(len(str(d)) * len(values) + sum(len(one) for one in values if isinstance(one, str)))
+        _check_length(len(str(d)) * len(values) + sum(len(value) for value in values if isinstance(value, str)))
 
 
 _CHECKS: dict[str, Callable[..., None]] = {

@@ -83,10 +83,10 @@ class PieceEncoder:
         self._cuts.learn(ids)
         return ids
 
-    def behind(self, left: str, tail: str) -> list[int] | None:
-        """The ids of `tail` where it stands right of `left`; None where the two tokenise together."""
-        head = self._cuts.head(left) or self._tokenizer.encode(left)
-        whole = self._tokenizer.encode(left + tail)
+    def behind(self, text: str, tail: str) -> list[int] | None:
+        """The ids of `tail` where it stands right of `text`; None where the two tokenise together."""
+        head = self._cuts.head(text) or self._tokenizer.encode(text)
+        whole = self._tokenizer.encode(text + tail)
         return whole[len(head) :] if whole[: len(head)] == head else None
 
     def anchors(self) -> list[str]:

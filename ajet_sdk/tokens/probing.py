@@ -43,16 +43,16 @@ def learn(tokenizer: Tokenizer, parser: str = "auto") -> ReplyFormat:
     probe = _Probe(template, ends)
     calls = probe.calls() if parser in _BY_TEMPLATE else PARSERS[parser]
     if "calls" in template.lacks:  # what stands behind such a call is the template's end of any turn
-        calls = tuple(replace(one, close=one.close.partition("</tool_call>")[0] + "</tool_call>") for one in calls)
+        calls = tuple(replace(call, close=call.close.partition("</tool_call>")[0] + "</tool_call>") for call in calls)
     return ReplyFormat(calls, probe.reasoning(calls), probe.preamble, probe.postamble)
 
 
 def call_id(prompt_ids: Sequence[int], output_ids: Sequence[int], choice: int, index: int) -> str:
     """Nine letters and digits (what Mistral's templates insist on), the same whenever the same tokens were sampled."""
-    told = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for numbers in ([len(prompt_ids), choice, index], prompt_ids, output_ids):
-        told.update(np.asarray(numbers, dtype=np.int64).tobytes())
-    number = int.from_bytes(told.digest(), "big")
+        digest.update(np.asarray(numbers, dtype=np.int64).tobytes())
+    number = int.from_bytes(digest.digest(), "big")
     letters = "0123456789abcdefghijklmnopqrstuvwxyz"
     return "".join(letters[number // 36**i % 36] for i in range(9))
 
@@ -97,7 +97,7 @@ class _Probe:
     def _reply(self, calls: Sequence[tuple[str, Mapping[str, Any]]], **more: Any) -> str:
         """What the template writes for calls; their ids carry the names where it shows nothing but the ids."""
         for written in (f"{ID[:-1]}{{number}}", "functions.{name}:{number}"):
-            made = [
+            items = [
                 {
                     "id": written.format(name=name, number=number),
                     "type": "function",
@@ -105,33 +105,33 @@ class _Probe:
                 }
                 for number, (name, arguments) in enumerate(calls)
             ]
-            text = self._template.reply_text({"role": "assistant", "content": "", "tool_calls": made, **more}, _TOOLS)
+            text = self._template.reply_text({"role": "assistant", "content": "", "tool_calls": items, **more}, _TOOLS)
             if calls[0][0] in text:
                 break
         return re.sub(ID[:-1] + r"\d", ID, text)
 
     def calls(self) -> tuple[CallFormat, ...]:
         """The spelling of calls as it was learnt, else all that are known."""
-        one = self._until_end(self._reply([(NAME, {KEY: VALUE})]))
-        two = self._until_end(self._reply([(NAME, {KEY: VALUE}), (OTHER, {KEY: VALUE})]))
-        found = self._of_json(one, two) or self._of_python(one, two) or self._of_pairs(one, two)
-        if found is None:
+        single = self._until_end(self._reply([(NAME, {KEY: VALUE})]))
+        double = self._until_end(self._reply([(NAME, {KEY: VALUE}), (OTHER, {KEY: VALUE})]))
+        call_format = self._of_json(single, double) or self._of_python(single, double) or self._of_pairs(single, double)
+        if call_format is None:
             return tuple(form for forms in PARSERS.values() for form in forms)
-        return (found,) if found.open.strip() else (found, *PARSERS["llama3_json"][:1])
+        return (call_format,) if call_format.open.strip() else (call_format, *PARSERS["llama3_json"][:1])
 
     def reasoning(self, calls: Sequence[CallFormat]) -> tuple[tuple[str, str], ...]:
         """The marks around reasoning before content, and before calls where they are others."""
-        found = [self._template.reasoning] if self._template.reasoning is not None else []
-        found = [(self._opening(before, mark), mark) for before, mark in found]
+        pairs = [self._template.reasoning] if self._template.reasoning is not None else []
+        pairs = [(self._opening(before, mark), mark) for before, mark in pairs]
         text = self._reply([(NAME, {KEY: VALUE})], reasoning_content=REASON, thinking=REASON)
         before, _, after = text.partition(REASON)
         opening = calls[0].open.strip()[:1] if calls else ""
         call = calls[0].begins.search(after) if opening and calls else None
         if call is not None and (mark := after[: call.start()].strip()):
-            pair = (self._opening(before, mark) or (found[0][0] if found else ""), mark)
-            if pair[0].strip() and (pair[0].strip(), mark) not in [(a.strip(), b.strip()) for a, b in found]:
-                found.append(pair)
-        return tuple(found)
+            pair = (self._opening(before, mark) or (pairs[0][0] if pairs else ""), mark)
+            if pair[0].strip() and (pair[0].strip(), mark) not in [(a.strip(), b.strip()) for a, b in pairs]:
+                pairs.append(pair)
+        return tuple(pairs)
 
     def _opening(self, before: str, closing: str) -> str:
         """The mark that opens reasoning: what the template writes before it, or what its generation prompt ends with.
@@ -146,29 +146,30 @@ class _Probe:
             marks.pop()
         return marks[-1] if marks and head.rstrip().endswith((marks[-1], closing.strip())) else ""
 
-    def _of_json(self, one: str, two: str) -> CallFormat | None:
-        first, separator = _json_item(one, NAME), ""
+    def _of_json(self, single: str, double: str) -> CallFormat | None:
+        first, separator = _json_item(single, NAME), ""
         if first is None:
             return None
         start, end, middle = first
-        if NAME in two and OTHER in two:
-            a, b = _json_item(two, NAME), _json_item(two, OTHER)
+        if NAME in double and OTHER in double:
+            a, b = _json_item(double, NAME), _json_item(double, OTHER)
             if a is not None and b is not None and a[1] <= b[0]:
-                separator = two[a[1] : b[0]]
-        return self._format(one, start, end, separator, middle=middle)
+                separator = double[a[1] : b[0]]
+        return self._format(single, start, end, separator, middle=middle)
 
-    def _of_python(self, one: str, two: str) -> CallFormat | None:
+    def _of_python(self, single: str, double: str) -> CallFormat | None:
         item = rf"{KEY}=(['\"]){VALUE}\1\)"
-        first, both = re.search(rf"{NAME}\({item}", one), re.search(rf"{NAME}\({item}(.*?){OTHER}\(", two, re.DOTALL)
+        first = re.search(rf"{NAME}\({item}", single)
+        both = re.search(rf"{NAME}\({item}(.*?){OTHER}\(", double, re.DOTALL)
         if first is None:
             return None
-        return self._format(one, first.start(), first.end(), both.group(2) if both else "", python=True)
+        return self._format(single, first.start(), first.end(), both.group(2) if both else "", python=True)
 
-    def _of_pairs(self, one: str, two: str) -> CallFormat | None:
+    def _of_pairs(self, single: str, double: str) -> CallFormat | None:
         """Arguments as a key and a value each, between marks that a second argument shows."""
         both = self._until_end(self._reply([(NAME, {KEY: VALUE, KEY_2: NUMBER})]))
         shown = re.search(rf"{NAME}(.*?){KEY}(.*?){VALUE}(.*?){KEY_2}(.*?){NUMBER}", both, re.DOTALL)
-        if shown is None or KEY not in one or VALUE not in one:
+        if shown is None or KEY not in single or VALUE not in single:
             return None
         head, assign, between, assign_json = shown.groups()
         at = head.rfind("<")
@@ -179,11 +180,11 @@ class _Probe:
         if KEY in value_close or NAME in head:
             return None
         marks = Pairs(head[:at], key_open, assign, value_close, assign_json if assign_json != assign else "")
-        rest = _behind(one.partition(VALUE)[2], value_close)
-        separator = _behind(two.partition(VALUE)[2].partition(OTHER)[0], value_close) if OTHER in two else ""
-        if rest is None or separator is None:
+        remaining = _behind(single.partition(VALUE)[2], value_close)
+        separator = _behind(double.partition(VALUE)[2].partition(OTHER)[0], value_close) if OTHER in double else ""
+        if remaining is None or separator is None:
             return None
-        return self._format(one, one.find(NAME), len(one) - len(rest), separator, pairs=marks)
+        return self._format(single, single.find(NAME), len(single) - len(remaining), separator, pairs=marks)
 
     def _format(self, text: str, start: int, end: int, separator: str, **more: Any) -> CallFormat:
         opening = self._without_reasoning(text[:start])
@@ -211,11 +212,11 @@ def _json_item(text: str, name: str) -> tuple[int, int, str | None] | None:
     if at < 0:
         return None
     for start in (i for i in range(at) if text[i] == "{"):
-        found = json_at(text, start)
-        if found is not None and found[1] > at and named(found[0]) is not None:
-            return start, found[1], None
+        parsed = json_at(text, start)
+        if parsed is not None and parsed[1] > at and named(parsed[0]) is not None:
+            return start, parsed[1], None
     brace = text.find("{", at)
-    found = json_at(text, brace) if brace >= 0 else None
-    if found is None or not isinstance(found[0], dict) or KEY not in found[0]:
+    parsed = json_at(text, brace) if brace >= 0 else None
+    if parsed is None or not isinstance(parsed[0], dict) or KEY not in parsed[0]:
         return None
-    return at, found[1], text[at + len(name) : brace]
+    return at, parsed[1], text[at + len(name) : brace]

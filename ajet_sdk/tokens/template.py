@@ -114,11 +114,11 @@ def meaning(cleaned: Message) -> str:
 
     Two messages of one meaning may still be shown differently, by a template that shows a name, an id or a spelling.
     """
-    said: Message = {key: cleaned[key] for key in ("role", "content", "reasoning_content") if key in cleaned}
+    message: Message = {key: cleaned[key] for key in ("role", "content", "reasoning_content") if key in cleaned}
     calls = cleaned.get("tool_calls")
     if calls:
-        said["tool_calls"] = [_called(call) for call in calls]
-    return _spell(said)
+        message["tool_calls"] = [_called(call) for call in calls]
+    return _spell(message)
 
 
 _spell = json.JSONEncoder(sort_keys=True, default=str).encode
@@ -129,20 +129,20 @@ def _called(call: Any) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
-    given = function.get("arguments")
+    raw = function.get("arguments")
     try:
-        arguments = json.loads(given) if isinstance(given, str) else given
+        arguments = json.loads(raw) if isinstance(raw, str) else raw
     except ValueError:
-        arguments = given
+        arguments = raw
     return [function.get("name"), _valued(arguments)]
 
 
 def _valued(value: Any) -> Any:
     """JSON with each number spelt one way: 1.0 is 1."""
     if isinstance(value, Mapping):
-        return {key: _valued(one) for key, one in value.items()}
+        return {key: _valued(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_valued(one) for one in value]
+        return [_valued(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT else value
 
 
@@ -204,8 +204,8 @@ class ChatTemplate:
         if self._attempt([ask, called]) is None:
             self._string_arguments = True
             self._string_arguments = self._attempt([ask, called]) is not None
-        told = [{"role": "developer", "content": "instruction"}, ask]
-        self._developer_is_system = "instruction" not in (self._attempt(told) or "")
+        developer = {"role": "developer", "content": "instruction"}
+        self._developer_is_system = "instruction" not in (self._attempt([developer, ask]) or "")
         system = {"role": "system", "content": "instruction"}
         if "instruction" not in (self._attempt([system, ask]) or ""):
             self._leader = "user"
@@ -284,8 +284,8 @@ class ChatTemplate:
         """The text of formed messages. `at` is the time that the template is told. Raises RequestRefused."""
         if self.in_hermes_form(messages, tools):
             messages, tools = self._as_text(messages, tools)
-        told: Callable[[str], str] = (at or datetime.now()).strftime
-        variables = {**self._variables, **options, "strftime_now": told}
+        strftime: Callable[[str], str] = (at or datetime.now()).strftime
+        variables = {**self._variables, **options, "strftime_now": strftime}
         variables |= {"messages": messages, "tools": list(tools) if tools else None}
         try:
             return render(self._compiled, {"add_generation_prompt": add_generation_prompt, **variables})
@@ -305,14 +305,14 @@ class ChatTemplate:
         """The text of formed messages up to the end of the last one's content. Raises RequestRefused."""
         content = _content(messages[-1]["content"])
         text = self.render(messages, tools, at=at, add_generation_prompt=False, **options)
-        said = content.strip() if isinstance(content, str) else ""
-        place = text.rfind(said) if said else -1
+        stripped = content.strip() if isinstance(content, str) else ""
+        place = text.rfind(stripped) if stripped else -1
         if messages[-1]["role"] != "assistant" or place < 0:
             raise RequestRefused(
                 "continue_final_message needs a last message of the assistant whose content the chat template renders",
                 "continue_final_message",
             )
-        end, blanks = place + len(said), content[len(content.rstrip()) :]
+        end, blanks = place + len(stripped), content[len(content.rstrip()) :]
         return text[:end] + (blanks if text.startswith(blanks, end) else "")
 
     def reply_text(self, message: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
@@ -335,8 +335,8 @@ class ChatTemplate:
     @cached_property
     def reasoning(self) -> tuple[str, str] | None:
         """What the template writes before and behind a reply's reasoning, found by rendering; None: it shows none."""
-        said = {"role": "assistant", "content": _TEXT, "reasoning_content": _REASON, "thinking": _REASON}
-        body = self.reply_text(said)
+        reply = {"role": "assistant", "content": _TEXT, "reasoning_content": _REASON, "thinking": _REASON}
+        body = self.reply_text(reply)
         if _REASON in body and _TEXT in body:
             before, _, after = body.partition(_REASON)
             between = after.partition(_TEXT)[0]

@@ -101,7 +101,7 @@ class Judged:
             episode = Episode(task=task, output=output)
             call = call_judge(self._judge, task, output, episode, given={}, attempt=workflow_task(task, episode))
             limit = call.timeout or self._timeout
-            outcome = await self._workers.call(call.function, {}, timeout=limit, what=f"judge {call.name}")
+            outcome = await self._workers.call(call.function, {}, timeout=limit, label=f"judge {call.name}")
             if outcome.error is not None:
                 return _failure(outcome.error)
             said = judged(outcome.value, call.name)

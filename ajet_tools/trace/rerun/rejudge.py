@@ -238,7 +238,7 @@ async def _judged(workers: Workers, some: Sequence[Episode], judge: Any, timeout
             [episode] = before
             attempt = workflow_task(episode.task, episode)
             call = call_judge(judge, episode.task, output_of(episode), episode, given={}, attempt=attempt)
-        outcome = await workers.call(call.function, {}, timeout=call.timeout or timeout, what=f"judge {call.name}")
+        outcome = await workers.call(call.function, {}, timeout=call.timeout or timeout, label=f"judge {call.name}")
         if outcome.error is not None:
             return [_failed(episode, outcome.error) for episode in some]
         found = judged_group(outcome.value if is_group_judge(judge) else [outcome.value], call.name, len(some))

@@ -19,7 +19,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-SHORT = Limits(seconds=5.0, memory=256 << 20, file=1 << 20, disk=4 << 20, processes=8, kept=1000, output=1 << 20)
+SHORT = Limits(seconds=5.0, memory=256 << 20, file=1 << 20, disk=4 << 20, processes=8, shown=1000, output=1 << 20)
 WAYS = ["fenced", "unfenced"]
 
 
