@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ajet_sdk.agent.decorators import bind, spec_of
 from ajet_sdk.agent.workflow import WorkflowOutput, WorkflowTask
+from ajet_sdk.judges.rewards import Verdict, judged, judged_group
 from ajet_sdk.types import Episode, Task
 
 
@@ -75,6 +76,24 @@ async def answer_of(call: JudgeCall) -> Any:
         return await call.function()
     value = await asyncio.to_thread(call.function)
     return await value if inspect.isawaitable(value) else value
+
+
+async def judge_stored(
+    judge: Any, episodes: Sequence[Episode], ask: Callable[[JudgeCall], Awaitable[Any]] = answer_of
+) -> list[Verdict]:
+    """The verdicts of any judge on episodes that have their output, in their order; a group's judge sees all of them.
+
+    `ask` makes the call. Raises what the judge raises, NoReward for what is no reward.
+    """
+    if is_group_judge(judge):
+        call = call_group_judge(judge, episodes, given={})
+        return judged_group(await ask(call), call.name, len(episodes))
+    verdicts = []
+    for episode in episodes:
+        attempt = workflow_task(episode.task, episode)
+        call = call_judge(judge, episode.task, output_of(episode), episode, given={}, attempt=attempt)
+        verdicts.append(judged(await ask(call), call.name))
+    return verdicts
 
 
 def output_of(episode: Episode) -> Any:

@@ -10,10 +10,10 @@ from typing import Any
 
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import AjetError, ConfigError
-from ajet_sdk.judges.call import answer_of, call_group_judge, call_judge, is_group_judge, output_of, workflow_task
+from ajet_sdk.judges.call import is_group_judge, judge_stored
 from ajet_sdk.judges.load import named_judge, resolved
 from ajet_sdk.judges.model import counted, gather
-from ajet_sdk.judges.rewards import Verdict, judged, judged_group
+from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.types import Episode, Reward
 
 log = logging.getLogger("ajet")
@@ -72,11 +72,11 @@ class CombinedJudge:
 
     async def _of(self, part: Part, episodes: Sequence[Episode]) -> list[Verdict]:
         if part.weight:
-            return await self._ask(part, episodes)
+            return await judge_stored(part.judge, episodes)
         name = part.name or _name_of(part.judge)
         metric = f"judge_failed_{name}"
         try:
-            found = await self._ask(part, episodes)
+            found = await judge_stored(part.judge, episodes)
         except Exception as error:  # noqa: BLE001  who only watches fails nobody
             if name not in self._warned:
                 self._warned.add(name)
@@ -86,18 +86,6 @@ class CombinedJudge:
             failed = Verdict((), metrics={metric: 1.0})
             return [Verdict((), metrics={**used, metric: 1.0}), *[failed] * (len(episodes) - 1)]
         return [replace(verdict, metrics={**verdict.metrics, metric: 0.0}) for verdict in found]
-
-    async def _ask(self, part: Part, episodes: Sequence[Episode]) -> list[Verdict]:
-        if is_group_judge(part.judge):
-            call = call_group_judge(part.judge, episodes, given={})
-            return judged_group(await answer_of(call), call.name, len(episodes))
-        found = []
-        for episode in episodes:
-            output = output_of(episode)
-            attempt = workflow_task(episode.task, episode)
-            call = call_judge(part.judge, episode.task, output, episode, given={}, attempt=attempt)
-            found.append(judged(await answer_of(call), call.name))
-        return found
 
     def _sum(self, verdicts: Sequence[Verdict]) -> Verdict:
         rewards: list[Reward] = []

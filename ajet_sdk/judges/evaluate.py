@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from ajet_sdk.engines.budget import Usage, metered
-from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import Interval, bootstrap, concordance, kappa, rank_correlation
-from ajet_sdk.judges.call import answer_of, call_group_judge, call_judge, is_group_judge, output_of, workflow_task
+from ajet_sdk.judges.call import is_group_judge, judge_stored, output_of
 from ajet_sdk.judges.combined import CombinedJudge, Part
 from ajet_sdk.judges.llm import LlmJudge
-from ajet_sdk.judges.rewards import Verdict, judged, judged_group
+from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.rubric import RubricJudge
 from ajet_sdk.types import Episode, Task
 
@@ -183,17 +183,9 @@ async def _round(
 async def verdicts_on(judge: Any, episodes: Sequence[Episode]) -> Sequence[Verdict | str]:
     """The verdicts of any judge; a string is why there is none. Raises ConfigError."""
     try:
-        if is_group_judge(judge):
-            call = call_group_judge(judge, episodes, given={})
-            return judged_group(await answer_of(call), call.name, len(episodes))
-        [episode] = episodes
-        attempt = workflow_task(episode.task, episode)
-        call = call_judge(judge, episode.task, output_of(episode), episode, given={}, attempt=attempt)
-        return [judged(await answer_of(call), call.name)]
+        return await judge_stored(judge, episodes)
     except ConfigError:
         raise
-    except AjetError as error:
-        return [f"{type(error).__name__}: {error}"] * len(episodes)
     except Exception as error:  # noqa: BLE001  the user's own judge
         return [f"{type(error).__name__}: {error}"] * len(episodes)
 

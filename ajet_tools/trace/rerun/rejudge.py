@@ -15,8 +15,7 @@ import numpy as np
 
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import AjetError, TraceError, TrainingError
-from ajet_sdk.judges.call import call_group_judge, call_judge, is_group_judge, output_of, workflow_task
-from ajet_sdk.judges.rewards import judged_group
+from ajet_sdk.judges.call import JudgeCall, is_group_judge, judge_stored, output_of
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.rollout.episode import all_of
 from ajet_sdk.rollout.threads import Workers
@@ -226,27 +225,37 @@ def _by_group(episodes: Sequence[Episode]) -> list[list[Episode]]:
     return [sorted(group, key=lambda episode: episode.attempt) for group in groups.values()]
 
 
+class _JudgeRaised(Exception):
+    """The judge itself raised `error`, of any kind."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 async def _judged(workers: Workers, some: Sequence[Episode], judge: Any, timeout: float) -> list[Episode]:
     """The episodes, one or a group, with the rewards of this judge, or failed."""
     fresh: dict[str, Any] = {"status": "succeeded", "error": None, "cause": None, "infrastructure": False}
-    before = [episode.model_copy(update=fresh) for episode in some]
-    try:
-        if is_group_judge(judge):
-            bare = [e.model_copy(update={"output": output_of(e), "rewards": tuple[Reward, ...]()}) for e in before]
-            call = call_group_judge(judge, bare, given={})
-        else:
-            [episode] = before
-            attempt = workflow_task(episode.task, episode)
-            call = call_judge(judge, episode.task, output_of(episode), episode, given={}, attempt=attempt)
+    before = [
+        episode.model_copy(update={**fresh, "output": output_of(episode), "rewards": tuple[Reward, ...]()})
+        for episode in some
+    ]
+
+    async def ask(call: JudgeCall) -> Any:
         outcome = await workers.call(call.function, {}, timeout=call.timeout or timeout, label=f"judge {call.name}")
         if outcome.error is not None:
-            return [_failed(episode, outcome.error) for episode in some]
-        found = judged_group(outcome.value if is_group_judge(judge) else [outcome.value], call.name, len(some))
-        return [e.model_copy(update={"rewards": one.rewards}) for e, one in zip(before, found, strict=True)]
+            raise _JudgeRaised(outcome.error)
+        return outcome.value
+
+    try:
+        verdicts = await judge_stored(judge, before, ask)
     except TrainingError:
         raise
+    except _JudgeRaised as raised:
+        return [_failed(episode, raised.error) for episode in some]
     except AjetError as error:  # a parameter that nothing fills, or no reward
         return [_failed(episode, error) for episode in some]
+    return [e.model_copy(update={"rewards": verdict.rewards}) for e, verdict in zip(before, verdicts, strict=True)]
 
 
 def _failed(episode: Episode, error: BaseException) -> Episode:

@@ -145,6 +145,15 @@ def test_a_judge_that_asks_for_what_is_not_here(stored: Path) -> None:
     assert cause == "SignatureError" and len(group) == 8 and "no value for parameter `model`" in (group[0].error or "")
 
 
+def test_a_judge_does_not_see_the_reward_that_was_given(stored: Path) -> None:
+    @ajet.judge
+    def copies(episode: Episode) -> float:
+        return 1.0 if episode.rewards else 0.0
+
+    changes = judge_again(stored, copies)
+    assert {verdict.after for verdict in changes.verdicts} == {0.0}
+
+
 @pytest.mark.slow
 def test_a_judge_that_hangs(stored: Path) -> None:
     @ajet.judge
