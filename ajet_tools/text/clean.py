@@ -11,7 +11,18 @@ from ajet_sdk.reporting.output import visible
 if TYPE_CHECKING:
     from ajet_sdk.types import Episode
 
-__all__ = ["counted", "flat_keys", "kind_of", "message_text", "one_line", "reply_of", "short_ids", "spoken", "visible"]
+__all__ = [
+    "content_text",
+    "counted",
+    "flat_keys",
+    "kind_of",
+    "message_text",
+    "one_line",
+    "reply_of",
+    "short_ids",
+    "spoken",
+    "visible",
+]
 
 
 def kind_of(episode: Episode) -> str:
@@ -52,7 +63,7 @@ def spoken(message: Mapping[str, Any]) -> str:
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str) and reasoning:
         parts.append(f"(reasoning) {reasoning}")
-    parts.append(_content(message.get("content")))
+    parts.append(content_text(message.get("content")))
     for call in _list(message.get("tool_calls")):
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping):
@@ -62,7 +73,8 @@ def spoken(message: Mapping[str, Any]) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _content(content: Any) -> str:
+def content_text(content: Any) -> str:
+    """A message's content as text: of several parts each its text, else its JSON."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk import run as sdk
@@ -97,7 +98,7 @@ def tune(
     after = before if best == dict(prompts.texts) else evaluation.means(sets.val, best, k)
     gain = paired([b - a for a, b in zip(before, after, strict=True)], seed=config.trainer_common.seed)
     count = len(found.candidates)
-    return Tuned(prompts, best, count, spent, _mean(before), _mean(after), gain)
+    return Tuned(prompts, best, count, spent, fmean(before), fmean(after), gain)
 
 
 def _traced(reflect: Reflect, directory: Path) -> Reflect:
@@ -112,10 +113,6 @@ def _traced(reflect: Reflect, directory: Path) -> Reflect:
             return str(reflection(question=question))
 
     return ask
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 class _Logger:
@@ -164,7 +161,7 @@ class _Evaluation:
 
     def means(self, tasks: Sequence[Task], texts: Mapping[str, str], k: int) -> list[float]:
         """The mean reward of each task."""
-        return [_mean([self._value(episode) for episode in of_task]) for of_task in self._run(tasks, texts, k)]
+        return [fmean([self._value(episode) for episode in of_task]) for of_task in self._run(tasks, texts, k)]
 
     def _run(self, tasks: Sequence[Task], texts: Mapping[str, str], k: int) -> list[tuple[Episode, ...]]:
         with self.prompts.trying(texts):

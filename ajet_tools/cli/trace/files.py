@@ -252,15 +252,10 @@ def _print_audit(where: Path, audited: Audit) -> None:
     for one in audited.differs:
         more = f" ({one.count:,} rows)" if one.count > 1 else ""
         echo(f"{one.check} of run {one.run[:12]}: {one_line(one.row)}{more}")
-        echo(f"  expected {_short(one.expected)}")
-        echo(f"  stored   {_short(one.stored)}")
+        echo(f"  expected {one_line(one.expected)}")
+        echo(f"  stored   {one_line(one.stored)}")
     for what, runs in groupby(audited.unchecked, lambda one: (one.check, one.reason)):
         echo(f"not checked, run {', '.join(one.run[:12] for one in runs)}: {what[0]}: {one_line(what[1])}")
-
-
-def _short(text: str, most: int = 200) -> str:
-    line = one_line(text)
-    return line if len(line) <= most else f"{line[:most]}…"
 
 
 def _traces(path: Path | None) -> dict[Path, list[Path]]:

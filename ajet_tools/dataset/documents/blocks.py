@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from markdown_it import MarkdownIt
+
 Kind = Literal["heading", "text", "table", "code"]
 
-_ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$")
-_SETEXT = re.compile(r" {0,3}(=+|-{2,})[ \t]*$")
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-_RULE = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$")
 _PAGE_NUMBER = re.compile(r"(?:page )?(?:\d+|[ivxl]+)(?: (?:of|/) \d+)?|[-–] \d+ [-–]", re.IGNORECASE)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_MARKDOWN = MarkdownIt("commonmark").enable("table").disable(["inline", "reference"])
+_KINDS: Mapping[str, Kind] = {"heading_open": "heading", "table_open": "table", "fence": "code"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,57 +68,20 @@ def plain_blocks(text: str, page: int | None = None, heading: str = "") -> Itera
 
 def markdown_blocks(text: str) -> Iterator[Block]:
     """Headings, paragraphs and lists, tables and fenced code of Markdown; front matter and comments are left out."""
-    headings = Headings()
-    for kind, level, lines in _pieces(_COMMENT.sub("", _strip_front_matter(text)).split("\n")):
-        body = "\n".join(lines).strip("\n").rstrip()
+    headings, source = Headings(), _COMMENT.sub("", _strip_front_matter(text))
+    lines, tokens = source.split("\n"), _MARKDOWN.parse(source)
+    for at, token in enumerate(tokens):
+        if token.level or token.map is None:
+            continue
+        kind = _KINDS.get(token.type, "text")
+        body = tokens[at + 1].content if kind == "heading" else "\n".join(lines[slice(*token.map)]).strip("\n").rstrip()
         if not body.strip():
             continue
         if kind == "heading":
-            headings.enter(level, body)
+            headings.enter(int(token.tag[1]), body)
         yield Block(kind, body, heading=headings.path)
 
 
 def _strip_front_matter(text: str) -> str:
     found = re.match(r"---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|$)", text, re.DOTALL)
     return text[found.end() :] if found else text
-
-
-def _pieces(lines: list[str]) -> Iterator[tuple[Kind, int, list[str]]]:
-    """Kind, level of a heading, and lines; together they are the whole document."""
-    open_: list[str] = []
-    at = 0
-    while at < len(lines):
-        line = lines[at]
-        fence, atx = _FENCE.match(line), _ATX.match(line)
-        is_table = "|" in line and at + 1 < len(lines) and "|" in lines[at + 1] and bool(_RULE.match(lines[at + 1]))
-        setext = _SETEXT.match(line) if len(open_) == 1 else None
-        if setext:
-            yield "heading", 1 if "=" in line else 2, open_
-            open_, at = [], at + 1
-            continue
-        if not (fence or atx or is_table or not line.strip()):
-            open_.append(line)
-            at += 1
-            continue
-        if open_:
-            yield "text", 0, open_
-            open_ = []
-        if fence:
-            end = _fence_end(lines, at, fence[1])
-            yield "code", 0, lines[at:end]
-            at = end
-        elif is_table:
-            end = next((i for i in range(at, len(lines)) if "|" not in lines[i]), len(lines))
-            yield "table", 0, lines[at:end]
-            at = end
-        else:
-            if atx:
-                yield "heading", len(atx[1]), [atx[2] or ""]
-            at += 1
-    if open_:
-        yield "text", 0, open_
-
-
-def _fence_end(lines: list[str], at: int, mark: str) -> int:
-    closing = re.compile(rf" {{0,3}}{re.escape(mark[0])}{{{len(mark)},}}[ \t]*$")
-    return next((i + 1 for i in range(at + 1, len(lines)) if closing.match(lines[i])), len(lines))

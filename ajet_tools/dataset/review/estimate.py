@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet_sdk.judges.agreement import wilson
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.files.writer import json_line
 from ajet_tools.dataset.review.journal import Journal, Mark, digest_of_line, journal_beside
 from ajet_tools.dataset.review.save import BY_HAND, rejected_beside
-
-_Z = 1.959964
-"""Of a 95 % interval."""
-
-
-def wilson(wrong: float, labelled: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share (Wilson 1927, Probable Inference, the Law of Succession)."""
-    share, z2 = wrong / labelled, _Z * _Z
-    middle = (share + z2 / (2 * labelled)) / (1 + z2 / labelled)
-    half = _Z / (1 + z2 / labelled) * math.sqrt(share * (1 - share) / labelled + z2 / (4 * labelled**2))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 @dataclass(frozen=True)
@@ -44,15 +33,15 @@ class ErrorEstimate:
         """In which the share of wrong verdicts lies, at 95 %; exact where all are labelled."""
         if self.labelled == self.rows:
             return self.wrong / self.rows, self.wrong / self.rows
-        return wilson(self.wrong, self.labelled)
+        return wilson(self.wrong / self.labelled, self.labelled)
 
     def labels_for(self, width: float) -> int:
         """About how many labels make the interval at most so wide, where their errors are as frequent as so far."""
-        low, high = wilson(self.wrong, self.labelled)
+        low, high = wilson(self.wrong / self.labelled, self.labelled)
         share, few, many = self.wrong / self.labelled or (low + high) / 4, self.labelled, self.rows
         while few < many:
             middle = (few + many) // 2
-            one, other = wilson(share * middle, middle)
+            one, other = wilson(share, middle)
             few, many = (few, middle) if other - one <= width else (middle + 1, many)
         return few
 

@@ -189,24 +189,6 @@ def keys_of(block: Block, by: str | None = None) -> list[str]:
     return keys
 
 
-def stable(
-    values: Mapping[str, Any],
-    fractions: Mapping[str, float] | float = 0.1,
-    by: str | None = None,
-    *,
-    seed: int = 0,
-) -> str:
-    """The side of one row, by itself: `train` or `validation`, or a name of `fractions`.
-
-    Args:
-        fractions: the share of each side, the first being the rest; one number is the share of `validation`. A larger
-            share of a side keeps all the rows that it had.
-        by: a field; rows with the same value are on the same side.
-    """
-    shares = {"train": 1 - fractions, "validation": fractions} if isinstance(fractions, float | int) else fractions
-    return str(_sides(_places(seed, [key_of(values, by)]), check_fractions(shares))[0])
-
-
 def _places(seed: int, keys: Iterable[str]) -> Any:
     """A number from 0 to 1 for each key, that depends on these alone."""
     start = f"{seed}\n".encode()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from ajet_sdk.types import Episode
+from ajet_tools.text.clean import content_text
 from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import json_line
@@ -77,7 +78,7 @@ def _turns(message: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     role = str(message.get("role", ""))
     calls = message.get("tool_calls")
     functions = [_function(call) for call in calls] if isinstance(calls, list) else []
-    content = _text(message.get("content"))
+    content = content_text(message.get("content"))
     if content or not functions:
         yield {"from": _ROLES.get(role, role), "value": content}
     if functions:
@@ -96,20 +97,6 @@ def _function(call: Any) -> Any:
         except ValueError:
             return {"name": function.get("name"), "arguments": arguments}
     return {"name": function.get("name"), "arguments": arguments}
-
-
-def _text(content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    parts: Sequence[Any] = content if isinstance(content, list) else [content]
-    return "\n".join(
-        part["text"]
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
-        else json.dumps(part, ensure_ascii=False, default=str)
-        for part in parts
-    )
 
 
 def write_tasks(job: Job, file: BinaryIO) -> None:

@@ -10,8 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from ajet_sdk.judges.agreement import wilson
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.review.estimate import ErrorEstimate, estimate_errors, wilson
+from ajet_tools.dataset.review.estimate import ErrorEstimate, estimate_errors
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.dataset.review.save import save
 
@@ -35,9 +36,9 @@ def marked(path: Path, right: range, wrong: range) -> Review:
 
 
 def test_the_interval_is_wilsons() -> None:
-    low, high = wilson(2, 30)  # Brown, Cai, DasGupta 2001 (section 3.1.1) give the formula
+    low, high = wilson(2 / 30, 30)  # Brown, Cai, DasGupta 2001 (section 3.1.1) give the formula
     assert (low, high) == (pytest.approx(0.0185, abs=5e-4), pytest.approx(0.2132, abs=5e-4))
-    assert wilson(0, 20)[0] == 0.0 and wilson(0, 20)[1] == pytest.approx(0.1611, abs=5e-4)
+    assert wilson(0.0, 20)[0] == 0.0 and wilson(0.0, 20)[1] == pytest.approx(0.1611, abs=5e-4)
 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 3000))
@@ -49,7 +50,7 @@ def test_more_labels_never_make_it_wider_and_the_number_named_is_enough(labelled
     enough = one.labels_for((high - low) / 2)
     assert labelled <= enough <= one.rows
     if wrong > 0 and enough < one.rows:
-        a, b = wilson(wrong / labelled * enough, enough)
+        a, b = wilson(wrong / labelled, enough)
         assert b - a <= (high - low) / 2 + 1e-9
 
 

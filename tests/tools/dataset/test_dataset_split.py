@@ -1,4 +1,4 @@
-"""`ajet dataset split`, as a user calls it, and the laws of `stable`."""
+"""`ajet dataset split`, as a user calls it, and the laws of `Splitter`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.files.blocks import blocks_of
 from ajet_tools.dataset.files.tables import Row
-from ajet_tools.dataset.rows.combine import Splitter, keys_of, stable
+from ajet_tools.dataset.rows.combine import Splitter, keys_of
 
 THREE = {"train": 0.7, "validation": 0.2, "test": 0.1}
+
+
+def stable(values: dict[str, Any], share: float, seed: int = 0) -> str:
+    """The side of a row by itself."""
+    [block] = blocks_of([Row("", values)], "rows")
+    return str(Splitter({"train": 1 - share, "validation": share}, seed=seed).sides(block, keys_of(block))[0])
 
 
 def ajet(*arguments: str, code: int = 0) -> Result:
@@ -163,7 +169,7 @@ def test_an_empty_side_is_told(tmp_path: Path) -> None:
 
 def test_fractions_of_a_call() -> None:
     with pytest.raises(ConfigError, match="from 0 to 1"):
-        stable({"main_query": "x"}, {"train": 1.5, "validation": -0.5})
+        Splitter({"train": 1.5, "validation": -0.5})
 
 
 def test_a_stratum_is_a_value_and_not_its_text_whatever_tells_it() -> None:
