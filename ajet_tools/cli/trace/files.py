@@ -73,7 +73,7 @@ def pack(
         return
     for one in packed:
         moved = f", {one.calls:,} prompts stored as suffixes" if one.calls else ""
-        echo(f"{out or one.path}: {_bytes(one.before)} -> {_bytes(one.after)}{moved}")
+        echo(f"{out or one.path}: {decimal(one.before)} -> {decimal(one.after)}{moved}")
 
 
 @app.command("merge-files")
@@ -98,7 +98,7 @@ def merge_files(
         print_json({**asdict(merged), "path": str(merged.path)})
         return
     held = ", ".join(f"{table} {count:,}" for table, count in merged.rows.items() if count)
-    echo(f"{merged.path}: {merged.files} files, {_bytes(merged.bytes)}; rows: {held or 'none'}")
+    echo(f"{merged.path}: {merged.files} files, {decimal(merged.bytes)}; rows: {held or 'none'}")
     twice = ", ".join(f"{table} {count:,}" for table, count in merged.shared.items() if count)
     if twice:
         echo(f"in more than one file, and kept only once: {twice}")
@@ -154,7 +154,7 @@ def prune(
         dropped = [{"file": str(file), **asdict(one)} for file, one in gone]
         print_json({"runs": dropped, "dry_run": dry_run, "before": before, "after": after})
     elif gone and not dry_run:
-        echo(f"{_bytes(before)} -> {_bytes(after)}")
+        echo(f"{decimal(before)} -> {decimal(after)}")
 
 
 def _chosen(
@@ -189,7 +189,7 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
     rows = []
     for file, one in gone:
         row: dict[str, Any] = {"run": one.run_id[:12], "name": one.name, "status": one.status, "last": one.last}
-        row |= {"episodes": one.episodes, "calls": one.calls, "feedback": one.feedback, "about": _bytes(one.bytes)}
+        row |= {"episodes": one.episodes, "calls": one.calls, "feedback": one.feedback, "about": decimal(one.bytes)}
         rows.append({"file": str(file), **row} if several else row)
     count = "1 run goes" if len(rows) == 1 else f"{len(rows):,} runs go"
     out.print(render.table(rows, out.width, title=f"{count}, with all that belongs to it", right=["about"]))
@@ -265,10 +265,6 @@ def _traces(path: Path | None) -> dict[Path, list[Path]]:
     for file in files:
         traces.setdefault(file.parent, []).append(file)
     return {mine[0] if len(mine) == 1 else folder: mine for folder, mine in traces.items()}
-
-
-def _bytes(count: int) -> str:
-    return decimal(count)
 
 
 @contextmanager

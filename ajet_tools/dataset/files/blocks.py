@@ -18,8 +18,8 @@ import polars as pl
 import pyarrow as pa
 
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
-from ajet_tools.dataset.files.arrays import batch_of, change, convert, find, look_at
-from ajet_tools.dataset.files.lines import OnlyRows, Path, array_of, decode, leaves, structures
+from ajet_tools.dataset.files.arrays import change, convert, find, look_at
+from ajet_tools.dataset.files.lines import Path, decode
 from ajet_tools.dataset.files.places import Columns, Place, merged
 from ajet_tools.dataset.files.values import objects_of
 
@@ -303,15 +303,8 @@ def as_table(block: Block) -> TableBlock:
     """With the types that hold the values without loss, where they are lines."""
     if isinstance(block, TableBlock):
         return block
-    groups = structures(block.lines)
-    paths = list(dict.fromkeys(path for one, _ in groups if one is not None for path, _ in leaves(one)))
-    try:
-        array, row = array_of(groups, block.columns(paths))
-    except (OnlyRows, Irregular):
-        data, columns = find(block.name, json.loads(f"[{block.lines.str.join(',').item()}]"))
-        return TableBlock(block.name, columns, data)
-    columns = Columns(block.name, row)
-    return TableBlock(block.name, columns, batch_of(array, columns, len(block)))
+    data, columns = find(block.name, json.loads(f"[{block.lines.str.join(',').item()}]"))
+    return TableBlock(block.name, columns, data)
 
 
 def join(blocks: Sequence[Block], *, lines: bool) -> Block:

@@ -1,4 +1,4 @@
-"""Lines of JSON: their fields as columns, their structures, and their types in a table.
+"""Lines of JSON: their fields as columns, and their structures.
 
 A structure says which keys the objects have, in their order, and of which kind each value is.
 """
@@ -13,11 +13,8 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
-from ajet_tools.dataset.files.arrays import ABSENT, EXACT, NOWHERE, objects
-from ajet_tools.dataset.files.places import DEEPEST, MOST_FIELDS, Place
 from ajet_tools.dataset.files.values import kind_of
 
 Structure = Mapping[str, Any]
@@ -215,86 +212,6 @@ def _type_of(paths: Sequence[Path]) -> Any:
         inner.setdefault(path[0], []).append(path[1:])
     fields = {name: _type_of(below) if all(below) else pl.String for name, below in inner.items()}
     return pl.Struct(fields or {"task_id": pl.String})
-
-
-class OnlyRows(Exception):
-    """Columns do not tell the types: there are lists, numbers beside text, hundreds of fields."""
-
-
-def array_of(groups: Sequence[tuple[Structure | None, Any]], texts: Mapping[Path, Any]) -> tuple[Any, Place]:
-    """Lines as an Arrow array of structs, and its type. Raises OnlyRows.
-
-    Args:
-        groups: what `structures` says of the lines.
-        texts: what stands at each path, as a polars series of text.
-    """
-    found, rows = [one for one, _ in groups], [indices for _, indices in groups]
-    if any(one is None for one in found):
-        raise OnlyRows
-    return _found((), found, rows, texts)
-
-
-def _found(path: Path, values: Sequence[Any], rows: Sequence[Any], texts: Mapping[Path, Any]) -> tuple[Any, Place]:
-    """`values` has what each structure has at that path: a structure, a kind, ABSENT or NOWHERE."""
-    kinds = {kind_in(one) for one in values if one is not ABSENT and one is not NOWHERE} - {"null"}
-    flags: dict[str, Any] = {"absent": ABSENT in values, "nulls": "null" in values}
-    lacking = flags["absent"] and flags["nulls"]
-    if not kinds and not lacking:
-        return pa.nulls(sum(map(len, rows))), Place(**flags)
-    if kinds == {"object"} and not lacking and len(path) < DEEPEST:
-        return _found_objects(path, values, rows, texts, flags)
-    if not kinds <= {"text", "integer", "bool"} and (lacking or not kinds <= {"integer", "number"}):
-        raise OnlyRows
-    column = texts[path]
-    if kinds == {"text"} and not lacking:
-        return column.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(pa.string()), Place(pa.string(), **flags)
-    if kinds == {"bool"} and not lacking:
-        return (column == "true").to_arrow(), Place(pa.bool_(), **flags)
-    if kinds <= {"integer", "number"} and kinds and not lacking:
-        some = [column.gather(indices) for one, indices in zip(values, rows, strict=True) if one == "integer"]
-        found = _numbers(column, pl.concat(some or [column.clear()]), flags, is_whole="number" not in kinds)
-        if found is not None:
-            return found
-    made = pl.repeat(None, len(column), dtype=pl.String, eager=True)
-    for one, some in zip(values, rows, strict=True):
-        if one is not ABSENT and one is not NOWHERE:
-            text = as_json(column.gather(some), one, json.dumps)
-            if one == "number" and text.cast(pl.Float64, strict=False).is_infinite().any():
-                raise OnlyRows
-            made = made.scatter(some, text)
-    return made.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(pa.string()), Place(json=True, **flags)
-
-
-def _numbers(column: Any, integers: Any, flags: Mapping[str, Any], *, is_whole: bool) -> tuple[Any, Place] | None:
-    """A column of numbers, of which these are integers; None where they are all, and not of 64 bits."""
-    whole = integers.cast(pl.Int128)
-    least, most = whole.min() or 0, whole.max() or 0
-    large = max(-least, most) > EXACT
-    if is_whole:
-        fits = least >= -(1 << 63) and most < 1 << 63
-        return (column.cast(pl.Int64).to_arrow(), Place(pa.int64(), large=large, **flags)) if fits else None
-    if large or column.str.contains(r"^-?[0-9]{16,}$").any():  # also integers past 64 bits
-        raise OnlyRows
-    floats = column.cast(pl.Float64)
-    if floats.is_infinite().any():
-        raise OnlyRows
-    return floats.to_arrow(), Place(pa.float64(), **flags)
-
-
-def _found_objects(
-    path: Path, values: Sequence[Any], rows: Sequence[Any], texts: Mapping[Path, Any], flags: dict[str, Any]
-) -> tuple[Any, Place]:
-    names = dict.fromkeys(name for one in values if isinstance(one, dict) for name in one)
-    if not names or len(names) > MOST_FIELDS:
-        raise OnlyRows
-    fields = {}
-    for name in names:
-        inner = [one.get(name, ABSENT) if isinstance(one, dict) else NOWHERE for one in values]
-        fields[name] = _found((*path, name), inner, rows, texts)
-    nulls = np.zeros(sum(map(len, rows)), bool)
-    for one, some in zip(values, rows, strict=True):
-        nulls[some] = not isinstance(one, dict)
-    return objects(fields, nulls.tolist()), Place(fields={name: place for name, (_, place) in fields.items()}, **flags)
 
 
 def as_json(column: Any, kind: str, encode: Callable[[str], str]) -> Any:

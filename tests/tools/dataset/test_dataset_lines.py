@@ -1,4 +1,4 @@
-"""Columns of lines say what the rows themselves say: their structures, and their types in a table."""
+"""Columns of lines say what the rows themselves say: their structures."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import json
 from itertools import permutations
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_tools.dataset.files.arrays import find
-from ajet_tools.dataset.files.blocks import LineBlock, as_table
 from ajet_tools.dataset.files.lines import kind_in, kinds_of, structures
 
 TEXTS = st.sampled_from(["q", "", ' say "ä\n', "\\\x07\t\x7f", "七 \u2028", "1", "true"])
@@ -55,11 +52,6 @@ def test_columns_say_what_the_rows_say(rows: list[dict[str, Any]], escaped: bool
         for row in (rows[index] for index in indices if structure is not None):
             assert kinds_of(structure or {}, kind_in) == kinds_of(row)
             assert list(structure or {}) == list(row)
-    made = as_table(LineBlock("f", lines, np.arange(1, len(rows) + 1)))
-    data, columns = find("f", rows)
-    assert made.table.row == columns.row
-    assert made.table.schema.equals(columns.schema, check_metadata=True)
-    assert repr(made.data.to_pylist()) == repr(data.to_pylist())
 
 
 def test_each_order_of_keys_is_a_structure(monkeypatch: pytest.MonkeyPatch) -> None:
