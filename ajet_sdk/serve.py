@@ -16,14 +16,14 @@ from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.open import open_engine, ready
 from ajet_sdk.environments.hosted import Spec
-from ajet_sdk.environments.instances import Instances, Limits
+from ajet_sdk.environments.instances import InstanceLimits, Instances
 from ajet_sdk.environments.server import service_app
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.gateway.access import (
     ClientGone,
     HTTPError,
-    Place,
     Request,
+    RequestTarget,
     count,
     is_of_models,
     locate,
@@ -114,7 +114,7 @@ def serve_environment(
     port: int = 8080,
     *,
     name: str,
-    limits: Limits,
+    limits: InstanceLimits,
     python: str = sys.executable,
     api_key: str | None = None,
 ) -> None:
@@ -226,7 +226,7 @@ class _Service:
             message = f"The model {asked!r} does not exist; this server answers to {self.engine.model!r}."
             raise HTTPError(404, message, "model_not_found", "model")
 
-    async def _answer(self, body: dict[str, Any], place: Place, scope: Scope, send: Send) -> None:
+    async def _answer(self, body: dict[str, Any], place: RequestTarget, scope: Scope, send: Send) -> None:
         self._check_name(body.get("model") or getattr(place.endpoint.dialect, "name", None))
         opened, started = self.gateway.open(EpisodeSpec(episode_id=new_id(), engine=self.engine)), now()
         connection = scope["state"][CONNECTION]

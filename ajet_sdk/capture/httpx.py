@@ -31,7 +31,7 @@ from ajet_sdk.capture.routing import (
 )
 from ajet_sdk.engines.http import without_certificates
 from ajet_sdk.engines.loop_calls import LoopCalls
-from ajet_sdk.gateway.process_door import Part, ProcessClient
+from ajet_sdk.gateway.process_door import ProcessClient, ResponsePart
 
 Ask = Callable[[Reroute, Any, bool], Any]
 
@@ -45,12 +45,12 @@ def asking(module: Any) -> tuple[Ask, Ask]:
     stream_of, astream_of = _in_process_streams(module)
 
     def ask(plan: Reroute, request: Any, stream: bool) -> Any:
-        began, parts = time.perf_counter(), queue.SimpleQueue[Part | None]()
+        began, parts = time.perf_counter(), queue.SimpleQueue[ResponsePart | None]()
         request.read()
         client = _ask(module, plan, request, parts.put, stream)
         patience = request.extensions.get("timeout", {}).get("read")
 
-        def next_part() -> Part:
+        def next_part() -> ResponsePart:
             try:
                 part = parts.get(timeout=patience)
             except queue.Empty:
@@ -74,7 +74,7 @@ def asking(module: Any) -> tuple[Ask, Ask]:
         client = _ask(module, plan, request, parts.put, stream)
         patience = request.extensions.get("timeout", {}).get("read")
 
-        async def next_part() -> Part:
+        async def next_part() -> ResponsePart:
             try:
                 part = await parts.get(patience)
             except TimeoutError:
@@ -101,14 +101,14 @@ class _Inbox:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._parts: deque[Part | None] = deque()
+        self._parts: deque[ResponsePart | None] = deque()
         self._waited: asyncio.Future[None] | None = None
 
-    def put(self, part: Part | None) -> None:
+    def put(self, part: ResponsePart | None) -> None:
         with suppress(RuntimeError):  # the agent's loop is closed: nobody waits
             LoopCalls.for_loop(self._loop).call(self._arrive, part)
 
-    def _arrive(self, part: Part | None) -> None:
+    def _arrive(self, part: ResponsePart | None) -> None:
         self._parts.append(part)
         self._wake()
 
@@ -116,7 +116,7 @@ class _Inbox:
         if self._waited is not None and not self._waited.done():
             self._waited.set_result(None)
 
-    async def get(self, patience: float | None) -> Part | None:
+    async def get(self, patience: float | None) -> ResponsePart | None:
         """The next part. Raises TimeoutError after so many seconds without one."""
         if not self._parts:
             waited = self._waited = self._loop.create_future()
@@ -133,7 +133,7 @@ class _Inbox:
 
 def _in_process_streams(module: Any) -> tuple[Any, Any]:
     class Stream(module.SyncByteStream):  # type: ignore[misc]
-        def __init__(self, first: Part, next_part: Callable[[], Part], client: ProcessClient) -> None:
+        def __init__(self, first: ResponsePart, next_part: Callable[[], ResponsePart], client: ProcessClient) -> None:
             self.first, self.next_part, self.client = first, next_part, client
 
         def __iter__(self) -> Iterator[bytes]:
@@ -147,7 +147,9 @@ def _in_process_streams(module: Any) -> tuple[Any, Any]:
             self.client.leave()
 
     class AsyncStream(module.AsyncByteStream):  # type: ignore[misc]
-        def __init__(self, first: Part, next_part: Callable[[], Awaitable[Part]], client: ProcessClient) -> None:
+        def __init__(
+            self, first: ResponsePart, next_part: Callable[[], Awaitable[ResponsePart]], client: ProcessClient
+        ) -> None:
             self.first, self.next_part, self.client = first, next_part, client
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -164,7 +166,7 @@ def _in_process_streams(module: Any) -> tuple[Any, Any]:
 
 
 def _ask(
-    module: Any, plan: Reroute, request: Any, tell: Callable[[Part | None], None], in_parts: bool
+    module: Any, plan: Reroute, request: Any, tell: Callable[[ResponsePart | None], None], in_parts: bool
 ) -> ProcessClient:
     assert plan.door is not None
     try:
@@ -173,14 +175,14 @@ def _ask(
         raise module.ConnectError("the gateway has stopped", request=request) from error
 
 
-def _taken(module: Any, request: Any, part: Part | None, client: ProcessClient) -> Part:
+def _taken(module: Any, request: Any, part: ResponsePart | None, client: ProcessClient) -> ResponsePart:
     if part is None:
         raise module.RemoteProtocolError("the gateway closed the connection early", request=request)
     client.take()
     return part
 
 
-def _response(module: Any, request: Any, first: Part, began: float, **body: Any) -> Any:
+def _response(module: Any, request: Any, first: ResponsePart, began: float, **body: Any) -> Any:
     response = module.Response(first.status, headers=first.headers, request=request, **body)
     response.elapsed = timedelta(seconds=time.perf_counter() - began)
     return response

@@ -26,9 +26,9 @@ from ajet_sdk.dialects.gemini import Gemini
 from ajet_sdk.dialects.json import json_value
 from ajet_sdk.dialects.observed import FINAL, join_events, join_parts
 from ajet_sdk.dialects.openai_chat import remove_secrets
-from ajet_sdk.dialects.table import Endpoint, endpoint
+from ajet_sdk.dialects.table import ApiRoute, endpoint
 from ajet_sdk.engines.http import is_loopback
-from ajet_sdk.gateway.access import Place, locate
+from ajet_sdk.gateway.access import RequestTarget, locate
 from ajet_sdk.gateway.process_door import ProcessDoor
 
 SUBJECTS = frozenset(("model", "messages", "prompt", "input", "contents", "generateContentRequest"))
@@ -59,7 +59,7 @@ class Reroute:
     """Send it to the gateway instead."""
 
     gateway_url: str
-    place: Place
+    place: RequestTarget
     door: ProcessDoor | None = None
     """The gateway's, where it is in this process and the library needs no socket."""
     body: dict[str, Any] | None = None
@@ -186,7 +186,7 @@ def decide(
 
 def _plan(
     active: ActiveEpisode,
-    target: Endpoint,
+    target: ApiRoute,
     url: str,
     headers: Mapping[str, str],
     body: Any,
@@ -198,7 +198,7 @@ def _plan(
         return None
     identity = AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target"))
     if active.reroutes and active.recorder.answers(_model(body, url)) != "other":
-        place = Place(active.episode_id, active.api_key, identity, target, target.dialect)
+        place = RequestTarget(active.episode_id, active.api_key, identity, target, target.dialect)
         return Reroute(active.gateway_url, place, door_of(active) if in_process else None, parsed)
     return None if target.counter is not None else PassThrough(active, target.route, identity, remove_secrets(body))
 
@@ -231,7 +231,7 @@ def _by_handle(active: ActiveEpisode, url: str, headers: Mapping[str, str]) -> R
     return Reroute(active.gateway_url, place, door)
 
 
-def _place(url: str, headers: Mapping[str, str]) -> Place:
+def _place(url: str, headers: Mapping[str, str]) -> RequestTarget:
     parts = urlsplit(url)
     return locate(parts.path, parts.query, {name.lower(): value for name, value in headers.items()})
 

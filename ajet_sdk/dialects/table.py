@@ -23,9 +23,9 @@ __all__ = [
     "DIALECTS",
     "FIELDS",
     "TEXT",
+    "ApiRoute",
     "Counter",
     "Dialect",
-    "Endpoint",
     "Vendor",
     "endpoint",
     "instead_of",
@@ -140,7 +140,7 @@ _VERSION = re.compile(r"(?:v\d\w*/)+")
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ApiRoute:
     """What a path asks for."""
 
     route: str
@@ -152,7 +152,7 @@ class Endpoint:
 
 
 @lru_cache(maxsize=4096)
-def endpoint(path: str, query: str = "") -> Endpoint:
+def endpoint(path: str, query: str = "") -> ApiRoute:
     """What a request's path asks for, with whatever version or prefix: `v1/chat/completions`, `v1/v1/messages`, …"""
     path = path.strip("/")
     match = _GEMINI.search(path)
@@ -161,14 +161,14 @@ def endpoint(path: str, query: str = "") -> Endpoint:
         sse = "sse" in parse_qs(query).get("alt", ())
         dialect = Gemini(name, method, sse)
         route = f"models/{match[1]}:{method}" + ("?alt=sse" if sse else "")
-        return Endpoint(route, dialect, dialect if method == "countTokens" else None)
+        return ApiRoute(route, dialect, dialect if method == "countTokens" else None)
     for route, counter in COUNTERS.items():
         if path == route or path.endswith("/" + route):
-            return Endpoint(route, counter, counter)
+            return ApiRoute(route, counter, counter)
     for route, known in DIALECTS.items():
         if path == route or path.endswith("/" + route):
-            return Endpoint(route, known)
-    return Endpoint(_VERSION.sub("", path, count=1) if _VERSION.match(path) else path, None)
+            return ApiRoute(route, known)
+    return ApiRoute(_VERSION.sub("", path, count=1) if _VERSION.match(path) else path, None)
 
 
 GEMINI = Gemini("", "")

@@ -29,7 +29,7 @@ _CLOSING = 5.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class InstanceLimits:
     """What one service grants its instances."""
 
     instances: int = 256
@@ -68,7 +68,7 @@ class _Instance:
 class Instances:
     """Instances of one environment, by id. All methods are called on one event loop."""
 
-    def __init__(self, spec: Spec, limits: Limits, python: str = sys.executable) -> None:
+    def __init__(self, spec: Spec, limits: InstanceLimits, python: str = sys.executable) -> None:
         self.limits = limits
         self.created = 0
         self.lost: dict[str, str] = {}
@@ -180,7 +180,7 @@ class Instances:
         return True
 
     def end_idle(self) -> list[str]:
-        """End the instances that nobody has asked for `Limits.idle` seconds; their ids."""
+        """End the instances that nobody has asked for `InstanceLimits.idle` seconds; their ids."""
         now = time.monotonic()
         idle = [
             name
@@ -274,7 +274,7 @@ class _Process(asyncio.StreamReaderProtocol):
 class _Template:
     """The process that has loaded the environment and forks one for each instance."""
 
-    def __init__(self, spec: Spec, limits: Limits, python: str) -> None:
+    def __init__(self, spec: Spec, limits: InstanceLimits, python: str) -> None:
         self.spec = spec
         self._limits = limits
         self._python = python

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote
 
 from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.dialects.json import json_value
-from ajet_sdk.dialects.table import CHAT, DIALECTS, Counter, Dialect, Endpoint, Vendor, endpoint, instead_of, vendor
+from ajet_sdk.dialects.table import CHAT, DIALECTS, ApiRoute, Counter, Dialect, Vendor, endpoint, instead_of, vendor
 from ajet_sdk.errors import AjetError, RequestRefused
 from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.protocols import Client
@@ -75,28 +75,28 @@ class KeyGrant:
     phase: Phase
     captured: bool
 
-    def request(self, place: Place, body: dict[str, Any], client: Client) -> Request:
+    def request(self, place: RequestTarget, body: dict[str, Any], client: Client) -> Request:
         """A request that came with the key."""
         target = place.endpoint
         return Request(target.route, target.dialect, body, place.agent, self.phase, client, self.captured)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RequestTarget:
     """Where a request goes, and by whose key: what its path and its headers say."""
 
     episode: str | None
     """The episode that the path names."""
     key: str
     agent: AgentIdentity
-    endpoint: Endpoint
+    endpoint: ApiRoute
     speaks: Dialect
     """What its client reads, errors too."""
     beside: str = ""
     """The episode that a header names beside the gateway's own token."""
 
 
-def locate(path: str, query: str, headers: Mapping[str, str]) -> Place:
+def locate(path: str, query: str, headers: Mapping[str, str]) -> RequestTarget:
     """Where a request goes. The names of `headers` are in lower case."""
     parts = path.split("/", 4)
     if len(parts) > 4 and parts[1] == "episodes":
@@ -105,7 +105,7 @@ def locate(path: str, query: str, headers: Mapping[str, str]) -> Place:
         named, agent = None, AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target"))
     target = endpoint(path, query)
     speaks = target.dialect or vendor(path, headers)
-    return Place(named, _key(headers, query), agent, target, speaks, headers.get("x-ajet-episode", ""))
+    return RequestTarget(named, _key(headers, query), agent, target, speaks, headers.get("x-ajet-episode", ""))
 
 
 def _key(headers: Mapping[str, str], query: str) -> str:
@@ -145,7 +145,7 @@ class Access:
         if final:
             self.episodes.pop(episode.episode_id, None)
 
-    def grant(self, place: Place) -> KeyGrant:
+    def grant(self, place: RequestTarget) -> KeyGrant:
         """What the request's key opens. Raises HTTPError 401, 410."""
         named, key = place.episode, place.key
         grant = self._grants.get(key)

@@ -17,7 +17,7 @@ from ajet_sdk.gateway.access import (
     ClientGone,
     HTTPError,
     KeyGrant,
-    Place,
+    RequestTarget,
     check_size,
     count,
     headers_of,
@@ -80,7 +80,7 @@ class HttpDoor:
         except TraceError as lost:  # the writer raises it again to the run, at its next record
             log.debug("Could not record a call: %s", lost)
 
-    async def _answer(self, scope: Scope, place: Place, grant: KeyGrant, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, place: RequestTarget, grant: KeyGrant, receive: Receive, send: Send) -> None:
         route, method, episode = place.endpoint.route, scope["method"], grant.episode
         if method == "GET" and route == "episode":
             return await respond(send, 200, {"context_overflow": episode.context_overflow})

@@ -20,7 +20,7 @@ from ajet_sdk.gateway.access import (
     Access,
     ClientGone,
     HTTPError,
-    Place,
+    RequestTarget,
     check_size,
     count,
     headers_of,
@@ -32,7 +32,7 @@ log = logging.getLogger("ajet.gateway")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ResponsePart:
     """Some bytes of a response, with its status and headers."""
 
     status: int
@@ -51,9 +51,9 @@ class ProcessDoor:
 
     def ask(
         self,
-        place: Place,
+        place: RequestTarget,
         content: bytes,
-        tell: Callable[[Part | None], None],
+        tell: Callable[[ResponsePart | None], None],
         body: dict[str, Any] | None = None,
         in_parts: bool = False,
     ) -> ProcessClient:
@@ -81,9 +81,9 @@ class ProcessClient:
     def __init__(
         self,
         door: ProcessDoor,
-        place: Place,
+        place: RequestTarget,
         content: bytes,
-        tell: Callable[[Part | None], None],
+        tell: Callable[[ResponsePart | None], None],
         body: dict[str, Any] | None,
         in_parts: bool,
     ) -> None:
@@ -186,4 +186,4 @@ class ProcessClient:
         if not self._over:
             self._over = last
             self._sent.append(len(body))
-            self._tell(Part(status, headers, body, last))
+            self._tell(ResponsePart(status, headers, body, last))

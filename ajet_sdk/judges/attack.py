@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_sdk.environments.hosted import Spec, UnknownTask
-from ajet_sdk.environments.instances import Instances, Limits, Refused
+from ajet_sdk.environments.instances import InstanceLimits, Instances, Refused
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.call import is_group_judge
 from ajet_sdk.judges.cheats import MESSAGES, PROGRAMS, TEXTS, Cheat
 from ajet_sdk.judges.code import TESTS, CodeJudge
-from ajet_sdk.judges.combined import CombinedJudge, Part
+from ajet_sdk.judges.combined import CombinedJudge, WeightedJudge
 from ajet_sdk.judges.evaluate import value_of, verdicts_on
 from ajet_sdk.judges.llm import LlmJudge
 from ajet_sdk.judges.model import JudgeModel, ScriptedModel
@@ -153,7 +153,7 @@ async def attack_environment(
 
     Raises ConfigError where the environment cannot be loaded, or answers nothing.
     """
-    instances, found, room = Instances(spec, Limits(timeout=30.0)), Attack(), asyncio.Semaphore(parallel)
+    instances, found, room = Instances(spec, InstanceLimits(timeout=30.0)), Attack(), asyncio.Semaphore(parallel)
     await instances.start()
 
     async def outcome(place: int, cheat: Cheat, task_id: str) -> Outcome:
@@ -219,7 +219,7 @@ def _scripted(judge: Any) -> Any:
             "model itself with --own-model"
         )
     if isinstance(judge, CombinedJudge):
-        return CombinedJudge([Part(_scripted(part.judge), part.weight, part.name) for part in judge.parts])
+        return CombinedJudge([WeightedJudge(_scripted(part.judge), part.weight, part.name) for part in judge.parts])
     if not isinstance(judge, LlmJudge):
         return judge
     another = copy.copy(judge)

@@ -25,7 +25,7 @@ from ajet_sdk.errors import NoReward
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.text import text_of
 from ajet_sdk.sandbox.fence import fenced
-from ajet_sdk.sandbox.run import Limits, Ran, run_code
+from ajet_sdk.sandbox.run import ProgramLimits, Ran, run_code
 from ajet_sdk.types import Reward, Task
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class CodeJudge:
         unfenced: bool = False,
         name: str = "tests",
     ) -> None:
-        self.limits = Limits(seconds=seconds, memory=memory)
+        self.limits = ProgramLimits(seconds=seconds, memory=memory)
         self.partial, self.unfenced, self.name = partial, unfenced, name
         self._checked = False
 
@@ -112,7 +112,7 @@ def _why(ran: Ran) -> str:
 
 
 async def run_tests(
-    code: str, tests: Any, entry_point: Any, *, limits: Limits, unfenced: bool = False, apart: bool = False
+    code: str, tests: Any, entry_point: Any, *, limits: ProgramLimits, unfenced: bool = False, apart: bool = False
 ) -> Tested:
     """Run a program's tests, until one fails; with `apart` all of them, each statement of a list by itself.
 
@@ -143,7 +143,7 @@ class _Unused(Enum):
     UNUSED = "unused"
 
 
-async def _run_apart(code: str, tests: str, limits: Limits, *, unfenced: bool) -> Ran | _Unused | None:
+async def _run_apart(code: str, tests: str, limits: ProgramLimits, *, unfenced: bool) -> Ran | _Unused | None:
     """What came of tests that the program does not pass; None where it does.
 
     Program and tests are two processes, each in a fence of its own: see `sandbox/tester.py`. The verdict is taken

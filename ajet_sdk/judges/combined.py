@@ -22,7 +22,7 @@ _opening: ContextVar[tuple[str, ...]] = ContextVar("ajet_combined_judges", defau
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightedJudge:
     """One of the judges, and what its rewards count."""
 
     judge: Any
@@ -50,8 +50,8 @@ class CombinedJudge:
         parts: judges with their weights.
     """
 
-    def __init__(self, parts: Sequence[Part | tuple[Any, float]]) -> None:
-        self.parts = [part if isinstance(part, Part) else Part(*part) for part in parts]
+    def __init__(self, parts: Sequence[WeightedJudge | tuple[Any, float]]) -> None:
+        self.parts = [part if isinstance(part, WeightedJudge) else WeightedJudge(*part) for part in parts]
         if not any(part.weight for part in self.parts):
             raise ConfigError("a combined judge needs at least one judge with a nonzero weight")
         self.group = any(is_group_judge(part.judge) for part in self.parts)
@@ -70,7 +70,7 @@ class CombinedJudge:
             each = await gather([self._of(part, episodes) for part in self.parts])
         return [self._sum([verdicts[place] for verdicts in each]) for place in range(len(episodes))]
 
-    async def _of(self, part: Part, episodes: Sequence[Episode]) -> list[Verdict]:
+    async def _of(self, part: WeightedJudge, episodes: Sequence[Episode]) -> list[Verdict]:
         if part.weight:
             return await judge_stored(part.judge, episodes)
         name = part.name or _name_of(part.judge)
@@ -112,7 +112,7 @@ def open_combined(config: Config) -> CombinedJudge:
     for name, part in parts:
         token = _opening.set((*outer, name))
         try:
-            judges.append(Part(named_judge(name, config), part.weight, part.name))
+            judges.append(WeightedJudge(named_judge(name, config), part.weight, part.name))
         finally:
             _opening.reset(token)
     return CombinedJudge(judges)

@@ -16,7 +16,7 @@ from ajet_sdk.engines.budget import Usage, metered
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import Interval, bootstrap, concordance, kappa, rank_correlation
 from ajet_sdk.judges.call import is_group_judge, judge_stored, output_of
-from ajet_sdk.judges.combined import CombinedJudge, Part
+from ajet_sdk.judges.combined import CombinedJudge, WeightedJudge
 from ajet_sdk.judges.llm import LlmJudge
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.rubric import RubricJudge
@@ -153,7 +153,7 @@ async def evaluate(
 def _anew(judge: Any, repeat: int) -> Any:
     """The judge, whose model is asked anew; a function is merely called again."""
     if isinstance(judge, CombinedJudge):
-        return CombinedJudge([Part(_anew(part.judge, repeat), part.weight, part.name) for part in judge.parts])
+        return CombinedJudge([WeightedJudge(_anew(part.judge, repeat), part.weight, part.name) for part in judge.parts])
     if not isinstance(judge, LlmJudge):
         return judge
     another = copy.copy(judge)

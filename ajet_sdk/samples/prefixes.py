@@ -110,7 +110,7 @@ class Ends(Generic[T]):
             items[digest] = rank, item
 
 
-class Place(NamedTuple):
+class CallPlace(NamedTuple):
     """The place of a call among the earlier calls of its episode."""
 
     extends_call_id: str | None = None
@@ -123,7 +123,7 @@ class Place(NamedTuple):
     """How many of the first messages are the parent's."""
 
 
-PLACE = Place._fields
+PLACE = CallPlace._fields
 """The fields of `Call` that say where it stands."""
 
 
@@ -182,11 +182,11 @@ class PrefixIndex:
         """Add a call. Returns it with its place."""
         return call.model_copy(update=self.place(call)._asdict())
 
-    def place(self, call: Call) -> Place:
+    def place(self, call: Call) -> CallPlace:
         """Find the place of a call, and add the call."""
         return self.find(call)[0]
 
-    def find(self, call: Call, engine_ids: array[int] | None = None) -> tuple[Place, IdRun | None]:
+    def find(self, call: Call, engine_ids: array[int] | None = None) -> tuple[CallPlace, IdRun | None]:
         """Find the place of a call, and add the call. Its prompt is the first ids of the run.
 
         `engine_ids` are the last of its prompt's ids, where the engine holds them too: they are not held twice.
@@ -209,7 +209,7 @@ class PrefixIndex:
                 self._leaves.remove(nearest)
             leaf = _Leaf(call.call_id, last, len(prompt) + len(output), keys, hashed)
             self._leaves = [*self._leaves[-(_LEAVES - 1) :], leaf]
-            return Place(extended, None if nearest is None else nearest.call_id, *shared), run
+            return CallPlace(extended, None if nearest is None else nearest.call_id, *shared), run
 
     def _nearest(self, prompt: Ids, keys: Sequence[bytes]) -> tuple[tuple[int, int], _Leaf | None]:
         """The leaf that shares most ids, then messages, and how many."""

@@ -48,7 +48,7 @@ class SandboxError(AjetError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProgramLimits:
     """What the code may use. Sizes are in bytes."""
 
     seconds: float = 10.0
@@ -102,7 +102,7 @@ async def run_code(
     *,
     stdin: str = "",
     channel: socket.socket | None = None,
-    limits: Limits | None = None,
+    limits: ProgramLimits | None = None,
     unfenced: bool = False,
 ) -> Ran:
     """Run a Python program and say what came of it; what the program does wrong never raises.
@@ -115,7 +115,7 @@ async def run_code(
     """
     if os.name != "posix":
         raise ConfigError("running code needs Linux or macOS; verify with agreement:3 or a judge instead")
-    limits = limits or Limits()
+    limits = limits or ProgramLimits()
     text = code.encode("utf-8", "replace")
     try:
         with ExitStack() as stack:
@@ -137,7 +137,7 @@ class _Launcher:
 
 
 @contextmanager
-def _inside_fence(code: bytes, limits: Limits, report: int) -> Iterator[_Launcher]:
+def _inside_fence(code: bytes, limits: ProgramLimits, report: int) -> Iterator[_Launcher]:
     around = fence()
     with tempfile.TemporaryFile() as calls, tempfile.TemporaryFile() as program:
         for file, content in ((calls, system_calls()), (program, code)):
@@ -149,13 +149,13 @@ def _inside_fence(code: bytes, limits: Limits, report: int) -> Iterator[_Launche
 
 
 @contextmanager
-def _without_fence(code: bytes, limits: Limits, report: int) -> Iterator[_Launcher]:
+def _without_fence(code: bytes, limits: ProgramLimits, report: int) -> Iterator[_Launcher]:
     with tempfile.TemporaryDirectory(prefix="ajet-code-") as directory:
         Path(directory, "program.py").write_bytes(code)
         yield _Launcher(_command(directory, limits, report, user=0, fenced=False), (report,), directory)
 
 
-def _command(directory: str, limits: Limits, report: int, *, user: int, fenced: bool) -> list[str]:
+def _command(directory: str, limits: ProgramLimits, report: int, *, user: int, fenced: bool) -> list[str]:
     settings: dict[str, Any] = {
         "argv": [sys.executable, "-I", "-B", "program.py"],
         "environment": {
@@ -190,7 +190,7 @@ async def _run(
     started: _Launcher,
     stdin: str,
     channel: socket.socket | None,
-    limits: Limits,
+    limits: ProgramLimits,
     ours: socket.socket,
     theirs: socket.socket,
 ) -> Ran:
@@ -269,7 +269,7 @@ def _source() -> str:
 
 
 async def _read(
-    stream: asyncio.StreamReader | None, limits: Limits, counted: list[int], flood: asyncio.Event
+    stream: asyncio.StreamReader | None, limits: ProgramLimits, counted: list[int], flood: asyncio.Event
 ) -> tuple[str, str]:
     """What is kept of a stream, and its end."""
     head, last = bytearray(), b""

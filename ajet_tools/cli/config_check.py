@@ -27,7 +27,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass
-class Part:
+class CheckPart:
     """One of the three results."""
 
     checked: bool = True
@@ -45,15 +45,15 @@ class Checked:
     machine's."""
 
     file: Path
-    schema: Part = field(default_factory=Part)
-    imports: Part = field(default_factory=lambda: Part(checked=False))
-    resources: Part = field(default_factory=lambda: Part(checked=False))
+    schema: CheckPart = field(default_factory=CheckPart)
+    imports: CheckPart = field(default_factory=lambda: CheckPart(checked=False))
+    resources: CheckPart = field(default_factory=lambda: CheckPart(checked=False))
     notices: list[str] = field(default_factory=list)
     unreadable: int = 0
     """Resources that are here and wrong, such as a row that is no task."""
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, CheckPart]:
         return {"schema": self.schema, "imports": self.imports, "resources": self.resources}
 
     @property
@@ -164,7 +164,7 @@ def _sources(config: Config) -> list[tuple[str, str]]:
     ]
 
 
-def _given(config: Config, resources: Part) -> None:
+def _given(config: Config, resources: CheckPart) -> None:
     """Look for the conversations that the job learns from."""
     algorithm = config.trainer_common.algorithm
     if algorithm.data and (algorithm.stored or algorithm.replays) and not config.resolve(algorithm.data).exists():
@@ -172,7 +172,7 @@ def _given(config: Config, resources: Part) -> None:
         resources.add(f"{key}: there is no file or directory {algorithm.data} ({config.origin(key)})")
 
 
-def _model(config: Config, resources: Part) -> None:
+def _model(config: Config, resources: CheckPart) -> None:
     """Whether weights or endpoint are there; a name of the hub is no path that is missing."""
     model = config.model
     if model.scripted:
@@ -193,7 +193,7 @@ def _model(config: Config, resources: Part) -> None:
         _endpoint("task_judge.llm", judge.llm.base_url, judge.llm.api_key_env, resources)
 
 
-def _endpoint(section: str, url: str, key: str, resources: Part) -> None:
+def _endpoint(section: str, url: str, key: str, resources: CheckPart) -> None:
     place = urlsplit(url)
     host, port = place.hostname or "", place.port or (443 if place.scheme == "https" else 80)
     try:

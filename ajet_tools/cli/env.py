@@ -13,7 +13,7 @@ import typer
 
 from ajet_sdk import serve as sdk
 from ajet_sdk.environments.hosted import KINDS, Spec
-from ajet_sdk.environments.instances import Limits
+from ajet_sdk.environments.instances import InstanceLimits
 from ajet_sdk.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -69,11 +69,13 @@ def serve(
             help="Python interpreter for the environment's processes, with its packages installed; ajet need not be.",
         ),
     ] = None,
-    instances: Annotated[int, typer.Option(min=1, help="Maximum number of instances.")] = Limits.instances,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Time limit of a request, in seconds.")] = Limits.timeout,
+    instances: Annotated[int, typer.Option(min=1, help="Maximum number of instances.")] = InstanceLimits.instances,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Time limit of a request, in seconds.")
+    ] = InstanceLimits.timeout,
     idle: Annotated[
         float, typer.Option(min=1, help="Seconds without a request after which an instance is stopped.")
-    ] = Limits.idle,
+    ] = InstanceLimits.idle,
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory limit per instance, such as 2G. Linux only.")
     ] = None,
@@ -98,7 +100,7 @@ def serve(
         splits=dict(_split(one) for one in split or ()),
         actions=[one.strip() for one in actions.split(",") if one.strip()],
     )
-    limits = Limits(instances=instances, timeout=timeout, idle=idle, memory=_bytes(memory))
+    limits = InstanceLimits(instances=instances, timeout=timeout, idle=idle, memory=_bytes(memory))
     key = os.environ.get(api_key_env)
     try:
         sdk.serve_environment(

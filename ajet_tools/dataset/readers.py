@@ -27,7 +27,7 @@ from ajet_tools.dataset.files.hashes import digest_of_path, digest_of_values
 from ajet_tools.dataset.files.tables import Row as TableRow
 from ajet_tools.dataset.files.tables import read, text_of
 from ajet_tools.dataset.files.writer import Writer
-from ajet_tools.dataset.from_traces.grader import Grader
+from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.from_traces.run import task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
 from ajet_tools.dataset.generate.examples import read_seeds
@@ -328,7 +328,7 @@ def _traces(config: Config) -> Path:
     return path
 
 
-def _grader(config: Config) -> Grader | None:
+def _grader(config: Config) -> EpisodeGrader | None:
     """The filters as one grader: their rubrics together; None where there is none."""
     given = config.task_reader.feedback_tracing
     filters = [one.params for one in given.filters if one.enabled and one.type == "llm_evaluate"]
@@ -349,7 +349,7 @@ def _grader(config: Config) -> Grader | None:
         cache=cache,
     )
     temperature = min(one.temperature for one in filters)
-    return Grader(endpoint, rubric, temperature=temperature, max_tokens=given.alien_llm_response_length)
+    return EpisodeGrader(endpoint, rubric, temperature=temperature, max_tokens=given.alien_llm_response_length)
 
 
 def _side(values: Mapping[str, Any], share: float) -> str:

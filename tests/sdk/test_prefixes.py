@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_sdk.samples.prefixes import Place, PrefixIndex, common_prefix, place_all
+from ajet_sdk.samples.prefixes import CallPlace, PrefixIndex, common_prefix, place_all
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.types import Call
 
@@ -157,16 +157,16 @@ def test_placing_placed_calls_changes_nothing(calls: list[Call]) -> None:
 def test_the_longest_prefix_wins_and_a_fork_keeps_both() -> None:
     index = PrefixIndex()
 
-    def place(call_id: str, prompt: list[int], output: list[int] | None, said: str) -> Place:
+    def place(call_id: str, prompt: list[int], output: list[int] | None, said: str) -> CallPlace:
         request = {"messages": [{"role": "user", "content": one} for one in said]}
         ids: dict[str, Any] = {"prompt_ids": prompt, "output_ids": output}
         return index.place(Call(call_id=call_id, episode_id="e", request=request, **ids))
 
-    assert place("a", [1, 2], [3], "x") == Place()
-    assert place("b", [1, 2, 3, 4], [5], "xy") == Place("a", "a", 3, 1)
-    assert place("fork", [1, 2, 3, 9], [6], "xz") == Place("a", "b", 3, 1)
-    assert place("c", [1, 2, 3, 4, 5, 7], None, "xyw") == Place(None, "b", 5, 2)
-    assert place("d", [1, 2, 3, 4, 5, 7, 8], [8], "xyw") == Place("b", "c", 6, 3)
+    assert place("a", [1, 2], [3], "x") == CallPlace()
+    assert place("b", [1, 2, 3, 4], [5], "xy") == CallPlace("a", "a", 3, 1)
+    assert place("fork", [1, 2, 3, 9], [6], "xz") == CallPlace("a", "b", 3, 1)
+    assert place("c", [1, 2, 3, 4, 5, 7], None, "xyw") == CallPlace(None, "b", 5, 2)
+    assert place("d", [1, 2, 3, 4, 5, 7, 8], [8], "xyw") == CallPlace("b", "c", 6, 3)
 
 
 def conversation(turns: int, observed: int = 200, sampled: int = 100) -> list[Call]:
@@ -212,7 +212,7 @@ def test_a_branch_of_many_finds_the_call_that_it_extends_beyond_the_leaves() -> 
     for i in range(200):
         index.place(Call(call_id=f"c{i}", episode_id="e", index=i, prompt_ids=[i], output_ids=[i]))  # type: ignore[arg-type]
     late = Call(call_id="late", episode_id="e", index=200, prompt_ids=[3, 3, 1], output_ids=[7])  # type: ignore[arg-type]
-    assert index.place(late) == Place(extends_call_id="c3"), "that it is extended is known, its ids are not held"
+    assert index.place(late) == CallPlace(extends_call_id="c3"), "that it is extended is known, its ids are not held"
 
 
 def test_messages_that_are_equal_in_python_alone_are_not_shared() -> None:
@@ -237,7 +237,7 @@ def test_the_place_of_ids_of_which_a_part_is_no_array_of_its_own() -> None:
     index, ids = PrefixIndex(), np.arange(20, dtype=np.int32)
     ids.flags.writeable = False
     index.place(Call(call_id="a", episode_id="e", prompt_ids=ids[:8:2], output_ids=ids[8:12:2]))
-    assert index.place(Call(call_id="b", episode_id="e", prompt_ids=ids[:14:2], output_ids=ids[:2])) == Place(
+    assert index.place(Call(call_id="b", episode_id="e", prompt_ids=ids[:14:2], output_ids=ids[:2])) == CallPlace(
         "a", "a", 6, 0
     )
 

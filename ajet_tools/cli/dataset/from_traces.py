@@ -17,7 +17,7 @@ from ajet_tools.cli.dataset.options import Out, SkipBad, check_apart, counted, p
 from ajet_tools.cli.options import AsJson, IncludeValidation, expand_options
 from ajet_tools.dataset.from_traces import run as loop
 from ajet_tools.dataset.from_traces.choice import Choice
-from ajet_tools.dataset.from_traces.grader import Grader, read_rubric
+from ajet_tools.dataset.from_traces.grader import EpisodeGrader, read_rubric
 from ajet_tools.dataset.from_traces.run import Options, TraceRun
 from ajet_tools.dataset.from_traces.sources import Sources, opened_sources
 from ajet_tools.trace.imports import SOURCES
@@ -65,13 +65,13 @@ class ChoiceOptions:
         feedback, validation = tuple(self.feedback or ()), self.include_validation
         return Choice(self.filter, feedback, self.failed, self.below, self.run, self.split, validation)
 
-    def grader(self, asking: ModelOptions, out: str, values: bool) -> Grader | None:
+    def grader(self, asking: ModelOptions, out: str, values: bool) -> EpisodeGrader | None:
         """The model that holds the rubric against an episode, or reads values; its replies are kept beside `out`."""
         if self.rubric is None and not values:
             return None
         words = read_rubric(self.rubric) if self.rubric is not None else None
         beside = Path(out).parent if out != "-" else Path()
-        return Grader(asking.endpoint(beside / ".ajet-replies.sqlite"), words, self.min_score, values=values)
+        return EpisodeGrader(asking.endpoint(beside / ".ajet-replies.sqlite"), words, self.min_score, values=values)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ajet_tools.cli.options import IncludeValidation, print_json
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.output import Directory, Estimate
-from ajet_tools.dataset.generate.records import Attempt, CallSettings
+from ajet_tools.dataset.generate.records import CallSettings, WriterCall
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.prompts import Prompt
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
@@ -178,7 +178,7 @@ class OutputOptions:
         return directory
 
 
-def show_prompts(first: Iterable[tuple[Attempt, Prompt]]) -> None:
+def show_prompts(first: Iterable[tuple[WriterCall, Prompt]]) -> None:
     """Each prompt as its first call would send it."""
     for number, (asked, prompt) in enumerate(first):
         if number == 0:

@@ -38,7 +38,7 @@ from ajet_tools.dataset.files.sources import splits_of
 from ajet_tools.dataset.files.writer import Shape, Writer
 from ajet_tools.dataset.rows.combine import Splitter, check_fractions, keys_of
 from ajet_tools.dataset.rows.filter import field_names, unknown_field
-from ajet_tools.dataset.similarity.dedup import Facts, Found
+from ajet_tools.dataset.similarity.dedup import Found, RowFacts
 from ajet_tools.dataset.similarity.dedup import find as find_duplicates
 from ajet_tools.dataset.similarity.near import OnProgress, together
 
@@ -108,7 +108,7 @@ def dedup(
     with ProgressBar("reading") as bar:
         again = rows.rereadable(source)
         blocks = read_some(again(), source, bar)
-        facts = [Facts.of(row.where, row.values, keep) for block in blocks for row in block.rows()]
+        facts = [RowFacts.of(row.where, row.values, keep) for block in blocks for row in block.rows()]
         if all(row.rank == -math.inf for row in facts):
             raise unknown_field(keep.partition(":")[2], field_names(next(next(again()).rows()).values))
         vectors = None
@@ -142,7 +142,7 @@ async def embedded(texts: Sequence[str], embeddings: tuple[str, str], on_progres
         await endpoint.aclose()
 
 
-def _duplicate_rows(rows: Sequence[Facts], found: Found) -> Iterator[dict[str, Any]]:
+def _duplicate_rows(rows: Sequence[RowFacts], found: Found) -> Iterator[dict[str, Any]]:
     for each in found.duplicates:
         line = {
             "row": rows[each.index].where,
@@ -159,7 +159,7 @@ def _duplicate_rows(rows: Sequence[Facts], found: Found) -> Iterator[dict[str, A
         yield line
 
 
-def _report_dedup(rows: Sequence[Facts], found: Found, reading: RowOptions, out: str, report: str | None) -> None:
+def _report_dedup(rows: Sequence[RowFacts], found: Found, reading: RowOptions, out: str, report: str | None) -> None:
     kinds: Counter[str] = Counter(each.kind for each in found.duplicates)
     differ = sum(each.answers_differ for each in found.duplicates)
     kept = found.rows - len(found.duplicates)

@@ -18,7 +18,16 @@ from ajet_tools.text import tables as render
 from ajet_tools.text.clean import message_text, one_line
 from ajet_tools.text.tables import diff_text
 from ajet_tools.trace import queries
-from ajet_tools.trace.compare.diff import EpisodeDiff, Paired, Part, RunDiff, Said, diff_episodes, diff_runs, episode_at
+from ajet_tools.trace.compare.diff import (
+    DiffPart,
+    EpisodeDiff,
+    Paired,
+    RunDiff,
+    Said,
+    diff_episodes,
+    diff_runs,
+    episode_at,
+)
 from ajet_tools.trace.compare.requests import message_diff
 from ajet_tools.trace.locate import open_named
 
@@ -153,7 +162,7 @@ def _print_episodes(found: EpisodeDiff) -> None:
         out.print(f"{apart - 1} further messages differ; --json has all.", style="dim")
 
 
-def _print_apart(part: Part) -> None:
+def _print_apart(part: DiffPart) -> None:
     """What stands in place of each other: the first message line by line where the same one speaks in both."""
     a, b = part.a[:1], part.b[:1]
     if not a or not b or (a[0].agent, a[0].message.get("role")) != (b[0].agent, b[0].message.get("role")):

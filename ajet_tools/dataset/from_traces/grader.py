@@ -17,7 +17,7 @@ from ajet_sdk.judges.model import JudgeModel
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.agreement import final_of, stands_in, votes
 from ajet_tools.dataset.verify.judge import graded
-from ajet_tools.dataset.verify.verdict import Verdict, independent
+from ajet_tools.dataset.verify.verdict import RowVerdict, independent
 from ajet_tools.text.clean import spoken
 from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.export.job import Record
@@ -45,7 +45,7 @@ def read_rubric(text: str) -> str:
 
 
 @dataclass
-class Grader:
+class EpisodeGrader:
     """Grades episodes, as they are given to it: redacted ones stay redacted on the way to the endpoint."""
 
     endpoint: ModelClient
@@ -90,7 +90,7 @@ class Grader:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def grade(self, record: Record) -> Verdict:
+    async def grade(self, record: Record) -> RowVerdict:
         """The verdict on one episode. A reply that is no grade is asked for once more; then the episode is refused."""
         judge = LlmJudge(
             self.rubric or "",

@@ -21,10 +21,10 @@ from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.choice import Choice, choose
 from ajet_tools.dataset.from_traces.corrections import REDACTED, Corrections
 from ajet_tools.dataset.from_traces.exports import AttemptsJob, ConversationsJob
-from ajet_tools.dataset.from_traces.grader import Grader
+from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.from_traces.sources import Sources
 from ajet_tools.dataset.from_traces.tasks import TaskPool, has_placeholder, rejected_row, traced_tasks
-from ajet_tools.dataset.verify.verdict import Verdict
+from ajet_tools.dataset.verify.verdict import RowVerdict
 from ajet_tools.text.clean import spoken
 from ajet_tools.trace.export import tokens
 from ajet_tools.trace.export.job import Job, Record
@@ -89,7 +89,7 @@ def from_traces(
     choice: Choice | None = None,
     options: Options | None = None,
     *,
-    grader: Grader | None = None,
+    grader: EpisodeGrader | None = None,
     progress: Progress = _ignore,
 ) -> TraceRun:
     """Write the dataset, whole or not at all, to a path (its suffix says the format) or `-`.
@@ -112,7 +112,11 @@ def from_traces(
 
 
 def task_rows(
-    sources: Sources, choice: Choice | None = None, options: Options | None = None, *, grader: Grader | None = None
+    sources: Sources,
+    choice: Choice | None = None,
+    options: Options | None = None,
+    *,
+    grader: EpisodeGrader | None = None,
 ) -> tuple[TraceRun, Iterator[dict[str, Any]]]:
     """Task rows without a file; `TraceRun` is complete when they have been read."""
     work = _RowBuilder(sources, "tasks", choice, options, grader)
@@ -144,7 +148,7 @@ class _RowBuilder:
         to: Kind,
         choice: Choice | None,
         options: Options | None,
-        grader: Grader | None,
+        grader: EpisodeGrader | None,
         progress: Progress = _ignore,
     ) -> None:
         if to not in KINDS:
@@ -156,13 +160,13 @@ class _RowBuilder:
         if not self._chosen.ids:
             raise _no_rows_error(self.made)
         self._grader = grader if grader is not None and grader.rubric is not None else None
-        self._verdicts: dict[str, Verdict | None] = {}
+        self._verdicts: dict[str, RowVerdict | None] = {}
         self._pool: TaskPool | None = None
         self._corrections = self._judge_corrections()
         if grader is not None:
             asyncio.run(self._ask(grader))
 
-    async def _ask(self, model: Grader) -> None:
+    async def _ask(self, model: EpisodeGrader) -> None:
         """All that a model is asked: grades by the rubric, and the values of outputs that people liked."""
         made = self.made
         try:
@@ -175,7 +179,7 @@ class _RowBuilder:
             await model.endpoint.aclose()
         made.stopped, made.usage = model.spent, asdict(model.endpoint.budget.spent)
 
-    async def _grade(self, grader: Grader) -> None:
+    async def _grade(self, grader: EpisodeGrader) -> None:
         """Verdicts by episode; each chunk of episodes is read, redacted, graded and let go of."""
         made, of = self.made, len(self._chosen.ids)
 

@@ -14,7 +14,7 @@ from typing import Any
 from ajet_sdk.judges.math import number
 from ajet_sdk.types import Episode, Feedback, Task
 from ajet_tools.dataset.from_traces.choice import Opinion, opinion
-from ajet_tools.dataset.from_traces.grader import Grader
+from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.verify.agreement import final_of
 from ajet_tools.dataset.verify.verdict import question_of
 from ajet_tools.text.clean import spoken
@@ -329,7 +329,7 @@ class TaskPool:
         self.duplicates += traced.key in self._seen
         self._seen.setdefault(traced.key, _Group(traced.task, traced.stored)).add(traced, failure, verdict, split)
 
-    async def read_values(self, model: Grader, progress: Callable[[int, int], None]) -> None:
+    async def read_values(self, model: EpisodeGrader, progress: Callable[[int, int], None]) -> None:
         """Let a model read the values of liked outputs that are answers and of which no rule tells the value."""
         asked = [seen for seen in self._seen.values() if seen.settle_answer()[1] == "wording"]
         pairs = [(question_of(seen.task.model_dump()), seen.answers["wording"]) for seen in asked]

@@ -17,12 +17,12 @@ from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import (
     CIRCUMSTANCE,
     NO_CHECKS,
-    Attempt,
     Candidate,
     Checks,
     GenerationConfig,
     Outlook,
     Unusable,
+    WriterCall,
 )
 from ajet_tools.dataset.rows.schema import Misfit, RowShape
 
@@ -30,7 +30,7 @@ SMALL = 5
 """With fewer seeds, none is kept apart for validation unless that is asked for."""
 
 
-class Expansion(Generation[Attempt]):
+class Expansion(Generation[WriterCall]):
     """One run: `await run()` once. `result` and the endpoint's budget may be looked at meanwhile."""
 
     config: GenerationConfig
@@ -54,7 +54,7 @@ class Expansion(Generation[Attempt]):
         share = config.validation if config.validation is not None else 0.1 if len(examples) >= SMALL else 0.0
         self._sides = split_sides(examples, config, share, self.result, of_seeds=share)
 
-    def preview(self, strategy: str) -> Attempt:
+    def preview(self, strategy: str) -> WriterCall:
         """The first call as it would be made with a strategy; nothing is sent and nothing changes."""
         return self._compose(strategy, self._sides["train"].as_begun(), 0)
 
@@ -68,7 +68,7 @@ class Expansion(Generation[Attempt]):
         prompt, asked = sum(wanted) / len(wanted), 0 if self.result.calls else len(seeds)
         return Outlook(self._calls_left(config.count), prompt, row + 10, question, question + 100, asked)
 
-    def _next(self, number: int, each: float) -> Attempt | None:
+    def _next(self, number: int, each: float) -> WriterCall | None:
         side = min(self._sides.values(), key=lambda one: one.progress(each))
         chance, weights = random.Random(f"{self.config.seed}:{number}"), self.config.strategies
         strategy = chance.choices(list(weights), list(weights.values()))[0]
@@ -76,7 +76,7 @@ class Expansion(Generation[Attempt]):
         self.coverage.ask(made.cell)
         return made
 
-    def _compose(self, strategy: str, side: Side, number: int) -> Attempt:
+    def _compose(self, strategy: str, side: Side, number: int) -> WriterCall:
         """Call `number`, which asks for rows by a strategy; everything about it is drawn by its number."""
         config, coverage = self.config, self.coverage
         chance, count = random.Random(f"{config.seed}:{number}:{strategy}"), config.per_call
@@ -122,16 +122,16 @@ class Expansion(Generation[Attempt]):
             {"role": "system", "content": prompts.load("expand/system").render()},
             {"role": "user", "content": text},
         ]
-        return Attempt(number, side.name, count, messages, seed, provenance)
+        return WriterCall(number, side.name, count, messages, seed, provenance)
 
-    def _read_row(self, attempt: Attempt, row: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    def _read_row(self, attempt: WriterCall, row: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
         """A row that has the shape of the dataset's."""
         try:
             return self.shape.fit(row), attempt.provenance
         except Misfit as misfit:
             raise Unusable("wrong format", str(misfit), attempt.provenance) from misfit
 
-    def _record_decision(self, attempt: Attempt, side: Side, candidate: Candidate, sound: bool) -> None:
+    def _record_decision(self, attempt: WriterCall, side: Side, candidate: Candidate, sound: bool) -> None:
         if sound:
             values, of = candidate.values, candidate.provenance
             side.accepted.append(Example.of(values["task_id"], values, of["seeds"], of["splits"]))

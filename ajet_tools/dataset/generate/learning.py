@@ -14,8 +14,8 @@ from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.types import Episode, Task
 from ajet_tools.dataset.calibrate import Band, Inconclusive, measurement, outside_band, task_of_row, with_difficulty
 from ajet_tools.dataset.measurements import Measurement, Measurements
-from ajet_tools.dataset.verify.combined import Combined, Part, single_verdicts
-from ajet_tools.dataset.verify.verdict import Verdict
+from ajet_tools.dataset.verify.combined import CombinedVerifier, VerifierPart, single_verdicts
+from ajet_tools.dataset.verify.verdict import RowVerdict
 
 _FRUITLESS = 8
 """So many tasks of which the attempts say nothing, and none of which they do: no more are tried."""
@@ -62,26 +62,26 @@ class LearningValue:
         self._room = asyncio.Semaphore(self.at_once)
         self._tried = self._inconclusive = 0
 
-    def after(self, verifier: Combined | None) -> Combined:
+    def after(self, verifier: CombinedVerifier | None) -> CombinedVerifier:
         """Both checks; what the verifier refuses is not tried."""
         before = verifier.groups if verifier is not None else []
         name = f"{verifier.name}+{self.name}" if verifier is not None else self.name
-        return Combined(name, [*before, [Part(self)]])
+        return CombinedVerifier(name, [*before, [VerifierPart(self)]])
 
     def as_json(self) -> dict[str, Any]:
         """What decides on a row beside the row, to compare a resumed run with what was begun."""
         return {"attempts": self.k, "pass_rate": str(self.band), "conditions": self.known.held_under}
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
         """The verdict; its details are the measurement. Raises TaskError where no trial at all says anything."""
         try:
             measured = await self._measure(task_of_row("row", row))
         except Inconclusive as error:
-            return Verdict(False, "difficulty not measured", {"why": str(error)}, failed=True)
+            return RowVerdict(False, "difficulty not measured", {"why": str(error)}, failed=True)
         problem, _, solved = outside_band(measured, self.band).partition(": ")
         if measured.pass_rate in self.band:
-            return Verdict(True, solved, asdict(measured))
-        return Verdict(False, f"{problem} for the policy", asdict(measured))
+            return RowVerdict(True, solved, asdict(measured))
+        return RowVerdict(False, f"{problem} for the policy", asdict(measured))
 
     async def _measure(self, task: Task) -> Measurement:
         key = self.known.key(task)

@@ -23,7 +23,6 @@ from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, Reque
 from ajet_tools.dataset.generate.coverage import Axis, Collapsed, Coverage
 from ajet_tools.dataset.generate.examples import Example, Side, task_id_of
 from ajet_tools.dataset.generate.records import (
-    Attempt,
     CallSettings,
     Candidate,
     Checks,
@@ -33,6 +32,7 @@ from ajet_tools.dataset.generate.records import (
     Outlook,
     Rejected,
     Unusable,
+    WriterCall,
 )
 from ajet_tools.dataset.generate.screen import Screen
 from ajet_tools.dataset.model.replies import rows_in
@@ -40,7 +40,7 @@ from ajet_tools.dataset.verify.combined import endpoints_of
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.meaning import Vectors
-    from ajet_tools.dataset.verify.verdict import Verdict, Verifier
+    from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
 
 log = logging.getLogger("ajet.dataset")
 
@@ -67,12 +67,12 @@ class _Outcome:
     vectors: Vectors | None = None
     candidates: list[Candidate] = field(default_factory=list)
     """Of those, the new ones."""
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[RowVerdict] = field(default_factory=list)
     refused: list[Rejected] = field(default_factory=list)
     error: AjetError | None = None
 
 
-A = TypeVar("A", bound=Attempt)
+A = TypeVar("A", bound=WriterCall)
 
 
 class Generation(ABC, Generic[A]):
@@ -343,7 +343,7 @@ class Generation(ABC, Generic[A]):
     def _reasons(self) -> str:
         return ", ".join(f"{count} {reason}" for reason, count in self.result.refused.most_common(3)) or "none"
 
-    def _decide(self, attempt: A, side: Side, candidate: Candidate, verdict: Verdict | None) -> None:
+    def _decide(self, attempt: A, side: Side, candidate: Candidate, verdict: RowVerdict | None) -> None:
         said = None
         if verdict is not None and self.checks.verifier is not None:
             said = verdict.as_json(self.checks.verifier.name)

@@ -15,7 +15,7 @@ from typing import Any
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.documents.chunks import Chunk
 from ajet_tools.dataset.files.values import answer_of
-from ajet_tools.dataset.generate.records import Attempt, Unusable
+from ajet_tools.dataset.generate.records import Unusable, WriterCall
 from ajet_tools.dataset.rows.schema import Misfit, RowShape, query_of
 from ajet_tools.dataset.verify.verdict import question_of
 
@@ -38,7 +38,7 @@ _LONGEST_QUOTE = 2000
 
 
 @dataclass(frozen=True)
-class DocsAttempt(Attempt):
+class DocsAttempt(WriterCall):
     """A call, the chunk that it is about and the kind of task that it asks for."""
 
     chunk: Chunk

@@ -19,14 +19,13 @@ from ajet_tools.dataset.rows.forms import Diversity, diversity_of
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.decontaminate import Leaks
     from ajet_tools.dataset.similarity.meaning import MeaningIndex
-    from ajet_tools.dataset.verify.combined import Combined
+    from ajet_tools.dataset.verify.combined import CombinedVerifier
 
 __all__ = [
     "CIRCUMSTANCE",
     "KINDS",
     "NO_CHECKS",
     "STRATEGIES",
-    "Attempt",
     "CallSettings",
     "Candidate",
     "Checks",
@@ -38,6 +37,7 @@ __all__ = [
     "Outlook",
     "Rejected",
     "Unusable",
+    "WriterCall",
     "strategies_of",
 ]
 
@@ -229,7 +229,7 @@ class Interrupted(AjetError, RuntimeError):
 class Checks:
     """What refuses rows that have the right shape."""
 
-    verifier: Combined | None = None
+    verifier: CombinedVerifier | None = None
     leaks: Leaks | None = None
     held_out: Leaks | None = None
     """Of the validation tasks of the trace that the seeds are from."""
@@ -255,7 +255,7 @@ class Outlook:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class WriterCall:
     """One call: which side of the split it is for, how many rows were asked for, and in what words."""
 
     number: int

@@ -31,7 +31,7 @@ from ajet_tools.dataset.similarity.text import normal, normals
 
 
 @dataclass(frozen=True)
-class Part:
+class MixPart:
     """A source and its share."""
 
     path: str
@@ -47,21 +47,21 @@ class Share:
     take: int
 
 
-def parse_part(text: str) -> Part:
+def parse_part(text: str) -> MixPart:
     """A source of `FILE=WEIGHT` or `FILE` (weight 1). Raises ConfigError."""
     path, equals, weight = text.rpartition("=")
     if not equals or Path(text).expanduser().exists():  # `data/level=2` is a directory of a partition
-        return Part(text, 1.0)
+        return MixPart(text, 1.0)
     try:
         value = float(weight)
     except ValueError:
-        return Part(text, 1.0)
+        return MixPart(text, 1.0)
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(f"{text}: a weight must be a number above 0 (got {weight})")
-    return Part(path, value)
+    return MixPart(path, value)
 
 
-def plan(parts: Sequence[Part], total: int | None = None, *, repeat: bool = False) -> list[Share]:
+def plan(parts: Sequence[MixPart], total: int | None = None, *, repeat: bool = False) -> list[Share]:
     """How many rows of each source make a mix in its weights, to the nearest row.
 
     Without `total` it is as large as the shares allow without repeating a row. Raises ConfigError where `total` needs
@@ -90,7 +90,7 @@ def plan(parts: Sequence[Part], total: int | None = None, *, repeat: bool = Fals
     return shares
 
 
-def _apportion(total: int, parts: Sequence[Part], whole: float) -> list[int]:
+def _apportion(total: int, parts: Sequence[MixPart], whole: float) -> list[int]:
     """Whole rows for each share; what rounding down leaves goes to the largest remainders."""
     exact = [total * part.weight / whole for part in parts]
     takes = [math.floor(share + 1e-9) for share in exact]

@@ -44,7 +44,7 @@ _OTHER = "j"
 
 
 @dataclass(frozen=True)
-class Facts:
+class BlockFacts:
     """What is known of the rows of a block."""
 
     kinds: list[tuple[int, dict[str, str], int]]
@@ -56,7 +56,7 @@ class Facts:
     the task id that it brings; `answer`; null for nothing. `is_task` is false where it is none."""
 
 
-def facts_of(block: LineBlock) -> Facts:
+def facts_of(block: LineBlock) -> BlockFacts:
     """By columns, and by rows where these do not tell."""
     columns = _Columns.of(block)
     if columns is None:
@@ -69,19 +69,19 @@ def facts_of(block: LineBlock) -> Facts:
         else:
             kinds.append((int(indices[0]), kinds_of(structure, kind_in), len(indices)))
     kinds.sort(key=lambda one: one[0])
-    return Facts(
+    return BlockFacts(
         kinds, *_read_rows(block, columns.tasks(), columns.unclear, columns.answered_oddly, columns.given_away())
     )
 
 
-def facts_of_rows(block: LineBlock) -> Facts:
+def facts_of_rows(block: LineBlock) -> BlockFacts:
     """By rows alone, which say the same."""
     kinds = [(index, kinds_of(row.values), 1) for index, row in enumerate(block.rows())]
     each, nothing = (
         np.ones(len(block), bool),
         [pl.repeat(None, len(block), dtype=pl.String, eager=True) for _ in range(3)],
     )
-    return Facts(kinds, *_read_rows(block, nothing, each, ~each, each))
+    return BlockFacts(kinds, *_read_rows(block, nothing, each, ~each, each))
 
 
 class _Columns:

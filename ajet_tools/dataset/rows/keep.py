@@ -18,7 +18,7 @@ from ajet_tools.dataset.rows.language import LANGUAGES, language_of
 from ajet_tools.dataset.rows.sql import Where
 
 if TYPE_CHECKING:
-    from ajet_tools.dataset.verify.verdict import Verdict, Verifier
+    from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
 
 Kept = tuple[Block, Any]
 
@@ -97,7 +97,7 @@ class Keep:
         assert judge is not None
         import asyncio
 
-        async def verdicts(rows: Sequence[Row]) -> list[Verdict]:
+        async def verdicts(rows: Sequence[Row]) -> list[RowVerdict]:
             return list(await asyncio.gather(*(judge.check(row.values, None) for row in rows)))
 
         loop, kept, left = asyncio.new_event_loop(), list[int](), iter(indices)
@@ -112,7 +112,7 @@ class Keep:
             loop.close()
         return np.array(kept, np.int64)
 
-    def _accept(self, block: Block, index: int, row: Row, verdict: Verdict) -> bool:
+    def _accept(self, block: Block, index: int, row: Row, verdict: RowVerdict) -> bool:
         if verdict.failed:
             if len(self.failures) < 5:
                 self.failures.append(f"{row.where}: {verdict.details.get('error', verdict.reason)}")

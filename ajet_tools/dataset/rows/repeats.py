@@ -51,7 +51,7 @@ class Tasks:
         self._files.append((name, path, self.rows))
 
     def add(self, block: LineBlock, tasks: Any) -> None:
-        """Rows of that file, with what `Facts.tasks` says of them."""
+        """Rows of that file, with what `BlockFacts.tasks` says of them."""
         text, own, answer = pl.col("text"), pl.col("id"), pl.col("answer")
         self._has_made_ids |= bool(tasks.select(own.str.contains(_MADE_ID).any()).item())
         self._frames.append(

@@ -26,7 +26,7 @@ KEEP = ("first", "last", "longest", "shortest", "answered", "max:FIELD", "min:FI
 
 
 @dataclass(frozen=True)
-class Facts:
+class RowFacts:
     """What of a row decides: its place, its text, its answer, and by what it is preferred (the greatest stays)."""
 
     where: str
@@ -35,7 +35,7 @@ class Facts:
     rank: float = 0.0
 
     @classmethod
-    def of(cls, where: str, values: Mapping[str, Any], keep: str = "first") -> Facts:
+    def of(cls, where: str, values: Mapping[str, Any], keep: str = "first") -> RowFacts:
         """Raises ConfigError where the policy is none, or asks for a number that the row has not."""
         text, answer = text_of(values), value_at(values, "metadata.answer")
         answer = value_at(values, "answer") if answer is None else answer
@@ -81,7 +81,7 @@ class Found:
 
 
 def find(
-    rows: Sequence[Facts],
+    rows: Sequence[RowFacts],
     *,
     threshold: float = 0.8,
     seed: int = 0,

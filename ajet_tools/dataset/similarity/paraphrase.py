@@ -17,7 +17,7 @@ from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.similarity.decontaminate import Leak, words
 from ajet_tools.dataset.similarity.near import OnProgress, Vectors
-from ajet_tools.dataset.verify.verdict import Verdict, required
+from ajet_tools.dataset.verify.verdict import RowVerdict, required
 
 IN_EVALUATION = "in the evaluation set"
 SHOWN = 5
@@ -55,14 +55,14 @@ class Paraphrases:
                 scores[index] += weight / self._sizes[index]  # type: ignore[assignment]  # a Counter of floats
         return [index for index, _ in sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[:SHOWN]]
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
         text = text_of(row.get("closed_book", row))  # a question about a document comes with a passage of it
         return await self.compare(text, self.nearest(text), endpoint)
 
-    async def compare(self, task: str, near: Sequence[int], endpoint: ModelClient | None) -> Verdict:
+    async def compare(self, task: str, near: Sequence[int], endpoint: ModelClient | None) -> RowVerdict:
         """The same, with these evaluation rows."""
         if not near:
-            return Verdict(True, "shares no word with the evaluation set")
+            return RowVerdict(True, "shares no word with the evaluation set")
         asked = load("verify/paraphrase")
         text = asked.render(task=task, known=[self.known[index][1] for index in near])
 
@@ -77,12 +77,12 @@ class Paraphrases:
             same, reason = await model.ask([{"role": "user", "content": text}], _SCHEMA, read)
         except NoReward as error:
             details = {"error": str(error)[:500], "prompt": asked.label}
-            return Verdict(False, "the reply to the paraphrase check cannot be read", details, failed=True)
+            return RowVerdict(False, "the reply to the paraphrase check cannot be read", details, failed=True)
         if not same:
-            return Verdict(True, "no paraphrase of an evaluation row", {"grade": reason, "prompt": asked.label})
+            return RowVerdict(True, "no paraphrase of an evaluation row", {"grade": reason, "prompt": asked.label})
         where, known = self.known[near[same - 1]]
         details = {"evaluation": where, "text": known, "grade": reason, "prompt": asked.label}
-        return Verdict(False, IN_EVALUATION, details)
+        return RowVerdict(False, IN_EVALUATION, details)
 
 
 async def find_paraphrases(

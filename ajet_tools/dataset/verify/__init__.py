@@ -24,20 +24,20 @@ from ajet_sdk.config.objects import load_object
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.sandbox.fence import fenced
-from ajet_tools.dataset.verify.agreement import Agreement
-from ajet_tools.dataset.verify.combined import PARTS, Combined, Part, Verify, split_spec
-from ajet_tools.dataset.verify.judge import Grader, Judged
-from ajet_tools.dataset.verify.program import Programs
-from ajet_tools.dataset.verify.verdict import Verdict, Verifier
+from ajet_tools.dataset.verify.agreement import AgreementVerifier
+from ajet_tools.dataset.verify.combined import PARTS, CombinedVerifier, VerifierPart, Verify, split_spec
+from ajet_tools.dataset.verify.judge import JudgeVerifier, LlmVerifier
+from ajet_tools.dataset.verify.program import ProgramVerifier
+from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
 
-__all__ = ["VERIFIERS", "Verdict", "Verifier", "Verify", "open_verification", "open_verifier"]
+__all__ = ["VERIFIERS", "RowVerdict", "Verifier", "Verify", "open_verification", "open_verifier"]
 
 VERIFIERS = ("agreement:K", "judge:FILE:NAME", "code", "llm", "none")
 
 
 def open_verification(
     verify: str | Verify, writer: ModelClient, *, seed: int = 0, first: Verifier | None = None
-) -> Combined | None:
+) -> CombinedVerifier | None:
     """What checks the rows of a run, each part with the model that it asks; None where nothing is checked.
 
     `first` is asked before what the spec names.
@@ -46,8 +46,8 @@ def open_verification(
     verify = Verify.of(verify)
     opened = open_verifier(verify.spec, seed=seed, unfenced=verify.unfenced)
     if first is not None:
-        opened = Combined(
-            "+".join([first.name, *([opened.name] if opened.parts else [])]), [[Part(first)], *opened.groups]
+        opened = CombinedVerifier(
+            "+".join([first.name, *([opened.name] if opened.parts else [])]), [[VerifierPart(first)], *opened.groups]
         )
     if not opened.parts:
         if verify.models:
@@ -66,7 +66,7 @@ def open_verification(
 
 def open_verifier(
     spec: str, *, seed: int = 0, relative_to: Path | None = None, timeout: float = 60.0, unfenced: bool = False
-) -> Combined:
+) -> CombinedVerifier:
     """The verifier that a spec names; K is 3 where `agreement` stands alone.
 
     Args:
@@ -83,10 +83,14 @@ def open_verifier(
     groups = [[_open_one(one, seed, relative_to, timeout, unfenced) for one in group] for group in split_spec(spec)]
     parts = [one for group in groups for one in group]
     if len(parts) == 1:
-        return Combined(parts[0].name, [[Part(parts[0])]]) if parts[0] is not None else Combined("none", [])
+        return (
+            CombinedVerifier(parts[0].name, [[VerifierPart(parts[0])]])
+            if parts[0] is not None
+            else CombinedVerifier("none", [])
+        )
     if None in parts:
         raise ConfigError(f"--verify {spec}: `none` cannot be combined")
-    return Combined(spec.strip(), [[Part(one) for one in group if one is not None] for group in groups])
+    return CombinedVerifier(spec.strip(), [[VerifierPart(one) for one in group if one is not None] for group in groups])
 
 
 def _open_one(spec: str, seed: int, relative_to: Path | None, timeout: float, unfenced: bool) -> Verifier | None:
@@ -95,13 +99,13 @@ def _open_one(spec: str, seed: int, relative_to: Path | None, timeout: float, un
     if kind == "none" and not rest:
         return None
     if kind == "agreement":
-        return Agreement(_count(rest or "3", spec), seed)
+        return AgreementVerifier(_count(rest or "3", spec), seed)
     if kind == "judge" and rest:
         return _judge(rest, spec, seed, relative_to, timeout)
     if kind == "code" and not rest:
-        return Programs(seed=seed, unfenced=not fenced("--verify code", unfenced=unfenced))
+        return ProgramVerifier(seed=seed, unfenced=not fenced("--verify code", unfenced=unfenced))
     if kind == "llm":
-        return Grader(spec.strip(), _rubric(rest, spec, relative_to) if rest else None)
+        return LlmVerifier(spec.strip(), _rubric(rest, spec, relative_to) if rest else None)
     near = difflib.get_close_matches(kind, [one.partition(":")[0] for one in VERIFIERS], n=1)
     hint = f"did you mean {near[0]}? There" if near and near[0] != kind else "there"
     raise ConfigError(f"--verify {spec!r} is unknown; {hint} are {', '.join(VERIFIERS)}")
@@ -122,7 +126,7 @@ def _judge(rest: str, spec: str, seed: int, relative_to: Path | None, timeout: f
     judge = load_object(path, relative_to)
     if isinstance(judge, type):
         raise ConfigError(f"--verify {spec}: {path} is a class; name a function with @ajet.judge")
-    return Judged(judge, spec.strip(), k=k, seed=seed, timeout=timeout)
+    return JudgeVerifier(judge, spec.strip(), k=k, seed=seed, timeout=timeout)
 
 
 def _rubric(name: str, spec: str, relative_to: Path | None) -> str:

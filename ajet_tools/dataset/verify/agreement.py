@@ -13,7 +13,7 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.judges.math import final_answer, math, number
 from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.verdict import Verdict, independent, question_of
+from ajet_tools.dataset.verify.verdict import RowVerdict, independent, question_of
 
 LONGEST = 400
 """Characters of a reply without any mark of its answer that is still taken for an answer."""
@@ -101,7 +101,7 @@ def votes(answers: Sequence[str | None]) -> Votes:
     return Votes(first[0], len(first), len(rest[0]) if rest else 0, len(answers))
 
 
-class Agreement:
+class AgreementVerifier:
     """K independent answers, of which more than half must say what the row's answer says.
 
     A row without an answer passes where there is a majority, whose answer is in `details["answer"]`.
@@ -110,7 +110,7 @@ class Agreement:
     def __init__(self, k: int = 3, seed: int = 0) -> None:
         self.name, self.calls, self._seed = f"agreement:{k}", k, seed
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
         reference = None if (given := answer_of(row)) is None else str(given)
         asked = load("verify/answer")
         text = asked.render(question=question_of(row))
@@ -124,9 +124,9 @@ class Agreement:
             "margin": round(counted.margin, 4), "prompt": asked.label,
         }  # fmt: skip
         if counted.answer is None:
-            return Verdict(False, "no independent answer could be read", details, failed=True)
+            return RowVerdict(False, "no independent answer could be read", details, failed=True)
         if not counted.majority:
-            return Verdict(False, "independent answers disagree", details)
+            return RowVerdict(False, "independent answers disagree", details)
         if right is not None and not same(counted.answer, right):
-            return Verdict(False, "independent answers agree on a different answer", details)
-        return Verdict(True, f"{counted.count} of {self.calls} independent answers agree", details)
+            return RowVerdict(False, "independent answers agree on a different answer", details)
+        return RowVerdict(True, f"{counted.count} of {self.calls} independent answers agree", details)

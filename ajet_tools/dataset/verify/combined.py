@@ -12,7 +12,7 @@ from ajet_sdk.engines.budget import Budget, Price, Usage
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.model.open import open_named
-from ajet_tools.dataset.verify.verdict import Verdict, Verifier
+from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
 
 KINDS = ("agreement", "judge", "code", "llm", "none")
 PARTS = (*KINDS, "paraphrase")
@@ -88,7 +88,7 @@ def split_spec(spec: str) -> list[list[str]]:
 
 
 @dataclass
-class Part:
+class VerifierPart:
     """One way to check, and what it asks."""
 
     verifier: Verifier
@@ -101,15 +101,15 @@ class Part:
 
 
 @dataclass
-class Combined:
+class CombinedVerifier:
     """A verifier of parts: a row passes when in every group one part lets it pass.
 
     They are asked in their order, and no further than decides: a row that one refuses costs no call of the next.
     """
 
     name: str
-    groups: Sequence[Sequence[Part]]
-    parts: list[Part] = field(init=False)
+    groups: Sequence[Sequence[VerifierPart]]
+    parts: list[VerifierPart] = field(init=False)
 
     def __post_init__(self) -> None:
         self.parts = [part for group in self.groups for part in group]
@@ -118,14 +118,14 @@ class Combined:
     def calls(self) -> int:
         return sum(part.verifier.calls for part in self.parts)
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
         if not self.parts:
-            return Verdict(True, "not verified")
+            return RowVerdict(True, "not verified")
         if len(self.parts) == 1:
             return await self.parts[0].verifier.check(row, self.parts[0].endpoint or endpoint)
         said: list[dict[str, Any]] = []
         for group in self.groups:
-            asked = list[Verdict]()
+            asked = list[RowVerdict]()
             for part in group:
                 asked.append(await part.verifier.check(row, part.endpoint or endpoint))
                 said.append(asked[-1].as_json(part.verifier.name))
@@ -133,9 +133,9 @@ class Combined:
                     break
             if not asked[-1].ok:
                 failed = all(one.failed for one in asked)
-                return Verdict(False, asked[-1].reason, {"parts": said}, failed=failed)
+                return RowVerdict(False, asked[-1].reason, {"parts": said}, failed=failed)
         passed = " and ".join(str(one["verifier"]) for one in said if one["ok"])
-        return Verdict(True, f"passes {passed}", {"parts": said})
+        return RowVerdict(True, f"passes {passed}", {"parts": said})
 
     def models(self, writer: ModelClient) -> dict[str, list[str]] | None:
         """Where each part asks that does not ask the writer, to know it again; None where all do."""
@@ -146,7 +146,7 @@ class Combined:
 
 def endpoints_of(verifier: Verifier | None) -> list[ModelClient]:
     """Those that its parts ask."""
-    parts = verifier.parts if isinstance(verifier, Combined) else []
+    parts = verifier.parts if isinstance(verifier, CombinedVerifier) else []
     return [part.endpoint for part in parts if part.endpoint is not None]
 
 
@@ -173,7 +173,7 @@ class Check:
         return f"{self.checked:,} rows checked{f' by {self.model}' if self.model else ''}, {self.refused:,} refused"
 
 
-def checks_of(verifier: Combined | None, provenances: Iterable[Mapping[str, Any]]) -> list[Check]:
+def checks_of(verifier: CombinedVerifier | None, provenances: Iterable[Mapping[str, Any]]) -> list[Check]:
     """What each part found in the rows of a run, accepted and refused, by their provenance."""
     checked, refused = Counter[str](), Counter[str]()
     for provenance in provenances:

@@ -24,7 +24,7 @@ from ajet_sdk.tasks.rows import Row, to_task
 from ajet_sdk.types import Episode, Task
 from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.verdict import Verdict, independent, question_of, required
+from ajet_tools.dataset.verify.verdict import RowVerdict, independent, question_of, required
 
 log = logging.getLogger("ajet")
 
@@ -33,7 +33,7 @@ _HANGING = 8
 _LONGEST = 500
 
 
-class Judged:
+class JudgeVerifier:
     """A judge of the user's, on the row's own answer as an agent's output, or on K independent answers.
 
     A judge that merely compares output with `answer` rewards whatever the row says. That is noticed at the first row
@@ -48,54 +48,54 @@ class Judged:
         self._workers = Workers(_HANGING)
         self._probed = k > 0
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
         try:
             task = to_task(Row("the row", row), {})
         except AjetError as error:
-            return Verdict(False, "not a valid task", {"error": str(error)})
+            return RowVerdict(False, "not a valid task", {"error": str(error)})
         if self.calls:
             return await self._independent(row, task, endpoint)
         answer = answer_of(row)
         if answer is None:
-            return Verdict(False, "no answer to judge")
+            return RowVerdict(False, "no answer to judge")
         outcome = await self._reward(task, _to_output(answer))
-        if isinstance(outcome, Verdict):
+        if isinstance(outcome, RowVerdict):
             return outcome
         if outcome[1] and not self._probed:
             self._probed = True
             await self._probe(task, answer)
         details = {"reward": outcome[0]}
         if outcome[1]:
-            return Verdict(True, f"the judge gives the answer {outcome[0]:g}", details)
-        return Verdict(False, "the judge rejects the answer", details)
+            return RowVerdict(True, f"the judge gives the answer {outcome[0]:g}", details)
+        return RowVerdict(False, "the judge rejects the answer", details)
 
-    async def _independent(self, row: Mapping[str, Any], task: Task, endpoint: ModelClient | None) -> Verdict:
+    async def _independent(self, row: Mapping[str, Any], task: Task, endpoint: ModelClient | None) -> RowVerdict:
         asked = load("verify/answer")
         text = asked.render(question=question_of(row))
         replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)
         outcomes = await asyncio.gather(*(self._reward(task, _last_line(reply)) for reply in replies))
-        first = next((one for one in outcomes if isinstance(one, Verdict)), None)
+        first = next((one for one in outcomes if isinstance(one, RowVerdict)), None)
         if first is not None:
             return first
-        accepted = sum(one[1] for one in outcomes if not isinstance(one, Verdict))
+        accepted = sum(one[1] for one in outcomes if not isinstance(one, RowVerdict))
         details = {"accepted": accepted, "of": self.calls, "replies": replies, "prompt": asked.label}
         if 2 * accepted > self.calls:
-            return Verdict(True, f"the judge accepts {accepted} of {self.calls} independent answers", details)
-        return Verdict(False, "the judge accepts too few independent answers", details)
+            return RowVerdict(True, f"the judge accepts {accepted} of {self.calls} independent answers", details)
+        return RowVerdict(False, "the judge accepts too few independent answers", details)
 
     async def _probe(self, task: Task, answer: Any) -> None:
         wrong = _other_answer(answer)
         outcome = await self._reward(
             task.model_copy(update={"metadata": {**task.metadata, "answer": wrong}}), _to_output(wrong)
         )
-        if not isinstance(outcome, Verdict) and outcome[1]:
+        if not isinstance(outcome, RowVerdict) and outcome[1]:
             log.warning(
                 "%s proves little: this judge rewards whatever answer the row gives, even a wrong one. "
 "Verify by independent answers (%s:3) or agreement:3",
                 self.name, self.name,
             )  # fmt: skip
 
-    async def _reward(self, task: Task, output: Any) -> tuple[float, bool] | Verdict:
+    async def _reward(self, task: Task, output: Any) -> tuple[float, bool] | RowVerdict:
         """The reward and whether it is full marks; a Verdict where the judge failed."""
         try:
             episode = Episode(task=task, output=output)
@@ -115,9 +115,9 @@ class Judged:
         return episode.reward or 0.0, solved(episode)
 
 
-def _failure(error: BaseException) -> Verdict:
+def _failure(error: BaseException) -> RowVerdict:
     details = {"error": f"{type(error).__name__}: {error}"[:_LONGEST]}
-    return Verdict(False, f"the judge failed ({type(error).__name__})", details, failed=True)
+    return RowVerdict(False, f"the judge failed ({type(error).__name__})", details, failed=True)
 
 
 def _last_line(reply: str) -> str:
@@ -142,17 +142,17 @@ def _other_answer(answer: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Grader:
+class LlmVerifier:
     """An LLM judge that gives the row's answer the full score; `rubric` is the user's text, or ours."""
 
     name: str = "llm"
     rubric: str | None = None
     calls: int = 1
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
         answer = answer_of(row)
         if answer is None:
-            return Verdict(False, "no answer to grade")
+            return RowVerdict(False, "no answer to grade")
         rubric, asked = load("verify/rubric"), load("verify/grade")
         details = {"prompt": asked.label, "rubric": "the user's" if self.rubric else rubric.label}
         judge = LlmJudge(
@@ -164,18 +164,18 @@ class Grader:
         if verdict.failed:
             return verdict
         reason = f"the grader finds it {'right' if verdict.ok else 'wrong'}"
-        return Verdict(verdict.ok, reason, {**verdict.details, "grade": verdict.reason[:_LONGEST]})
+        return RowVerdict(verdict.ok, reason, {**verdict.details, "grade": verdict.reason[:_LONGEST]})
 
 
-async def graded(judge: LlmJudge, material: Material, least: float, details: Mapping[str, Any]) -> Verdict:
+async def graded(judge: LlmJudge, material: Material, least: float, details: Mapping[str, Any]) -> RowVerdict:
     """The verdict of an LLM judge: passed where the score is at least `least`, as a share of the highest."""
     try:
         grade = await judge.grade(material)
     except NoReward as error:
         details = {**details, "error": str(error)[:_LONGEST]}
-        return Verdict(False, "the grader's reply cannot be read", details, failed=True)
+        return RowVerdict(False, "the grader's reply cannot be read", details, failed=True)
     score = grade.score / judge.max_score
-    return Verdict(score >= least, grade.reason, {**details, "score": score})
+    return RowVerdict(score >= least, grade.reason, {**details, "score": score})
 
 
 def _shown(answer: Any) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.judges.code import TESTS, code_in, run_tests
 from ajet_sdk.judges.math import number
-from ajet_sdk.sandbox.run import Limits, Ran, run_code
+from ajet_sdk.sandbox.run import ProgramLimits, Ran, run_code
 from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.agreement import final_of, same
-from ajet_tools.dataset.verify.verdict import Verdict, independent, question_of
+from ajet_tools.dataset.verify.verdict import RowVerdict, independent, question_of
 
 SOLUTIONS = ("solution", "canonical_solution")
 PROGRAMS = ("program", "code")
@@ -23,7 +23,7 @@ _LONGEST = 500
 
 
 @dataclass
-class Programs:
+class ProgramVerifier:
     """Runs what there is, in this order; metadata and columns are looked at alike.
 
     `tests` (also test_list, unit_tests, test): the answer, or `solution` or `canonical_solution`, is code and must pass
@@ -32,7 +32,7 @@ class Programs:
     line that it prints must be the answer. Else the endpoint writes such a program.
     """
 
-    limits: Limits = field(default_factory=Limits)
+    limits: ProgramLimits = field(default_factory=ProgramLimits)
     seed: int = 0
     name: str = "code"
     calls: int = 1
@@ -40,7 +40,7 @@ class Programs:
     """Run them with the user's rights where nothing fences them in."""
     running: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, os.cpu_count() or 1)))
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
         metadata = row.get("metadata")
         have = {**row, **(metadata if isinstance(metadata, Mapping) else {})}
         answer = answer_of(row)
@@ -48,10 +48,10 @@ class Programs:
         if tests is not None:
             solution = next((have[name] for name in SOLUTIONS if isinstance(have.get(name), str)), answer)
             if not isinstance(solution, str):
-                return Verdict(False, "tests but no code to test")
+                return RowVerdict(False, "tests but no code to test")
             return await self._run_tests(code_in(solution) or solution, tests, have.get("entry_point"))
         if answer is None:
-            return Verdict(False, "no answer to check")
+            return RowVerdict(False, "no answer to check")
         program = next(
             (have[name] for name in PROGRAMS if isinstance(have.get(name), str) and have[name].strip()), None
         )
@@ -64,17 +64,17 @@ class Programs:
         async with self.running:
             return await run_code(code, stdin=stdin, limits=self.limits, unfenced=self.unfenced)
 
-    async def _run_tests(self, code: str, tests: Any, entry_point: Any) -> Verdict:
+    async def _run_tests(self, code: str, tests: Any, entry_point: Any) -> RowVerdict:
         async with self.running:
             tested = await run_tests(code, tests, entry_point, limits=self.limits, unfenced=self.unfenced)
         if not tested.total:
-            return Verdict(False, "the tests cannot be read", {"tests": str(tests)[:_LONGEST]}, failed=True)
+            return RowVerdict(False, "the tests cannot be read", {"tests": str(tests)[:_LONGEST]}, failed=True)
         if tested.failed is None:
-            return Verdict(True, "the tests pass", {"passed": tested.passed})
+            return RowVerdict(True, "the tests pass", {"passed": tested.passed})
         details = {"passed": tested.passed, **_describe_run(tested.failed)}
-        return Verdict(False, tested.failed.failure if tested.failed.stopped else "the tests fail", details)
+        return RowVerdict(False, tested.failed.failure if tested.failed.stopped else "the tests fail", details)
 
-    async def _write_program(self, row: Mapping[str, Any], answer: str, endpoint: ModelClient | None) -> Verdict:
+    async def _write_program(self, row: Mapping[str, Any], answer: str, endpoint: ModelClient | None) -> RowVerdict:
         asked = load("verify/program")
         text = asked.render(question=question_of(row))
         replies = await independent(endpoint, text, 1, seed=self.seed, temperature=0.2, what=self.name)
@@ -82,24 +82,24 @@ class Programs:
         code = code_in(reply)
         if code is None:
             details = {"reply": reply[:_LONGEST], "prompt": asked.label}
-            return Verdict(False, "the model wrote no program", details, failed=True)
+            return RowVerdict(False, "the model wrote no program", details, failed=True)
         ran = await self._run(code)
         return _compare(
             ran, answer, "a program that a model wrote", {"program": code, "prompt": asked.label}, failed=True
         )
 
 
-def _compare(ran: Ran, answer: str, whose: str, details: Mapping[str, Any], *, failed: bool) -> Verdict:
+def _compare(ran: Ran, answer: str, whose: str, details: Mapping[str, Any], *, failed: bool) -> RowVerdict:
     seen = {**details, **_describe_run(ran)}
     if not ran.ok:
-        return Verdict(False, f"{whose} {ran.failure if ran.stopped else 'fails'}", seen, failed=failed)
+        return RowVerdict(False, f"{whose} {ran.failure if ran.stopped else 'fails'}", seen, failed=failed)
     printed = next((line.strip() for line in reversed(ran.stdout.splitlines()) if line.strip()), "")
     right = final_of(answer) or answer
     found = final_of(printed, numeric=number(right) is not None) or ""
     seen["printed"] = printed[:_LONGEST]
     if found and same(found, right):
-        return Verdict(True, f"{whose} prints the answer", seen)
-    return Verdict(False, f"{whose} prints a different answer", seen)
+        return RowVerdict(True, f"{whose} prints the answer", seen)
+    return RowVerdict(False, f"{whose} prints a different answer", seen)
 
 
 def _describe_run(ran: Ran) -> dict[str, Any]:

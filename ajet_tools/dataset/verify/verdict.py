@@ -12,7 +12,7 @@ from ajet_sdk.tasks.rows import QUERY_COLUMNS
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RowVerdict:
     """What a verifier says of one row."""
 
     ok: bool
@@ -42,7 +42,7 @@ class Verifier(Protocol):
         """Replies of the endpoint that a row costs at most, for an estimate before."""
         ...
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
         """The verdict on a task row.
 
         `endpoint` is asked where it has none of its own. Raises what an endpoint raises, ConfigError where there is

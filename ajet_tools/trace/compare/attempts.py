@@ -37,7 +37,7 @@ class Said:
 
 
 @dataclass(frozen=True, eq=False)
-class Attempt:
+class ComparedAttempt:
     """An episode as one of several that are compared."""
 
     episode_id: str
@@ -77,7 +77,7 @@ class Divergence:
     """How many tokens of that timeline are alike."""
 
 
-def align(reference: Attempt, other: Attempt) -> Divergence | None:
+def align(reference: ComparedAttempt, other: ComparedAttempt) -> Divergence | None:
     """Where `other` first differs from `reference`; None where both say the same to the end."""
     a, b = reference.messages, other.messages
     same = 0
@@ -96,7 +96,7 @@ def _alike(a: Said, b: Said) -> bool:
     return (a.role, a.agent, a.text) == (b.role, b.agent, b.text)
 
 
-def _token(reference: Attempt, other: Attempt, message: int) -> tuple[int | None, int | None]:
+def _token(reference: ComparedAttempt, other: ComparedAttempt, message: int) -> tuple[int | None, int | None]:
     """The timeline of `other` in which a message stands, and how many of its ids the reference has alike."""
     ours, theirs = _home(reference, message), _home(other, message)
     if ours is None or theirs is None:
@@ -104,7 +104,7 @@ def _token(reference: Attempt, other: Attempt, message: int) -> tuple[int | None
     return theirs, common_prefix(reference.timelines[ours], other.timelines[theirs])
 
 
-def _home(attempt: Attempt, message: int) -> int | None:
+def _home(attempt: ComparedAttempt, message: int) -> int | None:
     """The timeline of a message, or of the last one where the conversation has ended before."""
     if not attempt.messages:
         return None
@@ -114,7 +114,7 @@ def _home(attempt: Attempt, message: int) -> int | None:
 _Floats = npt.NDArray[np.float32]
 
 
-def read_attempts(reader: TraceReader, episode_ids: Sequence[str]) -> list[Attempt]:
+def read_attempts(reader: TraceReader, episode_ids: Sequence[str]) -> list[ComparedAttempt]:
     """The episodes to compare, in the order asked. Raises QueryError where the trace knows nothing of one."""
     facts = episode_facts(reader, *dict.fromkeys(episode_ids))
     unknown = [f.episode.episode_id for f in facts if _trained(f) and not f.scores]
@@ -122,13 +122,13 @@ def read_attempts(reader: TraceReader, episode_ids: Sequence[str]) -> list[Attem
     return [attempt_of(f, recomputed) for f in facts]
 
 
-def attempt_of(facts: EpisodeFacts, recomputed: Mapping[str, _Floats]) -> Attempt:
+def attempt_of(facts: EpisodeFacts, recomputed: Mapping[str, _Floats]) -> ComparedAttempt:
     """What is compared of one episode; `recomputed` has advantages by call where none were recorded."""
     episode, tokens = facts.episode, episode_tokens(facts)
     values = [scores.advantages for scores in facts.scores.values()]
     if not values:
         values = [recomputed[call.call_id] for call in episode.calls if call.call_id in recomputed]
-    return Attempt(
+    return ComparedAttempt(
         episode_id=episode.episode_id,
         run_id=episode.run_id,
         task_id=episode.task.task_id,
@@ -200,7 +200,7 @@ class Columns:
     """The line at which each message begins."""
 
 
-def columns_of(shown_attempts: Sequence[Attempt], width: int) -> Columns:
+def columns_of(shown_attempts: Sequence[ComparedAttempt], width: int) -> Columns:
     """Attempts beside each other in columns of `width` cells; the first is the reference of the others."""
     reference, others = shown_attempts[0], shown_attempts[1:]
     parted: list[Divergence | None] = [align(reference, other) for other in others]

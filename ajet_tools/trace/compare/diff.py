@@ -35,9 +35,9 @@ from ajet_tools.trace.queries.episodes import episode_facts, last_steps
 
 __all__ = [
     "EXACT",
+    "DiffPart",
     "EpisodeDiff",
     "Paired",
-    "Part",
     "RunDiff",
     "RunSide",
     "Said",
@@ -137,7 +137,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Part:
+class DiffPart:
     """A stretch of two conversations: the same in both, or what stands in place of each other."""
 
     same: bool
@@ -151,13 +151,13 @@ class EpisodeDiff:
 
     a: Episode
     b: Episode
-    parts: tuple[Part, ...]
+    parts: tuple[DiffPart, ...]
     """Both conversations from start to end."""
     shared_tokens: int | None
     """How many tokens their first timelines have in common from the start; None where one has no ids."""
 
     @property
-    def first_difference(self) -> Part | None:
+    def first_difference(self) -> DiffPart | None:
         return next((part for part in self.parts if not part.same), None)
 
     @property
@@ -191,7 +191,8 @@ def diff_episodes(a: Episode, b: Episode) -> EpisodeDiff:
     said_a, said_b = list(_conversation(a)), list(_conversation(b))
     matcher = difflib.SequenceMatcher(None, [s.key for s in said_a], [s.key for s in said_b], autojunk=False)
     parts = tuple(
-        Part(op == "equal", tuple(said_a[i1:i2]), tuple(said_b[j1:j2])) for op, i1, i2, j1, j2 in matcher.get_opcodes()
+        DiffPart(op == "equal", tuple(said_a[i1:i2]), tuple(said_b[j1:j2]))
+        for op, i1, i2, j1, j2 in matcher.get_opcodes()
     )
     return EpisodeDiff(a, b, parts, _shared_tokens(a, b))
 

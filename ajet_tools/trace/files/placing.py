@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ajet_sdk.errors import TraceError
-from ajet_sdk.samples.prefixes import Place, PrefixIndex
+from ajet_sdk.samples.prefixes import CallPlace, PrefixIndex
 from ajet_sdk.trace.reader import Stored, Whole, rebuild, stored_calls
 from ajet_sdk.types import Call
 
@@ -198,7 +198,7 @@ def _smaller(episode: _Episode) -> list[dict[str, Any]] | None:
     return places if gain > 0 else None
 
 
-def _row(place: Place, prompt: Any, texts: list[str] | None) -> dict[str, Any]:
+def _row(place: CallPlace, prompt: Any, texts: list[str] | None) -> dict[str, Any]:
     return {
         "extends_call_id": place.extends_call_id,
         "parent_call_id": place.parent_call_id,

@@ -30,7 +30,7 @@ _LONGEST_ERROR = 500
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RejudgedEpisode:
     """What the other judge says of one episode. `after` is None where it failed; then `cause` and `error` say why."""
 
     episode_id: str
@@ -55,19 +55,19 @@ class Verdict:
 class Changes:
     """What another judge changes, by episode; the sums are made of it."""
 
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[RejudgedEpisode] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
     """Episodes that have no output to judge, by the cause of their failure."""
 
     @property
-    def both(self) -> list[Verdict]:
+    def both(self) -> list[RejudgedEpisode]:
         """Those with a reward from either judge: means are compared over these only."""
         return [v for v in self.verdicts if v.change is not None]
 
     @property
-    def failures(self) -> dict[str, list[Verdict]]:
+    def failures(self) -> dict[str, list[RejudgedEpisode]]:
         """Episodes that the new judge failed on, by cause, the most frequent first."""
-        found: dict[str, list[Verdict]] = defaultdict(list)
+        found: dict[str, list[RejudgedEpisode]] = defaultdict(list)
         for verdict in self.verdicts:
             if verdict.cause is not None:
                 found[verdict.cause].append(verdict)
@@ -80,7 +80,7 @@ class Changes:
 
     def by_task(self) -> list[dict[str, Any]]:
         """Means and change by task, the largest change first."""
-        tasks: dict[str, list[Verdict]] = defaultdict(list)
+        tasks: dict[str, list[RejudgedEpisode]] = defaultdict(list)
         for verdict in self.both:
             tasks[verdict.task_id].append(verdict)
         rows = []
@@ -97,14 +97,14 @@ class Changes:
             )
         return sorted(rows, key=lambda row: (-abs(row["change"]), row["task_id"]))
 
-    def most_changed(self) -> list[Verdict]:
+    def most_changed(self) -> list[RejudgedEpisode]:
         """Episodes whose reward changes, the largest change first."""
         changed = [v for v in self.both if abs(v.change or 0.0) > _EQUAL]
         return sorted(changed, key=lambda v: (-abs(v.change or 0.0), v.episode_id))
 
     def groups(self) -> dict[str, int]:
         """Groups with two attempts that both judges reward, and how many vary: before, after, lost and gained."""
-        grouped: dict[str, list[Verdict]] = defaultdict(list)
+        grouped: dict[str, list[RejudgedEpisode]] = defaultdict(list)
         for verdict in self.both:
             grouped[verdict.group_id].append(verdict)
         counts = dict.fromkeys(("groups", "before", "after", "lost", "gained"), 0)
@@ -310,12 +310,12 @@ def _in_steps(side: Sequence[Episode], config: Config) -> dict[str, float]:
 
 def _verdicts(
     before: Sequence[Episode], after: Sequence[Episode], crashed: Sequence[Episode], config: Config
-) -> Iterator[Verdict]:
+) -> Iterator[RejudgedEpisode]:
     """`crashed`: the rest of the groups, which a run may have given a value of their own."""
     old, new = (_in_steps([*side, *crashed], config) for side in (before, after))
     for was, now in zip(before, after, strict=True):
         failed = now.status != "succeeded"
-        yield Verdict(
+        yield RejudgedEpisode(
             episode_id=was.episode_id,
             group_id=was.group_id or was.episode_id,
             task_id=was.task.task_id,

@@ -25,7 +25,16 @@ from textual.widgets import Static
 from ajet_sdk.errors import AjetError
 from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import number
-from ajet_tools.trace.compare.attempts import Attempt, Cell, Columns, Divergence, Kind, align, columns_of, read_attempts
+from ajet_tools.trace.compare.attempts import (
+    Cell,
+    Columns,
+    ComparedAttempt,
+    Divergence,
+    Kind,
+    align,
+    columns_of,
+    read_attempts,
+)
 from ajet_tools.trace.queries.tokens import mark_of
 from ajet_tools.tui.trace.screen import TraceScreen
 from ajet_tools.tui.widgets.long_text import LineView, fit_text
@@ -55,7 +64,7 @@ class CompareScreen(TraceScreen):
         super().__init__()
         self.episode_ids = tuple(dict.fromkeys(episode_ids))
         self.title = "compare"
-        self.attempts: list[Attempt] = []
+        self.attempts: list[ComparedAttempt] = []
         self.first = 1
         """The first of the attempts beside the reference that is in sight."""
         self.chosen = 0
@@ -77,7 +86,7 @@ class CompareScreen(TraceScreen):
         return self.query_one(SideBySide)
 
     @property
-    def shown(self) -> list[Attempt]:
+    def shown(self) -> list[ComparedAttempt]:
         """The attempts in sight, the reference first."""
         count = fit_columns(self.size.width)[0] - 1
         return [*self.attempts[:1], *self.attempts[self.first : self.first + count]]
@@ -198,7 +207,7 @@ class CompareScreen(TraceScreen):
             timeline = divergence.timeline if divergence and divergence.timeline is not None else 0
             self.app.open_tokens(attempt.episode_id, timeline, divergence.token or 0 if divergence else 0)
 
-    def _current_column(self) -> tuple[Attempt, Divergence | None]:
+    def _current_column(self) -> tuple[ComparedAttempt, Divergence | None]:
         """The chosen column's attempt, and where it parts from the reference (the reference from the next column)."""
         shown = self.shown
         attempt = shown[self.chosen]
@@ -239,7 +248,12 @@ class ColumnHeads(Static):
     DEFAULT_CSS = "ColumnHeads { height: 5; padding: 0 1; background: $panel; color: $foreground; }"
 
     def show(
-        self, shown: Sequence[Attempt], divergences: Sequence[Divergence | None], width: int, chosen: int, runs: bool
+        self,
+        shown: Sequence[ComparedAttempt],
+        divergences: Sequence[Divergence | None],
+        width: int,
+        chosen: int,
+        runs: bool,
     ) -> None:
         """Show the heads; the chosen column's is marked. With `runs`, each run is named."""
         heads = [_head(a, divergences[i], i, width, runs) for i, a in enumerate(shown)]
@@ -253,7 +267,7 @@ class ColumnHeads(Static):
 
 
 def _head(
-    attempt: Attempt, divergence: Divergence | None, column: int, width: int, runs: bool
+    attempt: ComparedAttempt, divergence: Divergence | None, column: int, width: int, runs: bool
 ) -> list[tuple[str, str]]:
     run = f"run {attempt.run_id[:8]} " if runs else ""
     name = f"{attempt.episode_id[:12]}  {run}attempt {attempt.attempt}, step {attempt.step}"
@@ -310,7 +324,7 @@ class SideBySide(LineView, can_focus=True):
         self._width = 1
         self._styles = {kind: Style.parse(style) for kind, style in _STYLES.items()}
 
-    def show(self, attempts: Sequence[Attempt], width: int) -> None:
+    def show(self, attempts: Sequence[ComparedAttempt], width: int) -> None:
         """Put up attempts in columns of a width; what is in sight stays where it was."""
         self._width = width
         self.columns = columns_of(attempts, width)

@@ -21,7 +21,7 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.environments.client import GymEnv, service_health, task_ids
 from ajet_sdk.environments.hosted import Spec, WrongTarget, load
-from ajet_sdk.environments.instances import Instances, Limits
+from ajet_sdk.environments.instances import InstanceLimits, Instances
 from ajet_sdk.environments.server import service_app
 from ajet_sdk.errors import ConfigError, EnvironmentUnavailable
 from ajet_sdk.gateway.gateway import Gateway, listening_socket
@@ -90,10 +90,10 @@ class Talker:
 
 @contextmanager
 def hosted(
-    target: str, limits: Limits | None = None, *, name: str = "count", **spec: Any
+    target: str, limits: InstanceLimits | None = None, *, name: str = "count", **spec: Any
 ) -> Iterator[tuple[str, Instances]]:
     """The service's URL and its instances, for as long as the block lasts."""
-    instances = Instances(Spec(target, **spec), limits or Limits())
+    instances = Instances(Spec(target, **spec), limits or InstanceLimits())
     listener = listening_socket("127.0.0.1", 0)
     failed: list[BaseException] = []
 
@@ -131,7 +131,7 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(counter: Path) -> Iterator[tuple[str, Instances]]:
-    with hosted(f"{counter}:Counter", Limits(timeout=600, memory=2**30)) as found:
+    with hosted(f"{counter}:Counter", InstanceLimits(timeout=600, memory=2**30)) as found:
         yield found
 
 
@@ -191,7 +191,7 @@ def test_a_fault_is_said_and_stays_in_its_process(
 
 
 def test_a_request_that_takes_too_long_ends_its_process_and_those_it_started(counter: Path) -> None:
-    with hosted(f"{counter}:Counter", Limits(timeout=2)) as (url, instances):
+    with hosted(f"{counter}:Counter", InstanceLimits(timeout=2)) as (url, instances):
         env = GymEnv(url, "count", "0")
         env.create()
         child = int(say(env, "child")[0])
@@ -206,7 +206,7 @@ def test_a_request_that_takes_too_long_ends_its_process_and_those_it_started(cou
 
 
 def test_instances_that_nobody_asks_are_ended(counter: Path) -> None:
-    with hosted(f"{counter}:Counter", Limits(idle=0.3)) as (url, instances):
+    with hosted(f"{counter}:Counter", InstanceLimits(idle=0.3)) as (url, instances):
         env = GymEnv(url, "count", "0")
         env.create()
         until(lambda: not instances.listed())
@@ -215,14 +215,14 @@ def test_instances_that_nobody_asks_are_ended(counter: Path) -> None:
 
 
 def test_an_instance_that_is_being_made_is_not_idle(counter: Path) -> None:
-    with hosted(f"{counter}:Slow", Limits(idle=0.1)) as (url, instances):
+    with hosted(f"{counter}:Slow", InstanceLimits(idle=0.1)) as (url, instances):
         GymEnv(url, "count", "0").create()
         until(lambda: not instances.listed())
 
 
 def test_no_more_are_made_at_once_than_may_run(counter: Path) -> None:
     async def main() -> list[Any]:
-        instances = Instances(Spec(f"{counter}:Counter"), Limits(instances=2))
+        instances = Instances(Spec(f"{counter}:Counter"), InstanceLimits(instances=2))
         await instances.start()
         try:
             return await asyncio.gather(*(instances.create(str(i), "0", {}) for i in range(8)), return_exceptions=True)
@@ -267,7 +267,7 @@ def test_a_killed_template_is_started_again(service: tuple[str, Instances]) -> N
 
 @pytest.mark.slow
 def test_load_is_spread_and_a_full_or_absent_service_is_passed_over(counter: Path) -> None:
-    limits = Limits(instances=3)
+    limits = InstanceLimits(instances=3)
     with hosted(f"{counter}:Counter", limits) as (one, _), hosted(f"{counter}:Counter", limits) as (two, _):
         urls = [one, two, "http://127.0.0.1:9"]
         assert task_ids(urls[::-1], "count", "dev") == ["2"]
@@ -312,7 +312,7 @@ def test_actions_that_do_not_fit_are_refused_at_the_start(counter: Path) -> None
         (Spec(lake, splits=split, actions=["left", "right"]), r"names 2 actions, but .* are Discrete\(4\)"),
     ]:
         with pytest.raises(ConfigError, match=said):
-            asyncio.run(Instances(spec, Limits()).start())
+            asyncio.run(Instances(spec, InstanceLimits()).start())
 
 
 def test_refusals(service: tuple[str, Instances]) -> None:
@@ -332,7 +332,7 @@ def test_refusals(service: tuple[str, Instances]) -> None:
 def test_a_key_is_asked_for(counter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from starlette.testclient import TestClient
 
-    with TestClient(service_app(Instances(Spec(f"{counter}:Counter"), Limits()), "count", "secret")) as client:
+    with TestClient(service_app(Instances(Spec(f"{counter}:Counter"), InstanceLimits()), "count", "secret")) as client:
         asked = {"params": {"split": "dev"}}
         assert client.post("/get_env_profile", json=asked).status_code == 401
         assert client.get("/instances").status_code == 401

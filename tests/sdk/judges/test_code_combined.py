@@ -13,7 +13,7 @@ import ajet
 from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError, NoReward
 from ajet_sdk.judges.code import CodeJudge
-from ajet_sdk.judges.combined import CombinedJudge, Part
+from ajet_sdk.judges.combined import CombinedJudge, WeightedJudge
 from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.judges.text import exact
 from ajet_sdk.sandbox.fence import NoFence, fence
@@ -67,7 +67,7 @@ def length(output: str) -> Reward:
 
 
 def test_rewards_of_several_judges_stand_side_by_side_with_weights() -> None:
-    judge = ajet.CombinedJudge([(exact, 1.0), Part(length, -0.1, "brief")])
+    judge = ajet.CombinedJudge([(exact, 1.0), WeightedJudge(length, -0.1, "brief")])
     task = Task(main_query="q", metadata={"answer": "yes"})
     found = asyncio.run(judge("yes", Episode(task=task)))
     assert [(one.name, one.value, one.weight) for one in found.rewards] == [("exact", 1.0, 1.0), ("brief", 3.0, -0.1)]

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from typer.testing import CliRunner, Result
 
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.similarity.dedup import Facts, find
+from ajet_tools.dataset.similarity.dedup import RowFacts, find
 from ajet_tools.dataset.similarity.text import normal
 
 FOX = "The quick brown fox jumps over the lazy dog and runs away from the hounds"
@@ -125,7 +125,7 @@ def test_the_same_file_twice_over(tmp_path: Path) -> None:
 @given(st.lists(st.sampled_from([FOX, FOX_2, FOX_3, FOX.upper(), "a", "A ", "b", "", "What is 2?"])), st.data())
 def test_order_changes_nothing_but_which_row_stays(texts: list[str], data: st.DataObject) -> None:
     other = data.draw(st.permutations(texts))
-    ours, theirs = ([Facts(str(i), t) for i, t in enumerate(each)] for each in (texts, other))
+    ours, theirs = ([RowFacts(str(i), t) for i, t in enumerate(each)] for each in (texts, other))
     one, two = find(ours), find(theirs)
     assert (len(one.duplicates), one.clusters) == (len(two.duplicates), two.clusters)
     stay = {normal(t) for i, t in enumerate(texts) if i not in {d.index for d in one.duplicates}}
@@ -171,22 +171,22 @@ def test_meanings_by_an_endpoint(tmp_path: Path, embedder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "said"),
+    ("failure", "code", "said"),
     [
-        (Response("no such model", status_code=404), "answered 404: no such model"),
-        (Response("wrong key", status_code=401), "check the API key"),
-        (JSONResponse({"data": []}), "0 embeddings for 1 texts"),
-        (JSONResponse({"oops": 1}), "returned no embeddings"),
-        (Response("<html>"), "not with JSON"),
-        (Response('{"data": [{"index": 0, "embedding": [NaN, 1.0]}]}'), "missing or invalid numbers"),
-        (JSONResponse({"data": [{"index": 0, "embedding": []}]}), "missing or invalid numbers"),
+        (Response("no such model", status_code=404), 2, "answered 404: no such model"),
+        (Response("wrong key", status_code=401), 2, "check the API key"),
+        (JSONResponse({"data": []}), 1, "0 embeddings for 1 texts"),
+        (JSONResponse({"oops": 1}), 1, "returned no embeddings"),
+        (Response("<html>"), 1, "not with JSON"),
+        (Response('{"data": [{"index": 0, "embedding": [NaN, 1.0]}]}'), 1, "missing or invalid numbers"),
+        (JSONResponse({"data": [{"index": 0, "embedding": []}]}), 1, "missing or invalid numbers"),
     ],
 )
-def test_an_endpoint_that_fails(tmp_path: Path, embedder, failure: Response, said: str) -> None:
+def test_an_endpoint_that_fails(tmp_path: Path, embedder, failure: Response, code: int, said: str) -> None:
     made = embedder(fruit)
     made.failures = [failure] * 5
     out = tmp_path / "o.jsonl"
-    result = ajet("dedup", write(tmp_path / "a.jsonl", FOX), "-o", str(out), "--embeddings", made.url, "m", code=1)
+    result = ajet("dedup", write(tmp_path / "a.jsonl", FOX), "-o", str(out), "--embeddings", made.url, "m", code=code)
     assert said in result.stderr
     assert not out.exists()
 

@@ -33,7 +33,7 @@ from ajet_tools.dataset.generate.records import (
     strategies_of,
 )
 from ajet_tools.dataset.similarity.decontaminate import Leaks
-from ajet_tools.dataset.verify.verdict import Verdict
+from ajet_tools.dataset.verify.verdict import RowVerdict
 from tests.tools.dataset.conftest import Held
 
 Say = Callable[[dict[str, Any], int], Any]
@@ -298,9 +298,9 @@ class Even:
 
     name, calls = "even", 1
 
-    async def check(self, row: Any, endpoint: Any) -> Verdict:
+    async def check(self, row: Any, endpoint: Any) -> RowVerdict:
         [said] = await endpoint.chat([{"role": "user", "content": f"CHECK {row['main_query']}"}])
-        return Verdict(int(row["metadata"]["answer"]) % 2 == 0, "odd answer", {"said": said})
+        return RowVerdict(int(row["metadata"]["answer"]) % 2 == 0, "odd answer", {"said": said})
 
 
 def with_checks(body: dict[str, Any], number: int) -> str:

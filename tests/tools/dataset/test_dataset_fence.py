@@ -15,14 +15,14 @@ import pytest
 
 import ajet_sdk.sandbox.run as sandbox
 from ajet_sdk.sandbox.fence import FOLDERS, Fence
-from ajet_sdk.sandbox.run import Limits, Ran, run_code
+from ajet_sdk.sandbox.run import ProgramLimits, Ran, run_code
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bubblewrap is of Linux"),
     pytest.mark.slow,
 ]
 
-SHORT = Limits(seconds=5.0, memory=256 << 20, file=1 << 20, disk=4 << 20, processes=8)
+SHORT = ProgramLimits(seconds=5.0, memory=256 << 20, file=1 << 20, disk=4 << 20, processes=8)
 
 
 @pytest.fixture(params=["a separate user", "a namespace of users"], autouse=True)
@@ -35,7 +35,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sandbox, "fence", lambda: replace(found, users=users))
 
 
-def attack(code: str, *arguments: Any, limits: Limits = SHORT) -> Ran:
+def attack(code: str, *arguments: Any, limits: ProgramLimits = SHORT) -> Ran:
     """Run a program whose `given` are the arguments; it prints `escaped` where it got out."""
     return asyncio.run(run_code(f"given = {list(arguments)!r}\n{code}", limits=limits))
 
@@ -260,5 +260,5 @@ with tempfile.TemporaryFile() as file:
 a, b = socket.socketpair()
 print(int(numpy.arange(4).sum()), zoneinfo.ZoneInfo("Europe/Berlin"))
 """
-    got = attack(code, limits=Limits(seconds=30))
+    got = attack(code, limits=ProgramLimits(seconds=30))
     assert got.ok and got.stdout == "6 Europe/Berlin\n", got

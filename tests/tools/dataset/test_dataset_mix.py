@@ -24,7 +24,7 @@ def files(tmp_path: Path) -> list[str]:
 
 def mixed(files: list[str], weights: tuple[float, ...], total: int | None = None, **options: object) -> list[str]:
     repeat = bool(options.pop("repeat", False))
-    shares = mix.plan([mix.Part(f, w) for f, w in zip(files, weights, strict=True)], total, repeat=repeat)
+    shares = mix.plan([mix.MixPart(f, w) for f, w in zip(files, weights, strict=True)], total, repeat=repeat)
     return [row.values["main_query"] for block, _ in mix.blocks(shares, **options) for row in block.rows()]  # type: ignore[arg-type]
 
 
@@ -65,13 +65,13 @@ def test_rows_come_again_only_where_that_is_asked_for(files: list[str]) -> None:
 def test_shares_add_up_to_the_rows_asked_for(files: list[str]) -> None:
     third = str(Path(files[0]).with_name("c.jsonl"))
     Path(third).write_text('{"main_query": "c"}\n' * 50)
-    shares = mix.plan([mix.Part(f, 1) for f in (*files, third)], 100)
+    shares = mix.plan([mix.MixPart(f, 1) for f in (*files, third)], 100)
     assert sorted(share.take for share in shares) == [33, 33, 34]
 
 
 def test_weights_are_read_of_the_arguments() -> None:
-    assert mix.parse_part("a=b.jsonl=0.5") == mix.Part("a=b.jsonl", 0.5)
-    assert mix.parse_part("a.jsonl") == mix.Part("a.jsonl", 1)
+    assert mix.parse_part("a=b.jsonl=0.5") == mix.MixPart("a=b.jsonl", 0.5)
+    assert mix.parse_part("a.jsonl") == mix.MixPart("a.jsonl", 1)
     for wrong in ("a.jsonl=0", "a.jsonl=-1", "a.jsonl=nan"):
         with pytest.raises(ConfigError, match="a weight must be a number above 0"):
             mix.parse_part(wrong)
@@ -79,8 +79,8 @@ def test_weights_are_read_of_the_arguments() -> None:
 
 def test_what_cannot_be_mixed_is_said(tmp_path: Path, files: list[str]) -> None:
     with pytest.raises(ConfigError, match="stdin"):
-        mix.plan([mix.Part("-", 1)])
+        mix.plan([mix.MixPart("-", 1)])
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     with pytest.raises(TaskError, match="has no rows"):
-        mix.plan([mix.Part(str(empty), 1)])
+        mix.plan([mix.MixPart(str(empty), 1)])

@@ -14,16 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from ajet_sdk.sandbox.run import Limits, Ran, run_code
+from ajet_sdk.sandbox.run import ProgramLimits, Ran, run_code
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-SHORT = Limits(seconds=5.0, memory=256 << 20, file=1 << 20, disk=4 << 20, processes=8, shown=1000, output=1 << 20)
+SHORT = ProgramLimits(
+    seconds=5.0, memory=256 << 20, file=1 << 20, disk=4 << 20, processes=8, shown=1000, output=1 << 20
+)
 WAYS = ["fenced", "unfenced"]
 
 
-def ran(code: str, stdin: str = "", limits: Limits = SHORT, *, unfenced: bool) -> Ran:
+def ran(code: str, stdin: str = "", limits: ProgramLimits = SHORT, *, unfenced: bool) -> Ran:
     return asyncio.run(run_code(code, stdin=stdin, limits=limits, unfenced=unfenced))
 
 
@@ -43,7 +45,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 NAME = f"code{os.getpid()}"
-LONG = Limits(seconds=600 + os.getpid() / 1e6)
+LONG = ProgramLimits(seconds=600 + os.getpid() / 1e6)
 NAMED = f"import ctypes, os, time\nctypes.CDLL(None).prctl(15, {NAME.encode()!r}, 0, 0, 0)\n"
 """Gives a program, and what it starts, a name that is seen from outside of its namespaces."""
 
@@ -145,7 +147,7 @@ for number in range(3, 400):
     "code", ["while True: pass", "import time\ntime.sleep(3600)", "input()\nimport time\ntime.sleep(3600)"]
 )
 def test_code_that_loops_or_sleeps_is_stopped(code: str, unfenced: bool) -> None:
-    got = ran(code, limits=Limits(seconds=1.0), stdin="x\n", unfenced=unfenced)
+    got = ran(code, limits=ProgramLimits(seconds=1.0), stdin="x\n", unfenced=unfenced)
     assert got.stopped == "time" and got.failure == "exceeded its limit of time"
 
 
@@ -156,7 +158,7 @@ def test_code_that_eats_memory_is_stopped_by_its_limit(unfenced: bool) -> None:
 
 def test_processes_that_eat_memory_together_are_stopped(unfenced: bool) -> None:
     code = "import os, time\nfor _ in range(4):\n    os.fork()\nheld = b'x' * (100 << 20)\ntime.sleep(3600)"
-    limits = Limits(seconds=30, memory=256 << 20, processes=20)
+    limits = ProgramLimits(seconds=30, memory=256 << 20, processes=20)
     assert ran(code, limits=limits, unfenced=unfenced).stopped == "memory"
 
 

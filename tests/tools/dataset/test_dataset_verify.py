@@ -18,7 +18,7 @@ from ajet_sdk.errors import AjetError, ConfigError, EngineError, SignatureError
 from ajet_tools.dataset.verify import open_verifier
 from ajet_tools.dataset.verify.agreement import final_of, same, votes
 from ajet_tools.dataset.verify.program import code_in
-from ajet_tools.dataset.verify.verdict import Verdict
+from ajet_tools.dataset.verify.verdict import RowVerdict
 
 Server = Callable[[Callable[[dict[str, Any], int], Any]], Any]
 
@@ -27,8 +27,8 @@ def row(question: str = "What is 17 + 25?", answer: Any = "42", **metadata: Any)
     return {"main_query": question, "metadata": {"answer": answer, **metadata}}
 
 
-def check(spec: str, values: dict[str, Any], server: Any = None, **more: Any) -> Verdict:
-    async def body() -> Verdict:
+def check(spec: str, values: dict[str, Any], server: Any = None, **more: Any) -> RowVerdict:
+    async def body() -> RowVerdict:
         endpoint = None if server is None else ModelClient(server.url, "m", retries=0)
         try:
             return await open_verifier(spec, **more).check(values, endpoint)

@@ -17,8 +17,8 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.verify import Verify, open_verification
-from ajet_tools.dataset.verify.combined import KINDS, Combined, Part, checks_of, split_spec
-from ajet_tools.dataset.verify.verdict import Verdict
+from ajet_tools.dataset.verify.combined import KINDS, CombinedVerifier, VerifierPart, checks_of, split_spec
+from ajet_tools.dataset.verify.verdict import RowVerdict
 
 WRITER = """
 import json, random
@@ -142,9 +142,9 @@ class Says:
     def __init__(self, name: str, ok: bool, failed: bool = False) -> None:
         self.name, self.calls, self.ok, self.failed, self.asked = name, 0, ok, failed, 0
 
-    async def check(self, row: Any, endpoint: Any) -> Verdict:
+    async def check(self, row: Any, endpoint: Any) -> RowVerdict:
         self.asked += 1
-        return Verdict(self.ok, f"{self.name} says {self.ok}", failed=self.failed)
+        return RowVerdict(self.ok, f"{self.name} says {self.ok}", failed=self.failed)
 
 
 @given(
@@ -153,10 +153,10 @@ class Says:
     )
 )
 def test_all_groups_and_any_of_a_group(answers: list[list[bool]]) -> None:
-    parts = [[Part(Says(f"{i}-{j}", ok)) for j, ok in enumerate(group)] for i, group in enumerate(answers)]
-    verdict = asyncio.run(Combined("spec", parts).check({}, None))
+    parts = [[VerifierPart(Says(f"{i}-{j}", ok)) for j, ok in enumerate(group)] for i, group in enumerate(answers)]
+    verdict = asyncio.run(CombinedVerifier("spec", parts).check({}, None))
     assert verdict.ok == all(any(group) for group in answers)
-    [*said] = checks_of(Combined("spec", parts), [{"verdict": verdict.as_json("spec")}])
+    [*said] = checks_of(CombinedVerifier("spec", parts), [{"verdict": verdict.as_json("spec")}])
     for one, own in zip(said, (part.verifier for group in parts for part in group), strict=True):
         assert one.checked == own.asked and one.refused == (own.asked if not own.ok else 0)
 
@@ -186,7 +186,7 @@ def test_a_part_has_its_own_count_and_the_limits_of_the_whole() -> None:
 def test_the_writer_as_verifier_is_counted_apart(model_server) -> None:
     server = model_server(lambda body, number: "ANSWER: 42")
 
-    async def body() -> Combined:
+    async def body() -> CombinedVerifier:
         writer = ModelClient(server.url, "m", budget=Budget())
         verifier = open_verification("agreement:1", writer)
         assert verifier is not None

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from ajet_sdk.samples.prefixes import common_start
 from ajet_sdk.trace.reader import open_trace
-from ajet_tools.trace.compare.attempts import Attempt, Said, align, columns_of, read_attempts
+from ajet_tools.trace.compare.attempts import ComparedAttempt, Said, align, columns_of, read_attempts
 
 SAID = st.builds(
     Said, st.sampled_from(["user", "assistant"]), st.just("default"), st.text("ab\n ", max_size=6), st.just("c")
@@ -19,9 +19,9 @@ SAID = st.builds(
 TALKS = st.lists(SAID, max_size=5).map(tuple)
 
 
-def attempt(messages: tuple[Said, ...], ids: list[int] | None = None, name: str = "e") -> Attempt:
+def attempt(messages: tuple[Said, ...], ids: list[int] | None = None, name: str = "e") -> ComparedAttempt:
     timelines = () if ids is None else (np.array(ids, np.int32),)
-    return Attempt(
+    return ComparedAttempt(
         episode_id=name, run_id="r", task_id="t", question="q", attempt=0, step=0, split="train", status="succeeded",
         cause="", reward=None, advantage=None, recomputed=False, sampled=0, trained=0, messages=messages,
         timelines=timelines, homes={} if ids is None else {"c": 0},
