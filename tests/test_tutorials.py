@@ -174,13 +174,14 @@ def test_the_main_job_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     config = load_config(
         MATH / "math_agent.yaml",
         [
-            "ajet.trainer_common.total_steps=8",
-            "ajet.trainer_common.val_tasks=96",
-            "ajet.trainer_common.test_freq=0",
+            "ajet.trainer_common.total_steps=12",
+            "ajet.trainer_common.val_tasks=200",
+            "ajet.trainer_common.test_freq=12",
             "ajet.trainer_common.optim.lr_scheduler_type=constant",  # in so few steps there is no time to slow down
         ],
     )
     tuned = train(config)
     recipe = json.loads((tmp_path / "launcher_record/models/calculator/.ajet").read_text())
     assert recipe["reward"] >= 0.25
-    assert tuned.metrics["val/reward"] >= recipe["reward"] + 0.1
+    rewards = tuned.history["val/reward"]
+    assert rewards[12] >= rewards[0] + 0.15, rewards
