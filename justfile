@@ -1,5 +1,4 @@
 set shell := ["bash", "-euo", "pipefail", "-c"]
-
 # every test worker and every command that a test starts would compile the sources again
 export PYTHONDONTWRITEBYTECODE := ""
 
@@ -11,8 +10,9 @@ check:
     mypy && lint-imports
     ! command -v pip-audit > /dev/null || pip-audit --skip-editable --progress-spinner off
 # the main test suite, in parallel (tests wait now and then, so one worker more than processors); `-m slow` for the rest
+[positional-arguments]
 test *ARGS:
-    pytest -n $(({{num_cpus()}} + 1)) --dist worksteal -m "not slow" {{ARGS}}
+    pytest -n $(({{num_cpus()}} + 1)) --dist worksteal -m "not slow" "$@"
 
 # install Ray, Trinity-RFT, and on GPUs vLLM and verl, in versions that agree: `just install-trinity --cpu`, `--cuda`
 install-trinity *ARGS:
