@@ -101,6 +101,7 @@ def test_the_import_name_holds_nothing_else() -> None:
     assert names == {"__init__.py", "__main__.py", "py.typed"}
 
 
+@pytest.mark.slow
 def test_paths_of_earlier_programs_work() -> None:
     code = (
         "from ajet.workflow import Workflow; from ajet.schema.task import Task, WorkflowTask, WorkflowOutput;"
@@ -147,6 +148,7 @@ LAST_OF_PRINTS = {name.rpartition(".")[2] for name in PRINTS}
 CONSOLES = ("Console", "rich.console.Console", "rich.print")
 
 
+@pytest.mark.slow
 def test_nothing_prints_past_the_output_module() -> None:
     """A reply, a row or an error's message that reached a terminal as it is could rewrite what stands on it."""
     assert len(prints(ast.parse("print(1); typer.echo(2); x = print; sys.stderr.write(3); Console().print(4)"))) == 5
@@ -209,6 +211,7 @@ def exists(name: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_names_in_text_exist() -> None:
     """Tables of plug-ins, class names for Trinity, verl and Ray, entry points, `-m` commands, documents."""
     example = ast.parse('_A = "ajet_sdk.x"\nf"{_A}.B", {"path": f"pkg://{_A}.rows", "name": "C"}')
@@ -265,6 +268,7 @@ IN_FUNCTIONS = {
 """Packages that may be imported inside functions."""
 
 
+@pytest.mark.slow
 def test_imports_stand_at_the_top() -> None:
     """Inside functions only other people's packages are imported, so that import-linter's graph is the whole one."""
     example = "import a\ndef f():\n    import b.c, d\n    async def g():\n        from e import x, y"
@@ -304,6 +308,7 @@ def test_the_picture_shows_the_layers_of_the_contracts() -> None:
     assert drawn(DOCUMENT.read_text()) == layers
 
 
+@pytest.mark.slow
 def test_the_document_names_what_is_there() -> None:
     """Each file and name that it gives exists, and it names every package of the first two levels."""
     text = DOCUMENT.read_text()

@@ -114,6 +114,7 @@ def test_a_wrong_option_is_seen() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", cases("sh", "bash", "console"))
 def test_commands_are_ones_that_ajet_takes(page: Path) -> None:
     found = [(line, args) for line, block in blocks(page, "sh", "bash", "console") for args in commands(block)]

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 RUBRIC = ROOT / "tutorial" / "example_rubric_judge"
 
 
+@pytest.mark.slow
 def test_a_rubric_of_ten_examples_agrees_better_than_the_plain_judge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

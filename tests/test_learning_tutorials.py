@@ -19,6 +19,7 @@ TUTORIALS = Path(__file__).parents[1] / "tutorial"
 DISTILLATION, LORA, FLYWHEEL = (TUTORIALS / f"example_{name}" for name in ("distillation", "lora", "flywheel"))
 
 
+@pytest.mark.slow
 def test_the_walks_are_what_their_program_writes_and_reach_the_goal(tmp_path: Path) -> None:
     for name in ("example_distillation", "example_frozenlake"):
         shutil.copytree(TUTORIALS / name, tmp_path / name)

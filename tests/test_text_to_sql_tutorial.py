@@ -91,6 +91,7 @@ def test_questions_are_held_out_and_so_are_families(tutorial: Import) -> None:
         assert not {row["answer"] for row in sets[name]} & {row["answer"] for row in sets["train"] + sets["new"]}
 
 
+@pytest.mark.slow
 def test_every_reference_query_gives_rows_in_all_databases(tutorial: Import) -> None:
     judge, writer = tutorial("sql_judge"), tutorial("sql_writer")
     for row in (row for name in SETS for row in rows_of(name)[::6]):
@@ -140,6 +141,7 @@ def test_the_library_of_cheats_gets_nothing(tutorial: Import) -> None:
     assert len(found.outcomes) > 150 and found.earned == []
 
 
+@pytest.mark.slow
 def test_the_agent_asks_for_the_schema_and_answers_with_a_query(tutorial: Import, tmp_path: Path) -> None:
     tutorial("sql_agent")
     overrides = [

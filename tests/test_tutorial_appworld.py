@@ -39,6 +39,7 @@ def coder(ask: Ask) -> str:
     return turns[len(messages) // 2 - 1]
 
 
+@pytest.mark.slow
 def test_the_agent_does_the_stand_ins_tasks(tmp_path: Path) -> None:
     (tmp_path / "replies.py").write_text(
         "from ajet_sdk.engines.scripted import ScriptedEngine\n"

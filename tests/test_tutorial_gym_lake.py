@@ -53,6 +53,7 @@ def test_the_game_is_gymnasiums() -> None:
             env.release()
 
 
+@pytest.mark.slow
 def test_a_killed_instance_costs_no_episode(tmp_path: Path) -> None:
     (tmp_path / "replies.py").write_text(
         "from ajet_sdk.engines.scripted import ScriptedEngine\n"

@@ -51,6 +51,7 @@ def test_the_task_files_are_what_their_program_writes(folder: Path, program: str
         assert (tmp_path / name).read_text() == (folder / name).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", sorted(TUTORIALS.glob("*/*.yaml")), ids=lambda path: path.stem)
 def test_the_tasks_of_every_job_load(config: Path) -> None:
     """A job refuses files that share a task: so the tutorial would end before its first step."""
@@ -131,6 +132,7 @@ def calculator(ask: Ask) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_the_math_agent_solves_its_tasks_with_a_model_that_can(tmp_path: Path) -> None:
     """The agent as printed, captured without an edit, on the debug backbone with a scripted model."""
     from ajet_sdk.run import train

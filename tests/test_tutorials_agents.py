@@ -100,6 +100,7 @@ def test_every_countdown_can_be_won_in_two_moves_and_not_in_one() -> None:
             assert target not in game.moves(numbers).values() and any(game.solutions(numbers, target))
 
 
+@pytest.mark.slow
 def test_the_countdown_agent_wins_with_a_model_that_can(tmp_path: Path) -> None:
     config = scripted(
         tmp_path, solver, COUNTDOWN / "countdown.yaml", "ajet.backbone=debug", "ajet.debug.debug_first_n_tasks=6"
@@ -141,6 +142,7 @@ def games(tmp_path: Path, reply: Any, *overrides: str) -> tuple[Episode, ...]:
     return report.episodes
 
 
+@pytest.mark.slow
 def test_nine_players_play_and_the_side_under_training_is_paid(tmp_path: Path) -> None:
     played = games(tmp_path, pack, "ajet.rollout.opponent=policy", "ajet.rollout.val_kwargs.opponent=policy")
     sides = [{call.target_tag for call in episode.calls if call.trainable} for episode in played]
@@ -150,6 +152,7 @@ def test_nine_players_play_and_the_side_under_training_is_paid(tmp_path: Path) -
     assert len({call.agent for call in played[0].calls}) > 5
 
 
+@pytest.mark.slow
 def test_in_training_each_choice_counts_for_its_own_call(tmp_path: Path) -> None:
     players = load(WOLVES / "wolf_players.py")
     [played] = games(tmp_path, pack, "ajet.rollout.opponent=policy", "ajet.rollout.val_kwargs.opponent=policy")[:1]
@@ -192,6 +195,7 @@ def play(seed: int, answer: Any) -> Any:
     return game, asyncio.run(game.play(ask))
 
 
+@pytest.mark.slow
 def test_the_game_keeps_its_rules() -> None:
     """Whoever answers at random: the dead don't act, nobody is asked for what he is not, and it ends."""
     recipe = load(WOLVES / "wolf_recipe.py")
@@ -233,6 +237,7 @@ def test_choices_are_listed_by_what_their_player_knows() -> None:
     assert ("villager", "wolf") not in listed and ("villager", "ally") not in listed
 
 
+@pytest.mark.slow
 def test_six_who_see_their_choices_alone(tmp_path: Path) -> None:
     config = WOLVES / "werewolves_six.yaml"
     own = ["ajet.rollout.opponent=policy", "ajet.rollout.val_kwargs.opponent=policy"]
@@ -248,6 +253,7 @@ def spare(ask: Ask) -> str:
     return next(one for one in sorted(options) if one != "ally")
 
 
+@pytest.mark.slow
 def test_nine_who_name_a_kind_of_player(tmp_path: Path) -> None:
     own = ["ajet.rollout.opponent=policy", "ajet.rollout.val_kwargs.opponent=policy"]
     config = scripted(tmp_path, spare, WOLVES / "werewolves.yaml", *own)

@@ -120,6 +120,7 @@ def test_a_route_goes_before_the_query() -> None:
     assert below("http://host/v1/", "models") == "http://host/v1/models"
 
 
+@pytest.mark.slow
 def test_no_key_of_a_config_writes_what_its_address_hides(tmp_path: Path) -> None:
     """Whatever key holds an address: it is written without secrets, or refused without them."""
     written = 0
@@ -210,6 +211,7 @@ def test_a_run_connects_with_what_it_never_writes(key: str, port: int, tmp_path:
     assert SECRET not in (tmp_path / "out.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_generated_datasets_name_their_endpoint_without_it(tmp_path: Path) -> None:
     url = f"http://user:{SECRET}@host/v1?key={SECRET}"
     facts = {"options": {"count": 3, "judge": f"name@{url}"}, "endpoint": url, "verify_models": {"judge": [url, "m"]}}

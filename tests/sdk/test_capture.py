@@ -546,6 +546,7 @@ def test_what_an_agent_instruments_stays_so_and_each_call_is_recorded_once() -> 
     assert (threading.Thread.start, threading.Thread.run, httpx.Client.send) == (start, run, send)
 
 
+@pytest.mark.slow
 def test_a_library_that_is_imported_during_the_run_is_captured() -> None:
     program = """
         import asyncio, sys

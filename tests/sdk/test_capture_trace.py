@@ -154,6 +154,7 @@ def test_a_local_endpoint_that_has_episodes_in_its_path_is_observed(elsewhere: O
     assert rows(path, "select count(*) n from calls") == [{"n": 1}]
 
 
+@pytest.mark.slow
 def test_the_file_is_there_with_its_run_before_the_first_call(tmp_path: Path) -> None:
     """Killed the moment that `trace` returns, it has left a trace that can be read."""
     program = f"import os, ajet\najet.trace({str(tmp_path / 'agent.duckdb')!r})\nos.kill(os.getpid(), 9)"
@@ -162,6 +163,7 @@ def test_the_file_is_there_with_its_run_before_the_first_call(tmp_path: Path) ->
     assert rows(tmp_path / "agent.duckdb", "select count(*) n from calls") == [{"n": 0}]
 
 
+@pytest.mark.slow
 def test_a_forked_process_has_its_file_before_its_first_call(tmp_path: Path) -> None:
     program = f"""
 import os
@@ -191,6 +193,7 @@ with httpx.Client(trust_env=False) as client:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answered", [1, 300])
 def test_a_kill_loses_the_newest_calls_only(elsewhere: OpenEpisode, tmp_path: Path, answered: int) -> None:
     path = tmp_path / "agent.duckdb"

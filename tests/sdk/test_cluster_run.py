@@ -77,6 +77,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
         yield made
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_in_the_store_is_rolled_back(cluster: Cluster) -> None:
     """Its driver was killed before it had brought anything."""
     cluster.sampled("one", 1, 2, 3)
@@ -89,6 +90,7 @@ def test_what_a_killed_run_left_in_the_store_is_rolled_back(cluster: Cluster) ->
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tokens_that_were_trained_after_the_checkpoint_are_booked_once(cluster: Cluster) -> None:
     """The driver booked them as trained, in a file of its own."""
     cluster.sampled("one", 1, 2)
@@ -100,6 +102,7 @@ def test_tokens_that_were_trained_after_the_checkpoint_are_booked_once(cluster: 
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_brought_again_replaces_what_was_there(cluster: Cluster) -> None:
     """First the file and the log of a process that is there yet, then what it left in the end, in a file alone."""
     with cluster.node("one") as writer:

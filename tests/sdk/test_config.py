@@ -313,6 +313,7 @@ def test_a_misspelt_key_is_never_accepted(path: str, position: int, letter: str)
     assert "did you mean" in str(caught.value)
 
 
+@pytest.mark.slow
 @given(
     st.fixed_dictionaries(
         {},
@@ -379,6 +380,7 @@ def test_what_the_rubric_grader_does_not_read_is_said_with_the_reason() -> None:
     assert all(re.search(rf"task_judge\.rubrics_auto_grader\.{name} \(\w", said) for name in grader)
 
 
+@pytest.mark.slow
 def test_every_other_key_is_read_somewhere() -> None:
     files = [p for folder in ("ajet_sdk", "ajet_tools") for p in (ROOT / folder).rglob("*.py") if p.name != "config.py"]
     text = "\n".join(p.read_text(encoding="utf-8") for p in files)

@@ -116,6 +116,7 @@ def test_a_failed_import_is_tried_again(tmp_path: Path) -> None:
     assert load_object("my_agent_a.py->value") == 22222
 
 
+@pytest.mark.slow
 def test_the_config_loads_no_heavy_package() -> None:
     heavy = ("torch", "transformers", "duckdb", "pyarrow", "openai", "datasets", "sympy", "rich")
     ours = "ajet_sdk.config, ajet_sdk.tasks.load, ajet_sdk.judges.load"

@@ -54,6 +54,7 @@ def config(tmp_path: Path, **sections: Any) -> Config:
     )
 
 
+@pytest.mark.slow
 def test_the_first_tasks_are_run_and_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tuned = train(config(tmp_path), workflow=solve, judge=exact)
     assert tuned.path is None and tuned.metrics == {"debug/reward": 0.5}
@@ -69,6 +70,7 @@ def test_the_first_tasks_are_run_and_told_of(tmp_path: Path, capsys: pytest.Capt
         assert (row["n"], row["tokens"]) == (4, 12)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_seeds_to_calls(tmp_path: Path) -> None:
     seeds = [
         [
@@ -139,6 +141,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_bp_stops_only_where_the_run_names_the_tag(tmp_path: Path) -> None:
     tags = (("ELSE",), (), ("HERE", "ELSE"))
     program = tmp_path / "program.py"
@@ -163,6 +166,7 @@ def test_bp_does_nothing_outside_of_a_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert stops == []
 
 
+@pytest.mark.slow
 def test_nothing_loads_torch(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"

@@ -67,6 +67,7 @@ def parameters() -> Iterator[tuple[str, set[str], set[str]]]:
     yield "Gemini's generationConfig", camel(genai.GenerationConfig.model_fields), set(CONFIG_FIELDS)
 
 
+@pytest.mark.slow
 def test_every_parameter_of_the_vendors_clients_is_in_a_table() -> None:
     left_out = {place: names - known for place, names, known in parameters() if names - known}
     assert left_out == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -178,6 +179,7 @@ REQUESTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(asked=REQUESTS, snake=st.booleans())
 def test_one_conversation_is_one_request_in_each_dialect(asked: dict[str, Any], snake: bool) -> None:
     def ask(neutral: dict[str, Any]) -> Any:

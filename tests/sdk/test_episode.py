@@ -483,6 +483,7 @@ def test_a_sync_function_that_returns_a_coroutine() -> None:
     assert episode.reward == 1.0
 
 
+@pytest.mark.slow
 def test_a_sync_workflow_has_an_event_loop_which_is_closed_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """As the main thread of a program: some libraries run their async code on `asyncio.get_event_loop()`."""
     loops: list[asyncio.AbstractEventLoop] = []
@@ -534,6 +535,7 @@ def test_sync_functions_have_threads_of_their_own_and_the_bound_holds() -> None:
     assert [e.reward for e in found] == [1.0] * 12 and most[0] <= 4
 
 
+@pytest.mark.slow
 def test_two_hundred_episodes_at_once_never_mix() -> None:
     @ajet.workflow
     async def own(question: str) -> str:

@@ -26,6 +26,7 @@ def thawed() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("thawed")
 def test_what_was_there_is_left_out_of_collections_and_what_is_new_is_not() -> None:
     old = Node()
@@ -40,6 +41,7 @@ def test_what_was_there_is_left_out_of_collections_and_what_is_new_is_not() -> N
     assert seen() is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("thawed")
 def test_a_run_that_fails_gives_everything_back() -> None:
     before = gc.get_threshold()

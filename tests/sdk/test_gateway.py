@@ -443,6 +443,7 @@ class Client:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_long_reply_cut_after_one_read_is_undelivered(open_episode: Opener, stream: bool) -> None:
     """Found in training: `reply of 1,500,001 tokens, client read 48 characters: ledger trained 1,500,001`."""

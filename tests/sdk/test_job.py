@@ -108,6 +108,7 @@ def test_objects_are_named_by_class_path(tmp_path: Path) -> None:
         job().set_judge(ajet.judge(lambda output: 1.0)).dump_job_as_yaml(tmp_path / "job.yaml")
 
 
+@pytest.mark.slow
 def test_what_a_prompt_defines_is_not_written_under_another_name(tmp_path: Path) -> None:
     """A notebook's `__main__` has no file either; the decorator's own was written in its place."""
     code = (
@@ -121,6 +122,7 @@ def test_what_a_prompt_defines_is_not_written_under_another_name(tmp_path: Path)
     assert done.stdout.count("in a .py file, and import it") == 2 and not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_a_name_that_means_something_else_is_not_written(tmp_path: Path) -> None:
     """The class path of these leads to another object, or to a file that does not have them."""
     other = ajet.workflow(timeout=3)(reply)
@@ -157,6 +159,7 @@ def test_aliases() -> None:
     assert ajet.AgentJetJob is ajet.AjetJob is ajet.AstunerJob
 
 
+@pytest.mark.slow
 def test_it_tunes(tmp_path: Path) -> None:
     for made in (job().set_workflow(solve), job().set_workflow(Agent).set_judge(Judge)):
         made.set("experiment_dir", str(tmp_path / "experiment")).set("model.scripted", f"{HERE}->reply")

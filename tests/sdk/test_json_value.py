@@ -17,6 +17,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(values, st.booleans())
 def test_it_reads_what_was_written(value: Any, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)

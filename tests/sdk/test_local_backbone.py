@@ -75,6 +75,7 @@ def outcomes(config: Config) -> dict[str, int]:
     return {r["outcome"]: int(r["n"]) for r in rows}
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_a_model_a_trace_and_a_curve(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

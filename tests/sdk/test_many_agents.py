@@ -118,6 +118,7 @@ def test_an_agent_that_is_not_trained_is_the_opponents_too(gateway: Gateway, tmp
     assert said(play(gateway, duel, config())) == {"mine": ("policy", True), "yours": ("policy", False)}
 
 
+@pytest.mark.slow
 def test_opponent_and_seats_are_drawn_by_the_seed_and_shared_by_a_group(gateway: Gateway, tmp_path: Path) -> None:
     population = replies(tmp_path, "one", "two", "three")
     given = config(opponent=population, trained_seats=2)

@@ -28,6 +28,7 @@ def obeyed(text: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @given(text=st.one_of(st.just(EVIL), FOREIGN))
 def test_whatever_is_printed_no_character_is_left_that_a_terminal_obeys(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -86,6 +86,7 @@ def test_a_module_brings_its_folder_and_a_package_itself(tmp_path: Path, monkeyp
     assert not [f for f in made.folders if is_library_file(f / "x.py")]
 
 
+@pytest.mark.slow
 def test_unpacked_modules_import_and_relative_paths_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = tmp_path / "work"
     inside = written(base / "tools", near_dot_py="WHERE = 'near'", notes_dot_txt="hello")

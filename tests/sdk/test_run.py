@@ -65,6 +65,7 @@ def rows(path: Path, sql: str) -> list[dict[str, Any]]:
         return list(reader.query(sql).to_pylist())
 
 
+@pytest.mark.slow
 def test_a_run_scores_every_task(tmp_path: Path) -> None:
     told: list[str] = []
     report = run(config(tmp_path), workflow=solve, judge=exact, k=3, on_episode=lambda e: told.append(e.episode_id))
@@ -94,6 +95,7 @@ def test_a_run_whose_ledger_does_not_balance_says_so(
     assert rows(tmp_path / "experiment", "SELECT status FROM runs") == [{"status": "failed"}]
 
 
+@pytest.mark.slow
 def test_two_runs_give_the_same_score(tmp_path: Path) -> None:
     first, second = (run(config(tmp_path), workflow=solve, judge=exact, k=2) for _ in range(2))
     assert [s.solved for s in first.tasks] == [s.solved for s in second.tasks]
@@ -155,6 +157,7 @@ def test_what_holds_no_tasks_is_refused(tmp_path: Path) -> None:
         train(config(tmp_path), workflow=solve, judge=exact, tasks=ROWS, val_tasks=ROWS)
 
 
+@pytest.mark.slow
 def test_run_and_train_can_be_awaited_at_once_and_cancelled(tmp_path: Path) -> None:
     first, second = config(tmp_path / "a"), config(tmp_path / "b")
 
@@ -276,6 +279,7 @@ def test_an_interrupt_ends_what_runs_beside_the_loop_of_a_notebook(wakes: bool) 
     assert ended
 
 
+@pytest.mark.slow
 def test_pass_at_k_of_greedy_sampling_is_refused_or_told(tmp_path: Path) -> None:
     greedy = {"rollout": {"temperature": 0}}
     with pytest.raises(ConfigError, match="greedy"):
@@ -352,6 +356,7 @@ def test_a_live_owner_is_an_error_and_its_files_stay(tmp_path: Path) -> None:
     assert rows(tmp_path / "experiment", "SELECT status FROM runs") == [{"status": "finished"}]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
     first = train(config(tmp_path), workflow=solve, judge=exact)
     second = train(config(tmp_path), workflow=solve, judge=exact, resume=True)
@@ -366,6 +371,7 @@ def test_scoring_is_no_run_to_resume(tmp_path: Path) -> None:
     assert train(config(tmp_path), workflow=solve, judge=exact, resume=True).run_id == first.run_id
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_recorded_as_interrupted(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -111,6 +111,7 @@ def test_a_foreign_page_is_not_answered(served: tuple[str, Path]) -> None:
     assert httpx.post(f"{served[0]}/chat/completions", content=json.dumps(body), headers=plain).status_code == 415
 
 
+@pytest.mark.slow
 def test_with_a_key_only_who_sends_it_is_answered(tmp_path: Path) -> None:
     with serving(tmp_path, "the key") as url:
         assert [model.id for model in openai.OpenAI(base_url=url, api_key="the key").models.list()] == ["parrot"]
@@ -175,6 +176,7 @@ def test_a_client_that_reads_late_has_its_reply(served: tuple[str, Path]) -> Non
         assert until(lambda: reader.query(sql).to_pylist()) == [{"status": "succeeded"}]
 
 
+@pytest.mark.slow
 def test_every_request_is_traced_while_it_serves(served: tuple[str, Path]) -> None:
     body = {"messages": [{"role": "user", "content": "trace me"}], "model": "parrot"}
     httpx.post(f"{served[0]}/chat/completions", json=body, headers={"authorization": "Bearer sk-secret"})

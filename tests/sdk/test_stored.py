@@ -297,6 +297,7 @@ def without_agent(tmp_path: Path, tiny_model: Path) -> Config:
     )
 
 
+@pytest.mark.slow
 def test_a_run_over_conversations_needs_no_agent_and_books_every_token(tmp_path: Path, tiny_model: Path) -> None:
     config = without_agent(tmp_path, tiny_model)
     tuned = train(config)

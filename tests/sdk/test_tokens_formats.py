@@ -134,6 +134,7 @@ some_calls = st.lists(st.tuples(st.sampled_from(NAMES), arguments), min_size=1, 
 plain = st.sampled_from(["", "Let me see.", "zwei\n\nAbsätze"])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.data(), some_calls, plain, st.sampled_from([None, "I should\ncompute it"]))
 @pytest.mark.parametrize("name", list(SPELLINGS))

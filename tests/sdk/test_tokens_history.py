@@ -144,6 +144,7 @@ def test_history_that_means_the_same_reuses_the_same_ids(
         assert prompt.reused == len(before.ids) + len(output)
 
 
+@pytest.mark.slow
 @given(turns=talks(), name=st.sampled_from(["Friday", "assistant"]), which=st.sampled_from(["assistant", "user"]))
 def test_a_name_is_shown_where_the_template_shows_it_and_ignored_elsewhere(
     turns: list[Any], name: str, which: str, tokenizer_of: Callable[..., Any]

@@ -40,6 +40,7 @@ def run_command(tmp_path: Path, model: Path, judge: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+@pytest.mark.slow
 def test_a_run_without_an_update_says_so_and_has_an_exit_code_of_its_own(tmp_path: Path, tiny_model: Path) -> None:
     code, output = run_command(tmp_path, tiny_model, "never")
     assert code == 3, output

@@ -156,6 +156,7 @@ def reply(ask):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workflow", ["act", "act_async"])
 def test_what_it_does_to_its_process_ends_no_run(tmp_path: Path, workflow: str) -> None:
     (tmp_path / "agent.py").write_text(AGENT)

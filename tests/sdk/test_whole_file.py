@@ -25,6 +25,7 @@ for attempt in (lambda: write_whole(Path(sys.argv[1]), "new" * 100), lambda: ann
 """
 
 
+@pytest.mark.slow
 def test_without_room_the_old_file_stays_and_nothing_beside_it(tmp_path: Path) -> None:
     file = tmp_path / "file.json"
     file.write_text("old")

@@ -425,6 +425,7 @@ LEGITIMATE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", LEGITIMATE)
 def test_what_vendors_really_say_is_no_fault(server: Server, dialect: str) -> None:
     for reason in LEGITIMATE[dialect]:
@@ -437,6 +438,7 @@ def test_what_vendors_really_say_is_no_fault(server: Server, dialect: str) -> No
             assert {e.status for e in of_the_policy(server)} == {"succeeded"}, reason
 
 
+@pytest.mark.slow
 def test_every_reason_of_the_vendors_clients_is_known() -> None:
     """But for those by which a vendor says that there is no reply."""
     from typing import get_args

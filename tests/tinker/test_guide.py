@@ -17,6 +17,7 @@ from tests.tinker.servers import Server
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "trainer-serve.md"
 
 
+@pytest.mark.slow
 def test_the_guides_program_learns(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def written_out(loss: str, config: dict[str, float], new: torch.Tensor, given: d
     return -(clipped.detach() * new * advantages).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "config", "clip"),
     [

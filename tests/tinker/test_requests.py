@@ -36,6 +36,7 @@ def trained(service: Any, model: Path, steps: int) -> np.ndarray[Any, Any]:
     return logprobs(trainer)[0]
 
 
+@pytest.mark.slow
 def test_requests_out_of_order_and_twice_are_applied_in_order_and_once(server: Server, service: Any) -> None:
     trainer = train(service, server.model)
     step(server, trainer.model_id, 4)
@@ -61,6 +62,7 @@ def test_a_number_is_not_used_for_two_things(server: Server, service: Any) -> No
     assert "was forward_backward and can't be optim_step" in reply.json()["detail"]
 
 
+@pytest.mark.slow
 def test_each_client_has_an_adapter_of_its_own(server: Server, service: Any) -> None:
     alone = trained(service, server.model, 3)
     done: dict[int, Any] = {}
@@ -83,6 +85,7 @@ def test_each_client_has_an_adapter_of_its_own(server: Server, service: Any) -> 
     assert not np.allclose(done[0], alone, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_states_are_saved_and_loaded(server: Server, service: Any) -> None:
     trainer = train(service, server.model)
     trainer.forward_backward([datum()], "cross_entropy")
@@ -117,6 +120,7 @@ def test_states_are_saved_and_loaded(server: Server, service: Any) -> None:
     assert not rest.list_checkpoints(trainer.model_id).result().checkpoints
 
 
+@pytest.mark.slow
 def test_a_server_that_is_started_again_goes_on(server: Server, tiny: Path, tmp_path: Path) -> None:
     with Server(tiny, tmp_path / "undisturbed") as other:
         client = other.client()

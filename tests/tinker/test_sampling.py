@@ -30,6 +30,7 @@ def sampler(trainer: Any) -> Any:
     return trainer.save_weights_and_get_sampling_client().result()
 
 
+@pytest.mark.slow
 def test_sampled_logprobs_are_the_trainers(trainer: Any, sampler: Any) -> None:
     reply = sampler.sample(PROMPT, 4, types.SamplingParams(max_tokens=12, seed=1)).result()
     assert len({one.sequence_id for one in reply.sequences}) == 4
@@ -75,6 +76,7 @@ def test_a_saved_sampler_keeps_its_weights(trainer: Any, service: Any, server: S
     assert not np.allclose(values, before, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_list_of_stops_takes_the_place_of_the_end_of_turn(sampler: Any, server: Server) -> None:
     end = min(HFTokenizer(str(server.model)).eos_ids)
     greedy = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=6, temperature=0.0)).result().sequences[0]
@@ -102,6 +104,7 @@ def test_a_bad_request_is_refused(prompt: list[int], options: Any, words: str, s
         sampler.sample(types.ModelInput.from_ints(prompt), 1, types.SamplingParams(max_tokens=2), **options).result()
 
 
+@pytest.mark.slow
 def test_unnamed_weights_of_old_sessions_are_deleted(server: Server, service: Any) -> None:
     trainer = train(service, server.model)
     first = trainer.save_weights_and_get_sampling_client().result()

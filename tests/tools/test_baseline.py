@@ -80,6 +80,7 @@ def test_the_advice_fits_the_scores(train: Report, held_out: Report | None, word
     assert words in " ".join(advice(reports))
 
 
+@pytest.mark.slow
 def test_both_sets_are_scored_and_held_out_tasks_stay_held_out(tmp_path: Path) -> None:
     for name, content in {"agent.py": AGENT, "replies.py": REPLIES}.items():
         (tmp_path / name).write_text(content)

@@ -91,6 +91,7 @@ def test_a_run_that_fails_is_reported_and_the_next_one_runs(tmp_path: Path) -> N
     assert [one.seed for one in Library.open(tmp_path).records] == [0]
 
 
+@pytest.mark.slow
 def test_the_page_and_its_pictures_are_current(tmp_path: Path) -> None:
     shelf = Library.open(ROOT / "tutorial")
     assert (ROOT / "docs/bench.md").read_text() == page(shelf), "run `ajet bench --no-run --report docs`"

@@ -77,6 +77,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.strip().endswith("[]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["filter {0} chars<9 -o {1}", "export {0} -o {1}", "mix {0}=1 -o {1}"])
 def test_commands_of_rows_load_nothing_that_they_do_not_need(tmp_path: Path, command: str) -> None:
     rows = tmp_path / "rows.jsonl"
@@ -117,6 +118,7 @@ typing.get_type_hints = get_type_hints
 """
 
 
+@pytest.mark.slow
 def test_every_command_has_the_same_parameters_where_type_hints_are_resolved_as_on_python_310(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -142,6 +144,7 @@ def test_version_and_no_arguments() -> None:
     assert "Did you mean 'train'?" in refused("trian")
 
 
+@pytest.mark.slow
 def test_the_starter_runs_at_once(starter: Path) -> None:
     done = ajet_("run", "agent.py:solve", *SCRIPTED, "-k", "2", "--json")
     assert done.exit_code == 0, done.output
@@ -155,6 +158,7 @@ def test_the_starter_runs_at_once(starter: Path) -> None:
     assert report["run_id"] in shown.stdout
 
 
+@pytest.mark.slow
 def test_the_starter_s_readme_is_true(starter: Path) -> None:
     text = (starter / "README.md").read_text()
     assert text.startswith("# demo\n")
@@ -194,6 +198,7 @@ def test_what_is_logged_is_shown_once(starter: Path) -> None:
     assert done.returncode == 1 and done.stderr.count("only 0 of 2 episodes succeeded") == 1
 
 
+@pytest.mark.slow
 def test_the_account_of_a_debug_run_fits_a_terminal(starter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     head, *rows = ajet_(*DEBUG).stdout.splitlines()
@@ -254,6 +259,7 @@ def test_what_is_wrong_is_one_message_and_exit_code_2(starter: Path, args: list[
     assert expected in " ".join(said.replace("│", " ").split())
 
 
+@pytest.mark.slow
 def test_a_bad_row_is_named_or_skipped(starter: Path) -> None:
     with (starter / "tasks.jsonl").open("a") as file:
         file.write("oops\n")
@@ -269,6 +275,7 @@ def test_traceback_shows_where_an_error_was_raised(starter: Path) -> None:
     assert "load_object" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["agent", pytest.param("reply", marks=pytest.mark.slow)])
 def test_ctrl_c_is_130(starter: Path, who: str) -> None:
     """At once, also where the scripted reply is what waits."""
@@ -315,6 +322,7 @@ def effective(directory: Path) -> dict[str, Any]:
     return dict(values)
 
 
+@pytest.mark.slow
 def test_conf_alone_is_train(starter: Path) -> None:
     swapped = [*DEBUG[4:], *DEBUG[2:4], *DEBUG[:2]]
     for name, args in {
@@ -330,6 +338,7 @@ def test_conf_alone_is_train(starter: Path) -> None:
     assert (first["backbone"], first["rollout"]["num_repeat"]) == ("debug", 5)
 
 
+@pytest.mark.slow
 def test_compatible_flags_are_accepted_with_a_word(starter: Path) -> None:
     for flags in (["--with-ray"], ["--with-ray-cluster"], ["--with-ray-cluster", "127.0.0.1:6379"]):
         done = ajet_(*DEBUG, *flags, "--skip-check-avail-gpu", "--prefix", "x")
@@ -514,6 +523,7 @@ def test_config_check_tries_the_workflow_on_a_task(starter: Path) -> None:
     assert "no value for parameters `hint`, `more`" in refused("config", "check", "config.yaml")
 
 
+@pytest.mark.slow
 def test_doctor_says_what_is_here(tmp_path: Path) -> None:
     done = ajet_("doctor", "--json")
     assert done.exit_code == 0
@@ -523,6 +533,7 @@ def test_doctor_says_what_is_here(tmp_path: Path) -> None:
     assert "duckdb" in ajet_("doctor").stdout
 
 
+@pytest.mark.slow
 def test_doctor_fails_where_a_run_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = ajet_("doctor", str(tmp_path / "none"))
     assert done.exit_code == 1
@@ -536,6 +547,7 @@ def test_doctor_fails_where_a_run_would(tmp_path: Path, monkeypatch: pytest.Monk
     assert re.fullmatch(r"missing textual-plotext \(has textual-serve 1, textual 1\)", tools["detail"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("health", "status", "said"),
     [
@@ -557,6 +569,7 @@ def test_doctor_knows_the_packages_of_the_project() -> None:
     assert {"torch", "peft"} <= set(EXTRAS["local"]) and "verl" not in EXTRAS["verl"] and all(EXTRAS.values())
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_here_is_one_message_and_the_hub_is_asked_once_at_most(starter: Path) -> None:
     asked = []
 
@@ -589,6 +602,7 @@ def test_a_model_that_is_not_here_is_one_message_and_the_hub_is_asked_once_at_mo
         ]
 
 
+@pytest.mark.slow
 def test_without_the_extra_a_local_model_prints_the_line_that_installs_it(starter: Path) -> None:
     without = "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'huggingface_hub'))"
     run = ["run", "agent.py:solve", *SCRIPTED[:4], "--model", "."]
@@ -622,6 +636,7 @@ TROUBLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TROUBLE)
 def test_a_file_that_no_config_can_be_is_one_message(name: str, tmp_path: Path) -> None:
     text, words = TROUBLE[name]
@@ -641,6 +656,7 @@ def test_a_value_of_any_size_makes_a_short_message(tmp_path: Path) -> None:
     assert "rollout.num_repeat must be a whole number" in said and len(said) < 1000
 
 
+@pytest.mark.slow
 def test_whatever_ends_a_command_is_one_message_and_traceback_shows_the_rest(starter: Path) -> None:
     (starter / "afile").touch()
     said = refused("run", "agent.py:solve", *SCRIPTED, "--exp-dir", "afile/x", code=1)
@@ -658,6 +674,7 @@ def test_whatever_ends_a_command_is_one_message_and_traceback_shows_the_rest(sta
     assert "Traceback" not in done.output
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_a_few_lines(starter: Path) -> None:
     """A limit on the size of files fails each write beyond it, of the trace, the log and the rest."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)); "

@@ -15,6 +15,7 @@ from ajet_tools.cli.reference import API, commands, main, options, pages
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
 
+@pytest.mark.slow
 def test_the_pages_are_current() -> None:
     written, current = {path.name: path.read_text(encoding="utf-8") for path in REFERENCE.iterdir()}, pages()
     assert set(written) == set(current)
@@ -55,6 +56,7 @@ def test_every_config_key_is_in_the_reference() -> None:
         assert f"| `{key}` |" in text
 
 
+@pytest.mark.slow
 def test_the_pages_are_written_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 0
     assert main([str(tmp_path), "--check"]) == 0

@@ -65,6 +65,7 @@ def test_each_way_of_running_is_told(tmp_path: Path) -> None:
         assert way["usable"] == all(check["status"] != "fail" for check in way["checks"])
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_decides_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor(str(tmp_path), "--for", "debug").exit_code == 0
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -145,6 +146,7 @@ def test_what_a_run_imports_can_be_imported() -> None:
     assert sys.modules.get("tinker") is None
 
 
+@pytest.mark.slow
 def test_whether_programs_of_a_model_are_fenced_in_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def said() -> dict[str, Any]:
         fence.cache_clear()
@@ -166,6 +168,7 @@ def test_whether_programs_of_a_model_are_fenced_in_is_tried(tmp_path: Path, monk
         assert said()["status"] == "ok" and "no network" in said()["detail"]
 
 
+@pytest.mark.slow
 def test_at_a_terminal_lines_fit_and_commands_stay_whole(tmp_path: Path) -> None:
     code, shown = at_a_terminal([sys.executable, "-m", "ajet", "doctor"], columns=80, cwd=tmp_path)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()

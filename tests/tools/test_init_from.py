@@ -43,6 +43,7 @@ def ajet(*arguments: str, code: int = 0) -> str:
     return " ".join(done.output.split())
 
 
+@pytest.mark.slow
 def test_the_job_runs_as_it_is_written_and_the_agent_stays_as_it_is(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +58,7 @@ def test_the_job_runs_as_it_is_written_and_the_agent_stays_as_it_is(
     assert "Mean reward 1 over 2 tasks" in ran
 
 
+@pytest.mark.slow
 def test_tasks_of_recorded_calls_make_a_job_too(here: Path) -> None:
     ajet("init", "--from", "mine.py", "--tasks", "few.jsonl", "job")
     (here / "replies.py").write_text(REPLIES)

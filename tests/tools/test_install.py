@@ -79,6 +79,7 @@ def test_the_build_follows_the_machine(tmp_path: Path, monkeypatch: pytest.Monke
     assert ajet_("install", "trinity", "--cpu", "--cuda").exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_failure_of_pip_is_told() -> None:
     if installed_version("ajet") is None:
         pytest.skip("ajet is on the path here, and not installed")

@@ -62,6 +62,7 @@ def test_rewards_below_1_are_told_to_win_no_game(job: Path, caplog: pytest.LogCa
     assert "3 of 3 games have a reward above 0 and below 1 and count as not won" in caplog.text
 
 
+@pytest.mark.slow
 def test_everybody_plays_everybody(job: Path) -> None:
     seen: list[tuple[str, str, Score]] = []
     league = play_league(load_config(job), ["weak", "strong"], k=2, on_match=lambda *match: seen.append(match))
@@ -112,6 +113,7 @@ def test_names_are_shown_by_what_differs(names: list[str], shown: list[str], tmp
     assert list(short_names(League({(one, names[0]): Score(1, 1) for one in names}, tmp_path)).values()) == shown
 
 
+@pytest.mark.slow
 def test_the_same_league_is_the_same_picture(tmp_path: Path) -> None:
     league = League({("a", "b"): Score(8, 2), ("b", "a"): Score(8, 6), ("a", "a"): Score(0, 0, 8)}, tmp_path)
     for name in ("a.svg", "b.svg", "c.png"):

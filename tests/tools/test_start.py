@@ -83,6 +83,7 @@ def without(modules: tuple[str, ...], code: str, here: Path) -> subprocess.Compl
     return subprocess.run(command, cwd=here, env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["torch", "transformers"])
 def test_the_demo_writes_nothing_where_a_package_is_missing(here: Path, package: str) -> None:
     command = "from ajet_tools.cli.app import main; sys.argv = ['ajet', 'demo']; main()"
@@ -111,6 +112,7 @@ def test_on_windows_the_import_and_the_command_are_one_message_that_names_wsl(he
         assert done.returncode == 1 and line.startswith("Error: ajet runs on Linux and macOS") and "WSL" in line
 
 
+@pytest.mark.slow
 def test_what_a_training_run_recommends_is_installed(here: Path) -> None:
     show = "from ajet_sdk.reporting.results import TunedModel\nprint(TunedModel(None, directory='run'))"
     assert "View with:  ajet trace view run" in without((), show, here).stdout

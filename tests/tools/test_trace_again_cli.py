@@ -79,6 +79,7 @@ def run_of(where: str) -> str:
 WHERE = "launcher_record/first"
 
 
+@pytest.mark.slow
 def test_replay(demo: Path) -> None:
     trace = demo / WHERE / "trace.duckdb"
     before = hashlib.sha256(trace.read_bytes()).hexdigest()
@@ -96,6 +97,7 @@ def test_replay(demo: Path) -> None:
     assert hashlib.sha256(trace.read_bytes()).hexdigest() == before
 
 
+@pytest.mark.slow
 def test_replay_of_what_is_not_there(demo: Path) -> None:
     assert "nothing in this trace" in ajet("trace", "replay", "zz", WHERE, code=2)
     assert "nothing in this trace" in ajet("trace", "replay", run_of(WHERE), WHERE, code=2)
@@ -107,6 +109,7 @@ def test_replay_of_what_is_not_there(demo: Path) -> None:
     assert "pass its current location with --workflow" in said
 
 
+@pytest.mark.slow
 def test_rejudge(demo: Path) -> None:
     Path("judges.py").write_text(
         "def strict(output, answer):\n    if answer == '99':\n        raise ValueError('ninety-nine')\n"
@@ -131,6 +134,7 @@ def test_rejudge(demo: Path) -> None:
     assert hashlib.sha256((demo / WHERE / "trace.duckdb").read_bytes()).hexdigest() == before
 
 
+@pytest.mark.slow
 def test_remerge(demo: Path) -> None:
     for estimator in get_args(RewardEstimator):
         said = ajet("trace", "remerge", WHERE, "--estimator", estimator)
@@ -153,6 +157,7 @@ def test_preflight(demo: Path) -> None:
     assert "nothing is downloaded" in ajet("trace", "preflight", "no/such-model", WHERE, code=2)
 
 
+@pytest.mark.slow
 def test_diff_of_runs(demo: Path) -> None:
     a, b = run_of(WHERE), run_of("launcher_record/second")
     said = ajet("trace", "diff", a[:10], b[:10], WHERE, "--path-b", "launcher_record/second")
@@ -181,6 +186,7 @@ def test_diff_of_runs_claims_nothing_of_few_tasks(tmp_path: Path) -> None:
     assert "0 tasks only in A, 1 only in B" in said and "failed: KeyError" in said and "p = " not in said
 
 
+@pytest.mark.slow
 def test_diff_of_episodes(demo: Path) -> None:
     a, b = first_episode(WHERE), first_episode("launcher_record/second")
     same = ajet("trace", "diff", a, a, WHERE)
@@ -229,6 +235,7 @@ def test_a_difference_deep_in_a_long_message_is_shown(tmp_path: Path) -> None:
     assert "-  here aa\n+  here bb\n" in found and len(found) < 5_000
 
 
+@pytest.mark.slow
 def test_an_empty_trace(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t.duckdb"):
         pass
@@ -244,6 +251,7 @@ def test_an_empty_trace(tmp_path: Path) -> None:
     assert "no finished episode" in ajet("trace", "diff", "r", "r", str(tmp_path), code=2)
 
 
+@pytest.mark.slow
 def test_replay_from_where_the_run_was_started(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The config names the agent beside itself, and the run was started elsewhere."""
     monkeypatch.chdir(demo.parent)

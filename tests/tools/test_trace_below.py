@@ -51,6 +51,7 @@ def trace(*arguments: str) -> Result:
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [[], ["."], ["launcher_record"]])
 def test_all_runs_below_are_one_list(record: Path, path: list[str]) -> None:
     done = trace("ls", *path, "--json")
@@ -61,6 +62,7 @@ def test_all_runs_below_are_one_list(record: Path, path: list[str]) -> None:
     assert json.loads(counted.stdout) == [{"n": 30}] and ("foreign.duckdb" in counted.stderr) == (len(done.stderr) > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["one", "0caf", "launcher_record/one", "launcher_record/one/trace.duckdb"])
 def test_a_run_by_id_name_or_path(record: Path, named: str) -> None:
     assert json.loads(trace("show", named, "--json").stdout)["run_id"] == "0cafe"
@@ -79,6 +81,7 @@ def test_a_mistyped_path_is_named(record: Path, arguments: list[str]) -> None:
     assert done.exit_code != 0 and "launcher_rekord/one" in done.stderr
 
 
+@pytest.mark.slow
 def test_check_looks_at_each_and_pack_wants_one(record: Path) -> None:
     assert trace("check").stdout.count(": no violations") == 5
     done = trace("pack")

@@ -77,6 +77,7 @@ def ajet(*arguments: str, code: int = 0) -> str:
     return result.stdout if code == 0 else result.output
 
 
+@pytest.mark.slow
 def test_ls_of_a_directory_a_file_and_all_below(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older = experiment.parent / "older"
     with TraceWriter(older / "trace.duckdb") as writer:
@@ -121,6 +122,7 @@ def test_an_id_that_fits_several_or_none_is_an_error(experiment: Path) -> None:
     assert "no run 'zz'" in ajet("ledger", str(experiment), "--run", "zz", code=2)
 
 
+@pytest.mark.slow
 def test_sql(experiment: Path) -> None:
     where = str(experiment)
     tokens = "(SELECT sum(tokens) FROM ledger) AS n, (SELECT [sum(tokens)] FROM ledger) AS l"

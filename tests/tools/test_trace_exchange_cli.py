@@ -82,6 +82,7 @@ def test_json_tells_the_counts(trace: Path, tmp_path: Path) -> None:
     assert (told["episodes"], told["calls"], told["formats"]) == (3, 3, {str(out): "native"})
 
 
+@pytest.mark.slow
 def test_through_pipes_the_trace_comes_back_equal(trace: Path, tmp_path: Path) -> None:
     back = tmp_path / "back.duckdb"
     command = [sys.executable, "-m", "ajet", "trace"]
@@ -113,6 +114,7 @@ def test_import_skips_bad_rows_only_where_asked(tmp_path: Path) -> None:
     assert "already there: 2 episodes" in ajet("import", str(source), "--out", str(out), "--skip-bad-rows").output
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_said(trace: Path, tmp_path: Path) -> None:
     where = str(trace)
     assert "no export format 'csv'; formats: tasks" in ajet("export", where, "--format", "csv", code=2).output
@@ -138,6 +140,7 @@ def test_help_has_examples(command: str) -> None:
     assert f"ajet trace {command} " in said and "--json" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv", ".jsonl.gz", ".html", ".xlsx", ".txt", ".v2"])
 def test_a_file_is_what_its_name_says_or_is_refused(format: str, suffix: str, trace: Path, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def runs(path: Path) -> list[str]:
         return [row["run_id"] for row in reader.query("SELECT run_id FROM runs ORDER BY 1").to_pylist()]
 
 
+@pytest.mark.slow
 def test_pack_takes_the_newest_trace_and_says_what_it_saved(path: Path) -> None:
     said = ajet("pack")
     assert said.startswith("launcher_record/math/trace.duckdb: ") and " -> " in said
@@ -56,6 +57,7 @@ def test_pack_takes_the_newest_trace_and_says_what_it_saved(path: Path) -> None:
     assert "--out takes one file" in ajet("pack", str(path.parent), "--out", "x.duckdb", code=2)
 
 
+@pytest.mark.slow
 def test_merge_files_counts_what_it_wrote(path: Path) -> None:
     shutil.copy(path, "other.duckdb")
     said = ajet("merge-files", str(path.parent), "other.duckdb", "--out", "whole.duckdb")
@@ -69,6 +71,7 @@ def test_merge_files_counts_what_it_wrote(path: Path) -> None:
     assert "same run_id: bbb." in said and not Path("bad.duckdb").exists()
 
 
+@pytest.mark.slow
 def test_prune_says_what_goes_and_asks(path: Path) -> None:
     said = ajet("prune", "--older-than", "30d", "--dry-run")
     assert "1 run goes" in said and "aaa" in said and "bbb" not in said and "\x1b" not in said
@@ -79,6 +82,7 @@ def test_prune_says_what_goes_and_asks(path: Path) -> None:
     assert "No runs to delete" in ajet("prune", "--older-than", "30d", "--yes")
 
 
+@pytest.mark.slow
 def test_prune_by_run_and_size(path: Path) -> None:
     done = json.loads(ajet("prune", str(path), "--run", "b", "--yes", "--json"))
     assert [one["run_id"] for one in done["runs"]] == ["bbb"] and done["dry_run"] is False
@@ -89,6 +93,7 @@ def test_prune_by_run_and_size(path: Path) -> None:
     assert "no run 'zzz'" in ajet("prune", str(path), "--run", "zzz", "--yes", code=2)
 
 
+@pytest.mark.slow
 def test_prune_of_a_directory_takes_each_run_from_its_own_file(path: Path) -> None:
     with TraceWriter(path.with_name("second.duckdb")) as writer:
         at = datetime.now(timezone.utc) - timedelta(days=40)
@@ -101,6 +106,7 @@ def test_prune_of_a_directory_takes_each_run_from_its_own_file(path: Path) -> No
     assert runs(path.parent) == ["bbb"]
 
 
+@pytest.mark.slow
 def test_check_exits_with_one_where_anything_is_broken(path: Path) -> None:
     assert ajet("check").startswith("launcher_record/math/trace.duckdb: no violations (")
     assert json.loads(ajet("check", str(path), "--json")) == {"traces": 1, "sound": True, "broken": []}

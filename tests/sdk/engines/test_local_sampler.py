@@ -149,6 +149,7 @@ def check(model: Any, prompt: Sequence[int], reply: Sampled, sampling: Sampling,
     np.testing.assert_allclose(reply.logprobs, recomputed(model, prompt, reply, sampling), atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "changes", "batch", "forward"),
     [
@@ -206,6 +207,7 @@ def test_eager_attention_and_lora_give_the_same_logprobs() -> None:
         run(model, body)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.floats(0.3, 2.0), st.sampled_from([-1, 1, 3, 40]), st.sampled_from([1.0, 0.9, 0.4, 1e-6]), st.integers(0, 99))
 def test_logprobs_are_of_the_distribution_drawn_from(temperature: float, top_k: int, top_p: float, seed: int) -> None:
@@ -230,6 +232,7 @@ def _shared_model() -> Any:
     return _MODELS[0]
 
 
+@pytest.mark.slow
 def test_tokens_come_with_their_probability(qwen3: Any) -> None:
     how = Sampling(temperature=0.8, top_p=0.8, max_tokens=1, n=200)
     prompt = prompts(1)[0]
@@ -251,6 +254,7 @@ def test_tokens_come_with_their_probability(qwen3: Any) -> None:
     run(qwen3, body)
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 1.0]))
 def test_a_reply_does_not_depend_on_company_or_cache(seed: int, temperature: float) -> None:
@@ -279,6 +283,7 @@ def test_a_reply_does_not_depend_on_company_or_cache(seed: int, temperature: flo
     run(model, crowded, max_batch=7, kv_bytes=1)
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(st.integers(0, 10_000))
 def test_any_walk_of_turns_and_forks_is_exact_in_little_memory(seed: int) -> None:
@@ -414,6 +419,7 @@ def test_seeds_repeat_and_their_absence_varies(qwen3: Any) -> None:
     run(qwen3, body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rows", "one conversation at a time"])
 def test_deterministic_sampling_repeats_to_the_bit_whatever_else_arrives(kind: str) -> None:
     model = make("qwen3") if kind == "rows" else make("gemma2", sliding_window=16, query_pre_attn_scalar=8)
@@ -524,6 +530,7 @@ def test_a_model_of_other_arithmetic_is_found_however_flat_its_logits_are(dtype:
     assert isinstance(forward_of(model, RowCache()), ModelForward)
 
 
+@pytest.mark.slow
 def test_an_adapter_in_bfloat16_is_sampled_as_it_is_trained() -> None:
     """Merged into bfloat16 weights, steps as small as those of training would be rounded away."""
     import peft

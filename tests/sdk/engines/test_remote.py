@@ -351,6 +351,7 @@ def test_an_address_without_a_scheme_is_refused() -> None:
         RemoteEngine("localhost:8000", "k", "m")
 
 
+@pytest.mark.slow
 def test_httpx_is_whole_before_an_agent_runs() -> None:
     """Found with two threads: one made the engine's first request while the other imported openai."""
     code = "import sys; from ajet_sdk.engines.remote import RemoteEngine; RemoteEngine('http://x/v1', 'k', 'm'); "
@@ -372,6 +373,7 @@ def right(output: str, answer: str) -> float:
     return float(output == answer)
 
 
+@pytest.mark.slow
 def test_a_name_that_is_no_path_is_asked_at_the_endpoint_of_the_environment(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ def acting(env: GymEnv, *calls: Any) -> list[str]:
     return [message["content"] for message in info["messages"]]
 
 
+@pytest.mark.slow
 def test_a_servers_tools(tmp_path: Path) -> None:
     """Of the package's own server; what a tool answers, and what the agent does wrong, are observations."""
     with hosted(server_of(TILL, tmp_path), arguments={"evaluate": "total"}) as (url, instances):
@@ -192,6 +193,7 @@ def test_the_agent_cannot_call_the_tool_of_the_score(raw: tuple[str, Instances])
     env.release()
 
 
+@pytest.mark.slow
 def test_a_scoring_tool_that_is_not_there_is_refused_at_the_creation(tmp_path: Path) -> None:
     with hosted(server_of(RAW, tmp_path), arguments={"evaluate": "scores"}) as service:
         with pytest.raises(EnvironmentUnavailable, match=r"evaluate=scores: the server has no tool .*score"):
@@ -254,6 +256,7 @@ def swallowing(tool: str, then: Callable[[], Any]) -> Any:
     return act
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", [lambda: None, lambda: ajet.Reward(value=0.0)], ids=["judge", "own reward"])
 def test_a_server_that_dies_is_infrastructure_whatever_the_agent_makes_of_it(
     raw: tuple[str, Instances], then: Callable[[], Any]

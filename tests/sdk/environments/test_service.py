@@ -315,6 +315,7 @@ def test_actions_that_do_not_fit_are_refused_at_the_start(counter: Path) -> None
             asyncio.run(Instances(spec, InstanceLimits()).start())
 
 
+@pytest.mark.slow
 def test_refusals(service: tuple[str, Instances]) -> None:
     url, _ = service
     for endpoint, body, status, said in [

@@ -212,17 +212,20 @@ def test_no_cheat_earns_a_part_of_the_reward(form: str) -> None:
     assert asyncio.run(rewarded(form, partial=True)) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_right_program_passes_tests_of_every_form(form: str) -> None:
     assert reward(READS, FORMS[form]) == reward(READS, FORMS[form], partial=True) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_program_passes(name: str) -> None:
     code, metadata = HONEST[name]
     assert reward(code, metadata) == 1.0
 
 
+@pytest.mark.slow
 def test_arrays_cross_by_value() -> None:
     pytest.importorskip("numpy")
     assert reward(*NUMPY, unfenced=True) == 1.0  # a fence shows what is installed beside this Python only

@@ -43,6 +43,7 @@ def unfenced() -> bool:
     return not has_fence()
 
 
+@pytest.mark.slow
 def test_a_program_is_judged_by_the_tasks_tests(unfenced: bool) -> None:
     judge = CodeJudge(unfenced=unfenced)
     right, wrong = judged(judge, DOUBLE), judged(judge, WRONG)

@@ -58,6 +58,7 @@ ROWS = [{"query": f"q{i // 2}", "output": "x" * (1 + i % 2 * 5 + i), "score": fl
 LABELLED = [labelled_row(row, place) for place, row in enumerate(ROWS)]
 
 
+@pytest.mark.slow
 def test_a_judge_that_is_right_and_one_that_counts_letters() -> None:
     right = asyncio.run(evaluate(lambda output, episode: ROWS[episode.attempt]["score"], LABELLED, repeats=2))
     assert right.agreement is not None and (right.agreement.value, right.agreement.low) == (1.0, 1.0)
@@ -84,6 +85,7 @@ def first_is_best(request: dict[str, Any]) -> str:
     return json.dumps({"verdicts": rows})
 
 
+@pytest.mark.slow
 def test_a_group_judge_that_favours_a_place_is_found_out() -> None:
     group = [labelled_row({**ROWS[i], "query": "q"}, i) for i in range(8)]
 
@@ -115,6 +117,7 @@ def test_verdicts_that_cannot_be_had_are_counted_and_left_out() -> None:
         labelled_row({"query": "q", "output": "a", "score": float("nan")}, 0)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "labels.jsonl"
     path.write_text("".join(json.dumps({**row, "answer": "x" * 7}) + "\n" for row in ROWS))

@@ -26,6 +26,7 @@ def sample(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Sample:
     return Sample(timeline=line, episode_id="", group_id="", reward=0.0, advantages=mask.astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # any two settings meet in one of these
     ("dtype", "lora", "checkpointing", "vocabulary"),
     [

@@ -167,6 +167,7 @@ ways = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.lists(ways, min_size=2, max_size=2))
 def test_how_one_call_was_sampled_does_not_matter_to_another(how: list[Sampling]) -> None:

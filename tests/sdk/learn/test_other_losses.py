@@ -110,6 +110,7 @@ def test_a_pair_is_never_parted(found: list[tuple[Row, Row]], budget: int) -> No
         assert sorted(i ^ 1 for i in group) == sorted(group)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(pairs, st.integers(1, 64), st.sampled_from([IMITATION, PREFERENCE]))
 def test_micro_batches_change_no_update(found: list[tuple[Row, Row]], budget: int, loss: LossSettings) -> None:

@@ -109,6 +109,7 @@ ways = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(ways)
 def test_a_reply_is_drawn_as_its_parameters_define_and_the_trainer_gives_it_the_same_probability(how: Sampling) -> None:

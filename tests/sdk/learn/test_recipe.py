@@ -143,6 +143,7 @@ def test_a_warm_up_that_does_not_get_going_says_how_far_it_came(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_made_model_is_kept_until_recipe_or_seed_change(tmp_path: Path) -> None:
     made, place = build(configured(tmp_path, SMALL), 0.5), tmp_path / "model"
     first = (place / "model.safetensors").read_bytes()
@@ -178,6 +179,7 @@ def test_a_directory_of_an_earlier_version_becomes_its_seeds_model(tmp_path: Pat
     assert (place.resolve(), build(configured(tmp_path, SMALL)), place.resolve()) == (other, own, own)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_any_rename_loses_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, recipe = build(configured(tmp_path, SMALL), 0.5), replace(SMALL, lr=1e-3)
     other = build(configured(tmp_path, SMALL, seed=1), 0.5)

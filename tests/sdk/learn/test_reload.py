@@ -148,6 +148,7 @@ def test_what_does_not_load_does_not_replace_what_does(made: Path, place: Path, 
     assert (target / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_what_a_cluster_trained_is_announced_only_if_it_loads(place: Path, tmp_path: Path) -> None:
     config = load_config(values={"model": {"path": "org/model"}})
     job = Job(config=config, workflow=None, judge=None, train=[Task(main_query="q")], val=[], run_id="r",

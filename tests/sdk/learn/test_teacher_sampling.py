@@ -48,6 +48,7 @@ def assert_no_gradient(policy: Any, tokenizer: Any, samples: list[Sample], how: 
     assert trainer.step(told, how)["grad_norm"] < 1e-3
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(ways)
 def test_a_teacher_with_the_students_weights_gives_no_gradient_under_any_sampling(how: Sampling) -> None:
@@ -55,6 +56,7 @@ def test_a_teacher_with_the_students_weights_gives_no_gradient_under_any_samplin
     assert_no_gradient(processed.model(), processed.TOKENIZER, [processed.trained(how, reply)], {"c": how})
 
 
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None)
 @given(st.integers(0, 2**20), st.sampled_from([0.0, 0.6, 1.0]), st.sampled_from([1.0, 0.9]))
 def test_a_teacher_with_the_students_weights_gives_no_gradient_under_any_grammar(
@@ -73,6 +75,7 @@ def test_a_teacher_with_the_students_weights_gives_no_gradient_under_any_grammar
     assert_no_gradient(typed.model(), typed.TOKENIZER, samples, how)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(processed.ways)
 def test_another_teacher_scores_by_the_same_definition(how: Sampling) -> None:
@@ -121,6 +124,7 @@ def test_a_run_whose_teacher_is_the_student_has_no_divergence(tmp_path: Path, ti
     assert set(outcomes(config)) == {"trained", "evaluation"}
 
 
+@pytest.mark.slow
 def test_an_endpoint_scores_only_what_was_sampled_as_it_scores(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

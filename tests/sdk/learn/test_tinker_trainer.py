@@ -152,6 +152,7 @@ LOSSES = {
 """Each with the loss of the service that it is."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weigh", [plain_sum, averaged], ids=["sum", "averaged"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_stored_batch_has_the_same_gradient_at_a_service_as_here(
@@ -177,6 +178,7 @@ def test_a_stored_batch_has_the_same_gradient_at_a_service_as_here(
     assert (loss_of_service(loss, scaling) or [None])[0] == known
 
 
+@pytest.mark.slow
 def test_pairs_and_several_updates_a_step_too() -> None:
     samples = batch(adapted(), 1)
     pairs = []

@@ -42,6 +42,7 @@ def read_all(path: Path) -> int:
         return sum(len(episode.calls) for episode in episodes(reader))
 
 
+@pytest.mark.slow
 def test_a_file_cut_off_anywhere_is_one_error(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.duckdb"
     content = whole.read_bytes()
@@ -133,6 +134,7 @@ def test_a_log_cut_off_anywhere_loses_its_end_only(tmp_path: Path) -> None:
     assert kept == sorted(kept) and kept[0] == 0 and 0 < kept[-1] < 10
 
 
+@pytest.mark.slow
 def test_a_directory_without_a_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"no trace \(\*\.duckdb\)"):
         open_trace(tmp_path)
@@ -169,6 +171,7 @@ def large(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     yield tmp_path / "trace.duckdb", text
 
 
+@pytest.mark.slow
 def test_a_message_of_ten_megabytes_is_kept_once_and_read_whole(large: tuple[Path, str]) -> None:
     path, text = large
     assert path.stat().st_size < 1.5 * len(text.encode())

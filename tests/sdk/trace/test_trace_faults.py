@@ -73,6 +73,7 @@ for i in range(100_000):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", range(2))
 def test_a_kill_loses_at_most_what_was_not_flushed(tmp_path: Path, moment: int) -> None:
     path = tmp_path / "trace.duckdb"
@@ -183,6 +184,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     forbidden = tmp_path / "forbidden"
     forbidden.mkdir()
@@ -243,6 +245,7 @@ def test_a_full_disk_is_an_error_for_a_run_and_one_warning_for_an_agent(tmp_path
     assert open_trace(path).query("SELECT count(*) AS n FROM calls").to_pylist() == [{"n": kept["a"]}]
 
 
+@pytest.mark.slow
 def test_a_locked_file_never_delays_an_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "trace.duckdb"
     with process(OWNS, str(path)) as child:
@@ -264,6 +267,7 @@ def test_a_locked_file_never_delays_an_agent(tmp_path: Path, caplog: pytest.LogC
     assert 60_000 < row["n"] < 70_000
 
 
+@pytest.mark.slow
 def test_a_reader_at_rest_never_keeps_a_new_run_out(tmp_path: Path) -> None:
     path = tmp_path / "trace.duckdb"
     TraceWriter(path).close()
@@ -320,6 +324,7 @@ def test_a_file_cut_off_anywhere_is_one_error_and_never_a_table(
     assert path.stat().st_size == ten_megabytes.stat().st_size * percent // 100 and not list(tmp_path.glob("*.json"))
 
 
+@pytest.mark.slow
 def test_a_file_that_a_checkpoint_made_shorter_is_whole(ten_megabytes: Path, tmp_path: Path) -> None:
     """DuckDB cuts free blocks off its end and leaves their number in its header."""
     path = tmp_path / "trace.duckdb"

@@ -50,6 +50,7 @@ def test_at_rest_it_goes_into_the_file_and_changes_nothing_else(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [path], "nobody owns it any more"
 
 
+@pytest.mark.slow
 def test_a_live_run_takes_it_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "trace.duckdb"
     with TraceWriter(path) as writer, Gateway(writer):
@@ -63,6 +64,7 @@ def test_a_live_run_takes_it_and_goes_on(tmp_path: Path) -> None:
     assert stored(path) == [first, second]
 
 
+@pytest.mark.slow
 def test_of_several_files_it_is_the_one_that_holds_the_episode(tmp_path: Path) -> None:
     one, two = a_trace(tmp_path / "one.duckdb", "x"), a_trace(tmp_path / "two.duckdb", "y")
     give(tmp_path, Feedback(episode_id="y", comment="for y"), Feedback(episode_id="x", comment="for x"))
@@ -158,6 +160,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_nothing_is_half_written(tmp_path: Path) -> None:
     path = a_trace(tmp_path / "trace.duckdb")
     done = subprocess.run([sys.executable, "-c", FULL, str(path)], cwd=ROOT, capture_output=True, text=True)
@@ -176,6 +179,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_another_program_holds_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = a_trace(tmp_path / "trace.duckdb")
     monkeypatch.setattr("ajet_sdk.trace.database._READER_WAIT", 0.2)

@@ -40,6 +40,7 @@ def live(tmp_path: Path) -> Iterator[tuple[httpx.Client, TraceWriter]]:
             yield client, writer
 
 
+@pytest.mark.slow
 def test_a_reader_knows_what_its_questions_cost_the_run_and_counts_no_waiting(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(Run(run_id="r"))
@@ -57,6 +58,7 @@ def test_a_reader_knows_what_its_questions_cost_the_run_and_counts_no_waiting(tm
     assert reader.spent == after, "a file costs no run anything"
 
 
+@pytest.mark.slow
 def test_a_reader_follows_a_run_from_live_to_rest(tmp_path: Path) -> None:
     path = tmp_path / "trace.duckdb"
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -109,6 +111,7 @@ HUNGRY = [
 ]
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     hungry=st.sampled_from(HUNGRY) | st.text(max_size=20),
@@ -182,6 +185,7 @@ def test_writer_and_gateway_may_announce_in_either_order(tmp_path: Path) -> None
     assert list(tmp_path.glob("*.json")) == []
 
 
+@pytest.mark.slow
 def test_another_process_reads_live_and_dead_files_as_one(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "a.duckdb") as dead:
         dead.put(Run(run_id="old"), Call(call_id="a", episode_id="old", prompt_ids=[1, 2], output_ids=[3]))
@@ -212,6 +216,7 @@ print([c.prompt_ids.tolist() for c in calls_of(reader, "new")])
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_reader_that_nobody_closes_leaves_no_thread_at_the_interpreters_end(tmp_path: Path) -> None:
     """DuckDB aborts the process where a daemon thread closes it after that."""
     path = tmp_path / "trace.duckdb"

@@ -172,6 +172,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceWriter]:
 EXAMPLES = settings.default.max_examples if settings.default else 0
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES if EXAMPLES > 100 else 20)  # each is written to a file and read back twice
 @given(drawn=trees().filter(_surrogate_free))
 def test_what_was_put_comes_back_exactly(store: TraceWriter, drawn: list[Call]) -> None:

@@ -72,6 +72,7 @@ def test_a_card_says_what_the_rows_are(tmp_path: Path) -> None:
     assert f"mean pass rate of 200 measured rows is {mean:.2f}" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
 def test_its_pictures_are_there_and_shown(tmp_path: Path) -> None:
     from PIL import Image
@@ -83,6 +84,7 @@ def test_its_pictures_are_there_and_shown(tmp_path: Path) -> None:
             assert picture.width > 600 and len(picture.convert("RGB").getcolors(1 << 20) or []) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
 def test_the_same_rows_give_the_same_bytes_also_in_another_process(tmp_path: Path) -> None:
     write_card(tmp_path / "a", iter(rows(100)), FACTS)
@@ -107,6 +109,7 @@ def test_a_readme_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
     assert write_card(tmp_path, rows(3), Facts(title="two")) == one and "# two" in one.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
 def test_pictures_of_an_earlier_card_do_not_stay(tmp_path: Path) -> None:
     write_card(tmp_path, rows(100), FACTS)
@@ -142,6 +145,7 @@ def test_an_example_cannot_leave_its_fence(tmp_path: Path) -> None:
     assert "\n````````text\n" in text
 
 
+@pytest.mark.slow
 def test_rows_are_streamed(tmp_path: Path) -> None:
     def many() -> Iterator[dict[str, Any]]:
         for number in range(30_000):

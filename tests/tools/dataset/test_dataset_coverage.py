@@ -47,6 +47,7 @@ def grown(writer: str, cells: str, tokens: int | None = 20_000, **options: Any) 
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_at_equal_cost_cells_give_twice_the_forms_of_a_writer_that_reads_them_and_none_of_one_that_does_not() -> None:
     free, steered = grown("reply", "none"), grown("reply", TOPICS)
     assert steered.diversity().forms >= 2 * free.diversity().forms

@@ -120,6 +120,7 @@ def test_the_same_replies_give_the_same_bytes_at_any_speed(model_server) -> None
     assert bytes_of(grown(model_server(sums), GenerationConfig(40, seed=8))) != bytes_of(results[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("few", "many", "settings"), [(7, 30, {}), (20, 33, {"validation": 0.3, "per_call": 3})])
 def test_more_rows_are_those_of_a_fresh_run_and_go_on_from_those_there_are(
     model_server, tmp_path: Path, few: int, many: int, settings: dict[str, Any]

@@ -173,6 +173,7 @@ FILTERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.dictionaries(st.sampled_from(["a", "b", "a.b", "question", "prompt"]), VALUES), max_size=6),
     expression=st.sampled_from(FILTERS),

@@ -139,6 +139,7 @@ ROWS = st.fixed_dictionaries({}, optional=COLUMNS) | st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=5), st.booleans(), st.sampled_from([(",", ":"), (", ", ": ")]))
 @example([{"main_query": "q", "metadata": {}, "answer": "a", "extra": {"inner": {}}}], False, (",", ":"))

@@ -156,6 +156,7 @@ def test_the_value_of_an_output_that_people_liked_is_the_answer_where_a_judge_ca
     assert [row["metadata"]["answer"] for row in rows(Path("tasks.jsonl"))] == [answer]
 
 
+@pytest.mark.slow
 def test_a_model_reads_the_value_of_a_liked_output_where_no_rule_tells(tmp_path: Path, model_server: Any) -> None:
     """It counts where two replies agree and it stands in the output; a task with a correction is not asked about."""
     outputs = {
@@ -220,6 +221,7 @@ def test_only_what_fits_becomes_a_row(service: Path, arguments: list[str], expec
     assert {row["main_query"] for row in rows(Path("tasks.jsonl"))} == expected
 
 
+@pytest.mark.slow
 def test_who_speaks_twice_is_heard_once_and_the_last_time(tmp_path: Path) -> None:
     file = trace(
         tmp_path / "t.duckdb",
@@ -263,6 +265,7 @@ def taught(file: Path, kind: str, *options: str) -> list[str]:
     return [learnt(row) for row in rows(out)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tasks", "messages", "preferences"])
 def test_a_correction_has_one_verdict_in_every_kind_of_rows(tmp_path: Path, kind: str) -> None:
     asked = [("a", "Capital?"), ("b", "Capital?"), ("c", "Capital?"), ("d", "Is it a river?"), ("e", "Is it a river?")]
@@ -286,6 +289,7 @@ def test_a_correction_has_one_verdict_in_every_kind_of_rows(tmp_path: Path, kind
         assert "contradict each other" in told and "most people contradict" in told and "now redacted" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["messages", "preferences"])
 def test_a_reply_that_was_redacted_is_not_learnt(tmp_path: Path, kind: str) -> None:
     answers = [("a", "Write to bob@example.org."), ("b", "No idea."), ("c", "Ask Bob."), ("d", "Ask Al.")]
@@ -360,6 +364,7 @@ def test_an_agent_without_a_workflow_gives_a_task_for_each_conversation(tmp_path
 # Failures
 
 
+@pytest.mark.slow
 def test_failures_are_seeds_for_expand_the_most_often_failed_first(tmp_path: Path) -> None:
     machine = {"status": "failed", "cause": "EngineUnavailable", "infrastructure": True}
     crashed = {"status": "failed", "cause": "ValueError", "error": "ValueError: x"}
@@ -407,6 +412,7 @@ def test_nothing_follows_a_corrected_reply(tmp_path: Path) -> None:
     assert [m["content"] for m in row["messages"]] == ["Be brief.", "Hello, who are you?", "I am Bo."]
 
 
+@pytest.mark.slow
 def test_pairs_are_of_one_task_whoever_ran_it_and_of_corrections(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     first = trace(
@@ -436,6 +442,7 @@ def test_the_same_pair_is_there_once(tmp_path: Path) -> None:
     assert len(rows(Path("pairs.jsonl"))) == 1 and "duplicates: 1" in result.stderr
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_the_export_and_only_of_what_was_chosen(tmp_path: Path) -> None:
     encode = ByteTokenizer().encode
     ids = {"prompt_ids": encode("<Why?>"), "output_ids": encode("So."), "logprobs": [-0.5] * 3}
@@ -486,6 +493,7 @@ def test_personal_data_and_secrets_are_replaced_and_counted(private: Path) -> No
     assert "redacted: 2 email, 1 api key" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_placeholder_is_never_an_answer(private: Path) -> None:
     made(private, "-o", "tasks.jsonl")
     [apart] = rows(Path("tasks.rejected.jsonl"))
@@ -571,6 +579,7 @@ def test_a_copy_of_a_trace_beside_it_is_refused(service: Path, tmp_path: Path) -
     assert len(rows(Path("tasks.jsonl"))) == 4
 
 
+@pytest.mark.slow
 def test_a_trace_is_read_while_its_agent_is_in_service(service: Path) -> None:
     with TraceWriter(service) as writer:
         from ajet_sdk.gateway.gateway import Gateway
@@ -622,6 +631,7 @@ def test_messages_that_a_rubric_refuses_are_kept_apart_with_the_reason(service: 
     assert {row["reason"] for row in rows(Path("sft.rejected.jsonl"))} == {"It gives no number."}
 
 
+@pytest.mark.slow
 def test_no_grade_is_paid_for_twice_and_other_words_are_another_question(service: Path, model_server: Any) -> None:
     server = model_server(_grades("[assistant] 2"))
     made(service, *_rubric(server), "-o", "tasks.jsonl")
@@ -687,6 +697,7 @@ def test_a_budget_stops_grading_and_what_was_graded_is_written(service: Path, mo
     assert "3 episodes that were not graded" in result.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_file_and_no_grade_is_asked_for_again(service: Path, model_server: Any) -> None:
     server = model_server(lambda body, number: (0.5, '{"score": 8, "reason": "Good."}'))
     rubric = [str(one) for one in _rubric(server, "--concurrency", 1, "-o", "tasks.jsonl")]
@@ -756,6 +767,7 @@ def test_rows_go_to_stdout_and_nothing_else_does(service: Path) -> None:
     assert "4 tasks, from 5 of 5 episodes" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_same_trace_gives_the_same_bytes(service: Path) -> None:
     for kind in ("tasks", "messages", "preferences"):
         made(service, "--to", kind, "-o", "one.jsonl")

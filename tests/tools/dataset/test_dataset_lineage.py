@@ -208,6 +208,7 @@ WRITERS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", WRITERS)
 def test_no_command_writes_a_validation_task_to_learn_without_being_told_to(command: str, trace: Path) -> None:
     written = text_in(WRITERS[command](trace, []))
@@ -219,6 +220,7 @@ def test_no_command_writes_a_validation_task_to_learn_without_being_told_to(comm
         assert HELD_OUT in both or "e5-" in both
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_counted(trace: Path) -> None:
     said = ajet("trace", "export", trace, "--out", "out.jsonl").output
     assert "8 episodes" in said and "left out: 2 validation episodes; --include-validation keeps them" in said

@@ -44,6 +44,7 @@ def alike(draw: st.DrawFn) -> list[dict[str, Any]]:
     return draw(st.lists(st.fixed_dictionaries({}, optional={"a": one, "b": inner | st.none(), "é": two}), min_size=1))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(alike() | st.lists(st.dictionaries(NAMES, ANY, max_size=4), min_size=1, max_size=6), st.booleans())
 def test_columns_say_what_the_rows_say(rows: list[dict[str, Any]], escaped: bool) -> None:

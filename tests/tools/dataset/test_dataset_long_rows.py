@@ -40,6 +40,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "LONGEST", LONGEST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", PACKED)
 @pytest.mark.parametrize(
     ("name", "content", "line"),

@@ -43,6 +43,7 @@ def test_sources_are_interleaved_and_keep_their_order(files: list[str]) -> None:
     assert "b" in "".join(text[0] for text in found[:20]) and "b" in "".join(text[0] for text in found[-20:])
 
 
+@pytest.mark.slow
 def test_each_row_has_the_same_chance(files: list[str]) -> None:
     drawn = Counter(text for seed in range(200) for text in mixed(files, (1, 1), 20, seed=seed))
     counts = [drawn[f"a{i}"] for i in range(100)]

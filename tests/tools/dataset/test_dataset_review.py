@@ -316,6 +316,7 @@ def test_an_edited_row_says_so_in_its_provenance_and_has_the_id_of_what_it_asks(
     assert review.row(0).values == values and not review.decisions
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     """Rows are on disk."""
     import tracemalloc

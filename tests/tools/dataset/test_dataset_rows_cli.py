@@ -90,6 +90,7 @@ def test_a_judge_that_raises_keeps_what_passed_and_the_exit_code_is_not_0(tasks:
     assert [row["metadata"]["answer"] for row in lines(out)] == ["2", "3", "4", "5", "6", "8", "9"]
 
 
+@pytest.mark.slow
 def test_a_reader_of_stdout_may_leave(tasks: Path, tmp_path: Path) -> None:
     big = tmp_path / "big.jsonl"
     big.write_text(tasks.read_text() * 2000)
@@ -212,6 +213,7 @@ def test_export_counts_what_has_not_what_a_form_needs(tasks: Path, tmp_path: Pat
     assert "there is no export format 'x'" in ajet("export", path, "--format", "x", code=2).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
 def test_stats_are_printed_drawn_and_json(tasks: Path, tmp_path: Path) -> None:
     out = ajet("stats", tasks, "--by", "metadata.level", "--out", tmp_path / "pictures").stdout
@@ -287,6 +289,7 @@ def test_help_has_examples(command: str) -> None:
     assert f"ajet dataset {command} " in ajet(command, "--help").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_what_stood_there_and_no_draft(tasks: Path, tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "work").mkdir()

@@ -243,6 +243,7 @@ def test_operators_are_no_marks_of_emphasis() -> None:
         assert unmarked(text) == text
 
 
+@pytest.mark.slow
 def test_copies_of_each_kind_are_found_and_what_only_looks_alike_is_not() -> None:
     texts, copies = questions(800, 60)
     found = {(pair.one, pair.other) for pair in near_pairs([normal(text) for text in texts], 0.8)}

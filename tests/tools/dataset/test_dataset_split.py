@@ -116,6 +116,7 @@ def test_a_larger_share_keeps_what_a_side_had(text: str, seed: int, one: float, 
     assert stable(row, 1.0) == "validation"
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.lists(st.text(max_size=5)), st.lists(st.text(max_size=5)), st.booleans())
 def test_appended_rows_move_none(first: list[str], then: list[str], stratified: bool) -> None:
@@ -172,6 +173,7 @@ def test_fractions_of_a_call() -> None:
         Splitter({"train": 1.5, "validation": -0.5})
 
 
+@pytest.mark.slow
 def test_a_stratum_is_a_value_and_not_its_text_whatever_tells_it() -> None:
     """Columns of text show 3 and "3" alike; a block of a table, and one row after the other, say the same."""
     values = [3, "3", True, "true", None, 2.5, [1], {"a": 1}, 'ä "x"', 1e3, 2**70]

@@ -65,6 +65,7 @@ def test_fields_and_values_beyond_the_limit_are_counted_and_not_kept() -> None:
     assert found.fields["metadata.n"].present == 3000
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
 def test_pictures_are_drawn_and_repeat_to_the_byte() -> None:
     values = [{"main_query": "x" * (i % 50 + 1), "metadata": {"level": i % 3, "note": "cost $5"}} for i in range(100)]
@@ -88,6 +89,7 @@ def test_fields_of_many_rows_are_estimated_and_rows_and_lengths_counted() -> Non
     assert few.as_json() == gather(rows(*values[:5000])).as_json()
 
 
+@pytest.mark.slow
 def test_the_command_estimates_above_ten_thousand_rows_and_says_so(tmp_path: Path) -> None:
     def stats_of(count: int, *options: str) -> tuple[str, dict[str, Any]]:
         file = tmp_path / "a.jsonl"

@@ -69,6 +69,7 @@ _json = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.dictionaries(st.sampled_from("abcd"), _json, min_size=1), max_size=5))
 def test_parquet_loses_nothing_of_any_rows(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
@@ -129,6 +130,7 @@ def test_csv_holds_text_and_json(tmp_path: Path) -> None:
     assert found[1]["metadata"] == ""
 
 
+@pytest.mark.slow
 def test_a_directory_is_in_the_layout_of_the_hub_and_is_replaced_shard_by_shard(tmp_path: Path) -> None:
     rows = [{"main_query": f"{i} " + "x" * 1000} for i in range(20_000)]
     folder = write(tmp_path / "set", rows, shard_bytes=8_000_000)
@@ -308,6 +310,7 @@ def test_an_error_leaves_what_stood_there_and_no_draft(tmp_path: Path, name: str
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv"])
 def test_a_disk_without_room_is_one_message_and_leaves_what_stood_there(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, [{"main_query": "before"}])
@@ -369,6 +372,7 @@ def test_the_text_of_a_row_is_what_it_asks(row: dict[str, Any], text: str) -> No
     assert text_of(row) == text
 
 
+@pytest.mark.slow
 def test_lines_are_read_without_a_database_or_an_http_client() -> None:
     """They take longer to load than most datasets to read, and Parquet's reader loads with the first such file."""
     code = "import sys, ajet_tools.dataset.files.tables, ajet_tools.dataset.rows.stats; print(*sys.modules)"

@@ -199,6 +199,7 @@ def reply(ask):
 """
 
 
+@pytest.mark.slow
 def test_calibration_adds_to_the_metadata_and_changes_no_type(source: Path) -> None:
     Path("agent.py").write_text(AGENT)
     Path("replies.py").write_text(REPLY)
@@ -371,6 +372,7 @@ def _printed(column: Any) -> str:
     return str(decoded.to_string(window=100, container_window=100))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(
     table=pa.table({"a": [None, [-(2**63)]], "b": [2**63 - 1, -(2**63)]}, metadata={"mine": "kept"}), keep={1}, add=True
@@ -410,6 +412,7 @@ _json = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.dictionaries(st.sampled_from("abcd"), _json, min_size=1), min_size=1, max_size=5))
 def test_text_that_went_through_tables_comes_back_as_it_was(tmp_path: Path, rows: list[dict[str, Any]]) -> None:

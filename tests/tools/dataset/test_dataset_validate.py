@@ -156,6 +156,7 @@ ROWS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=6))
 def test_columns_say_of_tasks_what_their_rows_say(rows: list[dict[str, Any]]) -> None:

@@ -62,6 +62,7 @@ def expand(*options: str) -> Any:
     return CliRunner().invoke(app, given, catch_exceptions=False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("place")
 def test_a_verifier_of_ones_own_for_each_part_and_what_each_took() -> None:
     models = (

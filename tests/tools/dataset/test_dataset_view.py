@@ -99,6 +99,7 @@ def said(pilot: Pilot[None], where: str = "ReviewStatus") -> str:
     return str(pilot.app.screen.query_one(where, Static).render())
 
 
+@pytest.mark.slow
 async def test_a_and_x_decide_and_go_on_and_u_goes_back(tasks: Path) -> None:
     async with viewing(tasks) as pilot:
         await press(pilot, "a", "x", "down", "a")
@@ -121,6 +122,7 @@ async def test_a_selection_is_decided_on_at_once(tasks: Path) -> None:
         assert review(pilot).marks["accepted"] == 40
 
 
+@pytest.mark.slow
 async def test_filter_search_and_what_is_left_to_do(tasks: Path) -> None:
     async with viewing(tasks, filter="metadata.level=1") as pilot:
         await until_shown(pilot, lambda: rows(pilot).table.count == 13)
@@ -142,6 +144,7 @@ async def test_filter_search_and_what_is_left_to_do(tasks: Path) -> None:
         assert rows(pilot).table.count == 10 and not rows(pilot).query_one("#filter").display
 
 
+@pytest.mark.slow
 async def test_a_sample_is_labelled_without_its_verdicts_and_goes_on_where_it_stopped(tasks: Path) -> None:
     async with viewing(tasks, sample=6) as pilot:
         sampled = review(pilot).sampled
@@ -176,6 +179,7 @@ async def test_an_answer_is_edited_in_a_form(tasks: Path) -> None:
         assert shown is not None and shown["values"]["metadata"]["answer"] == "10"
 
 
+@pytest.mark.slow
 async def test_what_is_no_row_is_not_kept_and_what_was_typed_is_not_lost_by_one_key(tasks: Path) -> None:
     async with viewing(tasks) as pilot:
         await press(pilot, "E")
@@ -194,6 +198,7 @@ async def test_what_is_no_row_is_not_kept_and_what_was_typed_is_not_lost_by_one_
         assert isinstance(pilot.app.screen, RowsScreen)
 
 
+@pytest.mark.slow
 async def test_a_row_whole_with_where_it_is_from_and_how_it_was_verified(tasks: Path) -> None:
     async with viewing(tasks) as pilot:
         pane = str(pilot.app.screen.query_one("RowPane > Static", Static).render())
@@ -214,6 +219,7 @@ async def test_a_row_whole_with_where_it_is_from_and_how_it_was_verified(tasks: 
         assert review(pilot).mark_of(5) is None and rows(pilot).table.cursor == 5
 
 
+@pytest.mark.slow
 async def test_saved_over_itself_the_rest_goes_on(tasks: Path) -> None:
     async with viewing(tasks) as pilot:
         await press(pilot, "x", "a", "ctrl+s")
@@ -251,6 +257,7 @@ async def test_what_cannot_be_saved_is_said_and_asked_again(tasks: Path) -> None
         assert isinstance(pilot.app.screen, SaveScreen) and review(pilot).unsaved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "kept", "saved"), [("q", 1, 40), ("d", 0, 40), ("s", 1, 39)])
 async def test_leaving_says_what_becomes_of_decisions(tasks: Path, key: str, kept: int, saved: int) -> None:
     async with viewing(tasks) as pilot:
@@ -289,6 +296,7 @@ async def test_the_question_has_room_at_any_size(tasks: Path, size: tuple[int, i
 # How it looks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "size"),
     [
@@ -324,6 +332,7 @@ def test_without_a_terminal_it_names_what_does_the_same_in_a_script(tasks: Path)
     assert "--rejected long.jsonl" in shown and "In a script" in shown
 
 
+@pytest.mark.slow
 def test_in_a_real_terminal_it_decides_and_leaves_and_the_decision_is_kept(tasks: Path) -> None:
     code, written = in_terminal(
         "dataset", "view", str(tasks), keys=[(b"What is 0 + 1?", b"x"), (b"row 2", b"q"), (b"not saved", b"q")]
@@ -334,6 +343,7 @@ def test_in_a_real_terminal_it_decides_and_leaves_and_the_decision_is_kept(tasks
     assert again.mark_of(0) == "rejected" and len(tasks.read_text().splitlines()) == 40
 
 
+@pytest.mark.slow
 def test_what_cannot_be_opened_is_said(tasks: Path) -> None:
     tasks.write_text(json.dumps(row(0)) + "\n{half\n")
     for option, words in (("chars<", b"a value is missing"), ("chars<9", b"tasks.jsonl line 2")):

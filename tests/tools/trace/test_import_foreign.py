@@ -134,6 +134,7 @@ CONVENTIONS: dict[str, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_each_convention_of_a_model_call_comes_in_as_the_same_call(tmp_path: Path, convention: str) -> None:
     attributes, events = CONVENTIONS[convention]
@@ -156,6 +157,7 @@ def test_each_convention_of_a_model_call_comes_in_as_the_same_call(tmp_path: Pat
     assert episode.rewards == () and episode.output is None and not call.trainable
 
 
+@pytest.mark.slow
 def test_one_pretty_printed_document_and_snake_case_and_base64_ids(tmp_path: Path) -> None:
     attributes, events = CONVENTIONS["1.38"]
     source = tmp_path / "one.json"
@@ -168,6 +170,7 @@ def test_one_pretty_printed_document_and_snake_case_and_base64_ids(tmp_path: Pat
     assert episode.episode_id == TRACE and episode.calls[0].request["messages"] == ASKED
 
 
+@pytest.mark.slow
 def test_spans_of_a_trace_may_stand_anywhere(tmp_path: Path) -> None:
     attributes, events = CONVENTIONS["1.38"]
     whole = _otlp({**_COMMON, **attributes}, events)
@@ -189,6 +192,7 @@ def test_evaluations_are_rewards_and_a_failed_root_is_a_failed_episode(tmp_path:
     assert (episode.status, episode.error) == ("failed", "boom")
 
 
+@pytest.mark.slow
 def test_openinference_as_phoenix_writes_it(tmp_path: Path) -> None:
     """`span.to_json()`: nested attributes, ISO times; the chain around the call has the task and the output."""
     call = {
@@ -234,6 +238,7 @@ def test_agent_lightning_with_token_ids_and_rewards(tmp_path: Path) -> None:
     assert (episode.ended_at - episode.started_at).total_seconds() == 2
 
 
+@pytest.mark.slow
 def test_verifiers_results(tmp_path: Path) -> None:
     completion = [
         {
@@ -262,6 +267,7 @@ def test_verifiers_results(tmp_path: Path) -> None:
     assert (second.status, second.error, second.cause, second.calls) == ("failed", "ToolError: x", "ToolError", ())
 
 
+@pytest.mark.slow
 def test_openai_messages_logs_and_batch_output(tmp_path: Path) -> None:
     answer = {"id": "chatcmpl-1", "created": 1767268800, "model": "gpt-4o",
               "choices": [{"index": 0, "message": {"role": "assistant", "content": "4"}}]}  # fmt: skip
@@ -288,6 +294,7 @@ def test_openai_messages_logs_and_batch_output(tmp_path: Path) -> None:
     assert (found["refused"].status, found["refused"].error) == ("failed", "slow")
 
 
+@pytest.mark.slow
 def test_equal_rows_are_two_episodes_and_the_file_again_none(tmp_path: Path) -> None:
     row = {"messages": [*ASKED, {"role": "assistant", "content": "4"}]}
     source = _lines(tmp_path / "a.jsonl", row, row)
@@ -357,6 +364,7 @@ def test_a_row_of_something_else_is_told_or_skipped(tmp_path: Path, format: Sour
             import_files([source], tmp_path / "out.duckdb", format)
 
 
+@pytest.mark.slow
 def test_a_row_of_ten_megabytes(tmp_path: Path) -> None:
     text = "x" * 10_000_000
     row = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "ok"}]}
@@ -371,6 +379,7 @@ def test_formats_are_recognised(tmp_path: Path) -> None:
         recognised(b"a,b\n1,2\n", "x.csv")
 
 
+@pytest.mark.slow
 def test_chats_of_an_openai_log_are_tasks_of_their_own(tmp_path: Path) -> None:
     chats = [{"messages": [ASKED[0], {"role": "user", "content": f"What is {i}+1?"}]} for i in range(5)]
     logged = [

@@ -131,6 +131,7 @@ def test_all_runs(reader: TraceReader) -> None:
     assert open_listing(reader, None).count == N + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     ["status=failed", "reward>0.5 step<3", "question", "'question 2'", "not 'of 1'", "'of 2' or status=failed", "zzz"],
@@ -158,6 +159,7 @@ def test_a_search_can_be_cancelled(reader: TraceReader) -> None:
         open_listing(reader, "run", parse("question"), cancelled=lambda: True)
 
 
+@pytest.mark.slow
 def test_following_a_run(tmp_path: Path) -> None:
     path = tmp_path / "trace.duckdb"
     with TraceWriter(path) as writer:
@@ -200,6 +202,7 @@ def test_a_file_that_another_took_the_place_of_is_listed_anew(tmp_path: Path, th
         assert sorted(found.refreshed(reader).ids()) == [f"run-{i:02}" for i in there]
 
 
+@pytest.mark.slow
 def test_no_episode_at_all(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(Run(run_id="run"))
@@ -225,6 +228,7 @@ def of_ten(folder: Path) -> Iterator[tuple[TraceWriter, TraceReader]]:
             yield writer, reader
 
 
+@pytest.mark.slow
 def test_a_live_run_is_listed_filtered_and_searched_while_it_goes_on(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer, live_trace(writer):
         writer.put(Run(run_id="run"))
@@ -264,6 +268,7 @@ class Watched:
         self._reader.close()
 
 
+@pytest.mark.slow
 def test_what_is_new_is_few_questions_also_while_more_ends(tmp_path: Path) -> None:
     with of_ten(tmp_path) as (writer, reader):
         found = open_listing(reader, "run")
@@ -286,6 +291,7 @@ def test_what_is_new_is_few_questions_also_while_more_ends(tmp_path: Path) -> No
         assert grown.page(reader, 0, 12) == fresh.page(reader, 0, 12)
 
 
+@pytest.mark.slow
 def test_episodes_that_end_while_a_column_is_read_are_in_it(tmp_path: Path) -> None:
     with of_ten(tmp_path) as (writer, reader):
         found = open_listing(reader, "run")

@@ -49,6 +49,7 @@ def node(path: Path, name: str, *, with_run: bool = False) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_what_several_have_is_kept_once_and_all_is_there(tmp_path: Path) -> None:
     one, two = node(tmp_path / "one.duckdb", "a", with_run=True), node(tmp_path / "two.duckdb", "b")
     three = Path(shutil.copy(one, tmp_path / "three.duckdb"))
@@ -69,6 +70,7 @@ def test_what_several_have_is_kept_once_and_all_is_there(tmp_path: Path) -> None
     assert sorted(file.suffix for file in tmp_path.iterdir()) == [".duckdb"] * 4
 
 
+@pytest.mark.slow
 def test_one_call_stored_in_two_ways_is_one_call(tmp_path: Path) -> None:
     one, two = node(tmp_path / "one.duckdb", "a"), tmp_path / "two.duckdb"
     shutil.copy(one, two)
@@ -120,6 +122,7 @@ def test_a_live_file_and_a_target_that_exists_are_refused(tmp_path: Path) -> Non
         merge_files([one, writer.path], tmp_path / "whole.duckdb")
 
 
+@pytest.mark.slow
 def test_calls_of_one_episode_in_two_files_come_together(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "one.duckdb") as writer:
         writer.put(Call(call_id="1", episode_id="e", prompt_ids=[1], output_ids=[2]))

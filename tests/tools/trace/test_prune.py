@@ -57,6 +57,7 @@ def held(path: Path) -> dict[str, set[str]]:
         }
 
 
+@pytest.mark.slow
 def test_a_run_goes_with_all_that_belongs_to_it(path: Path) -> None:
     prune(path, ["mid"])
     found = held(path)
@@ -66,6 +67,7 @@ def test_a_run_goes_with_all_that_belongs_to_it(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_another_run_keeps_its_cut_off_episodes(path: Path) -> None:
     before, after = prune(path, ["old", "new"])
     assert after < before

@@ -62,6 +62,7 @@ VALUES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_value_is_the_same_in_a_query_and_on_the_command_line(trace: Path) -> None:
     expected = {f"v{number}": value for number, (_, value) in enumerate(VALUES)}
     columns = ", ".join(f"{sql} AS v{number}" for number, (sql, _) in enumerate(VALUES))
@@ -78,6 +79,7 @@ def test_a_value_is_the_same_in_a_query_and_on_the_command_line(trace: Path) -> 
 HOW = (["--json"], ["--csv"], [], ["-o", "x.jsonl"], ["-o", "x.csv"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "how"),
     [
@@ -95,6 +97,7 @@ def test_no_value_or_query_ends_in_a_bug(
     assert done.exit_code == (0 if "test_all" in query else 2), done.output
 
 
+@pytest.mark.slow
 @given(days=st.integers(-2_147_483_646, 2_147_483_646), months=st.integers(-1_200_000, 1_200_000))
 def test_dates_and_intervals_of_any_size_read_as_duckdb_writes_them(days: int, months: int) -> None:
     shown = f"epoch_ms(0)::DATE + {days}" if abs(days) < 2_000_000 else f"DATE '1970-01-01' + {days}"

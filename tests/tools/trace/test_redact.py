@@ -117,6 +117,7 @@ _SUM = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(sum_=_SUM, form=st.sampled_from(["What is {}?", "Compute {}.", "{} =", "calc({})", '{{"expression": "{}"}}']))
 def test_numbers_of_arithmetic_tasks_stay(sum_: tuple[str, list[tuple[str, str]]], form: str) -> None:

@@ -76,6 +76,7 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_next_divergence_goes_from_column_to_column_and_columns_scroll_as_one(attempts: Path) -> None:
     async with compared(attempts, ["e0", "e1", "e2"], size=(120, 15)) as (pilot, screen):
@@ -98,6 +99,7 @@ async def test_next_divergence_goes_from_column_to_column_and_columns_scroll_as_
         assert side.scroll_offset.y < side.max_scroll_y
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_columns_that_do_not_fit_are_paged_to_and_swapped(attempts: Path) -> None:
     ids = [f"e{n}" for n in range(6)]
@@ -120,6 +122,7 @@ async def test_columns_that_do_not_fit_are_paged_to_and_swapped(attempts: Path) 
         assert len(screen.shown) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_opening_the_episode_its_tokens_and_copying_its_id(
     token_trace: Any, monkeypatch: pytest.MonkeyPatch
@@ -169,6 +172,7 @@ async def test_hostile_text_stays_in_its_column(token_trace: Any) -> None:
         assert any("\\x1b[31mred" in line for line in painted(screen))
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_reply_that_comes_meanwhile_is_shown(token_trace: Any, tmp_path: Path) -> None:
     file = tmp_path / "trace.duckdb"
@@ -185,6 +189,7 @@ async def test_a_reply_that_comes_meanwhile_is_shown(token_trace: Any, tmp_path:
         assert "three" in "\n".join(painted(screen))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=str)
 def test_how_it_looks(token_trace: Any, snap_compare: Callable[..., bool], size: tuple[int, int]) -> None:
     app = TraceApp(open_trace(token_trace.file), token_trace.file)

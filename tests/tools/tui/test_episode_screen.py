@@ -236,6 +236,7 @@ def facts(screen: EpisodeScreen) -> str:
     return str(screen.query_one("#facts", Static).render())
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_it_opens_at_the_beginning_and_says_what_the_episode_was(traced: Path) -> None:
     async with opened(traced, "tools01") as (_, screen):
@@ -262,6 +263,7 @@ async def test_it_opens_at_the_beginning_and_says_what_the_episode_was(traced: P
         ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_tools_that_were_called_over_mcp_are_shown(tmp_path: Path) -> None:
     ended = NOON + timedelta(seconds=0.25)
@@ -276,6 +278,7 @@ async def test_tools_that_were_called_over_mcp_are_shown(tmp_path: Path) -> None
         assert "ConnectionError: [gone]" in text
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_markdown_is_laid_out_and_m_shows_it_as_written(traced: Path) -> None:
     async with opened(traced, "tools01", "tools01-c001") as (pilot, screen):
@@ -284,6 +287,7 @@ async def test_markdown_is_laid_out_and_m_shows_it_as_written(traced: Path) -> N
         assert "## Result" in shown(screen) and "1. `17 * 20 = 340`" in shown(screen)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_reasoning_is_folded_until_space(traced: Path) -> None:
     async with opened(traced, "tools01") as (pilot, screen):
@@ -297,6 +301,7 @@ async def test_reasoning_is_folded_until_space(traced: Path) -> None:
         assert "The tool knows." in shown(screen)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_from_message_to_message_and_call_to_call(traced: Path) -> None:
     async with opened(traced, "tools01") as (pilot, screen):
@@ -317,6 +322,7 @@ async def test_from_message_to_message_and_call_to_call(traced: Path) -> None:
         assert await after("home") == "about episode"
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_the_tree_leads_the_conversation(traced: Path) -> None:
     async with opened(traced, "fork01") as (pilot, screen):
@@ -333,6 +339,7 @@ async def test_the_tree_leads_the_conversation(traced: Path) -> None:
         assert screen.messages.has_focus
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_forks_say_where_they_part_why_and_what_they_cost(traced: Path) -> None:
     async with opened(traced, "fork01") as (pilot, screen):
@@ -356,6 +363,7 @@ async def test_forks_say_where_they_part_why_and_what_they_cost(traced: Path) ->
         assert "fork: think_stripped" in shown(screen)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_without_a_tokenizer_a_fork_says_so(tmp_path: Path) -> None:
     path = tmp_path / "t.duckdb"
@@ -370,6 +378,7 @@ async def test_without_a_tokenizer_a_fork_says_so(tmp_path: Path) -> None:
         assert "fork: unknown" in text and "The tokenizer is not at hand" in text and "org/model" in text
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_keys_that_lead_elsewhere(traced: Path) -> None:
     from ajet_tools.tui.trace.compare import CompareScreen
@@ -391,6 +400,7 @@ async def test_keys_that_lead_elsewhere(traced: Path) -> None:
         assert pilot.app.screen is screen
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_the_json_of_a_call(traced: Path) -> None:
     async with opened(traced, "tools01", "tools01-c001") as (pilot, screen):
@@ -406,6 +416,7 @@ async def test_the_json_of_a_call(traced: Path) -> None:
         assert pilot.app.screen is screen
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_the_next_attempt_of_the_group(traced: Path) -> None:
     async with opened(traced, "tools01") as (pilot, _):
@@ -418,6 +429,7 @@ async def test_the_next_attempt_of_the_group(traced: Path) -> None:
         assert isinstance(pilot.app.screen, EpisodeScreen) and pilot.app.screen.episode_id == "tools01"
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_search_in_every_branch(traced: Path) -> None:
     async with opened(traced, "fork01") as (pilot, screen):
@@ -438,6 +450,7 @@ async def test_search_in_every_branch(traced: Path) -> None:
         assert set(seen) == {"fork01-c001/reply0", "fork01-c003/0"} and seen[0] == seen[2] != seen[1] == seen[3]
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_search_that_finds_nothing_says_so(traced: Path) -> None:
     async with opened(traced, "fork01") as (pilot, screen):
@@ -448,6 +461,7 @@ async def test_a_search_that_finds_nothing_says_so(traced: Path) -> None:
         assert screen.messages.has_focus and pilot.app.screen is screen
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_copy(traced: Path) -> None:
     async with opened(traced, "tools01") as (pilot, _):
@@ -457,6 +471,7 @@ async def test_copy(traced: Path) -> None:
         assert pilot.app.clipboard == "tools01"
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_failed_episode_shows_its_traceback(traced: Path) -> None:
     async with opened(traced, "fail001") as (pilot, screen):
@@ -476,6 +491,7 @@ async def test_an_observed_episode_has_a_tree_but_no_tokens(traced: Path) -> Non
         assert pilot.app.screen is screen
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_hostile_text_is_shown_as_text(traced: Path) -> None:
     async with opened(traced, "evil001") as (pilot, screen):
@@ -488,6 +504,7 @@ async def test_hostile_text_is_shown_as_text(traced: Path) -> None:
             assert {widget.render_line(y).cell_length for y in range(widget.size.height)} == {widget.size.width}
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_one_call_none_and_unknown(traced: Path) -> None:
     async with opened(traced, "one0001") as (pilot, screen):
@@ -503,6 +520,7 @@ async def test_one_call_none_and_unknown(traced: Path) -> None:
         assert "cut off" in facts(screen) and "391" in shown(screen)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_an_episode_grows_while_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.duckdb"
@@ -527,6 +545,7 @@ async def test_an_episode_grows_while_it_is_read(tmp_path: Path) -> None:
         ], "the reader's place stays"
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_at_the_end_it_follows_and_elsewhere_it_counts(tmp_path: Path) -> None:
     path = tmp_path / "t.duckdb"
@@ -555,6 +574,7 @@ async def test_at_the_end_it_follows_and_elsewhere_it_counts(tmp_path: Path) -> 
         await until_shown(pilot, lambda: "Turn 12" in shown(screen) and "new" not in facts(screen))
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_long_episode_opens_at_once_and_every_line_of_it_is_reached(traced: Path) -> None:
     async with opened(traced, "long001", size=(100, 40)) as (pilot, _):
@@ -583,6 +603,7 @@ def turns(screen: EpisodeScreen) -> set[int]:
     return {int(n) for n in re.findall(r"• two (\d+)$", shown(screen), re.MULTILINE)}
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_message_of_megabytes_is_cut_and_opened_whole(traced: Path) -> None:
     async with opened(traced, "huge001") as (pilot, screen):
@@ -601,6 +622,7 @@ async def test_a_message_of_megabytes_is_cut_and_opened_whole(traced: Path) -> N
         await until_shown(pilot, lambda: any(last in whole.render_line(y).text for y in range(whole.size.height)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(80, 24), (60, 15)])
 @pytest.mark.asyncio
 async def test_a_small_terminal(traced: Path, size: tuple[int, int]) -> None:
@@ -610,6 +632,7 @@ async def test_a_small_terminal(traced: Path, size: tuple[int, int]) -> None:
         assert "episode succeeded" in shown(screen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("episode_id", "keys", "size"),
     [

@@ -116,6 +116,7 @@ def shown(screen: EpisodesScreen) -> list[str]:
     return screen.table.rows.ids()
 
 
+@pytest.mark.slow
 async def test_newest_first_with_every_column(trace: Path) -> None:
     async with viewed(trace) as (_, screen):
         assert shown(screen)[:2] == ["ep0039", "ep0038"] and status(screen).startswith("1 of 40")
@@ -140,6 +141,7 @@ async def test_newest_first_with_every_column(trace: Path) -> None:
         ]
 
 
+@pytest.mark.slow
 async def test_each_column_is_sorted_by_its_number_and_again_in_reverse(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         await pilot.press("down", "down")
@@ -165,6 +167,7 @@ async def test_each_column_is_sorted_by_its_number_and_again_in_reverse(trace: P
         assert shown(screen)[0] == "ep0000"
 
 
+@pytest.mark.slow
 async def test_a_click_on_a_title_sorts(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         at = lines(screen)[0].index("reward")
@@ -173,6 +176,7 @@ async def test_a_click_on_a_title_sorts(trace: Path) -> None:
         assert screen.listing is not None and screen.listing.sort == "reward"
 
 
+@pytest.mark.slow
 async def test_filter_history_and_errors_that_keep_the_list(trace: Path, own_home: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         await entered(pilot, "slash", "reward<0.05")
@@ -196,6 +200,7 @@ async def test_filter_history_and_errors_that_keep_the_list(trace: Path, own_hom
         assert len(shown(screen)) == 5, "and it is remembered"
 
 
+@pytest.mark.slow
 async def test_a_filter_can_be_given_and_a_wrong_one_is_asked_for_again(trace: Path) -> None:
     async with viewed(trace, filter="agent=wolf step>=3") as (_, screen):
         assert shown(screen) == ["ep0039", "ep0037", "ep0035", "ep0033", "ep0031"]
@@ -206,6 +211,7 @@ async def test_a_filter_can_be_given_and_a_wrong_one_is_asked_for_again(trace: P
         assert len(shown(screen)) == 10
 
 
+@pytest.mark.slow
 async def test_search_goes_from_hit_to_hit(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         await entered(pilot, "ctrl+f", "MOON is")
@@ -233,6 +239,7 @@ async def test_search_goes_from_hit_to_hit(trace: Path) -> None:
         assert "0 hits" in status(screen) and screen.table.cursor_id == before
 
 
+@pytest.mark.slow
 async def test_a_search_can_be_stopped(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         screen.finder.start("nothing", "run-1", None)
@@ -241,6 +248,7 @@ async def test_a_search_can_be_stopped(trace: Path) -> None:
         assert not screen.finder.running and pilot.app.screen is screen
 
 
+@pytest.mark.slow
 async def test_bookmarks_are_kept_and_can_be_all_there_is_to_see(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         await pilot.press("down", "b", "down", "b", "b")
@@ -262,6 +270,7 @@ async def test_bookmarks_are_kept_and_can_be_all_there_is_to_see(trace: Path) ->
         assert shown(screen) == ["ep0038", "ep0036"]
 
 
+@pytest.mark.slow
 async def test_a_file_of_bookmarks_that_is_not_ours_is_told_and_left_alone(trace: Path) -> None:
     file = trace.with_name("bookmarks.json")
     file.write_text("{")
