@@ -214,10 +214,10 @@ def _is_found_again(value: Any) -> bool:
     """Whether the class path of an object leads to it, in another process too."""
     if _class_path(value) is None:
         return False
-    found: Any = sys.modules.get(value.__module__)
+    resolved: Any = sys.modules.get(value.__module__)
     for step in value.__qualname__.split("."):
-        found = getattr(found, step, None)
-    if found is not value:
+        resolved = getattr(resolved, step, None)
+    if resolved is not value:
         return False
     file = getattr(sys.modules["__main__"], "__file__", "")
     return value.__module__ != "__main__" or _source_names(value) <= {Path(file).name}
@@ -226,5 +226,5 @@ def _is_found_again(value: Any) -> bool:
 def _source_names(value: Any) -> set[str]:
     """Names of the files with a function's code, or that of a class's methods. A cell and a prompt give names too."""
     members = vars(value).values() if isinstance(value, type) else (value,)
-    codes = (getattr(inspect.unwrap(one), "__code__", None) for one in members if callable(one))
+    codes = (getattr(inspect.unwrap(member), "__code__", None) for member in members if callable(member))
     return {Path(code.co_filename).name for code in codes if code is not None}

@@ -71,7 +71,7 @@ class League:
         """A player's score against an opponent, or against all others: itself is left out."""
         if opponent is not None:
             return self.scores[player, opponent]
-        mine = [score for (one, other), score in self.scores.items() if one == player and other != player]
+        mine = [score for (first, second), score in self.scores.items() if first == player and second != player]
         return sum(mine, Score(0, 0))
 
     def as_json(self) -> dict[str, Any]:
@@ -176,20 +176,20 @@ def short_names(league: League) -> dict[str, str]:
     """Each name as a table and a picture show it: `@40` for `checkpoint@40`, of paths only the parts that differ."""
     names = list(dict.fromkeys([*league.players, *league.opponents]))
     parts = [name.removeprefix("checkpoint").split("/") for name in names]
-    for end, rest in ((0, slice(1, None)), (-1, slice(None, -1))):
-        while min(map(len, parts)) > 1 and len({one[end] for one in parts}) == 1:
-            parts = [one[rest] for one in parts]
-    short = ["/".join(one) for one in parts]
-    return dict(zip(names, [one if len(one) <= _SHOWN else "…" + one[1 - _SHOWN :] for one in short], strict=True))
+    for end, tail in ((0, slice(1, None)), (-1, slice(None, -1))):
+        while min(map(len, parts)) > 1 and len({part[end] for part in parts}) == 1:
+            parts = [part[tail] for part in parts]
+    short = ["/".join(part) for part in parts]
+    return dict(zip(names, [name if len(name) <= _SHOWN else "…" + name[1 - _SHOWN :] for name in short], strict=True))
 
 
-def draw_league(league: League, place: Path) -> None:
+def draw_league(league: League, path: Path) -> None:
     """Draw the win rates: each match, and each player's against all others with its interval.
 
-    `place` ends in .svg, .png or .pdf. Raises ConfigError for another end, MissingExtra without matplotlib.
+    `path` ends in .svg, .png or .pdf. Raises ConfigError for another end, MissingExtra without matplotlib.
     """
-    if place.suffix not in (".svg", ".png", ".pdf"):
-        raise ConfigError(f"a picture ends in .svg, .png or .pdf (got {place.name})")
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise ConfigError(f"a picture ends in .svg, .png or .pdf (got {path.name})")
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -201,7 +201,7 @@ def draw_league(league: League, place: Path) -> None:
         figure = Figure(figsize=(4 + 0.8 * len(opponents), 1.6 + 0.5 * len(players)), layout="constrained")
         FigureCanvasAgg(figure)
         matches, overall = figure.subplots(1, 2, width_ratios=(len(opponents), 3))
-        rates = [[league.score(one, other).rate for other in opponents] for one in players]
+        rates = [[league.score(player, opponent).rate for opponent in opponents] for player in players]
         matches.imshow(
             [[math.nan if rate is None else rate for rate in row] for row in rates],
             vmin=0, vmax=1, cmap="RdYlGn", aspect="auto",
@@ -209,8 +209,8 @@ def draw_league(league: League, place: Path) -> None:
         for y, row in enumerate(rates):
             for x, rate in enumerate(row):
                 matches.text(x, y, "-" if rate is None else f"{rate:.2f}", ha="center", va="center")
-        matches.set_xticks(range(len(opponents)), [short[one] for one in opponents], rotation=30, ha="right")
-        matches.set_yticks(range(len(players)), [short[one] for one in players])
+        matches.set_xticks(range(len(opponents)), [short[name] for name in opponents], rotation=30, ha="right")
+        matches.set_yticks(range(len(players)), [short[name] for name in players])
         matches.set_xlabel("opponent")
         matches.set_title("win rate of a match", fontsize=9)
         for y, player in enumerate(players):
@@ -224,5 +224,5 @@ def draw_league(league: League, place: Path) -> None:
         overall.set_yticks([])
         overall.grid(alpha=0.3, axis="x")
         overall.set_title("against all others, 95 %", fontsize=9)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(place, dpi=120, metadata={"Date": None} if place.suffix == ".svg" else None)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)

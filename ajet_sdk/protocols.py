@@ -94,11 +94,11 @@ class Sampling:
     @lru_cache(maxsize=256)  # noqa: B019  # a value: nearly all calls of a run have the same
     def as_dict(self) -> Mapping[str, Any]:
         """As JSON holds it; rarer parameters only where they say something."""
-        said = dict[str, Any]()
+        recorded = dict[str, Any]()
         for (name, default), value in zip(_SAMPLING_DEFAULTS.items(), _values_of(self), strict=True):
             if value != default or name in _ALWAYS:
-                said[name] = list(value) if isinstance(value, tuple) else value
-        return said
+                recorded[name] = list(value) if isinstance(value, tuple) else value
+        return recorded
 
     @staticmethod
     def of(recorded: Mapping[str, Any]) -> Sampling:
@@ -106,7 +106,7 @@ class Sampling:
         known = {name: value for name, value in recorded.items() if name in _SAMPLING_DEFAULTS}
         for name, value in known.items():
             if isinstance(value, list):
-                known[name] = tuple(tuple(one) if isinstance(one, list) else one for one in value)
+                known[name] = tuple(tuple(item) if isinstance(item, list) else item for item in value)
         return Sampling(**known)
 
 
@@ -115,7 +115,7 @@ _PROCESSED = (
     "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "bad_words", "min_tokens",
     "grammar",
 )  # fmt: skip
-_SAMPLING_DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Sampling)}
+_SAMPLING_DEFAULTS: dict[str, Any] = {field_.name: field_.default for field_ in fields(Sampling)}
 _values_of = attrgetter(*_SAMPLING_DEFAULTS)
 _logits_of = attrgetter(*_PROCESSED)
 _NO_LOGITS = _logits_of(Sampling())

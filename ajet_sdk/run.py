@@ -144,19 +144,19 @@ def _backbone(name: str) -> Callable[[Job, Gateway, TraceWriter], Coroutine[Any,
         raise MissingExtra(str(error.name), {"verl": "trinity", "debug": "local"}.get(name, name)) from error
 
 
-def _find_workflow(config: Config, given: Any) -> Any:
-    if given is not None:
-        return given
+def _find_workflow(config: Config, workflow: Any) -> Any:
+    if workflow is not None:
+        return workflow
     if not config.rollout.user_workflow:
         raise ConfigError("no agent is named: set rollout.user_workflow (file.py->name), or pass workflow=")
     return config.load(config.rollout.user_workflow)
 
 
-def _find_judge(config: Config, given: Any) -> Any:
-    if isinstance(given, str):
-        return named_judge(given, config)
-    if given is not None:
-        return given(config) if isinstance(given, type) else given
+def _find_judge(config: Config, judge: Any) -> Any:
+    if isinstance(judge, str):
+        return named_judge(judge, config)
+    if judge is not None:
+        return judge(config) if isinstance(judge, type) else judge
     return load_judge(config)
 
 
@@ -259,7 +259,7 @@ async def run_async(config: Config, **options: Any) -> Report:
 
 
 def _attempts(config: Config, tasks: Sequence[Task], k: int) -> list[Attempt]:
-    made = []
+    attempts = []
     for position, task in enumerate(tasks):
         group_id, group_seed = new_id(), seed_of(config.trainer_common.seed, position)
         for attempt in range(k):
@@ -269,8 +269,8 @@ def _attempts(config: Config, tasks: Sequence[Task], k: int) -> list[Attempt]:
                 if config.is_seeded
                 else None
             )
-            made.append(Attempt(task, "", group_id, attempt, 0, "val", seed, group_seed))
-    return made
+            attempts.append(Attempt(task, "", group_id, attempt, 0, "val", seed, group_seed))
+    return attempts
 
 
 async def _attempt_all(
@@ -319,8 +319,8 @@ class OpenRun:
         self.session, self._workflow, self._judge, self._tasks = session, workflow, judge, tasks
         rollout = session.config.rollout
         names = [n for n in ("temperature", "top_p", "top_k") if session.config.is_set(f"rollout.{n}")]
-        given = {name: getattr(rollout, name) for name in names}
-        self._sampling = SamplingOverride(**given) if given and rollout.sampling == "run" else None
+        sampling = {name: getattr(rollout, name) for name in names}
+        self._sampling = SamplingOverride(**sampling) if sampling and rollout.sampling == "run" else None
         self._opening: asyncio.Task[Engine] | None = None
 
     @property
@@ -340,7 +340,7 @@ class OpenRun:
         return await run_batch(
             self._workflow,
             self._judge,
-            [replace(one, run_id=self.run_id) for one in attempts],
+            [replace(attempt, run_id=self.run_id) for attempt in attempts],
             engine=await self._engine(),
             gateway=self.session.gateway,
             config=self.session.config,

@@ -221,20 +221,20 @@ class _Service:
         except ClientGone:
             pass  # nobody is left to be told; the call, if there is one, is recorded as undelivered
 
-    def _check_name(self, asked: Any) -> None:
-        if asked and asked != self.engine.model:
-            message = f"The model {asked!r} does not exist; this server answers to {self.engine.model!r}."
+    def _check_name(self, model: Any) -> None:
+        if model and model != self.engine.model:
+            message = f"The model {model!r} does not exist; this server answers to {self.engine.model!r}."
             raise HTTPError(404, message, "model_not_found", "model")
 
     async def _answer(self, body: dict[str, Any], place: RequestTarget, scope: Scope, send: Send) -> None:
         self._check_name(body.get("model") or getattr(place.endpoint.dialect, "name", None))
         opened, started = self.gateway.open(EpisodeSpec(episode_id=new_id(), engine=self.engine)), now()
         connection = scope["state"][CONNECTION]
-        asked = place.endpoint
-        request = Request(asked.route, asked.dialect, body, AgentIdentity(), "rollout", connection)
+        endpoint = place.endpoint
+        request = Request(endpoint.route, endpoint.dialect, body, AgentIdentity(), "rollout", connection)
         try:
-            if asked.counter is not None:
-                return await respond(send, 200, await count(opened, request, asked.counter))
+            if endpoint.counter is not None:
+                return await respond(send, 200, await count(opened, request, endpoint.counter))
             await send_reply(await answer(opened, request), scope, send)
             await connection.taken(whole=True)  # the episode is over once the client has read its reply, or has left
         finally:
@@ -259,8 +259,8 @@ class _Service:
 def _last_said(body: dict[str, Any]) -> str:
     messages = body.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else {}
-    said = last.get("content") if isinstance(last, dict) else None
-    return said if isinstance(said, str) else str(body.get("prompt") or "")
+    content = last.get("content") if isinstance(last, dict) else None
+    return content if isinstance(content, str) else str(body.get("prompt") or "")
 
 
 def _reply(response: dict[str, Any]) -> Any:

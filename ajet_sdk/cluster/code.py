@@ -47,40 +47,40 @@ class CodePackage:
     @contextmanager
     def write(self) -> Iterator[Path]:
         """A directory with a copy of everything, for as long as the block lasts. Raises ConfigError above 500 MB."""
-        found = {folder: _files(folder, self.leave_out) for folder in self.folders}
-        self._check_size(found)
+        files_of = {folder: _files(folder, self.leave_out) for folder in self.folders}
+        self._check_size(files_of)
         with tempfile.TemporaryDirectory(prefix="ajet-code-") as name:
             root = Path(name)
             (root / _HERE).mkdir()
             for package in _OURS:
                 folder = Path(__file__).parents[2] / package
                 _copy(folder, _walk(folder), root / package)
-            for folder, files in found.items():
-                _copy(folder, files, root / self._place(folder))
+            for folder, files in files_of.items():
+                _copy(folder, files, root / self._archive_path(folder))
             manifest = {
-                "folders": {self._place(folder): str(folder) for folder in self.folders},
-                "paths": list(dict.fromkeys(place for path in self.paths for place in self._places(path))),
+                "folders": {self._archive_path(folder): str(folder) for folder in self.folders},
+                "paths": list(dict.fromkeys(archived for path in self.paths for archived in self._archive_paths(path))),
             }
             (root / _MANIFEST).write_text(json.dumps(manifest))
             yield root
 
-    def _place(self, folder: Path) -> str:
+    def _archive_path(self, folder: Path) -> str:
         """Where a folder lies in the package."""
         here = Path.cwd()
         if folder.is_relative_to(here):
             return f"{_HERE}/{folder.relative_to(here).as_posix()}".removesuffix("/.")
         return f"{self.folders.index(folder)}/{folder.name}"
 
-    def _places(self, path: Path) -> Iterator[str]:
+    def _archive_paths(self, path: Path) -> Iterator[str]:
         """What stands for an entry of `sys.path`: a part of a folder, or what holds folders."""
         for folder in self.folders:
             if path.is_relative_to(folder):
-                yield f"{self._place(folder)}/{path.relative_to(folder).as_posix()}".removesuffix("/.")
+                yield f"{self._archive_path(folder)}/{path.relative_to(folder).as_posix()}".removesuffix("/.")
             elif folder.parent == path:
-                yield self._place(folder).rpartition("/")[0]
+                yield self._archive_path(folder).rpartition("/")[0]
 
-    def _check_size(self, found: dict[Path, list[Path]]) -> None:
-        sizes = {file: file.stat().st_size for files in found.values() for file in files}
+    def _check_size(self, files_of: dict[Path, list[Path]]) -> None:
+        sizes = {file: file.stat().st_size for files in files_of.values() for file in files}
         total = sum(sizes.values())
         if total <= _MOST_BYTES:
             return
@@ -88,7 +88,7 @@ class CodePackage:
         named = ", ".join(f"{file} ({sizes[file] / 2**20:,.0f} MB)" for file in largest)
         raise ConfigError(
             f"the code to send to the Ray nodes is {total / 2**20:,.0f} MB; Ray transfers at most "
-            f"{_MOST_BYTES // 2**20} MB: {', '.join(map(str, found))}. Largest: {named}. Move data to a path that "
+            f"{_MOST_BYTES // 2**20} MB: {', '.join(map(str, files_of))}. Largest: {named}. Move data to a path that "
             "every node can read and add it to .gitignore, or put the agent into its own directory"
         )
 
@@ -109,7 +109,7 @@ def package_code(*objects: Any, beside: Iterable[Path] = (), leave_out: Iterable
     roots = tuple(sorted(f for f in folders if f.is_dir() and not any(f != o and f.is_relative_to(o) for o in folders)))
     entries = [Path(entry).resolve() for entry in sys.path]
     paths = [e for e in entries if any(e.is_relative_to(f) or f.parent == e for f in roots)]
-    return CodePackage(roots, tuple(dict.fromkeys(paths)), tuple(Path(one).resolve() for one in leave_out))
+    return CodePackage(roots, tuple(dict.fromkeys(paths)), tuple(Path(path).resolve() for path in leave_out))
 
 
 def _folder(name: str, file: Path) -> Path:
@@ -140,7 +140,7 @@ def _files(folder: Path, leave_out: tuple[Path, ...]) -> list[Path]:
         listed = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
         names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
         files = [folder / name for name in names if not _LEFT_OUT & {*Path(name).parts}]
-        files = [one for file in files for one in (_walk(file) if file.is_dir() else [file])]
+        files = [path for file in files for path in (_walk(file) if file.is_dir() else [file])]
     except (OSError, subprocess.SubprocessError):  # no git here, or no repository
         names, files = [], []
     files = files if names else _walk(folder)  # a folder that is ignored as a whole is meant all the same
@@ -148,11 +148,11 @@ def _files(folder: Path, leave_out: tuple[Path, ...]) -> list[Path]:
 
 
 def _walk(folder: Path) -> list[Path]:
-    found = []
-    for place, folders, files in os.walk(folder):
+    paths = []
+    for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in _LEFT_OUT)
-        found += [Path(place) / name for name in sorted(files) if name not in _LEFT_OUT and not name.endswith(".pyc")]
-    return found
+        paths += [Path(parent) / name for name in sorted(files) if name not in _LEFT_OUT and not name.endswith(".pyc")]
+    return paths
 
 
 def _copy(folder: Path, files: list[Path], into: Path) -> None:
@@ -176,15 +176,15 @@ class InstalledCode:
 
     def local_path(self, path: str) -> Path | None:
         """Where a file of the sender lies here; None where it did not travel."""
-        for place, folder in self.folders.items():
+        for archived, folder in self.folders.items():
             if Path(path).is_relative_to(folder):
-                return self.root / place / Path(path).relative_to(folder)
+                return self.root / archived / Path(path).relative_to(folder)
         return None
 
     def original_paths(self, text: str) -> str:
         """The text with the sender's names of files in place of ours."""
-        for place in sorted(self.folders, key=len, reverse=True):
-            text = text.replace(str(self.root / place), self.folders[place])
+        for archived in sorted(self.folders, key=len, reverse=True):
+            text = text.replace(str(self.root / archived), self.folders[archived])
         return text
 
 
@@ -205,6 +205,6 @@ def install_code() -> None:
     paths = json.loads((installed.root / _MANIFEST).read_text())["paths"]
     added = [str(installed.root / path) for path in paths if str(installed.root / path) not in sys.path]
     sys.path[1:1] = added
-    kept = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([*added, *([kept] if kept else [])])
+    existing = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*added, *([existing] if existing else [])])
     os.chdir(installed.root / _HERE)

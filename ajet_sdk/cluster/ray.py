@@ -167,11 +167,11 @@ def _import() -> Any:
 
 def _describe_connection(ray: Any, *, started: bool) -> RayCluster:
     context = ray.get_runtime_context()
-    own = ray.util.get_node_ip_address()
+    address = ray.util.get_node_ip_address()
     return RayCluster(
         address=context.gcs_address,
         started=started,
-        host="127.0.0.1" if started or own.startswith("127.") else own,
+        host="127.0.0.1" if started or address.startswith("127.") else address,
         runtime_env=dict(context.runtime_env),
     )
 
@@ -217,5 +217,5 @@ def _explain_failure(address: str, error: Exception) -> ConfigError:
         hint = "its logs are in /tmp/ray/session_latest/logs"
     else:
         hint = f"run ajet on a node of the cluster, or add this machine to it: ray start --address={address}"
-    what = "Ray could not be started" if address == LOCAL else f"the Ray cluster at {address} could not be joined"
-    return ConfigError(f"{what} ({type(error).__name__}: {text[:400]}); {hint}")
+    failure = "Ray could not be started" if address == LOCAL else f"the Ray cluster at {address} could not be joined"
+    return ConfigError(f"{failure} ({type(error).__name__}: {text[:400]}); {hint}")

@@ -57,7 +57,7 @@ class Chat:
         self.max_model_len = max_model_len or NO_LIMIT
         self._parser = tool_call_parser
         self._template: ChatTemplate | None = None
-        self._told = False
+        self._warned = False
         """Whether it was said that the template lacks tools."""
         self._format: ReplyFormat | None = None
         self._cuts: CutPoints | None = None
@@ -73,13 +73,13 @@ class Chat:
     def begin(self, ask: Ask) -> Conversation:
         """The request as tokens. Raises RequestRefused, ContextOverflow."""
         ids, prompt = self._ids(ask)
-        left = self.max_model_len - len(ids)
-        if left < 1:
+        room = self.max_model_len - len(ids)
+        if room < 1:
             raise ContextOverflow(
                 f"This model's maximum context length is {self.max_model_len} tokens, but the prompt has "
                 f"{len(ids)}; shorten the conversation or raise max_model_len"
             )
-        limit = min(left, ask.sampling.max_tokens or NO_LIMIT)
+        limit = min(room, ask.sampling.max_tokens or NO_LIMIT)
         sampling = replace(ask.sampling, max_tokens=limit if limit < NO_LIMIT else None)
         if self._constrains and not TYPED.isdisjoint(ask.options):
             sampling = replace(sampling, grammar=self._grammar(ask, ids))
@@ -113,20 +113,20 @@ class Chat:
         """Say once that tools are not written by the template. Raises ConfigError where the config insists on it."""
         if self._template is None:
             self._template = ChatTemplate.of(self.tokenizer.chat_template, self.tokenizer.variables)
-        if self._told or not self._template.in_hermes_form(messages, tools):
+        if self._warned or not self._template.in_hermes_form(messages, tools):
             return
         missing = "tool calls or their results" if "calls" in self._template.lacks else "the tools of a request"
-        what = f"The chat template of {self.name} does not render {missing}"
+        problem = f"The chat template of {self.name} does not render {missing}"
         if self._parser == "template":
             raise ConfigError(
-                f"{what}, and model.tool_call_parser is template. Set it to auto to have them written in the Hermes "
+                f"{problem}, and model.tool_call_parser is template. Set it to auto to have them written in the Hermes "
                 "form, or take a model whose chat template has tools"
             )
-        self._told = True
+        self._warned = True
         _log.warning(
             "%s: they are written in the Hermes form (<tools>, <tool_call>, <tool_response>), as text. A model that "
             "never saw it may not call tools. model.tool_call_parser: template refuses such requests.",
-            what,
+            problem,
         )
 
     def _grammar(self, ask: Ask, prompt_ids: Sequence[int]) -> str:
@@ -170,7 +170,7 @@ class Chat:
         tokens = [self.tokenizer.token_bytes(i) for i in ids] if wanted else None
         top = None
         if wanted and sampled.top is not None:
-            top = [[(self.tokenizer.token_bytes(i), value) for i, value in place] for place in sampled.top]
+            top = [[(self.tokenizer.token_bytes(i), value) for i, value in likely] for likely in sampled.top]
         text = sampled.text
         if text is None:
             ended = bool(ids) and (ids[-1] in self.tokenizer.eos_ids or ids[-1] in conversation.sampling.stop_token_ids)
@@ -185,8 +185,8 @@ class Chat:
             ids, logprobs, tokens = ids[:kept_ids], logprobs[:kept_ids], tokens and tokens[:kept_ids]
             parsed = replace(parsed, calls=parsed.calls[:1], ids=parsed.ids[:1])
         message = self._message(conversation, parsed, ids, index)
-        kept = self.tokens(conversation.ask.episode_id, conversation.ask.agent)
-        kept.commit(conversation.prompt, ids, message, conversation.sampling.stop)
+        builder = self.tokens(conversation.ask.episode_id, conversation.ask.agent)
+        builder.commit(conversation.prompt, ids, message, conversation.sampling.stop)
         cut = len(sampled.output_ids) - len(ids)
         finish = "tool_calls" if parsed.calls and (cut or sampled.finish_reason == "stop") else sampled.finish_reason
         unread = parsed.unread and sampled.finish_reason == "stop"
@@ -245,8 +245,8 @@ class Chat:
 
     def answer(self, conversation: Conversation, sampled: Sequence[Sampled], model: str) -> Answer:
         """The answer of all choices."""
-        choices = tuple(self.choice(conversation, one, index) for index, one in enumerate(sampled))
-        prompt, output = len(conversation.prompt_ids), sum(len(one.output_ids) for one in sampled)
+        choices = tuple(self.choice(conversation, sample, index) for index, sample in enumerate(sampled))
+        prompt, output = len(conversation.prompt_ids), sum(len(sample.output_ids) for sample in sampled)
         return Answer(
             choices=choices,
             model=model,

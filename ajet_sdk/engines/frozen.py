@@ -49,12 +49,12 @@ def source_of(
     if at and experiment == _OWN:
         return _weights(config, *_own_checkpoint(named, which, config, run_id, step, draw))
     if at and (which.isdigit() or which == "latest"):
-        place = config.resolve(experiment)
-        place = place if place.is_dir() else config.directory.parent / experiment
-        return _weights(config, named, _pick(named, which, steps_of_experiment(place / "checkpoint"), place))
-    place = config.resolve(named)
-    if any((place / name).is_file() for name in ("config.json", "adapter_config.json")):
-        return _weights(config, place.name, str(place))
+        directory = config.resolve(experiment)
+        directory = directory if directory.is_dir() else config.directory.parent / experiment
+        return _weights(config, named, _pick(named, which, steps_of_experiment(directory / "checkpoint"), directory))
+    directory = config.resolve(named)
+    if any((directory / name).is_file() for name in ("config.json", "adapter_config.json")):
+        return _weights(config, directory.name, str(directory))
     base_url = config.model.base_url or os.environ.get("OPENAI_BASE_URL")
     if not base_url:
         raise ConfigError(
@@ -73,26 +73,26 @@ def _own_checkpoint(
         return named, first_model(config)
     base = checkpoint_base(config)
     if which not in _MOVING or not step:  # a number is of an earlier run: what this one will save is not there yet
-        found = _pick(named, "latest" if which in _MOVING else which, steps_of_experiment(base, but=run_id), base)
-        return named, found
+        path = _pick(named, "latest" if which in _MOVING else which, steps_of_experiment(base, but=run_id), base)
+        return named, path
     saved = {0: None, **{s: p for s, p in saved_steps(base / run_id).items() if s < step}}
     chosen = (draw or random.Random(step)).choice([*saved]) if which == "any" else max(saved)
     return f"{_OWN}@{chosen}", str(saved[chosen] or first_model(config))
 
 
-def _pick(named: str, which: str, steps: dict[int, Path], place: Path) -> str:
+def _pick(named: str, which: str, steps: dict[int, Path], directory: Path) -> str:
     if steps and which == "latest":
         return str(steps[max(steps)])
     if which.isdigit() and int(which) in steps:
         return str(steps[int(which)])
     there = f"has the steps {', '.join(map(str, steps))}" if steps else "has no checkpoint"
-    kept = "; trainer_common.keep_checkpoints and save_freq set which ones a run keeps" if steps else ""
-    raise ConfigError(f"there is no checkpoint {named}: {place} {there}{kept}")
+    hint = "; trainer_common.keep_checkpoints and save_freq set which ones a run keeps" if steps else ""
+    raise ConfigError(f"there is no checkpoint {named}: {directory} {there}{hint}")
 
 
 def _weights(config: Config, name: str, path: str) -> ModelSource:
-    given = {"path": path, "name": name, "recipe": None, "base_url": None, "scripted": None}
-    return config.model.model_copy(update=given)
+    update = {"path": path, "name": name, "recipe": None, "base_url": None, "scripted": None}
+    return config.model.model_copy(update=update)
 
 
 def check_frozen(config: Config, *, training: bool) -> None:
@@ -136,12 +136,12 @@ def before_training(config: Config) -> Config:
     """
 
     def now(named: str | ModelSource) -> str | ModelSource:
-        own = isinstance(named, str) and named in (f"{_OWN}@0", *(f"{_OWN}@{word}" for word in _MOVING))
-        return POLICY if own else named
+        is_policy = isinstance(named, str) and named in (f"{_OWN}@0", *(f"{_OWN}@{word}" for word in _MOVING))
+        return POLICY if is_policy else named
 
     rollout = config.rollout
-    opponent = None if rollout.opponent is None else [now(one) for one in rollout.opponent]
-    models = {key: now(one) for key, one in rollout.debug_models.items()}
+    opponent = None if rollout.opponent is None else [now(model) for model in rollout.opponent]
+    models = {key: now(model) for key, model in rollout.debug_models.items()}
     return config.model_copy(
         update={"rollout": rollout.model_copy(update={"opponent": opponent, "debug_models": models})}
     )
@@ -152,7 +152,7 @@ class FrozenModel:
 
     def __init__(self, of: FrozenModels, config: Config) -> None:
         self.model = config.model_name
-        self.asked = self.waiting = 0
+        self.last_use = self.waiting = 0
         """When it was last asked, as a count; how many calls wait for it."""
         self._of, self._config = of, config
         self._engine: Engine | None = None
@@ -171,7 +171,7 @@ class FrozenModel:
     async def answer(self, ask: Ask) -> Answer:
         """As `Engine.answer`."""
         self._of.count += 1
-        self.asked, self.waiting = self._of.count, self.waiting + 1
+        self.last_use, self.waiting = self._of.count, self.waiting + 1
         try:
             return await (self._engine or await self.open()).answer(ask)
         finally:
@@ -216,11 +216,11 @@ class FrozenModels:
 
     async def make_room(self, wanted: FrozenModel) -> None:
         """Close what was asked least recently, where as many are open as may be."""
-        idle = [one for one in self._models.values() if one.is_open and one is not wanted and not one.waiting]
-        for one in sorted(idle, key=lambda one: one.asked)[: max(0, len(idle) - _OPEN + 1)]:
-            await one.aclose()
+        idle = [model for model in self._models.values() if model.is_open and model is not wanted and not model.waiting]
+        for model in sorted(idle, key=lambda model: model.last_use)[: max(0, len(idle) - _OPEN + 1)]:
+            await model.aclose()
 
     async def aclose(self) -> None:
         """Close all of them."""
-        for one in self._models.values():
-            await one.aclose()
+        for model in self._models.values():
+            await model.aclose()

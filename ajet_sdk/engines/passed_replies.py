@@ -42,8 +42,8 @@ def _message(message: Mapping[str, Any], request: Mapping[str, Any]) -> str | No
             isinstance(block.get("name"), str) and isinstance(block.get("input"), Mapping)
         ):
             return 'a tool_use has another shape; expected {"type": "tool_use", "id": …, "name": "…", "input": {…}}'
-    said = any(has_content({**block, "type": "", "id": ""}) for block in blocks)
-    return _ended(message.get("stop_reason"), said, _number(usage, "output_tokens"))
+    has_text = any(has_content({**block, "type": "", "id": ""}) for block in blocks)
+    return _ended(message.get("stop_reason"), has_text, _number(usage, "output_tokens"))
 
 
 def _response(response: Mapping[str, Any], request: Mapping[str, Any]) -> str | None:
@@ -66,7 +66,7 @@ def _response(response: Mapping[str, Any], request: Mapping[str, Any]) -> str | 
                 'a function_call has another shape; expected {"type": "function_call", "call_id": …, "name": "…", '
                 '"arguments": "{…}"}'
             )
-    said = any(
+    has_text = any(
         any(has_content({**part, "type": ""}) for part in item.get("content") or ())
         if item["type"] in ("message", "reasoning")
         else True
@@ -75,7 +75,7 @@ def _response(response: Mapping[str, Any], request: Mapping[str, Any]) -> str | 
     reason = status
     if status == "incomplete":
         reason = (response.get("incomplete_details") or {}).get("reason") or status
-    return _ended(reason, said, _number(response.get("usage"), "output_tokens"))
+    return _ended(reason, has_text, _number(response.get("usage"), "output_tokens"))
 
 
 def _candidates(response: Mapping[str, Any], request: Mapping[str, Any]) -> str | None:
@@ -99,8 +99,8 @@ def _candidates(response: Mapping[str, Any], request: Mapping[str, Any]) -> str 
                 return 'a functionCall has another shape; expected {"functionCall": {"name": "…", "args": {…}}}'
             if not isinstance(part.get("text", ""), str):
                 return "a part of text has no text"
-        said = any(any(part.values()) for part in parts)
-        if wrong := _ended(candidate.get("finishReason"), said, sampled):
+        has_text = any(any(part.values()) for part in parts)
+        if wrong := _ended(candidate.get("finishReason"), has_text, sampled):
             return wrong
     return None
 
@@ -115,11 +115,11 @@ _READ = (
 """By the end of the route: the fields of a request, and what reads the reply."""
 
 
-def _ended(reason: Any, said: bool, sampled: int) -> str | None:
+def _ended(reason: Any, has_text: bool, sampled: int) -> str | None:
     finish = finish_of(reason)
     if finish is None:
         return f"it ended for {reason!r}" if reason else "it says no reason of its end"
-    if not said and not sampled and finish != "content_filter":
+    if not has_text and not sampled and finish != "content_filter":
         return "it is empty, and no token was sampled"
     return None
 

@@ -151,9 +151,9 @@ class PromptBuilder:
         with self._lock:
             request = self._form(template, messages)
             formed, keys = list(request.formed), request.keys
-            found = self._candidates(request)
-            if found:
-                formed = _respell(formed, [*found[0].formed, found[0].formed_reply or {}])
+            candidates = self._candidates(request)
+            if candidates:
+                formed = _respell(formed, [*candidates[0].formed, candidates[0].formed_reply or {}])
             tools = self._known(tools)
             if continue_last:
                 text = template.render_begun(formed, tools, at=self._at, **template_kwargs)
@@ -161,7 +161,7 @@ class PromptBuilder:
                 text = template.render(formed, tools, at=self._at, **template_kwargs)
             side = Side(request.cleaned, tools, template_kwargs)
             call = _Call(side, formed, keys, text, len(text), decode=self._tokenizer.decode)
-            cause = self._place(call, text, found)
+            cause = self._continue(call, text, candidates)
             if continue_last:
                 call.formed, call.keys, call.begun = formed[:-1], keys[:-1], request.cleaned[-1]
             ids = call.ids_of_prompt().tolist()
@@ -179,8 +179,8 @@ class PromptBuilder:
         with self._lock:
             call = prompt.call
             if call.begun is not None:
-                said = str(call.begun["content"]) + str(reply["content"])
-                reply = {**call.begun, **reply, "content": said}
+                content = str(call.begun["content"]) + str(reply["content"])
+                reply = {**call.begun, **reply, "content": content}
             if call.formed_reply is not None:
                 call = copy.copy(call)
                 call.text, call.holder, call.side = None, prompt.call, copy.copy(call.side)
@@ -230,18 +230,18 @@ class PromptBuilder:
 
         Of replies that mean the same, those come first of which the client repeats the ids and the spelling.
         """
-        found: list[_Call] = []
+        candidates: list[_Call] = []
         for n in range(len(request.keys) - 1, -1, -1):
             calls = self._answered.get(request.keys[n], [])[::-1]
             if len(calls) > 1:
                 spelt = [_spelling(m) for m in request.formed[: n + 1]]
                 calls.sort(key=partial(_likeness, spelt), reverse=True)
-            found += calls
-        return found
+            candidates += calls
+        return candidates
 
-    def _place(self, call: _Call, text: str, found: list[_Call]) -> str | None:
+    def _continue(self, call: _Call, text: str, candidates: list[_Call]) -> str | None:
         """Find the call that this one goes on from and encode the rest, else encode all; why it is not the deepest."""
-        for parent in found:
+        for parent in candidates:
             if not text.startswith(parent.text_of_prompt()):
                 continue
             end = align(parent.sampled, text, parent.size)
@@ -251,9 +251,9 @@ class PromptBuilder:
             parent.decoded = None
             if parent.text is not None:
                 parent.text, parent.holder = None, call
-            return None if parent is found[0] else self._cause(call, text, found)
+            return None if parent is candidates[0] else self._cause(call, text, candidates)
         call.new_ids = array("i", self._encoder.encode(text))
-        return self._cause(call, text, found)
+        return self._cause(call, text, candidates)
 
     def _after(self, parent: _Call, tail: str) -> list[int]:
         """The ids of text that follows a call's sampled ids.
@@ -276,15 +276,16 @@ class PromptBuilder:
     def _ways(self, before: list[int], shown: str, tail: str) -> Iterator[list[int]]:
         special = bool(before) and self._tokenizer.is_special(before[-1])
         lefts = [self._tokenizer.decode(before[-1:]) if special else shown, *self._encoder.anchors()]
-        for left in lefts:
-            way = self._encoder.behind(left, tail) if left else None
+        for prefix in lefts:
+            way = self._encoder.behind(prefix, tail) if prefix else None
             if way is not None:
                 yield way
         yield self._tokenizer.encode(tail)
 
-    def _cause(self, call: _Call, text: str, found: list[_Call]) -> str | None:
+    def _cause(self, call: _Call, text: str, candidates: list[_Call]) -> str | None:
         """Why a call does not go on from the deepest earlier call that its messages extend; None for a first call."""
-        old = found[0] if found else next((self._seen[k] for k in reversed(call.keys) if k in self._seen), self._last)
+        before = next((self._seen[k] for k in reversed(call.keys) if k in self._seen), self._last)
+        old = candidates[0] if candidates else before
         if old is None:
             return None
         last = self._tokenizer.decode(list(old.output_ids[-1:]))
@@ -295,8 +296,8 @@ class PromptBuilder:
 def _copy(value: Any) -> Any:
     """A copy of JSON that shares texts, and nothing which may change."""
     if isinstance(value, Mapping):
-        return {key: _copy(one) for key, one in value.items()}
-    return [_copy(one) for one in value] if isinstance(value, list) else value
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
@@ -321,26 +322,26 @@ def _calls_of(message: Message) -> list[Any]:
 
 def _id_of(call: Any) -> str | None:
     """The id of a tool call; None where it has none."""
-    found = call.get("id") if isinstance(call, Mapping) else None
-    return found if isinstance(found, str) else None
+    call_id = call.get("id") if isinstance(call, Mapping) else None
+    return call_id if isinstance(call_id, str) else None
 
 
 def _spelling(message: Message) -> list[tuple[str | None, Any]]:
     """The ids of a message's tool calls, and how their arguments are written."""
     arguments = [call["function"]["arguments"] if isinstance(call, Mapping) else call for call in _calls_of(message)]
-    written = [getattr(one, "spelling", one) for one in arguments]
+    written = [getattr(argument, "spelling", argument) for argument in arguments]
     return list(zip(map(_id_of, _calls_of(message)), written, strict=True))
 
 
 def _likeness(spelt: Sequence[list[tuple[str | None, Any]]], call: _Call) -> tuple[int, int]:
     """How many messages of an earlier call have the ids of these, and how many their spelling too."""
-    own = [_spelling(message) for message in [*call.formed, call.formed_reply or {}]]
-    ids = sum([i for i, _ in a] == [i for i, _ in b] for a, b in zip(spelt, own, strict=True))
-    return ids, sum(a == b for a, b in zip(spelt, own, strict=True))
+    spelt_before = [_spelling(message) for message in [*call.formed, call.formed_reply or {}]]
+    ids = sum([i for i, _ in a] == [i for i, _ in b] for a, b in zip(spelt, spelt_before, strict=True))
+    return ids, sum(a == b for a, b in zip(spelt, spelt_before, strict=True))
 
 
-def _respell(messages: list[Message], own: Sequence[Message]) -> list[Message]:
-    """The messages with the tool calls of the first ones as `own` has them, and results under the ids of these.
+def _respell(messages: list[Message], earlier: Sequence[Message]) -> list[Message]:
+    """The messages with the tool calls of the first ones as `earlier` has them, and results under the ids of these.
 
     Everything else stays as the client sent it, for the template to show or to ignore.
     """
@@ -348,9 +349,9 @@ def _respell(messages: list[Message], own: Sequence[Message]) -> list[Message]:
     for i, message in enumerate(messages):
         called = _calls_of(message)
         if called:
-            ours = _calls_of(own[i]) if i < len(own) else called
+            ours = _calls_of(earlier[i]) if i < len(earlier) else called
             ids.update(zip(map(_id_of, called), map(_id_of, ours), strict=True))
             messages[i] = {**message, "tool_calls": ours}
-        elif ids and isinstance(given := message.get("tool_call_id"), str) and ids.get(given, given) != given:
-            messages[i] = {**message, "tool_call_id": ids[given]}
+        elif ids and isinstance(call_id := message.get("tool_call_id"), str) and ids.get(call_id, call_id) != call_id:
+            messages[i] = {**message, "tool_call_id": ids[call_id]}
     return messages

@@ -46,11 +46,11 @@ class ReplyCache:
     def get(self, key: str) -> list[str] | str | None:
         """The texts; a string is why the request failed, where that was kept; None where nothing is."""
         try:
-            found = self._file.execute("SELECT texts FROM replies WHERE key = ?", (key,)).fetchone()
+            row = self._file.execute("SELECT texts FROM replies WHERE key = ?", (key,)).fetchone()
         except sqlite3.Error as error:
             raise self._explain(error) from error
-        kept = None if found is None else json.loads(found[0])
-        return kept if isinstance(kept, list | str) else None
+        texts = None if row is None else json.loads(row[0])
+        return texts if isinstance(texts, list | str) else None
 
     def put(self, key: str, texts: list[str] | str) -> None:
         try:
@@ -83,9 +83,9 @@ class Shared(Generic[T]):
         """What `ask` comes to, and whether another had asked already. Raises what `ask` raises."""
         loop = asyncio.get_running_loop()
         mine = (id(loop), key)
-        while (other := self._under_way.get(mine)) is not None:
+        while (pending := self._under_way.get(mine)) is not None:
             try:
-                return await asyncio.shield(other), True
+                return await asyncio.shield(pending), True
             except _Abandoned:
                 continue
         future = self._under_way[mine] = loop.create_future()

@@ -93,21 +93,21 @@ class ReplyChoice(BaseModel):
     @cached_property
     def values(self) -> list[float | None]:
         """The log-probability of each token, None where the endpoint leaves it out; empty where it gives none."""
-        given = self.logprobs
-        if given is None:
+        logprobs = self.logprobs
+        if logprobs is None:
             return []
-        if given.content is not None:
-            return [one.get("logprob") for one in given.content]
-        values = given.token_logprobs or []
-        return values[: len(given.tokens)] if given.tokens else values
+        if logprobs.content is not None:
+            return [entry.get("logprob") for entry in logprobs.content]
+        values = logprobs.token_logprobs or []
+        return values[: len(logprobs.tokens)] if logprobs.tokens else values
 
     @property
     def tokens(self) -> list[str]:
         """The text of each token, as far as the endpoint gives it."""
         if self.logprobs is not None and self.logprobs.content is not None:
-            return [one.get("token", "") for one in self.logprobs.content]
-        given = self.logprobs.tokens if self.logprobs is not None else None
-        return (given or [""] * len(self.values))[: len(self.values)]
+            return [entry.get("token", "") for entry in self.logprobs.content]
+        tokens = self.logprobs.tokens if self.logprobs is not None else None
+        return (tokens or [""] * len(self.values))[: len(self.values)]
 
 
 class ReplyJson(BaseModel):
@@ -174,18 +174,18 @@ def has_content(message: Any) -> bool:
 def _wrong(error: ValidationError, within: str) -> str:
     """What does not fit, and for a tool call what would have."""
     first = error.errors(include_url=False, include_input=False)[0]
-    place = [part for part in first["loc"] if part not in ("_ToolCall", "_CustomToolCall")]
-    if "tool_calls" not in place:
-        return f"{within}{_place(tuple(place))}: {first['msg']}"
-    at = place.index("tool_calls") + 2
-    given = error.errors(include_url=False)[0]["input"]
+    location = [part for part in first["loc"] if part not in ("_ToolCall", "_CustomToolCall")]
+    if "tool_calls" not in location:
+        return f"{within}{_location(tuple(location))}: {first['msg']}"
+    at = location.index("tool_calls") + 2
+    value = error.errors(include_url=False)[0]["input"]
     return (
-        f"{within}{_place(tuple(place[:at]))} has another shape ({_place(tuple(place[at:]))}: {first['msg']}, in "
-        f"{given!r:.200}); expected {TOOL_CALL}"
+        f"{within}{_location(tuple(location[:at]))} has another shape ({_location(tuple(location[at:]))}: "
+        f"{first['msg']}, in {value!r:.200}); expected {TOOL_CALL}"
     )
 
 
-def _place(location: tuple[int | str, ...]) -> str:
+def _location(location: tuple[int | str, ...]) -> str:
     spelt = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return spelt.lstrip(".") or "the reply"
 
@@ -230,29 +230,29 @@ def _checked_choice(choice: Choice, route: str, where: str) -> Choice:
     ids = None if choice.output_ids is None else _ids(choice.output_ids, where)
     if choice.logprobs is not None:
         _check_logprobs(choice.logprobs, where)
-    for what, values in (("log-probabilities", choice.logprobs), ("tokens", choice.tokens)):
+    for kind, values in (("log-probabilities", choice.logprobs), ("tokens", choice.tokens)):
         if ids is not None and values is not None and len(values) != len(ids):
-            raise EngineUnavailable(f"{where}: {len(ids)} token ids and {len(values)} {what}")
+            raise EngineUnavailable(f"{where}: {len(ids)} token ids and {len(values)} {kind}")
     return replace(choice, output_ids=ids, finish_reason=finish)
 
 
 def _ids(values: Sequence[int], where: str) -> Any:
     if isinstance(values, array) and values.typecode == "i" and values:
-        found: npt.NDArray[Any] = np.frombuffer(values, dtype=np.int32)  # the engine's own, not held twice
+        ids_N: npt.NDArray[Any] = np.frombuffer(values, dtype=np.int32)  # the engine's own, not held twice
     else:
-        found = np.array(values)
-    whole = found.ndim == 1 and (found.dtype.kind in "iu" or not found.size)
-    if not whole or (found.size and not 0 <= int(found.min()) <= int(found.max()) <= LARGEST_ID):
+        ids_N = np.array(values)
+    whole = ids_N.ndim == 1 and (ids_N.dtype.kind in "iu" or not ids_N.size)
+    if not whole or (ids_N.size and not 0 <= int(ids_N.min()) <= int(ids_N.max()) <= LARGEST_ID):
         raise EngineUnavailable(f"{where}: a token id is not an integer from 0 to {LARGEST_ID}")
-    ids = found.astype(np.int32, copy=False)
+    ids = ids_N.astype(np.int32, copy=False)
     ids.flags.writeable = False
     return ids
 
 
 def _check_logprobs(values: Sequence[float], where: str) -> None:
     try:
-        found = np.array(values, dtype=np.float64)
+        array = np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise EngineUnavailable(f"{where}: a log-probability is not a number ({error})") from error
-    if found.ndim != 1 or not bool(np.all((found >= LOWEST_LOGPROB) & (found <= LARGEST_LOGPROB))):
+    if array.ndim != 1 or not bool(np.all((array >= LOWEST_LOGPROB) & (array <= LARGEST_LOGPROB))):
         raise EngineUnavailable(f"{where}: a log-probability is not finite, or above 0")

@@ -57,15 +57,15 @@ def calls_of(
     spoken = [i for i, message in enumerate(messages) if i >= begin and message["role"] == "assistant"]
     return [
         Call(
-            call_id=f"{episode_id}.{place}",
+            call_id=f"{episode_id}.{position}",
             episode_id=episode_id,
             index=index,
-            request={"messages": [dict(message) for message in messages[:place]], **offered},
-            response={"choices": [{"message": dict(messages[place])}]},
+            request={"messages": [dict(message) for message in messages[:position]], **offered},
+            response={"choices": [{"message": dict(messages[position])}]},
             started_at=at + timedelta(microseconds=index),
             ended_at=at + timedelta(microseconds=index),
         )
-        for index, place in enumerate(spoken)
+        for index, position in enumerate(spoken)
     ]
 
 
@@ -108,7 +108,7 @@ class _Work:
             self.result.foreign += [call.call_id for call in choices]
             return
         began = choices[0].started_at
-        for ready in [one for one in self._waiting if one[2].ended_at <= began]:
+        for ready in [waiting for waiting in self._waiting if waiting[2].ended_at <= began]:
             ready[0].commit(ready[1], ready[3], ready[4])
             self._waiting.remove(ready)
         try:
@@ -121,7 +121,7 @@ class _Work:
         prompt = self.tokenizer.encode(body["prompt"])
         for call in calls:
             text = str((_reply(call) or {}).get("content") or "")
-            self._add(call, prompt, self._own(call) or self.tokenizer.encode(text))
+            self._add(call, prompt, self._recorded_ids(call) or self.tokenizer.encode(text))
 
     def _chat(self, agent: str, body: Mapping[str, Any], calls: Sequence[Call]) -> None:
         messages, tools, options = _checked(body["messages"]), body.get("tools") or None, _options(body)
@@ -129,7 +129,7 @@ class _Work:
         prompt = tokens.prompt(messages, tools, **options)
         for call in calls:
             reply = dict(_reply(call) or {})
-            output = self._own(call)
+            output = self._recorded_ids(call)
             if output is None:
                 output = self._spelled(prompt.text, messages, reply, tools, options, call.finish_reason)
             self._waiting.append((tokens, prompt, call, output, reply))
@@ -139,13 +139,13 @@ class _Work:
         ids = {"prompt_ids": _ids(prompt), "output_ids": _ids(output)}
         self.result.calls.append(call.model_copy(update={**ids, "logprobs": np.zeros(len(output), dtype=np.float32)}))
 
-    def _own(self, call: Call) -> list[int] | None:
+    def _recorded_ids(self, call: Call) -> list[int] | None:
         """The recorded ids, where this tokenizer made them: they decode to the reply, and the first prompt to its."""
         if call.prompt_ids is None or call.output_ids is None:
             return None
         if self._same is None:
-            asked = call.request.get("messages") or [{"content": call.request.get("prompt")}]
-            self._same = self._spells(call.prompt_ids.tolist(), clean(asked[-1]))
+            messages = call.request.get("messages") or [{"content": call.request.get("prompt")}]
+            self._same = self._spells(call.prompt_ids.tolist(), clean(messages[-1]))
         ids: list[int] = call.output_ids.tolist()
         if not self._same or not self._spells(ids, clean(_reply(call) or {})):
             return None
@@ -158,8 +158,8 @@ class _Work:
         except (IndexError, ValueError, OverflowError):  # ids beyond the vocabulary
             return False
         called = [call["function"]["name"] for call in message.get("tool_calls") or ()]
-        said = [message.get("content"), message.get("reasoning_content"), *called]
-        return all(one.strip() in text for one in said if isinstance(one, str))
+        shown_texts = [message.get("content"), message.get("reasoning_content"), *called]
+        return all(shown.strip() in text for shown in shown_texts if isinstance(shown, str))
 
     def _spelled(
         self,
@@ -201,17 +201,17 @@ def _reply(call: Call) -> Mapping[str, Any] | None:
 
 def _options(body: Mapping[str, Any]) -> dict[str, Any]:
     """The template's arguments, as an engine reads them from a request."""
-    given = body.get("chat_template_kwargs")
-    options = dict(given) if isinstance(given, Mapping) else {}
+    template_options = body.get("chat_template_kwargs")
+    options = dict(template_options) if isinstance(template_options, Mapping) else {}
     if body.get("reasoning_effort") is not None:
         options.setdefault("reasoning_effort", body["reasoning_effort"])
     return options
 
 
 def _checked(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise RequestRefused(f"messages[{place}] is not an object", "messages")
+            raise RequestRefused(f"messages[{index}] is not an object", "messages")
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             if not isinstance(part, dict) or not isinstance(part.get("text"), str):

@@ -120,20 +120,20 @@ class ScriptedEngine:
     async def answer(self, ask: Ask) -> Answer:
         """Raises EngineError where the script is at its end, and what the function raises."""
         conversation = self.chat.begin(ask)
-        said = await self._said(ask)
-        sampled = [self._sampled(conversation, said[min(i, len(said) - 1)]) for i in range(ask.sampling.n)]
+        replies = await self._reply_to(ask)
+        sampled = [self._sampled(conversation, replies[min(i, len(replies) - 1)]) for i in range(ask.sampling.n)]
         return self.chat.answer(conversation, sampled, self.model)
 
     async def count(self, ask: Ask) -> int:
         """Raises RequestRefused."""
         return self.chat.count(ask)
 
-    async def _said(self, ask: Ask) -> Sequence[Reply]:
+    async def _reply_to(self, ask: Ask) -> Sequence[Reply]:
         if callable(self._replies):
             own_loop = inspect.iscoroutinefunction(self._replies)
-            said = self._replies(ask) if own_loop else await _in_a_thread(self._replies, ask)
-            if inspect.isawaitable(said):
-                said = await said
+            replies = self._replies(ask) if own_loop else await _in_a_thread(self._replies, ask)
+            if inspect.isawaitable(replies):
+                replies = await replies
         else:
             turn = self._turns[ask.episode_id, ask.agent]
             self._turns[ask.episode_id, ask.agent] += 1
@@ -141,14 +141,14 @@ class ScriptedEngine:
                 raise EngineError(
                     f"the script has {len(self._replies)} replies, but agent {ask.agent!r} asked for another"
                 )
-            said = self._replies[turn]
-        said = said if isinstance(said, list) else [said]
-        if not said or not all(isinstance(one, (str, Mapping)) for one in said):
-            raise EngineError(f"a scripted reply must be a string, a message, or a list of these (got {said!r:.200})")
-        for message in said:
+            replies = self._replies[turn]
+        replies = replies if isinstance(replies, list) else [replies]
+        if not replies or not all(isinstance(reply, (str, Mapping)) for reply in replies):
+            raise EngineError(f"a scripted reply must be a string, a message or a list of these (got {replies!r:.200})")
+        for message in replies:
             if not isinstance(message, str):
                 _check_message(message)
-        return said
+        return replies
 
     def _sampled(self, conversation: Conversation, reply: Reply) -> Sampled:
         tokenizer, sampling = self.tokenizer, conversation.sampling
@@ -157,9 +157,9 @@ class ScriptedEngine:
         cut, finish = None, "stop"
         for end in range(1, len(ids) + 1) if sampling.stop else ():
             so_far = tokenizer.decode(ids[:end])
-            found = [so_far.index(stop) for stop in sampling.stop if stop in so_far]
-            if found:
-                ids, cut = ids[:end], so_far[: min(found)]
+            matches = [so_far.index(stop) for stop in sampling.stop if stop in so_far]
+            if matches:
+                ids, cut = ids[:end], so_far[: min(matches)]
                 break
         if sampling.max_tokens is not None and len(ids) > sampling.max_tokens:
             ids, cut, finish = ids[: sampling.max_tokens], None, "length"
@@ -225,9 +225,9 @@ class InProcess:
         self._requests += 1
         episode = f"request-{self._requests}"
         limits = () if self._limited else ("max_tokens", "max_completion_tokens")
-        asked = {name: value for name, value in body.items() if name not in limits}
+        sampled = {name: value for name, value in body.items() if name not in limits}
         try:
-            answer = await self._engine.answer(CHAT.ask(asked, episode, "default"))
+            answer = await self._engine.answer(CHAT.ask(sampled, episode, "default"))
         finally:
             self._engine.forget(episode)
         choices = [

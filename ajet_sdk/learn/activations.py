@@ -21,8 +21,8 @@ def tokens_of_a_pass(model: Any, *, checkpointing: bool) -> int:
         limit = torch.cuda.mem_get_info(model.device)[1] * _SHARE
     else:
         limit = min(_CPU_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE)
-    kept, once, scored = bytes_of_a_token(model, checkpointing=checkpointing)
-    return max(_FEWEST, min(_MOST, int(limit / (kept + once + scored)) // 64 * 64))
+    stored, once, scored = bytes_of_a_token(model, checkpointing=checkpointing)
+    return max(_FEWEST, min(_MOST, int(limit / (stored + once + scored)) // 64 * 64))
 
 
 def bytes_of_a_token(model: Any, *, checkpointing: bool) -> tuple[int, int, int]:

@@ -64,18 +64,18 @@ def save(
     Returns its path.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    place = step_directory(directory, progress.step)
-    fresh = directory / f".{place.name}.{os.getpid()}"
+    target = step_directory(directory, progress.step)
+    fresh = directory / f".{target.name}.{os.getpid()}"
     if fresh.exists():
         shutil.rmtree(fresh)
     fresh.mkdir()
     write(fresh)
     (fresh / STATE).write_text(json.dumps(asdict(progress), indent=1))
-    replace(fresh, place)
+    replace(fresh, target)
     for step, old in [*saved_steps(directory).items()][: -max(1, keep)]:
         if step != best:
             shutil.rmtree(old)
-    return place
+    return target
 
 
 def latest(directory: Path) -> Path | None:
@@ -103,10 +103,10 @@ def restore(path: Path, take_up: Callable[[Path], None], fingerprint: str) -> Pr
     return progress
 
 
-def write_trainer(place: Path, trainer: Trainer, tokenizer: Any) -> None:
+def write_trainer(directory: Path, trainer: Trainer, tokenizer: Any) -> None:
     """Write the model, and beside it what else the trainer's next step depends on."""
-    _write_model(place, trainer.model, tokenizer)
-    torch.save(trainer.state(), place / _TRAINER)
+    _write_model(directory, trainer.model, tokenizer)
+    torch.save(trainer.state(), directory / _TRAINER)
 
 
 def read_trainer(path: Path, trainer: Trainer) -> None:
@@ -120,9 +120,9 @@ def read_trainer(path: Path, trainer: Trainer) -> None:
         raise CheckpointError(f"{path} cannot be restored: {type(error).__name__}: {error}") from error
 
 
-def export(place: Path, model: Any, tokenizer: Any) -> Path:
+def export(directory: Path, model: Any, tokenizer: Any) -> Path:
     """Write the result as a Hugging Face checkpoint; a LoRA model merged, its adapter beside it in `adapter/`."""
-    fresh = place.with_name(f".{place.name}.{os.getpid()}")
+    fresh = directory.with_name(f".{directory.name}.{os.getpid()}")
     if fresh.exists():
         shutil.rmtree(fresh)
     fresh.mkdir(parents=True)
@@ -132,11 +132,11 @@ def export(place: Path, model: Any, tokenizer: Any) -> Path:
     else:
         save_model(model, fresh)
     tokenizer.save_pretrained(fresh)
-    replace(fresh, place)
-    return place
+    replace(fresh, directory)
+    return directory
 
 
-def _write_merged(place: Path, model: Any) -> None:
+def _write_merged(directory: Path, model: Any) -> None:
     """Save the base model with the adapter's weights added in; the model itself is left as it was, to the bit."""
     layers = {name: value for name, value in model.state_dict().items() if ".base_layer." in name}
     before = {name: value.to("cpu", copy=True) for name, value in layers.items()}
@@ -147,28 +147,28 @@ def _write_merged(place: Path, model: Any) -> None:
             for name, tensor in model.get_base_model().state_dict().items()
             if "lora_" not in name
         }
-        save_model(model.get_base_model(), place, state_dict=weights)
+        save_model(model.get_base_model(), directory, state_dict=weights)
     finally:
         model.unmerge_adapter()
         model.load_state_dict(before, strict=False)
 
 
-def save_model(model: Any, place: Path, **options: Any) -> None:
+def save_model(model: Any, directory: Path, **options: Any) -> None:
     """`save_pretrained` without its progress bar, which would break into ours."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model.save_pretrained(place, **options)
+        model.save_pretrained(directory, **options)
     finally:
         if shown:
             logging.enable_progress_bar()
 
 
-def _write_model(place: Path, model: Any, tokenizer: Any) -> None:
-    save_model(model, place)
-    tokenizer.save_pretrained(place)
+def _write_model(directory: Path, model: Any, tokenizer: Any) -> None:
+    save_model(model, directory)
+    tokenizer.save_pretrained(directory)
 
 
 def read_weights(path: Path, model: Any) -> None:
@@ -190,14 +190,14 @@ def read_weights(path: Path, model: Any) -> None:
         )
 
 
-def replace(fresh: Path, place: Path) -> None:
+def replace(fresh: Path, target: Path) -> None:
     """Rename a finished directory into its place; one that is there already is moved aside first."""
-    if place.exists():
-        aside = place.with_name(f".{place.name}.old")
+    if target.exists():
+        aside = target.with_name(f".{target.name}.old")
         if aside.exists():
             shutil.rmtree(aside)
-        place.rename(aside)
-        fresh.rename(place)
+        target.rename(aside)
+        fresh.rename(target)
         shutil.rmtree(aside)
     else:
-        fresh.rename(place)
+        fresh.rename(target)

@@ -39,9 +39,9 @@ def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool, trained:
     moved = sum(m.numel() for m in trainer.masters)
     copied = sum(m.numel() for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
     reference = weights if trainer.settings.loss.has_reference and not hasattr(model, "disable_adapter") else 0
-    kept, once, logits = bytes_of_a_token(model, checkpointing=checkpointing)
+    stored, once, logits = bytes_of_a_token(model, checkpointing=checkpointing)
     scored = tokens if trained is None else trained
-    return int(weights + 12 * moved + 4 * copied + reference + tokens * (kept + once) + scored * logits)
+    return int(weights + 12 * moved + 4 * copied + reference + tokens * (stored + once) + scored * logits)
 
 
 def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int) -> Estimate:

@@ -47,13 +47,13 @@ class Learner:
         """What the rest of a run will take, in words."""
         return str(estimate(config, self.trainer, steps=steps, val_episodes=val_episodes))
 
-    def write(self, place: Path) -> None:
+    def write(self, directory: Path) -> None:
         """Put into a directory what the next step depends on."""
-        checkpoint.write_trainer(place, self.trainer, self.tokenizer.hf)
+        checkpoint.write_trainer(directory, self.trainer, self.tokenizer.hf)
 
-    def read(self, place: Path) -> None:
+    def read(self, directory: Path) -> None:
         """Take up what `write` wrote. Raises CheckpointError."""
-        checkpoint.read_trainer(place, self.trainer)
+        checkpoint.read_trainer(directory, self.trainer)
 
     def export(self, run: Path) -> Path:
         """Write the model as a Hugging Face checkpoint, and check that it can be loaded."""
@@ -219,19 +219,19 @@ class ServedWeights:
         head = inner.get_output_embeddings()
         return head is not None and head.weight is inner.get_input_embeddings().weight
 
-    def write(self, place: Path) -> None:
+    def write(self, directory: Path) -> None:
         """Put the weights as they are now into a new directory."""
         if self.lora_rank is not None:
-            checkpoint.save_model(self.model, place)
+            checkpoint.save_model(self.model, directory)
             return
         if self._lora:
-            checkpoint.export(place, self.model, self.tokenizer)
+            checkpoint.export(directory, self.model, self.tokenizer)
         else:
-            checkpoint.save_model(self.model, place)
+            checkpoint.save_model(self.model, directory)
         if self._tied:
-            self._untie(place)
+            self._untie(directory)
 
-    def _untie(self, place: Path) -> None:
+    def _untie(self, directory: Path) -> None:
         """Write the output embedding beside the input embedding that it is tied to.
 
         On a CPU vLLM packs it apart, and reloads only what a checkpoint holds: a tied one would keep its old weights.
@@ -239,16 +239,16 @@ class ServedWeights:
         head = self._inner.get_output_embeddings()
         name = next(name for name, module in self._inner.named_modules() if module is head) + ".weight"
         weight = head.weight.detach().contiguous().cpu()
-        save_file({name: weight}, place / _EMBEDDING, metadata={"format": "pt"})
-        index = place / "model.safetensors.index.json"
+        save_file({name: weight}, directory / _EMBEDDING, metadata={"format": "pt"})
+        index = directory / "model.safetensors.index.json"
         if not index.is_file():
-            (place / "model.safetensors").rename(place / _REST)
-            with safe_open(place / _REST, framework="pt") as file:
+            (directory / "model.safetensors").rename(directory / _REST)
+            with safe_open(directory / _REST, framework="pt") as file:
                 index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(file.keys(), _REST)}))
         known = json.loads(index.read_text())
         known["weight_map"][name] = _EMBEDDING
         index.write_text(json.dumps(known))
-        config = place / "config.json"
+        config = directory / "config.json"
         shape = json.loads(config.read_text())
         for section in (shape, shape.get("text_config")):
             if isinstance(section, dict):

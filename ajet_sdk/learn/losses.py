@@ -72,10 +72,10 @@ def _processed(logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     `_limited`, by a low temperature too."""
     parts: list[torch.Tensor] = []
     done = 0
-    for one in batch.processing:
-        end = one.begin + len(one.places_K)
-        own_KV = process(logits_NV[one.begin : end], one.processors(), one.output_ids.tolist(), one.places_K)
-        parts += [logits_NV[done : one.begin], own_KV.clamp(min=torch.finfo(own_KV.dtype).min / 2**20)]
+    for reply in batch.processing:
+        end = reply.begin + len(reply.places_K)
+        own_KV = process(logits_NV[reply.begin : end], reply.processors(), reply.output_ids.tolist(), reply.places_K)
+        parts += [logits_NV[done : reply.begin], own_KV.clamp(min=torch.finfo(own_KV.dtype).min / 2**20)]
         done = end
     return torch.cat([*parts, logits_NV[done:]])
 

@@ -161,8 +161,8 @@ async def with_model(config: Config, agent: tuple[Any, Any, Sequence[Task]] | No
     if not wants_recipe(config):
         return config
     probe = None if agent is None else import_module(_PROBE).Probe(config, *agent)
-    made = {"path": str(await build_recipe(config, probe)), "recipe": None, "name": config.model_name}
-    return config.model_copy(update={"model": config.model.model_copy(update=made)})
+    source = {"path": str(await build_recipe(config, probe)), "recipe": None, "name": config.model_name}
+    return config.model_copy(update={"model": config.model.model_copy(update=source)})
 
 
 async def build_recipe(config: Config, probe: Probe | None = None, say: Say = log.info) -> Path:
@@ -174,20 +174,20 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
     not get going.
     """
     assert config.model.path is not None and config.model.recipe is not None
-    place = config.resolve(config.model.path)
-    if place.exists() and not recipe_of(place):
-        if not (place / "config.json").is_file():
+    path = config.resolve(config.model.path)
+    if path.exists() and not recipe_of(path):
+        if not (path / "config.json").is_file():
             raise ConfigError(
-                f"model.path: {place} exists but contains no model; choose another directory for the recipe"
+                f"model.path: {path} exists but contains no model; choose another directory for the recipe"
             )
-        return place
+        return path
     recipe = config.load(config.model.recipe)
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"model.recipe: {config.model.recipe} is a {type(recipe).__name__}, not a Recipe")
     seed = config.trainer_common.seed
     key = recipe.key(seed)
-    if (found := find_model(place, seed, key)) is not None:
-        return found
+    if (stored := find_model(path, seed, key)) is not None:
+        return stored
     measured = probe or import_module(_PROBE).Probe.of(config)
     loop = asyncio.get_running_loop()
 
@@ -197,70 +197,70 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
         return reward
 
     make_model = import_module(_WARM_UP).make_model
-    made: Path = await asyncio.to_thread(make_model, recipe, place, seed=seed, key=key, measure=measure, say=say)
-    return made
+    model: Path = await asyncio.to_thread(make_model, recipe, path, seed=seed, key=key, measure=measure, say=say)
+    return model
 
 
 MARK = ".ajet"
 """The file in a model's directory that says which recipe made it."""
 
 
-def recipe_of(place: Path) -> dict[str, Any]:
-    """What was written down of the model at `place` (`recipe`, its key; `seed`); empty where no recipe made one."""
-    mark = place / MARK
+def recipe_of(path: Path) -> dict[str, Any]:
+    """The record beside the model at `path` (`recipe`: the key; `seed`); empty where no recipe made it."""
+    mark = path / MARK
     record: dict[str, Any] = json.loads(mark.read_text()) if mark.is_file() else {}
     return record
 
 
-def find_model(place: Path, seed: int, key: str) -> Path | None:
-    """The directory of the seed's model, which `place` links to from now on; None where it isn't that of this recipe.
+def find_model(path: Path, seed: int, key: str) -> Path | None:
+    """The directory of the seed's model, which `path` links to from now on; None where another recipe made it.
 
-    A directory at `place`, of an earlier version of ajet, first goes where its seed's model belongs.
+    A directory at `path`, of an earlier version of ajet, first goes where its seed's model belongs.
     """
-    if not place.is_symlink() and (made := recipe_of(place)):
-        own = made_for_seed(place, made["seed"])
-        _discard(own)
-        place.rename(own)
-    own = made_for_seed(place, seed)
-    if recipe_of(own).get("recipe") != key:
+    if not path.is_symlink() and (record := recipe_of(path)):
+        model = made_for_seed(path, record["seed"])
+        _discard(model)
+        path.rename(model)
+    model = made_for_seed(path, seed)
+    if recipe_of(model).get("recipe") != key:
         return None
-    _link(place, own)
-    return own
+    _link(path, model)
+    return model
 
 
-def store_model(place: Path, write: Callable[[Path], None], record: dict[str, Any]) -> Path:
+def store_model(path: Path, write: Callable[[Path], None], record: dict[str, Any]) -> Path:
     """`write` a model to its seed's directory, whole or not at all; an earlier one of that seed gives way.
 
-    Returns the directory, which `place` links to from now on.
+    Returns the directory, which `path` links to from now on.
     """
-    place.parent.mkdir(parents=True, exist_ok=True)
-    own = made_for_seed(place, record["seed"])
-    fresh = _unused_path(own)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model = made_for_seed(path, record["seed"])
+    fresh = _unused_path(model)
     write(fresh)
     (fresh / MARK).write_text(json.dumps(record, indent=1))
-    if recipe_of(own).get("recipe") == record["recipe"]:  # another run was faster, and may be reading it
+    if recipe_of(model).get("recipe") == record["recipe"]:  # another run was faster, and may be reading it
         shutil.rmtree(fresh)
     else:
-        _discard(own)
-        fresh.rename(own)
-    _link(place, own)
-    return own
+        _discard(model)
+        fresh.rename(model)
+    _link(path, model)
+    return model
 
 
-def _unused_path(own: Path) -> Path:
+def _unused_path(path: Path) -> Path:
     """A name that nothing has, not even what a killed run left: in a container it had the same process id."""
-    return own.with_name(f"{own.name}.{secrets.token_hex(4)}")
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}")
 
 
-def _link(place: Path, own: Path) -> None:
-    link = _unused_path(own)
-    link.symlink_to(own.name)
-    link.replace(place)
+def _link(path: Path, model: Path) -> None:
+    link = _unused_path(model)
+    link.symlink_to(model.name)
+    link.replace(path)
 
 
-def _discard(own: Path) -> None:
+def _discard(model: Path) -> None:
     """Remove it under another name: a directory that is removed by half must not be taken for a model."""
-    if own.exists():
-        old = _unused_path(own)
-        own.rename(old)
+    if model.exists():
+        old = _unused_path(model)
+        model.rename(old)
         shutil.rmtree(old)

@@ -61,10 +61,10 @@ def _load(path: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        found: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+        loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
             path, output_loading_info=True, local_files_only=True, trust_remote_code=False, **options
         )
-        return found
+        return loaded
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"the model in {path} can't be loaded: {error}") from error
     finally:
@@ -77,8 +77,8 @@ def _check_names(path: Path) -> None:
     """Without any weight in memory."""
     _, report = _load(path, device_map="meta")
     wrong = [
-        f"{len(names)} {what} ({', '.join(sorted(str(name) for name in names)[:3])})"
-        for what, names in (
+        f"{len(names)} {kind} ({', '.join(sorted(str(name) for name in names)[:3])})"
+        for kind, names in (
             ("are missing", report["missing_keys"]),
             ("belong to no part of the model", report["unexpected_keys"]),
             ("have another shape", report["mismatched_keys"]),
@@ -120,7 +120,7 @@ def _comparable(calls: Sequence[Call]) -> list[Call]:
         length = len(call.prompt_ids) + len(call.logprobs)
         if (sampling.get("temperature") or 0.0) > 0 and len(call.prompt_ids) < length <= _TOKENS:
             fit.append((length, call))
-    return [call for _, call in sorted(fit, key=lambda one: one[0])[:_CALLS]]
+    return [call for _, call in sorted(fit, key=lambda scored: scored[0])[:_CALLS]]
 
 
 def _gaps(path: Path, model: Any, call: Call) -> torch.Tensor:

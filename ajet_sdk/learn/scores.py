@@ -34,15 +34,15 @@ def trained_calls(
         values = (sample.advantages, logprobs[i] if logprobs else unknown, entropy[i] if entropy else unknown)
         for span in sample.timeline.spans:
             size = output_tokens(calls[span.call_id])
-            own = [_pad(array[span.start : span.end], size) for array in values]
+            columns = [_pad(array[span.start : span.end], size) for array in values]
             yield Trained(
                 run_id=run_id,
                 step=step,
                 episode_id=sample.episode_id,
                 call_id=span.call_id,
-                advantages=own[0],
-                logprobs=own[1],
-                entropy=own[2],
+                advantages=columns[0],
+                logprobs=columns[1],
+                entropy=columns[2],
             )
 
 

@@ -70,8 +70,8 @@ async def open_teacher(config: Config, tokenizer: HFTokenizer, student: Any) -> 
         await teacher.check()
         return teacher
     path = algorithm.teacher
-    if (place := config.resolve(path)).exists():
-        path = str(place)
+    if (directory := config.resolve(path)).exists():
+        path = str(directory)
     elif "@" in path and (source := source_of(path, config)) is not None:
         path = source.path or path
     return await asyncio.to_thread(_load, config, path, tokenizer, student)
@@ -98,17 +98,17 @@ async def distill(
         teacher: what scores it.
         sampling: how each call was sampled, by `call_id`.
     """
-    told, differences = [], []
+    taught, differences = [], []
     for sample, theirs in zip(samples, await teacher.logprobs(samples, sampling), strict=True):
         at = trained_positions(sample)
         advantages = np.zeros(len(sample.advantages), np.float32)
         advantages[at] = theirs - sample.timeline.logprobs[at]
         differences.append(advantages[at])
-        told.append(sample.model_copy(update={"advantages": advantages}))
+        taught.append(sample.model_copy(update={"advantages": advantages}))
     every = np.concatenate(differences)
     if not np.isfinite(every).all():
         raise EngineError("the teacher's log-probability of a token is not finite, so the divergence is undefined")
-    return told, {"teacher_kl": float(-every.mean())}
+    return taught, {"teacher_kl": float(-every.mean())}
 
 
 def unscored(algorithm: Algorithm, batch: Batch) -> str | None:
@@ -135,7 +135,7 @@ class LocalTeacher:
         return await asyncio.to_thread(self._logprobs, samples, sampling)
 
     def _logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
-        found: list[Floats] = [np.zeros(0, np.float32)] * len(samples)
+        logprobs: list[Floats] = [np.zeros(0, np.float32)] * len(samples)
         device = next(self.model.parameters()).device
         inputs = [trained_inputs(sample) for sample in samples]
         for group in micro_batches(inputs, self._tokens, pairs_per_token=self._pairs_per_token):
@@ -148,8 +148,8 @@ class LocalTeacher:
             begin = 0
             for i in group.members:
                 end = begin + len(trained_positions(samples[i]))
-                found[i], begin = scored_N[begin:end], end
-        return found
+                logprobs[i], begin = scored_N[begin:end], end
+        return logprobs
 
     def _support(self, batch: MicroBatch) -> torch.Tensor:
         """The tokens that the student could draw, as wide as the teacher's vocabulary, whose padding may differ."""
@@ -219,9 +219,9 @@ class RemoteTeacher:
                 f"trainer_common.algorithm.teacher: {self._at} returns no prompt_logprobs for token ids; "
                 "vLLM's server does"
             )
-        own = [entries[place].get(str(ids[place]), {}) if entries[place] else {} for place in at]
-        ours_of = [self._tokenizer.decode([ids[place]]) for place in at]
-        read = [(entry.get("decoded_token"), ours) for entry, ours in zip(own, ours_of, strict=True)]
+        sampled = [entries[index].get(str(ids[index]), {}) if entries[index] else {} for index in at]
+        ours_of = [self._tokenizer.decode([ids[index]]) for index in at]
+        read = [(entry.get("decoded_token"), ours) for entry, ours in zip(sampled, ours_of, strict=True)]
         known = [(theirs, ours) for theirs, ours in read if isinstance(theirs, str)]
         alike = sum(_plain(theirs) == _plain(ours) or "\ufffd" in theirs + ours for theirs, ours in known)
         if alike < _ALIKE * len(known):
@@ -230,7 +230,7 @@ class RemoteTeacher:
                 f"trainer_common.algorithm.teacher: {self._at} has another tokenizer than the trained model: the "
                 f"token {ours!r} is {theirs!r} there"
             )
-        return np.array([entry.get("logprob", np.nan) for entry in own], np.float32)
+        return np.array([entry.get("logprob", np.nan) for entry in sampled], np.float32)
 
     async def aclose(self) -> None:
         await self._endpoint.aclose()

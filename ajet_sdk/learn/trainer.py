@@ -116,7 +116,7 @@ class TrainerSettings:
         order, number = units(samples, self.loss), self.mini_batches(samples)
         if number > 1:
             random.Random(f"{self.seed}/{updates}").shuffle(order)
-        return [[place for unit in order[i::number] for place in unit] for i in range(number)]
+        return [[index for unit in order[i::number] for index in unit] for i in range(number)]
 
 
 def trainable_parameters(model: Any) -> list[torch.nn.Parameter]:

@@ -34,8 +34,8 @@ Measure = Callable[[Any, Any, int], float]
 """(model, tokenizer, number of tasks) -> mean reward of the agent at temperature 1."""
 
 
-def make_model(recipe: Recipe, place: Path, *, seed: int, key: str, measure: Measure, say: Say) -> Path:
-    """Warm a model up and put it at `place`, whole or not at all. Returns the directory that `place` links to."""
+def make_model(recipe: Recipe, path: Path, *, seed: int, key: str, measure: Measure, say: Say) -> Path:
+    """Warm a model up and put it at `path`, whole or not at all. Returns the directory that `path` links to."""
     started = time.perf_counter()
     draw = random.Random(f"{seed}/demonstrations")
     demonstrations = [recipe.demonstrate(draw) for _ in range(recipe.demonstrations)]
@@ -58,9 +58,9 @@ def make_model(recipe: Recipe, place: Path, *, seed: int, key: str, measure: Mea
         save_model(model, directory)
         tokenizer.save_pretrained(directory)
 
-    made = store_model(place, write, record)
-    say(f"recipe: {place} made in {time.perf_counter() - started:.0f} s; reward {reward:.2f} at temperature 1")
-    return made
+    model_path = store_model(path, write, record)
+    say(f"recipe: {path} made in {time.perf_counter() - started:.0f} s; reward {reward:.2f} at temperature 1")
+    return model_path
 
 
 def train_tokenizer(recipe: Recipe, demonstrations: Sequence[Demonstration]) -> Any:
@@ -94,8 +94,8 @@ def train_tokenizer(recipe: Recipe, demonstrations: Sequence[Demonstration]) -> 
     )
 
     def pieces() -> Iterator[str]:
-        for one in demonstrations[:1000]:
-            text = blank.apply_chat_template(one.messages, tools=one.tools, tokenize=False)
+        for demonstration in demonstrations[:1000]:
+            text = blank.apply_chat_template(demonstration.messages, tools=demonstration.tools, tokenize=False)
             yield from filter(None, apart.split(text))
 
     backend.train_from_iterator(pieces(), trainer)
@@ -106,8 +106,9 @@ def tokenize_demonstrations(tokenizer: Any, demonstrations: Sequence[Demonstrati
     """The demonstrations as training sequences, rendered and tokenised by what serving uses: exact ids, merged."""
     exact = HFTokenizer(tokenizer)
     samples = []
-    for number, one in enumerate(demonstrations):
-        calls = retokenise(calls_of(one.messages, one.tools, f"demonstration {number}"), exact).calls
+    for number, demonstration in enumerate(demonstrations):
+        calls = calls_of(demonstration.messages, demonstration.tools, f"demonstration {number}")
+        calls = retokenise(calls, exact).calls
         samples += [_sample(line) for line in merge(calls).timelines]
     return samples
 

@@ -121,10 +121,10 @@ def task_rewards(
 
     `sound`: in its place the share of attempts that have one, those that infrastructure ended left out.
     """
-    found: dict[int, dict[str, float]] = {first: {}, last: {}}
+    by_step: dict[int, dict[str, float]] = {first: {}, last: {}}
     for row in trace.query(_SOUND if sound else _VALIDATED, [run_id, greedy, first, last]).to_pylist():
-        found[row["step"]][row["task_id"]] = row["reward"]
-    return found[first], found[last]
+        by_step[row["step"]][row["task_id"]] = row["reward"]
+    return by_step[first], by_step[last]
 
 
 def dropped(before: Mapping[str, float], after: Mapping[str, float], sets: Mapping[str, set[str]]) -> dict[str, Change]:
@@ -138,7 +138,7 @@ def dropped(before: Mapping[str, float], after: Mapping[str, float], sets: Mappi
     return fell
 
 
-def drop_message(fell: Mapping[str, Change], first: int, what: str = "held-out reward") -> str:
+def drop_message(fell: Mapping[str, Change], first: int, metric: str = "held-out reward") -> str:
     """What fell since the first validation, and what to do; empty where nothing fell."""
     if not fell:
         return ""
@@ -146,7 +146,7 @@ def drop_message(fell: Mapping[str, Change], first: int, what: str = "held-out r
     listed = "; ".join(f"{name or 'all validation tasks'} {change}" for name, change in worst[:_LISTED])
     more = f"; and {len(worst) - _LISTED} more sets" if len(worst) > _LISTED else ""
     return (
-        f"{what} fell since step {first}: {listed}{more}. Mix such tasks into the training tasks, or lower "
+        f"{metric} fell since step {first}: {listed}{more}. Mix such tasks into the training tasks, or lower "
         "trainer_common.optim.lr; trainer_common.stop_when: [drop] ends a run here"
     )
 

@@ -100,9 +100,9 @@ class Loggers:
         """Say what speaks against a rising reward; of one metric again only when its steps are all new."""
         for name, text in warning_signs(self.history).items():
             self._warn_once(step, name, f"{text}; inspect some episodes: does the judge reward what you want?")
-        left = unstable(self.history)
-        self.unstable = next(iter(left.values()), "")
-        for name, text in {**left, "discarded": discarded(self._newest_tokens())}.items():
+        warnings = unstable(self.history)
+        self.unstable = next(iter(warnings.values()), "")
+        for name, text in {**warnings, "discarded": discarded(self._newest_tokens())}.items():
             self._warn_once(step, name, text)
 
     def _warn_once(self, step: int, name: str, text: str) -> None:
@@ -231,9 +231,9 @@ class Display:
         self._task = self._progress.add_task("", total=1, left="")
         self._progress.start()
 
-    def begin(self, what: str, episodes: int) -> None:
+    def begin(self, title: str, episodes: int) -> None:
         """Start to count the episodes of a step or a validation."""
-        self._progress.reset(self._task, total=episodes, description=what)
+        self._progress.reset(self._task, total=episodes, description=title)
 
     def advance(self, episodes: int = 1) -> None:
         self._progress.advance(self._task, episodes)
@@ -245,9 +245,9 @@ class Display:
             if first == step - 1:
                 self._started = time.perf_counter() - metrics.get("time/step", 0.0)
             spent = time.perf_counter() - self._started
-            left = _duration(spent / (step - first) * (self._total - step))
-            self._progress.update(self._task, left=f"{left} left")
-            self.say(f"step {step:>{self._width}}/{self._total}  {_columns(metrics, _TRAIN)}  {left} left")
+            remaining = _duration(spent / (step - first) * (self._total - step))
+            self._progress.update(self._task, left=f"{remaining} left")
+            self.say(f"step {step:>{self._width}}/{self._total}  {_columns(metrics, _TRAIN)}  {remaining} left")
         validation = {k: v for k, v in metrics.items() if k.startswith("val/")}
         if validation:
             shown = [(n, n.removeprefix("val/").replace("_", " "), "{:.3f}") for n in validation if _is_shown(n)]
@@ -300,9 +300,9 @@ def _columns(metrics: Mapping[str, float], wanted: Sequence[tuple[str, str, str]
 
 
 def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
 class _Board:

@@ -28,10 +28,10 @@ def mean_reward(episodes: Iterable[Episode]) -> float:
 
 def episode_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
     """Mean reward of the sound episodes, shares of failed and solved ones, and the means of their own metrics."""
-    own: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     for episode in episodes:
         for name, value in episode.metrics.items():
-            own.setdefault(name, []).append(value)
+            by_name.setdefault(name, []).append(value)
     calls = [len(e.calls) for e in episodes]
     return {
         f"{prefix}/reward": mean_reward(episodes),
@@ -39,14 +39,14 @@ def episode_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float
         f"{prefix}/failed_share": _mean([float(e.status != "succeeded") for e in episodes]),
         f"{prefix}/calls_per_episode": _mean(calls),
         **answer_metrics(prefix, episodes),
-        **{f"{prefix}/{name}": _mean(values) for name, values in own.items()},
+        **{f"{prefix}/{name}": _mean(values) for name, values in by_name.items()},
     }
 
 
 def group_metrics(prefix: str, episodes: Sequence[Episode], size: int) -> dict[str, float]:
     """pass@1 and pass@size of groups of `size` episodes that stand one behind the other."""
-    found = [sum(map(solved, episodes[i : i + size])) for i in range(0, len(episodes), size)]
-    return {f"{prefix}/pass@{k}": _mean([pass_at_k(size, n, k) for n in found]) for k in sorted({1, size})}
+    solved_counts = [sum(map(solved, episodes[i : i + size])) for i in range(0, len(episodes), size)]
+    return {f"{prefix}/pass@{k}": _mean([pass_at_k(size, n, k) for n in solved_counts]) for k in sorted({1, size})}
 
 
 def staleness(episodes: Sequence[Episode], updates: int) -> dict[str, float]:
@@ -79,8 +79,8 @@ def reason_for_no_samples(
         if all(map(solved, episodes)):
             return f"solved: every attempt solved its task ({_solved_at(episodes)}); to go on, choose harder tasks"
         same = "episodes of the batch" if estimator == "reinforce_plus_plus" else "attempts at each task"
-        what = f"the rewards have no variance: all {same} got the same reward, so there is nothing to learn from"
-        return f"{what} ({_solved_at(episodes)}); {_advice_without_variance(episodes, estimator, earlier or {})}"
+        cause = f"the rewards have no variance: all {same} got the same reward, so there is nothing to learn from"
+        return f"{cause} ({_solved_at(episodes)}); {_advice_without_variance(episodes, estimator, earlier or {})}"
     shares = ", ".join(f"{tokens} tokens {outcome}" for outcome, tokens in sorted(outcomes.items()))
     return f"no tokens are left to train on ({shares})"
 

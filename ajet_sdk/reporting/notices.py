@@ -37,26 +37,26 @@ def answer_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]
     words, and the mean of each reward that has the weight 0, which is a judge's that only watches."""
     sound = [e for e in episodes if e.status == "succeeded" and e.output is not None]
     texts = [text for e in sound if (text := _text(e.output))]
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if texts:
-        found[f"{prefix}/answer_chars"] = float(np.mean([len(text) for text in texts]))
+        metrics[f"{prefix}/answer_chars"] = float(np.mean([len(text) for text in texts]))
     phrases = Counter(phrase for text in texts for phrase in _phrases(text))
     if phrases:
-        found[f"{prefix}/phrase_share"] = phrases.most_common(1)[0][1] / len(texts)
+        metrics[f"{prefix}/phrase_share"] = phrases.most_common(1)[0][1] / len(texts)
     watched: dict[str, list[float]] = {}
     for episode in sound:
         for reward in episode.rewards:
             if reward.weight == 0:
                 watched.setdefault(reward.name, []).append(reward.value)
-    return found | {f"{prefix}/held_out_{name}": float(np.mean(values)) for name, values in watched.items()}
+    return metrics | {f"{prefix}/held_out_{name}": float(np.mean(values)) for name, values in watched.items()}
 
 
 def _text(output: Any) -> str:
     """What the agent said, of a WorkflowOutput too."""
     if isinstance(output, Mapping):
         metadata = output.get("metadata")
-        said = metadata if isinstance(metadata, Mapping) else {}
-        output = said.get("final_answer", said.get("output", output))
+        fields = metadata if isinstance(metadata, Mapping) else {}
+        output = fields.get("final_answer", fields.get("output", output))
     return output if isinstance(output, str) else json.dumps(output, default=str)
 
 
@@ -75,24 +75,24 @@ def warning_signs(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
         return {}
     steps = sorted(history["train/reward"])[-2 * STEPS :]
     rose = f"the reward rose from {rise[0]:.3g} to {rise[1]:.3g} (steps {steps[0]} to {steps[-1]})"
-    found = {}
+    signs = {}
     for name, values in history.items():
         change = _change(values)
         if change is None or not name.startswith("train/"):
             continue
         before, after, errors = change
-        own = name.removeprefix("train/")
-        if own.startswith("held_out_") and errors < -_SURE:
-            judge = own.removeprefix("held_out_")
-            found[name] = f"{rose} while that of judge {judge} (weight 0) fell from {before:.3g} to {after:.3g}"
-        elif own == "answer_chars" and abs(errors) > _SURE and not 1 / _GROWTH < after / max(before, 1e-9) < _GROWTH:
+        metric = name.removeprefix("train/")
+        if metric.startswith("held_out_") and errors < -_SURE:
+            judge = metric.removeprefix("held_out_")
+            signs[name] = f"{rose} while that of judge {judge} (weight 0) fell from {before:.3g} to {after:.3g}"
+        elif metric == "answer_chars" and abs(errors) > _SURE and not 1 / _GROWTH < after / max(before, 1e-9) < _GROWTH:
             grew = "grew" if after > before else "shrank"
-            found[name] = f"{rose} while the answers {grew} from {before:.0f} to {after:.0f} characters"
-        elif own == "phrase_share" and errors > _SURE and after - before > _SPREAD and after > 2 * _SPREAD:
-            found[name] = (
+            signs[name] = f"{rose} while the answers {grew} from {before:.0f} to {after:.0f} characters"
+        elif metric == "phrase_share" and errors > _SURE and after - before > _SPREAD and after > 2 * _SPREAD:
+            signs[name] = (
                 f"{rose} while the share of answers that contain one phrase rose from {before:.0%} to {after:.0%}"
             )
-    return found
+    return signs
 
 
 _DISCARDED = 0.05
@@ -148,7 +148,7 @@ _SOLVED = 0.9
 def unstable(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
     """Which numbers of training left the range of the first `STEPS` steps in both of the two newest steps, by metric,
     each as a sentence. A low entropy is fine where nearly all tasks are solved."""
-    left = {}
+    messages = {}
     for name, (times, least, advice) in _RANGES.items():
         values = history.get(name, {})
         steps = sorted(values)
@@ -163,8 +163,8 @@ def unstable(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
             outside = min(newest) > max(times * usual, least)
         if outside:
             way = "fell" if times < 1 else "rose"
-            left[name] = f"{name} {way} from {usual:.3g} (first {STEPS} steps) to {newest[-1]:.3g}; {advice}"
-    return left
+            messages[name] = f"{name} {way} from {usual:.3g} (first {STEPS} steps) to {newest[-1]:.3g}; {advice}"
+    return messages
 
 
 def _change(values: Mapping[int, float]) -> tuple[float, float, float] | None:

@@ -82,12 +82,12 @@ class Report:
     @property
     def pass_at(self) -> dict[int, float]:
         """pass@1 to pass@k, each a mean over the tasks that have it."""
-        found = {}
+        by_k = {}
         for k in range(1, self.k + 1):
             values = [value for score in self.tasks if (value := score.pass_at(k)) is not None]
             if values:
-                found[k] = sum(values) / len(values)
-        return found
+                by_k[k] = sum(values) / len(values)
+        return by_k
 
     @property
     def failures(self) -> list[str]:

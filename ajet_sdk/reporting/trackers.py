@@ -36,7 +36,7 @@ class TrackedRun:
 
 
 class _Service(Protocol):
-    place: str
+    address: str
     """Where the run is seen, in words."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
@@ -60,9 +60,9 @@ class _Wandb:
         # Its own step never goes back, which a resume from an earlier checkpoint does.
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
-        kept = Path(self._run.dir).parent
-        offline = f"in {kept}; upload it with: wandb sync {kept}"
-        self.place = offline if self._run.offline else str(self._run.url)
+        folder = Path(self._run.dir).parent
+        offline = f"in {folder}; upload it with: wandb sync {folder}"
+        self.address = offline if self._run.offline else str(self._run.url)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({"step": step, **metrics})
@@ -84,8 +84,8 @@ class _Swanlab:
             config=dict(run.config),
             settings=swanlab.Settings(interactive=False, terminal=swanlab.Settings.Terminal(proxy_type="none")),
         )
-        kept = f"in {self._run.dir}; upload it with: swanlab sync {self._run.dir}"
-        self.place = self._run.url if self._run.mode == "online" else kept
+        offline = f"in {self._run.dir}; upload it with: swanlab sync {self._run.dir}"
+        self.address = self._run.url if self._run.mode == "online" else offline
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -123,7 +123,7 @@ class Tracker:
                 f"trainer_common.logger: {name} could not start the run ({type(error).__name__}: {error}); log in "
                 f"with `{name} login`, write files here with {name.upper()}_MODE=offline, or remove {name}"
             ) from error
-        say(f"{name}: {self._service.place}")
+        say(f"{name}: {self._service.address}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand over the metrics of a step."""

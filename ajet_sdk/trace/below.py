@@ -22,14 +22,14 @@ def in_and_below(directory: Path, depth: int = _DEPTH) -> list[Path]:
 def distinct(files: Iterable[Path]) -> list[Path]:
     """Each file once, whatever links lead to it."""
     places: dict[Path, str] = {}
-    found: dict[str, Path] = {}
+    by_path: dict[str, Path] = {}
     for file in files:
         directory = file.parent
         if directory not in places:  # once for each directory: a link is looked for at every step of a path
             places[directory] = os.path.realpath(directory)
-        place = os.path.realpath(file) if file.is_symlink() else f"{places[directory]}/{file.name}"
-        found[place] = file
-    return list(found.values())
+        path = os.path.realpath(file) if file.is_symlink() else f"{places[directory]}/{file.name}"
+        by_path[path] = file
+    return list(by_path.values())
 
 
 def _walk(directory: Path, depth: int) -> Iterator[Path]:
@@ -65,10 +65,10 @@ def readable(
     over. Raises TraceError where none is left, or where one of `named`, or of `near` (in a directory that was named) is
     a trace and broken.
     """
-    found: list[Path] = []
+    files_read: list[Path] = []
     skipped: dict[Path, str] = {}
     failure: TraceError | None = None
-    held: dict[str, Path] = {}
+    file_of_run: dict[str, Path] = {}
     beside: dict[Path, list[Path]] = {}
     for file in files:
         part = file.stem == "trace" or file.name.startswith("trace-")  # as a run names its files
@@ -77,12 +77,12 @@ def readable(
     first, alone = {file.parent for file in close}, set(files)
     order = sorted(
         beside,
-        key=lambda place: (place not in alone, beside[place][0].parent in first, max(map(_changed, beside[place]))),
+        key=lambda path: (path not in alone, beside[path][0].parent in first, max(map(_changed, beside[path]))),
         reverse=True,
     )
-    for place in order:
+    for path in order:
         runs: dict[Path, list[str]] = {}
-        for file in beside[place]:
+        for file in beside[path]:
             ids = _unasked(file, owned[file], deep=file not in close) if file in owned else looked[file]
             if not isinstance(ids, TraceError):
                 runs[file] = ids
@@ -90,18 +90,18 @@ def readable(
             if file in close and not isinstance(ids, TraceVersionError):
                 raise ids
             failure = failure or ids
-            if not isinstance(ids, NotATrace) or file in named or place != file:
+            if not isinstance(ids, NotATrace) or file in named or path != file:
                 skipped[file] = str(ids)
-        copied = next((run for ids in runs.values() for run in ids if run in held), None)
+        copied = next((run for ids in runs.values() for run in ids if run in file_of_run), None)
         for file, ids in runs.items():
             if copied is None:
-                found.append(file)
-                held |= dict.fromkeys(ids, file)
+                files_read.append(file)
+                file_of_run |= dict.fromkeys(ids, file)
             else:
-                skipped[file] = f"{file}: run {copied} is also in {held[copied]}, and is counted there"
-    if failure and not found:
+                skipped[file] = f"{file}: run {copied} is also in {file_of_run[copied]}, and is counted there"
+    if failure and not files_read:
         raise failure
-    return sorted(found), skipped
+    return sorted(files_read), skipped
 
 
 def _unasked(file: Path, owner: Owner, *, deep: bool) -> list[str] | TraceError:

@@ -43,9 +43,9 @@ def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> du
             announce(path, writes=True, brief=brief)  # before opening: readers at rest leave the file to its owner
             if unborn(path):
                 path.unlink()  # its owner was killed while it made the file: nothing was in it
-        made = not path.exists()
+        is_new = not path.exists()
         connection = _connect(path)
-        if made:
+        if is_new:
             path.chmod(0o600)
         [(name,)] = connection.execute("SELECT current_database()").fetchall()
         check_whole(connection, {name: path})
@@ -167,8 +167,8 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str
             f"{path} is a DuckDB file but not an ajet trace (it has no table meta.schema_version); check the path"
         ) from error
     if row is None or not isinstance(row[0], int):
-        what = repr(row[0]) if row else "missing"
-        raise NotATrace(f"{path} is not an ajet trace (its meta.schema_version is {what}); check the path")
+        version = repr(row[0]) if row else "missing"
+        raise NotATrace(f"{path} is not an ajet trace (its meta.schema_version is {version}); check the path")
     if row[0] > SCHEMA_VERSION:
         raise TraceVersionError(
             f"{path} was written by a newer ajet (schema {row[0]}; this version reads {SCHEMA_VERSION}); update "
@@ -181,9 +181,9 @@ def locked(path: Path, pid: int | None) -> TraceLocked:
     """The error for a file that a live process owns."""
     if pid == os.getpid():
         return TraceLocked(f"{path} is already being written by this process (pid {pid}); use its TraceWriter")
-    what = "another process" if pid is None else f"process {pid}"
+    holder = "another process" if pid is None else f"process {pid}"
     return TraceLocked(
-        f"{path} is locked by {what}, which is still running. Wait for it, stop it, or choose another experiment_name"
+        f"{path} is locked by {holder}, which is still running. Wait for it, stop it, or choose another experiment_name"
     )
 
 
@@ -201,8 +201,8 @@ def explain(path: Path, error: Exception) -> TraceError:
     if isinstance(error, TraceError):
         return error
     if _LOCKED.search(text):
-        found = _PID.search(text)
-        return locked(path, int(found[1]) if found else os.getpid() if "onfiguration" in text else None)
+        match = _PID.search(text)
+        return locked(path, int(match[1]) if match else os.getpid() if "onfiguration" in text else None)
     if _FULL.search(text):
         return TraceError(f"the disk of {path} is full. What was written is intact; free some space. ({text})")
     if isinstance(error, PermissionError) or _DENIED.search(text):

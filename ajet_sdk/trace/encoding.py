@@ -101,10 +101,10 @@ class StoredCalls:
 
     def has(self, episode_id: str, call_id: str | None) -> bool:
         key = (episode_id, call_id or "")
-        found = key in self._calls
-        if found:
+        known = key in self._calls
+        if known:
             self._calls.move_to_end(key)
-        return found
+        return known
 
     def clear(self) -> None:
         """Calls that were added may have been lost."""
@@ -143,13 +143,13 @@ def _safe_table(name: str, rows: Sequence[Row]) -> pa.Table:
     try:
         return _table(name, rows)
     except _CANNOT:
-        kept = []
+        tables = []
         for row in rows:
             try:
-                kept.append(_table(name, [row]))
+                tables.append(_table(name, [row]))
             except _CANNOT as error:
                 _LOG.warning("Could not store a row of %s in the trace: %s", name, error)
-        return pa.concat_tables([_table(name, []), *kept])
+        return pa.concat_tables([_table(name, []), *tables])
 
 
 def _run(run: Run, _: StoredCalls) -> list[tuple[str, Row]]:
@@ -245,8 +245,8 @@ _ROWS_OF: dict[type, Callable[[Any, StoredCalls], list[tuple[str, Row]]]] = {
 def _plain(record: Any) -> Row:
     """The fields of a record that are columns as they are."""
     values = record.__dict__
-    texts, others = _COLUMNS_OF[type(record)]
-    row = {name: values[name] for name in others}
+    texts, plain = _COLUMNS_OF[type(record)]
+    row = {name: values[name] for name in plain}
     for name in texts:
         text = values[name]
         if text is not None and name in _OF_AJET:

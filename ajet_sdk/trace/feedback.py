@@ -33,28 +33,28 @@ def give(path: Path, *feedback: Feedback) -> None:
 
 def _places(path: Path, feedback: tuple[Feedback, ...]) -> dict[Path, list[Feedback]]:
     """Which file holds the episode, and the call, of each feedback."""
-    left, found = list(feedback), dict[Path, list[Feedback]]()
+    unplaced, by_file = list(feedback), dict[Path, list[Feedback]]()
     for file in trace_files(path):
-        if not left:
+        if not unplaced:
             break
-        episodes, calls = _known(file, [one.episode_id for one in left])
-        for one in left:
-            if one.episode_id in episodes:
-                if one.call_id and (one.episode_id, one.call_id) not in calls:
-                    raise QueryError(f"episode {one.episode_id} has no call {one.call_id}; nothing was stored")
-                found.setdefault(file, []).append(one)
-        left = [one for one in left if one.episode_id not in episodes]
-    if left:
-        raise QueryError(f"there is no episode {left[0].episode_id} in {path}; nothing was stored")
-    return found
+        episodes, calls = _known(file, [entry.episode_id for entry in unplaced])
+        for entry in unplaced:
+            if entry.episode_id in episodes:
+                if entry.call_id and (entry.episode_id, entry.call_id) not in calls:
+                    raise QueryError(f"episode {entry.episode_id} has no call {entry.call_id}; nothing was stored")
+                by_file.setdefault(file, []).append(entry)
+        unplaced = [entry for entry in unplaced if entry.episode_id not in episodes]
+    if unplaced:
+        raise QueryError(f"there is no episode {unplaced[0].episode_id} in {path}; nothing was stored")
+    return by_file
 
 
 def _known(file: Path, episode_ids: list[str]) -> tuple[set[str], set[tuple[str, str]]]:
     """Those of the episodes that are in a file, finished or running, and their calls."""
     with open_trace(file) as reader:
         ended = reader.query("SELECT episode_id FROM episodes WHERE list_contains(?, episode_id)", [episode_ids])
-        made = reader.query("SELECT episode_id, call_id FROM calls WHERE list_contains(?, episode_id)", [episode_ids])
-    calls = {(row["episode_id"], row["call_id"]) for row in made.to_pylist()}
+        table = reader.query("SELECT episode_id, call_id FROM calls WHERE list_contains(?, episode_id)", [episode_ids])
+    calls = {(row["episode_id"], row["call_id"]) for row in table.to_pylist()}
     return {row["episode_id"] for row in ended.to_pylist()} | {episode_id for episode_id, _ in calls}, calls
 
 
@@ -65,7 +65,7 @@ def _tell(file: Path, owner: Owner, feedback: list[Feedback]) -> bool:
             f"{file} is being written by process {owner.pid}, which has no gateway to receive feedback; send it "
             "again after the process has ended, or call put(Feedback(...)) on its TraceWriter"
         )
-    answer = post(owner, FEEDBACK_PATH, [one.model_dump(mode="json") for one in feedback])
+    answer = post(owner, FEEDBACK_PATH, [entry.model_dump(mode="json") for entry in feedback])
     if answer is None:
         return False
     if answer.status_code == 404:

@@ -157,15 +157,15 @@ class Gathered:
 
 def runs_of(files: Sequence[Path]) -> dict[Path, list[str] | TraceError]:
     """The runs of each file at rest, or why it cannot be read."""
-    found: dict[Path, list[str] | TraceError] = {file: [] for file in files}
+    runs: dict[Path, list[str] | TraceError] = {file: [] for file in files}
     with duckdb.connect() as connection:
 
         def take(part: Sequence[Path], versions: Mapping[Path, int]) -> None:
             sources = [f"SELECT {i}, run_id FROM t{i}.main.runs" for i, file in enumerate(part) if versions[file]]
             rows = connection.execute(" UNION ALL ".join(sources)).fetchall() if sources else []
-            found.update({file: [run for at, run in rows if part[at] == file] for file in part})
+            runs.update({file: [run for at, run in rows if part[at] == file] for file in part})
 
-        return found | each(connection, files, take)
+        return runs | each(connection, files, take)
 
 
 def each(
@@ -211,9 +211,9 @@ def attach(connection: duckdb.DuckDBPyConnection, files: Mapping[int, Path]) -> 
     check_whole(connection, {f"t{i}": file for i, file in files.items()})
     try:
         together = " UNION ALL ".join(f"SELECT {i}, schema_version FROM t{i}.main.meta" for i in files)
-        found = connection.execute(together).fetchall()
-        versions = {files[i]: version for i, version in found}
-        if len(found) == len(files) and all(isinstance(v, int) and v <= SCHEMA_VERSION for v in versions.values()):
+        rows = connection.execute(together).fetchall()
+        versions = {files[i]: version for i, version in rows}
+        if len(rows) == len(files) and all(isinstance(v, int) and v <= SCHEMA_VERSION for v in versions.values()):
             return versions
     except duckdb.Error:  # then each by itself tells which it was
         versions = {}
@@ -232,11 +232,11 @@ def quoted(file: Path) -> str:
 
 def stamp_of(file: Path) -> Stamp:
     """What differs once a file has been written to."""
-    found: list[int] = []
+    stamp: list[int] = []
     for part in (str(file), f"{file}.wal"):
         try:
             about = os.stat(part)  # noqa: PTH116 - a Path for each of a thousand files takes longer
-            found += [about.st_ino, about.st_size, about.st_mtime_ns]
+            stamp += [about.st_ino, about.st_size, about.st_mtime_ns]
         except FileNotFoundError:
-            found.append(-1)
-    return tuple(found)
+            stamp.append(-1)
+    return tuple(stamp)

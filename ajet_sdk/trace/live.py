@@ -109,7 +109,7 @@ async def _rows(turns: asyncio.Semaphore, writer: TraceWriter, raw: bytes) -> Re
     try:
         wanted = RowsOf.model_validate_json(raw)
     except ValidationError as error:
-        wrong = "; ".join(one["msg"] for one in error.errors())
+        wrong = "; ".join(detail["msg"] for detail in error.errors())
         return JSONResponse({"error": f"expected JSON with a `table` and its `columns`: {wrong}"}, 400)
     try:
         async with turns:
@@ -125,17 +125,17 @@ async def _feedback(writer: TraceWriter, raw: bytes) -> Response:
     from starlette.responses import JSONResponse
 
     try:
-        given = _FEEDBACK.validate_json(raw)
+        feedback = _FEEDBACK.validate_json(raw)
     except ValidationError as error:
         return JSONResponse({"error": f"expected a JSON list of feedback: {error}"}, 400)
 
     def write() -> bool:
-        writer.put(*given)
+        writer.put(*feedback)
         return writer.flush()
 
     try:
         if await anyio.to_thread.run_sync(write):
-            return JSONResponse({"written": len(given)})
+            return JSONResponse({"written": len(feedback)})
         return JSONResponse({"error": "the file could not be written in time; see the run's log"}, 503)
     except TraceError as error:
         return JSONResponse({"error": str(error)}, 503)

@@ -97,7 +97,7 @@ def announce(
         "token": token or (before.token if before else None),
         "brief": brief,
     }
-    write_whole(_place(path), json.dumps(content), private=True)
+    write_whole(_announcement_path(path), json.dumps(content), private=True)
 
 
 def retract(path: Path, *, writes: bool = False) -> None:
@@ -135,11 +135,11 @@ def settled_owners(paths: Iterable[Path]) -> dict[Path, Owner]:
     by_directory: dict[Path, list[Path]] = {}
     for path in paths:
         by_directory.setdefault(path.parent, []).append(path)
-    found: dict[Path, Owner] = {}
+    settled: dict[Path, Owner] = {}
     for directory, files in by_directory.items():
         announced = {owner.trace for owner in owners(directory.resolve())}
-        found |= {file: owner for file in files if file.name in announced and (owner := settled_owner(file))}
-    return found
+        settled |= {file: owner for file in files if file.name in announced and (owner := settled_owner(file))}
+    return settled
 
 
 def _read(source: Path) -> Owner | None:
@@ -151,12 +151,12 @@ def _read(source: Path) -> Owner | None:
         return None
 
 
-def _place(path: Path) -> Path:
+def _announcement_path(path: Path) -> Path:
     """gateway.json, or a name of its own where another live process of this directory has that.
 
     A file that is one of many, `trace-...`, has its own at once: processes that start together race for the other.
     """
-    own, home = path.with_name(f"{path.stem}.gateway.json"), path.with_name("gateway.json")
+    per_trace, home = path.with_name(f"{path.stem}.gateway.json"), path.with_name("gateway.json")
     there = _read(home) if home.exists() else None
     taken = there is not None and there.trace != path.name and there.alive
-    return own if taken or path.name.startswith("trace-") else home
+    return per_trace if taken or path.name.startswith("trace-") else home

@@ -138,10 +138,10 @@ def _too_slow(timeout: float) -> QueryError:
     return QueryError(f"the query was stopped after {timeout:g} s; narrow it (by run_id or episode_id) or add a LIMIT")
 
 
-def _too_large(what: str) -> QueryError:
+def _too_large(detail: str) -> QueryError:
     return QueryError(
         f"{QueryError.TOO_MUCH}; narrow it (by run_id or episode_id), select fewer columns "
-        f"or add a LIMIT ({what or 'out of memory'})"
+        f"or add a LIMIT ({detail or 'out of memory'})"
     )
 
 
@@ -159,8 +159,8 @@ class Scan:
 
     def __or__(self, other: Scan) -> Scan:
         """What two scans of a table read together."""
-        one = self.ids is not None and other.ids is not None and self.ids[0] == other.ids[0]
-        ids = (self.ids[0], self.ids[1] | other.ids[1]) if one and self.ids and other.ids else None
+        same_column = self.ids is not None and other.ids is not None and self.ids[0] == other.ids[0]
+        ids = (self.ids[0], self.ids[1] | other.ids[1]) if same_column and self.ids and other.ids else None
         return Scan(self.columns | other.columns, ids)
 
 
@@ -201,10 +201,10 @@ class Planner:
                 if statement.type == duckdb.StatementType.EXPLAIN:
                     return _EVERYTHING
                 raise QueryError(f"the query failed: {error}") from error
-        found: dict[str, Scan] = {}
+        by_table: dict[str, Scan] = {}
         for table, scan in _scans_in(json.loads(planned[0][1])):
-            found[table] = found[table] | scan if table in found else scan
-        return found
+            by_table[table] = by_table[table] | scan if table in by_table else scan
+        return by_table
 
 
 def _scans_in(plan: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Scan]]:
@@ -217,14 +217,14 @@ def _scans_in(plan: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Scan]]:
 
 
 def _scan(table: str, about: Mapping[str, Any]) -> Scan:
-    given = {name: [value] if isinstance(value, str) else value for name, value in about.items() if name != "Table"}
-    listed = set(given.get("Projections") or ()) - _VIRTUAL
+    details = {name: [value] if isinstance(value, str) else value for name, value in about.items() if name != "Table"}
+    listed = set(details.get("Projections") or ()) - _VIRTUAL
     if not listed <= COLUMNS[table].keys():
         return _EVERYTHING[table]
     # Columns that only filter are not among those projected. One named in a constant is read for nothing.
-    words = set(re.findall(r"\w+", " ".join(str(part) for parts in given.values() for part in parts)))
+    words = set(re.findall(r"\w+", " ".join(str(part) for parts in details.values() for part in parts)))
     columns = frozenset(listed | (COLUMNS[table].keys() & words))
-    for text in given.get("Filters") or ():
+    for text in details.get("Filters") or ():
         if only := _ONLY.fullmatch(text):
             return Scan(columns, (only[1], frozenset(re.findall(_ID, only[2] or only[3]))))
     return Scan(columns)

@@ -64,7 +64,7 @@ def open_trace(path: str | Path, *more: str | Path) -> Trace:
         TraceVersionError: it was written by a newer version, or is another kind of DuckDB file.
         TraceLocked: another process has it open and gives no rows.
     """
-    reader = Trace([Path(one) for one in (path, *more)])
+    reader = Trace([Path(directory) for directory in (path, *more)])
     reader.query("SELECT count(run_id) FROM runs")
     return reader
 
@@ -152,8 +152,8 @@ class Trace(AbstractContextManager["Trace"]):
         stamps = {file: () if file in owned else stamp_of(file) for file in files}
         if self._readable is None or self._readable[0] != stamps:
             looked = self._attached.look({file: stamp for file, stamp in stamps.items() if file not in owned})
-            found, self.skipped = readable(files, owned, named, near, looked)
-            self._readable = stamps, found
+            readable_files, self.skipped = readable(files, owned, named, near, looked)
+            self._readable = stamps, readable_files
         files = self._readable[1]
         return files, {file: owned[file] for file in files if file in owned} if owned else {}, stamps
 
@@ -297,11 +297,11 @@ def _calls(table: pa.Table) -> dict[str, list[Call]]:
     lists = {name: _arrays(table[name]) for name in ("prompt_suffix", "output_ids", "logprobs")}
     rows = table.drop_columns(list(lists)).to_pylist()
     whole = rebuild(stored_calls(table))
-    found: dict[str, list[Call]] = {}
+    by_episode: dict[str, list[Call]] = {}
     for i, row in enumerate(rows):
         call = _call(row, {name: values[i] for name, values in lists.items()}, *whole[row["call_id"]])
-        found.setdefault(row["episode_id"], []).append(call)
-    return found
+        by_episode.setdefault(row["episode_id"], []).append(call)
+    return by_episode
 
 
 def stored_calls(table: pa.Table) -> list[Stored]:
@@ -334,13 +334,13 @@ def _call(row: Mapping[str, Any], lists: Mapping[str, Any], ids: npt.NDArray[np.
 
 def _arrays(column: pa.ChunkedArray) -> list[npt.NDArray[Any] | None]:
     """A list column as numpy slices, without a Python object per token."""
-    found: list[npt.NDArray[Any] | None] = []
+    arrays: list[npt.NDArray[Any] | None] = []
     for chunk in column.chunks:
         values = chunk.values.to_numpy(zero_copy_only=False)
         offsets = chunk.offsets.to_numpy()
         valid = chunk.is_valid().to_numpy(zero_copy_only=False)
-        found += [values[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(len(chunk))]
-    return found
+        arrays += [values[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(len(chunk))]
+    return arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,9 +392,9 @@ def _extend(call: Stored, stored: dict[str, Stored], whole: dict[str, Whole]) ->
         ids, messages = whole[parent]
         output = stored[parent].output_ids
         ids = (ids if output is None else np.concatenate([ids, output]))[: call.prefix_len]
-    own = json.loads(call.messages_suffix or "[]")
+    new_messages = json.loads(call.messages_suffix or "[]")
     suffix = call.prompt_suffix
     return (
         ids if suffix is None else np.concatenate([ids, suffix]),
-        [*messages[: call.prefix_messages], *own],
+        [*messages[: call.prefix_messages], *new_messages],
     )

@@ -64,7 +64,7 @@ class Attached:
         """Of the files that are attached."""
         self._gathered: Gathered | None = None
         self._mirrors: dict[Path, Mirror] = {}
-        self._made = 0
+        self._registered = 0
         self._users = 0
         self._release: threading.Timer | None = None
         self._planner: Planner | None = None
@@ -80,8 +80,8 @@ class Attached:
         stop: Stop | None,
     ) -> pa.Table:
         """One SELECT or EXPLAIN over all files, of which some have an owner; of some the stamp is known."""
-        rest = [file for file in files if file not in owned]
-        stamps = {file: known[file] if file in known else stamp_of(file) for file in rest} if len(rest) > FEW else {}
+        free = [file for file in files if file not in owned]
+        stamps = {file: known[file] if file in known else stamp_of(file) for file in free} if len(free) > FEW else {}
         scans: Mapping[str, Scan] = {}
         if owned or stamps:
             with self._following:
@@ -179,17 +179,17 @@ class Attached:
         try:
             for file, owner in self._owned.items():
                 self._add_mirror(connection, file, owner)
-            rest = {i: file for i, file in enumerate(self._files) if file not in self._owned}
+            free = {i: file for i, file in enumerate(self._files) if file not in self._owned}
             if stamps:
                 gathered = self._gather(connection, stamps, scans)
                 apart = _where_they_lie(gathered, connection, scans)
-                self._versions = attach(connection, {i: file for i, file in rest.items() if file in apart})
+                self._versions = attach(connection, {i: file for i, file in free.items() if file in apart})
             else:
-                self._versions = attach(connection, rest)
+                self._versions = attach(connection, free)
                 schema = "rest" if self._owned else "main"  # beside live files it is a part, and not found by its name
                 connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
                 for table in TABLES:
-                    sources = [at_rest(table, f"t{i}", self._versions[file]) for i, file in rest.items()]
+                    sources = [at_rest(table, f"t{i}", self._versions[file]) for i, file in free.items()]
                     rows = " UNION ALL BY NAME ".join(sources) or empty(table)
                     connection.execute(f"CREATE VIEW {schema}.{table} AS {rows}")
             connection.execute("SET enable_external_access = false")
@@ -227,8 +227,8 @@ class Attached:
             self._scratch = Path(tempfile.mkdtemp(prefix="ajet-trace-"))
         if before:
             (self._scratch / before).unlink(missing_ok=True)
-        self._made += 1
-        return f"{kind}{self._made}"
+        self._registered += 1
+        return f"{kind}{self._registered}"
 
     def _attach_scratch(self, connection: duckdb.DuckDBPyConnection, name: str) -> None:
         connection.execute(f"ATTACH {quoted((self._scratch or Path()) / name)} AS {name}")
@@ -242,13 +242,13 @@ class Attached:
         views = {table: (empty(table), dict[str, pa.Table]()) for table in TABLES}
         with self._following:
             for table, scan in scans.items():
-                parts, given = self._at_rest(connection, table, scan, stamps), dict[str, pa.Table]()
+                parts, tables = self._at_rest(connection, table, scan, stamps), dict[str, pa.Table]()
                 for file, owner in self._owned.items():
                     ask = partial(self._ask, file, owner, stop=stop)
                     part, rows = self._mirrors[file].update(connection, table, scan, ask)
                     parts.append(part)
-                    given |= rows
-                views[table] = " UNION ALL BY NAME ".join(parts) or empty(table), given
+                    tables |= rows
+                views[table] = " UNION ALL BY NAME ".join(parts) or empty(table), tables
         return views
 
     def _at_rest(self, connection: duckdb.DuckDBPyConnection, table: str, scan: Scan, stamps: _Stamps) -> list[str]:
@@ -269,8 +269,8 @@ def _prepare(
     sql: str, views: Mapping[str, tuple[str, Mapping[str, pa.Table]]], cursor: duckdb.DuckDBPyConnection
 ) -> None:
     """Views that only this query sees."""
-    for table, (source, given) in views.items():
-        for name, rows in given.items():
+    for table, (source, tables) in views.items():
+        for name, rows in tables.items():
             cursor.register(name, rows)
         cursor.execute(f"CREATE TEMP VIEW {table} AS {source}")
     if "calls_full" in sql.lower():  # the one view that takes time to make

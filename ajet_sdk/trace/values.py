@@ -34,8 +34,8 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     if not _is_plain(column.type):
         return [value_of(scalar) for scalar in column]
     try:
-        found: list[Any] = column.to_pylist()
-        return found
+        values: list[Any] = column.to_pylist()
+        return values
     except (OverflowError, ValueError):  # a time that Python's types cannot hold
         return [value_of(scalar) for scalar in column]
 
@@ -81,12 +81,12 @@ def _time(scalar: pa.Scalar) -> Any:
     most = 2**31 - 1 if pa.types.is_date32(kind) else 2**63 - 1
     if abs(count) == most:
         return "infinity" if count > 0 else "-infinity"
-    days, rest = divmod(count, unit)
+    days, remainder = divmod(count, unit)
     year, month, day = _calendar(days)
     text = f"{year:04d}-{month:02d}-{day:02d}" if year > 0 else f"{1 - year:04d}-{month:02d}-{day:02d} (BC)"
     if not pa.types.is_timestamp(kind):
         return text
-    seconds, fraction = divmod(rest * _DAY, unit)
+    seconds, fraction = divmod(remainder * _DAY, unit)
     digits = f"{fraction * 10**9 // unit:09d}".rstrip("0")
     clock = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}{f'.{digits}' if digits else ''}"
     return f"{text} {clock}{'+00' if kind.tz else ''}"
@@ -97,8 +97,8 @@ def _calendar(days: int) -> tuple[int, int, int]:
 
     A cycle of 400 years has 146,097 days, so that the date in the cycle from 2000 on is Python's.
     """
-    cycles, rest = divmod(days - 10_957, 146_097)
-    inside = date(2000, 1, 1) + timedelta(days=rest)
+    cycles, days_left = divmod(days - 10_957, 146_097)
+    inside = date(2000, 1, 1) + timedelta(days=days_left)
     return inside.year + 400 * cycles, inside.month, inside.day
 
 
@@ -108,8 +108,8 @@ def _interval(value: Any) -> str:
     sign = -1 if value.months < 0 else 1
     counts = ((sign * years, "year"), (sign * months, "month"), (value.days, "day"))
     parts = [f"{n} {name}{'' if abs(n) == 1 else 's'}" for n, name in counts if n]
-    seconds, rest = divmod(abs(value.nanoseconds), 10**9)
-    digits = f"{rest:09d}".rstrip("0")
+    seconds, nanoseconds = divmod(abs(value.nanoseconds), 10**9)
+    digits = f"{nanoseconds:09d}".rstrip("0")
     clock = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}{f'.{digits}' if digits else ''}"
     if value.nanoseconds or not parts:
         parts.append(f"{'-' if value.nanoseconds < 0 else ''}{clock}")

@@ -128,10 +128,10 @@ class TraceWriter:
             while self._written < target:
                 self._urgent = True
                 self._changed.notify_all()
-                left = None if deadline is None else deadline - time.monotonic()
-                if self._failure or not self._thread.is_alive() or (left is not None and left <= 0):
+                remaining = None if deadline is None else deadline - time.monotonic()
+                if self._failure or not self._thread.is_alive() or (remaining is not None and remaining <= 0):
                     break
-                self._changed.wait(0.5 if left is None else min(left, 0.5))
+                self._changed.wait(0.5 if remaining is None else min(remaining, 0.5))
             done = self._written >= target
         self._raise_failure()
         return done

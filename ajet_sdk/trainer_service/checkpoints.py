@@ -33,50 +33,50 @@ class Checkpoints:
 
     def keep(self, policy_id: str, seq: int, policy: Policy) -> Path:
         """Write the weights as they are behind a request, for the next server on this state."""
-        place = self.directory(policy_id) / f"step-{seq}"
-        shutil.rmtree(place, ignore_errors=True)  # of a server that was killed while it wrote
-        policy.save(place, optimiser=True)
-        return place
+        directory = self.directory(policy_id) / f"step-{seq}"
+        shutil.rmtree(directory, ignore_errors=True)  # of a server that was killed while it wrote
+        policy.save(directory, optimiser=True)
+        return directory
 
-    def save(self, policy_id: str, policy: Policy, kind: str, asked: Mapping[str, Any]) -> str:
+    def save(self, policy_id: str, policy: Policy, kind: str, body: Mapping[str, Any]) -> str:
         """Save a checkpoint as a client asked; returns its path. Raises RequestRefused."""
-        name, session = asked.get("path"), asked.get("sampling_session_seq_id")
+        name, session = body.get("path"), body.get("sampling_session_seq_id")
         if name is None:
-            name = f"step-{asked['seq_id']}" if session is None else str(session)
+            name = f"step-{body['seq_id']}" if session is None else str(session)
         if not _NAME.fullmatch(name):
             raise RequestRefused(f"{name!r} is no name of a checkpoint: use letters, digits, '.', '_' and '-'", "path")
-        if asked.get("age_encryption_recipients"):
+        if body.get("age_encryption_recipients"):
             raise RequestRefused("this server encrypts no checkpoints; leave age_encryption_recipients out")
         part = _PARTS[kind] if session is None else _SESSIONS
-        place, path = self.directory(policy_id) / part / name, f"tinker://{policy_id}/{part}/{name}"
-        if place.exists() and kind == SAVE and not asked.get("overwrite"):
+        target, path = self.directory(policy_id) / part / name, f"tinker://{policy_id}/{part}/{name}"
+        if target.exists() and kind == SAVE and not body.get("overwrite"):
             raise RequestRefused(f"{path} is there already; pass overwrite=True, or choose another name", "path")
-        draft = place.with_name(f".{name}")
+        draft = target.with_name(f".{name}")
         shutil.rmtree(draft, ignore_errors=True)
-        policy.save(draft, optimiser=kind == SAVE, about={"user_metadata": asked.get("user_metadata")})
-        shutil.rmtree(place, ignore_errors=True)
-        draft.rename(place)
+        policy.save(draft, optimiser=kind == SAVE, about={"user_metadata": body.get("user_metadata")})
+        shutil.rmtree(target, ignore_errors=True)
+        draft.rename(target)
         if session is not None:
-            for old in sorted(place.parent.iterdir(), key=lambda one: one.stat().st_mtime)[:-_KEPT]:
+            for old in sorted(target.parent.iterdir(), key=lambda directory: directory.stat().st_mtime)[:-_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
         return path
 
     def find(self, path: str) -> Path:
         """The directory that a tinker:// path names. Raises CheckpointError."""
         parts = _PATH.fullmatch(path)
-        place = self.directory(parts[1]) / parts[2] / parts[3] if parts else self.state / "none"
-        if place.resolve().parent.parent.parent != self.state.resolve() or not place.is_dir():
+        directory = self.directory(parts[1]) / parts[2] / parts[3] if parts else self.state / "none"
+        if directory.resolve().parent.parent.parent != self.state.resolve() or not directory.is_dir():
             raise CheckpointError(
                 f"there is no checkpoint {path} on this server; unnamed ones of save_weights_and_get_sampling_client "
                 f"are kept for the newest {_KEPT} sessions of a model"
             )
-        return place
+        return directory
 
     def named(self, policies: Iterable[str]) -> dict[str, Path]:
         """The named checkpoints of policies, by their paths."""
         return {
-            f"tinker://{id_}/{part}/{place.name}": place
+            f"tinker://{id_}/{part}/{directory.name}": directory
             for id_ in policies
             for part in _PARTS.values()
-            for place in sorted((self.directory(id_) / part).glob("[!.]*"))
+            for directory in sorted((self.directory(id_) / part).glob("[!.]*"))
         }

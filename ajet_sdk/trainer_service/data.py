@@ -61,16 +61,16 @@ class Batch:
 
     def check(self, vocabulary: int, longest: int) -> None:
         """Raises RequestRefused where the model can't take the tokens."""
-        for place, (ids_T, targets_T) in enumerate(zip(self.ids, self.targets, strict=True)):
+        for index, (ids_T, targets_T) in enumerate(zip(self.ids, self.targets, strict=True)):
             if len(ids_T) > longest:
                 raise RequestRefused(
-                    f"datum {place} has {len(ids_T)} tokens, but this server takes {longest}; shorten it, or start the "
+                    f"datum {index} has {len(ids_T)} tokens, but this server takes {longest}; shorten it, or start the "
                     "server with a larger --max-model-len"
                 )
             both = np.concatenate([ids_T, targets_T])
             if not 0 <= both.min() <= both.max() < vocabulary:
                 raise RequestRefused(
-                    f"datum {place} has the token id {both.max() if both.max() >= vocabulary else both.min()}, but the "
+                    f"datum {index} has the token id {both.max() if both.max() >= vocabulary else both.min()}, but the "
                     f"model's ids are below {vocabulary}; tokenize with the tokenizer of the base model"
                 )
 
@@ -83,63 +83,63 @@ def read_batch(message: Any) -> Batch:
             "forward_backward_custom, which computes it in the client",
             "loss_fn",
         )
-    given = {name: value.number for name, value in message.loss_fn_config_v2.items()} or dict(message.loss_fn_config)
-    if unknown := set(given) - set(LOSSES[message.loss_fn]):
+    settings = {name: value.number for name, value in message.loss_fn_config_v2.items()} or dict(message.loss_fn_config)
+    if unknown := set(settings) - set(LOSSES[message.loss_fn]):
         known = ", ".join(LOSSES[message.loss_fn]) or "no parameters"
         raise RequestRefused(f"{message.loss_fn} has no parameter {sorted(unknown)[0]!r}; it has {known}")
     if not len(message.data):
         raise RequestRefused("the request has no data")
     imitates = message.loss_fn == "cross_entropy"
-    batch = Batch(message.loss_fn, {**LOSSES[message.loss_fn], **given}, [], [], [], [])
-    for place, datum in enumerate(message.data):
-        ids_T = _ids(datum, place)
+    batch = Batch(message.loss_fn, {**LOSSES[message.loss_fn], **settings}, [], [], [], [])
+    for index, datum in enumerate(message.data):
+        ids_T = _ids(datum, index)
         allowed = {"target_tokens", "weights"} if imitates else {"target_tokens", "logprobs", "advantages"}
         if unknown := set(datum.loss_fn_inputs) - allowed:
             raise RequestRefused(
-                f"datum {place}: {message.loss_fn} takes no input {sorted(unknown)[0]!r}; it takes "
+                f"datum {index}: {message.loss_fn} takes no input {sorted(unknown)[0]!r}; it takes "
                 f"{', '.join(sorted(allowed))}"
             )
         size = len(ids_T)
         batch.ids.append(ids_T)
-        batch.targets.append(_input(datum, "target_tokens", place, size).astype(np.int64))
+        batch.targets.append(_input(datum, "target_tokens", index, size).astype(np.int64))
         if imitates:
-            ones = np.ones(size, np.float32)
-            shares = _input(datum, "weights", place, size) if "weights" in datum.loss_fn_inputs else ones
+            weights = np.ones(size, np.float32)
+            shares = _input(datum, "weights", index, size) if "weights" in datum.loss_fn_inputs else weights
             batch.sampled.append(np.zeros(size, np.float32))
         else:
-            shares = _input(datum, "advantages", place, size)
-            batch.sampled.append(_input(datum, "logprobs", place, size).astype(np.float32))
+            shares = _input(datum, "advantages", index, size)
+            batch.sampled.append(_input(datum, "logprobs", index, size).astype(np.float32))
         batch.shares.append(shares.astype(np.float32))
     return batch
 
 
-def _ids(datum: Any, place: int) -> npt.NDArray[np.int64]:
+def _ids(datum: Any, index: int) -> npt.NDArray[np.int64]:
     parts = []
     for chunk in datum.model_input:
         if chunk.WhichOneof("chunk") != "encoded_text":
-            raise RequestRefused(f"datum {place} has an image or audio; this server trains on text alone")
+            raise RequestRefused(f"datum {index} has an image or audio; this server trains on text alone")
         parts.append(np.frombuffer(chunk.encoded_text.tokens, np.int32).astype(np.int64))
     ids_T = np.concatenate([*parts, np.zeros(0, np.int64)])
     if not len(ids_T):
-        raise RequestRefused(f"datum {place} has no tokens")
+        raise RequestRefused(f"datum {index} has no tokens")
     return ids_T
 
 
-def _input(datum: Any, name: str, place: int, size: int) -> npt.NDArray[Any]:
+def _input(datum: Any, name: str, index: int, size: int) -> npt.NDArray[Any]:
     """One of a datum's inputs, of as many values as it has tokens."""
     if name not in datum.loss_fn_inputs:
-        raise RequestRefused(f"datum {place} lacks the input {name!r}; it needs a value for each token of model_input")
+        raise RequestRefused(f"datum {index} lacks the input {name!r}; it needs a value for each token of model_input")
     tensor, pb = datum.loss_fn_inputs[name], messages()
     if tensor.HasField("sparse_csr") or len(tensor.shape) > 1:
-        raise RequestRefused(f"datum {place}: {name} must be a dense tensor of one dimension, {size} values")
+        raise RequestRefused(f"datum {index}: {name} must be a dense tensor of one dimension, {size} values")
     kind = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}.get(tensor.dtype)
     if kind is None:
-        raise RequestRefused(f"datum {place}: {name} must be of float32 or int64")
+        raise RequestRefused(f"datum {index}: {name} must be of float32 or int64")
     values_T: npt.NDArray[Any] = np.frombuffer(tensor.dense, kind)
     if len(values_T) != size:
-        raise RequestRefused(f"datum {place}: {name} has {len(values_T)} values for {size} tokens of model_input")
+        raise RequestRefused(f"datum {index}: {name} has {len(values_T)} values for {size} tokens of model_input")
     if not np.isfinite(values_T).all():
-        raise RequestRefused(f"datum {place}: {name} has a value that is not finite")
+        raise RequestRefused(f"datum {index}: {name} has a value that is not finite")
     return values_T
 
 
@@ -170,12 +170,12 @@ def sample_result(sampled: Sequence[Sampled], prompt: PromptScores | None) -> by
     """A `SampleResponse`."""
     pb = messages()
     response = pb.SampleResponse()
-    for one in sampled:
+    for sample in sampled:
         response.sequences.append(
             pb.SampledSequence(
-                stop_reason=pb.STOP_REASON_LENGTH if one.finish_reason == "length" else pb.STOP_REASON_STOP,
-                tokens=np.asarray(one.output_ids, np.int32).tobytes(),
-                logprobs=np.asarray(one.logprobs, np.float32).tobytes(),
+                stop_reason=pb.STOP_REASON_LENGTH if sample.finish_reason == "length" else pb.STOP_REASON_STOP,
+                tokens=np.asarray(sample.output_ids, np.int32).tobytes(),
+                logprobs=np.asarray(sample.logprobs, np.float32).tobytes(),
             )
         )
     if prompt is not None:

@@ -99,9 +99,7 @@ class Journal:
     def policies(self) -> dict[str, tuple[str, dict[str, Any], int, Path | None]]:
         """Session, what is known, number of the last request in the saved weights, and where those are."""
         rows = self._connection.execute("SELECT * FROM policies ORDER BY rowid").fetchall()
-        return {
-            id_: (session, json.loads(about), seq, place and Path(place)) for id_, session, about, seq, place in rows
-        }
+        return {id_: (session, json.loads(about), seq, path and Path(path)) for id_, session, about, seq, path in rows}
 
     def add(self, entry: Entry) -> None:
         """Keep a request before it is accepted."""
@@ -123,8 +121,8 @@ class Journal:
         )
         return [(Entry(id_, seq, kind, body), bool(replied)) for id_, seq, kind, body, replied in rows]
 
-    def finish(self, entry: Entry, reply: Reply, place: Path | None = None, *, applied: bool = False) -> None:
-        """Keep a reply; `applied` where all requests up to this one are in the weights at `place`, for good."""
+    def finish(self, entry: Entry, reply: Reply, checkpoint: Path | None = None, *, applied: bool = False) -> None:
+        """Keep a reply; `applied` where all requests up to this one are in the weights of `checkpoint`, for good."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE requests SET reply = ?, media = ? WHERE policy_id = ? AND seq = ?",
@@ -134,7 +132,7 @@ class Journal:
                 return
             connection.execute(
                 "UPDATE policies SET applied = ?, place = coalesce(?, place) WHERE policy_id = ?",
-                (entry.seq, None if place is None else str(place), entry.policy_id),
+                (entry.seq, None if checkpoint is None else str(checkpoint), entry.policy_id),
             )
             connection.execute(
                 "UPDATE requests SET body = NULL WHERE policy_id = ? AND seq <= ?", (entry.policy_id, entry.seq)

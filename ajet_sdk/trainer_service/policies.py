@@ -99,12 +99,12 @@ class BaseModel:
                 peft.LoraConfig(task_type="CAUSAL_LM", r=lora.rank, lora_alpha=_ALPHA, target_modules=targets),
             ).eval()
 
-    def sampling_module(self, place: Path | None) -> Any:
-        """A module with the adapter that was saved at `place`, or the base model."""
-        if place is None:
+    def sampling_module(self, path: Path | None) -> Any:
+        """A module with the adapter saved in `path`, or the base model."""
+        if path is None:
             return self.policy_module(None)
-        module = self.policy_module(read_lora(place))
-        read_weights(place, module)
+        module = self.policy_module(read_lora(path))
+        read_weights(path, module)
         return module.requires_grad_(False)
 
 
@@ -121,12 +121,12 @@ def _layers(model: Any) -> dict[str, set[str]]:
     return kinds
 
 
-def read_lora(place: Path) -> Lora:
-    """The kind of adapter that is saved at `place`. Raises CheckpointError."""
+def read_lora(path: Path) -> Lora:
+    """The kind of adapter that `path` holds. Raises CheckpointError."""
     try:
-        return Lora(**json.loads((place / _LORA).read_text())["lora"])
+        return Lora(**json.loads((path / _LORA).read_text())["lora"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{place.name} is no checkpoint of this server: {error}") from error
+        raise CheckpointError(f"{path.name} is no checkpoint of this server: {error}") from error
 
 
 class Policy:
@@ -140,38 +140,38 @@ class Policy:
         self._pass_tokens = tokens_of_a_pass(self.module, checkpointing=False)
 
     @classmethod
-    def load(cls, base: BaseModel, place: Path, *, optimiser: bool) -> Policy:
-        """What `save` wrote at `place`. Raises CheckpointError."""
-        policy = cls(base, read_lora(place))
-        policy.restore(place, optimiser=optimiser)
+    def load(cls, base: BaseModel, path: Path, *, optimiser: bool) -> Policy:
+        """The policy that `save` wrote to `path`. Raises CheckpointError."""
+        policy = cls(base, read_lora(path))
+        policy.restore(path, optimiser=optimiser)
         return policy
 
-    def restore(self, place: Path, *, optimiser: bool) -> None:
+    def restore(self, path: Path, *, optimiser: bool) -> None:
         """Take up saved weights, with their optimiser or a fresh one. Raises CheckpointError."""
-        if replace(lora := read_lora(place), seed=None) != replace(self.lora, seed=None):
+        if replace(lora := read_lora(path), seed=None) != replace(self.lora, seed=None):
             raise CheckpointError(
-                f"{place.name} is another kind of adapter ({lora}; this one is {self.lora}); make a training client of "
-                "it with create_training_client_from_state"
+                f"{path.name} is another kind of adapter ({lora}; this one is {self.lora}); make a training client "
+                "of it with create_training_client_from_state"
             )
-        if optimiser and not (place / _OPTIMISER).is_file():
-            raise CheckpointError(f"{place.name} was saved for a sampler and has no optimiser; load its weights alone")
+        if optimiser and not (path / _OPTIMISER).is_file():
+            raise CheckpointError(f"{path.name} was saved for a sampler and has no optimiser; load its weights alone")
         self.drop_gradients()
         try:
-            read_weights(place, self.module)
+            read_weights(path, self.module)
             self._optimiser = torch.optim.AdamW(self.parameters)
             if optimiser:
                 device = self.parameters[0].device
-                self._optimiser.load_state_dict(torch.load(place / _OPTIMISER, weights_only=True, map_location=device))
+                self._optimiser.load_state_dict(torch.load(path / _OPTIMISER, weights_only=True, map_location=device))
         except Exception as error:  # what damaged bytes raise in pickle and torch has no common class
-            raise CheckpointError(f"{place.name} cannot be read: {type(error).__name__}: {error}") from error
+            raise CheckpointError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
 
-    def save(self, place: Path, *, optimiser: bool, about: dict[str, Any] | None = None) -> None:
-        """Write adapter and optimiser to the directory `place`; the adapter is in peft's own format."""
-        place.mkdir(parents=True)
-        save_model(self.module, place, save_embedding_layers=False)
-        (place / _LORA).write_text(json.dumps({"lora": asdict(self.lora), **(about or {})}))
+    def save(self, directory: Path, *, optimiser: bool, about: dict[str, Any] | None = None) -> None:
+        """Write adapter and optimiser to `directory`; the adapter is in peft's own format."""
+        directory.mkdir(parents=True)
+        save_model(self.module, directory, save_embedding_layers=False)
+        (directory / _LORA).write_text(json.dumps({"lora": asdict(self.lora), **(about or {})}))
         if optimiser:
-            torch.save(self._optimiser.state_dict(), place / _OPTIMISER)
+            torch.save(self._optimiser.state_dict(), directory / _OPTIMISER)
 
     def score(self, batch: Batch, *, backward: bool) -> tuple[list[Floats], float]:
         """The log-probabilities of all targets, and the sum of the loss; `backward` adds its gradient.
@@ -258,12 +258,12 @@ def _token_losses(batch: Batch, scored: Scored, micro: MicroBatch) -> torch.Tens
     return policy_loss(scored, micro, settings)[0]
 
 
-def adam_of(given: dict[str, Any]) -> Adam:
+def adam_of(parameters: dict[str, Any]) -> Adam:
     """The parameters of a step as JSON has them. Raises RequestRefused."""
     names = {field.name for field in fields(Adam)}
-    if unknown := set(given) - names - {"type"}:
+    if unknown := set(parameters) - names - {"type"}:
         raise RequestRefused(f"AdamW has no parameter {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}")
-    adam = Adam(**{name: float(value) for name, value in given.items() if name != "type"})
+    adam = Adam(**{name: float(value) for name, value in parameters.items() if name != "type"})
     if (
         not all(math.isfinite(value) and value >= 0 for value in asdict(adam).values())
         or max(adam.beta1, adam.beta2) >= 1

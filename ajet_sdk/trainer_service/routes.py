@@ -52,8 +52,8 @@ def _keyed(app: Any, api_key: str) -> Any:
     async def keyed(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] != "/api/v1/healthz" and not scope["path"].startswith("/files/"):
             headers = {name: value for name, value in scope["headers"] if name in (b"x-api-key", b"authorization")}
-            given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-            if not hmac.compare_digest(given, api_key.encode()):
+            key = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+            if not hmac.compare_digest(key, api_key.encode()):
                 refusal = {"detail": "the API key is missing or wrong; set TINKER_API_KEY to the server's key"}
                 await JSONResponse(refusal, 401)(scope, receive, send)
                 return
@@ -132,18 +132,18 @@ class _Routes:
 
     async def load_weights(self, request: Request) -> Response:
         """Into a policy, or as the first request of a new one."""
-        asked = await _json(request)
-        return self._create(LOAD, asked) if asked.get("model_id") is None else self._accept(LOAD, asked)
+        body = await _json(request)
+        return self._create(LOAD, body) if body.get("model_id") is None else self._accept(LOAD, body)
 
-    def _create(self, kind: str, asked: Mapping[str, Any]) -> Response:
-        return _promise(self.service.create(kind, asked["session_id"], asked["model_seq_id"], asked))
+    def _create(self, kind: str, body: Mapping[str, Any]) -> Response:
+        return _promise(self.service.create(kind, body["session_id"], body["model_seq_id"], body))
 
     async def numbered(self, request: Request) -> Response:
         return self._accept(request.url.path.rpartition("/")[2], await _json(request))
 
-    def _accept(self, kind: str, asked: Mapping[str, Any]) -> Response:
-        body = json.dumps(asked).encode()
-        return _promise(self.service.accept(kind, asked["model_id"], asked.get("seq_id"), body))
+    def _accept(self, kind: str, parameters: Mapping[str, Any]) -> Response:
+        body = json.dumps(parameters).encode()
+        return _promise(self.service.accept(kind, parameters["model_id"], parameters.get("seq_id"), body))
 
     async def forward_backward(self, request: Request) -> Response:
         body = await request.body()
@@ -167,16 +167,16 @@ class _Routes:
     # Sampling
 
     async def create_sampling_session(self, request: Request) -> Response:
-        asked = await _json(request)
+        body = await _json(request)
         sampler = self.service.open_sampler(
-            asked["session_id"], asked["sampling_session_seq_id"], asked.get("base_model"), asked.get("model_path")
+            body["session_id"], body["sampling_session_seq_id"], body.get("base_model"), body.get("model_path")
         )
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler})
 
     async def sample(self, request: Request) -> Response:
-        asked = await _json(request)
-        promise = self.service.sample(asked["sampling_session_id"], asked["seq_id"], asked)
-        ids = [f"{promise}:{i}" for i in range(int(asked.get("num_samples") or 1))]
+        body = await _json(request)
+        promise = self.service.sample(body["sampling_session_id"], body["seq_id"], body)
+        ids = [f"{promise}:{i}" for i in range(int(body.get("num_samples") or 1))]
         return _promise(promise, sample_sequence_ids=ids)
 
     async def cancel_future(self, request: Request) -> Response:
@@ -209,31 +209,31 @@ class _Routes:
         return {**mine, **{name: about[name] for name in names}, "last_request_time": _iso(time.time())}
 
     async def checkpoints(self, request: Request) -> Response:
-        found = self.service.checkpoints.named(self.service.policies(request.path_params.get("run")))
-        return JSONResponse({"checkpoints": [_checkpoint(path, place) for path, place in found.items()]})
+        named = self.service.checkpoints.named(self.service.policies(request.path_params.get("run")))
+        return JSONResponse({"checkpoints": [_checkpoint(path, directory) for path, directory in named.items()]})
 
     async def weights_info(self, request: Request) -> Response:
         lora = read_lora(self.service.checkpoints.find((await _json(request))["tinker_path"]))
         kinds = {name: getattr(lora, name) for name in ("train_attn", "train_mlp", "train_unembed")}
         return JSONResponse({"base_model": self.service.name, "is_lora": True, "lora_rank": lora.rank, **kinds})
 
-    def _place(self, request: Request) -> Path:
+    def _checkpoint(self, request: Request) -> Path:
         return self.service.checkpoints.find("tinker://{run}/{checkpoint}".format(**request.path_params))
 
     async def delete(self, request: Request) -> Response:
-        await asyncio.to_thread(shutil.rmtree, self._place(request))
+        await asyncio.to_thread(shutil.rmtree, self._checkpoint(request))
         return Response(status_code=204)
 
     async def file_links(self, request: Request) -> Response:
         """A link for each file of the adapter, which peft and vLLM load; the optimiser stays here."""
-        files = sorted(self._place(request).glob("adapter_*"))
+        files = sorted(self._checkpoint(request).glob("adapter_*"))
         return JSONResponse({"urls": {file.name: self._link(request, file) for file in files}, "expires": _iso(_end())})
 
     async def archive(self, request: Request) -> Response:
-        return JSONResponse({"url": self._link(request, self._place(request)), "expires": _iso(_end())})
+        return JSONResponse({"url": self._link(request, self._checkpoint(request)), "expires": _iso(_end())})
 
-    def _link(self, request: Request, place: Path) -> str:
-        name, end = str(place.relative_to(self.service.checkpoints.state)), int(_end())
+    def _link(self, request: Request, file: Path) -> str:
+        name, end = str(file.relative_to(self.service.checkpoints.state)), int(_end())
         return f"{request.base_url}files/{quote(name)}?expires={end}&signature={self._signature(name, end)}"
 
     def _signature(self, name: str, end: int) -> str:
@@ -246,17 +246,17 @@ class _Routes:
             self._signature(name, end), request.query_params.get("signature", "")
         ):
             return JSONResponse({"detail": "the link is no longer good; ask for a new one"}, 403)
-        place = self.service.checkpoints.state / name
-        if place.is_file():
-            return FileResponse(place)
+        target = self.service.checkpoints.state / name
+        if target.is_file():
+            return FileResponse(target)
         with tempfile.NamedTemporaryFile(suffix=".tar", delete=False) as draft:
-            await asyncio.to_thread(_pack, place, Path(draft.name))
+            await asyncio.to_thread(_pack, target, Path(draft.name))
         return FileResponse(draft.name, background=BackgroundTask(Path(draft.name).unlink))
 
 
-def _pack(place: Path, archive: Path) -> None:
+def _pack(checkpoint: Path, archive: Path) -> None:
     with tarfile.open(archive, "w") as tar:
-        for file in sorted(place.glob("adapter_*")):
+        for file in sorted(checkpoint.glob("adapter_*")):
             tar.add(file, file.name)
 
 
@@ -268,15 +268,15 @@ def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 
-def _checkpoint(path: str, place: Path) -> dict[str, Any]:
+def _checkpoint(path: str, directory: Path) -> dict[str, Any]:
     part, name = path.split("/")[-2:]
-    about = json.loads((place / "lora.json").read_text())
+    about = json.loads((directory / "lora.json").read_text())
     return {
         "checkpoint_id": f"{part}/{name}",
         "checkpoint_type": _KINDS[part],
-        "time": _iso(place.stat().st_mtime),
+        "time": _iso(directory.stat().st_mtime),
         "tinker_path": path,
-        "size_bytes": sum(file.stat().st_size for file in place.iterdir()),
+        "size_bytes": sum(file.stat().st_size for file in directory.iterdir()),
         "public": False,
         "user_metadata": about.get("user_metadata"),
     }

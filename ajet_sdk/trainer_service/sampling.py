@@ -22,8 +22,8 @@ _LOADED = 4
 class _Weights:
     """Weights ready to sample from, and a second module over them for the scores of prompts."""
 
-    def __init__(self, base: BaseModel, tokenizer: Tokenizer, place: Path | None, seed: int) -> None:
-        self.module = base.sampling_module(place)
+    def __init__(self, base: BaseModel, tokenizer: Tokenizer, path: Path | None, seed: int) -> None:
+        self.module = base.sampling_module(path)
         self.sampler = LocalSampler(
             self.module,
             tokenizer,
@@ -51,7 +51,7 @@ class Samplers:
         self._base, self._tokenizer, self._seed = base, tokenizer, seed
         self._slots: OrderedDict[Path | None, _Slot] = OrderedDict()
 
-    async def sample(self, place: Path | None, body: Mapping[str, Any]) -> bytes:
+    async def sample(self, path: Path | None, body: Mapping[str, Any]) -> bytes:
         """Answer a request to sample. Raises RequestRefused, ContextOverflow, CheckpointError."""
         prompt, sampling = _prompt(body), _sampling(body)
         if len(prompt) >= self._base.max_model_len:
@@ -62,7 +62,7 @@ class Samplers:
         last = body.get("prompt_logprobs_last_n")
         if last is not None and not 1 <= last < len(prompt):
             raise RequestRefused(f"prompt_logprobs_last_n must be between 1 and {len(prompt) - 1} (got {last})")
-        async with self._use(place) as weights:
+        async with self._use(path) as weights:
             scores = None
             if body.get("prompt_logprobs") or body.get("topk_prompt_logprobs"):
                 sampled = await weights.sampler.sample(prompt, sampling, "")  # checks the prompt's ids and length
@@ -76,11 +76,11 @@ class Samplers:
         return sample_result(sampled, scores)
 
     @asynccontextmanager
-    async def _use(self, place: Path | None) -> AsyncIterator[_Weights]:
-        if place not in self._slots:
-            self._slots[place] = _Slot(asyncio.to_thread(_Weights, self._base, self._tokenizer, place, self._seed))
-        slot = self._slots[place]
-        self._slots.move_to_end(place)
+    async def _use(self, path: Path | None) -> AsyncIterator[_Weights]:
+        if path not in self._slots:
+            self._slots[path] = _Slot(asyncio.to_thread(_Weights, self._base, self._tokenizer, path, self._seed))
+        slot = self._slots[path]
+        self._slots.move_to_end(path)
         slot.users += 1
         try:
             weights = await asyncio.shield(slot.loading)
@@ -89,12 +89,12 @@ class Samplers:
         finally:
             slot.users -= 1
             if slot.loading.done() and slot.loading.exception() is not None:
-                self._slots.pop(place, None)
+                self._slots.pop(path, None)
 
     async def _unload(self, keep: int) -> None:
         """Unload those that nobody uses, until so many are left."""
-        idle = [place for place, slot in self._slots.items() if not slot.users and slot.loading.done()]
-        for slot in [self._slots.pop(place) for place in idle[: max(0, len(self._slots) - keep)]]:
+        idle = [path for path, slot in self._slots.items() if not slot.users and slot.loading.done()]
+        for slot in [self._slots.pop(path) for path in idle[: max(0, len(self._slots) - keep)]]:
             await slot.loading.result().sampler.aclose()
 
     async def aclose(self) -> None:
@@ -117,17 +117,17 @@ def _sampling(body: Mapping[str, Any]) -> Sampling:
     for name in ("topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info"):
         if body.get(name):
             raise RequestRefused(f"{name} is not supported by this server; leave it out", name)
-    asked = body["sampling_params"]
-    stop = asked.get("stop")
+    parameters = body["sampling_params"]
+    stop = parameters.get("stop")
     stops = [stop] if isinstance(stop, str) else stop or []
-    if asked.get("temperature", 1.0) < 0 or not 0 < asked.get("top_p", 1.0) <= 1:
+    if parameters.get("temperature", 1.0) < 0 or not 0 < parameters.get("top_p", 1.0) <= 1:
         raise RequestRefused("temperature must not be negative, and top_p above 0 and at most 1", "sampling_params")
     return Sampling(
-        temperature=float(asked.get("temperature", 1.0)),
-        top_p=float(asked.get("top_p", 1.0)),
-        top_k=int(asked.get("top_k", -1)),
-        max_tokens=asked.get("max_tokens"),
-        seed=asked.get("seed"),
+        temperature=float(parameters.get("temperature", 1.0)),
+        top_p=float(parameters.get("top_p", 1.0)),
+        top_k=int(parameters.get("top_k", -1)),
+        max_tokens=parameters.get("max_tokens"),
+        seed=parameters.get("seed"),
         n=int(body.get("num_samples") or 1),
         stop=tuple(text for text in stops if isinstance(text, str)),
         stop_token_ids=tuple(int(token) for token in stops if not isinstance(token, str)),

@@ -48,7 +48,7 @@ class _Run:
     policy_id: str
     session_id: str
     about: dict[str, Any]
-    place: Path | None = None
+    checkpoint: Path | None = None
     next: int = 0
     policy: Policy | None = None
     incomplete: str = ""
@@ -72,8 +72,8 @@ class Service:
         self.samplers = Samplers(base, tokenizer, seed)
         self._computing = asyncio.Lock()
         self._runs = {
-            id_: _Run(id_, session, about, place, applied + 1)
-            for id_, (session, about, applied, place) in self.journal.policies().items()
+            id_: _Run(id_, session, about, checkpoint, applied + 1)
+            for id_, (session, about, applied, checkpoint) in self.journal.policies().items()
         }
         self._sessions = self.journal.samplers()
         self._samples: dict[str, asyncio.Task[Reply]] = {}
@@ -115,14 +115,14 @@ class Service:
             self._work_on(run)
         return f"{policy_id}:{seq}"
 
-    def create(self, kind: str, session_id: str, number: int, asked: Mapping[str, Any]) -> str:
+    def create(self, kind: str, session_id: str, number: int, body: Mapping[str, Any]) -> str:
         """Accept the first request of a new policy."""
         policy_id = f"{session_id}:train:{number}"
         if policy_id not in self._runs:
-            about = {"user_metadata": asked.get("user_metadata")}
+            about = {"user_metadata": body.get("user_metadata")}
             self.journal.add_policy(policy_id, session_id, about)
             self._runs[policy_id] = _Run(policy_id, session_id, about)
-        return self.accept(kind, policy_id, 0, json.dumps(asked).encode())
+        return self.accept(kind, policy_id, 0, json.dumps(body).encode())
 
     def _run(self, policy_id: str) -> _Run:
         run = self._runs.get(policy_id)
@@ -149,14 +149,16 @@ class Service:
             if (event := run.done.pop(entry.seq, None)) is not None:
                 event.set()
         run.used = time.monotonic()
-        idle = [one for one in self._runs.values() if one.policy and not one.waiting and not one.policy.has_gradient]
-        for other in sorted(idle, key=lambda one: one.used)[:-_IN_MEMORY]:
-            other.policy = None
+        idle = [
+            each for each in self._runs.values() if each.policy and not each.waiting and not each.policy.has_gradient
+        ]
+        for least_used in sorted(idle, key=lambda each: each.used)[:-_IN_MEMORY]:
+            least_used.policy = None
 
     async def _do(self, run: _Run, entry: Entry, replied: bool) -> None:
-        changes, place = entry.kind in (STEP, CREATE, LOAD), None
+        changes, checkpoint = entry.kind in (STEP, CREATE, LOAD), None
         try:
-            place, reply = await asyncio.to_thread(self._apply, run, entry)
+            checkpoint, reply = await asyncio.to_thread(self._apply, run, entry)
         except Exception as error:  # noqa: BLE001  (kept and handed to the client that it concerns)
             reply = _failure(entry.kind, error)
             if changes:
@@ -165,13 +167,13 @@ class Service:
                 run.incomplete = str(error)
         if replied:
             return
-        old = run.place
+        old = run.checkpoint
         if entry.kind == SNAPSHOT and (sampler_id := json.loads(reply.body).get("sampling_session_id")):
             self._add_sampler(sampler_id, run.session_id, json.loads(reply.body)["path"])
-        self.journal.finish(entry, reply, place, applied=changes)
+        self.journal.finish(entry, reply, checkpoint, applied=changes)
         if changes:
-            run.place, run.incomplete = place or old, ""
-        if place is not None and old is not None:
+            run.checkpoint, run.incomplete = checkpoint or old, ""
+        if checkpoint is not None and old is not None:
             await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
 
     def _apply(self, run: _Run, entry: Entry) -> tuple[Path | None, Reply]:
@@ -181,13 +183,13 @@ class Service:
             batch, policy = read_batch(message), self._policy(run)
             logprobs, loss = policy.score(batch, backward=not message.forward_only)
             return None, Reply(pass_result(logprobs, loss), "application/x-protobuf")
-        asked = json.loads(entry.body)
+        body = json.loads(entry.body)
         if entry.kind == CREATE:
-            run.policy = Policy(self.base, self._lora(asked))
+            run.policy = Policy(self.base, self._lora(body))
             return self._keep(run, entry.seq), Reply.json(type=CREATE, model_id=run.policy_id)
         if entry.kind == LOAD:
-            self._load(run, asked)
-            return self._keep(run, entry.seq), Reply.json(type=LOAD, path=asked["path"])
+            self._load(run, body)
+            return self._keep(run, entry.seq), Reply.json(type=LOAD, path=body["path"])
         policy = self._policy(run)
         if entry.kind == STEP:
             if run.incomplete:
@@ -195,36 +197,36 @@ class Service:
                     f"no step was made: a forward_backward before it failed ({run.incomplete}), so that the gradient "
                     "lacks a part; it was dropped, send the step's data again"
                 )
-            adam = adam_of(asked.get("adam_params") or _no_other_optimiser(asked.get("optimizer_params")))
+            adam = adam_of(body.get("adam_params") or _no_other_optimiser(body.get("optimizer_params")))
             norm = policy.step(adam)
             return self._keep(run, entry.seq), Reply.json(
                 type=STEP, metrics={"grad_norm": norm, "learning_rate": adam.learning_rate}
             )
         path, session = (
-            self.checkpoints.save(run.policy_id, policy, entry.kind, asked),
-            asked.get("sampling_session_seq_id"),
+            self.checkpoints.save(run.policy_id, policy, entry.kind, body),
+            body.get("sampling_session_seq_id"),
         )
         more = {} if session is None else {"sampling_session_id": f"{run.session_id}:sample:{session}"}
         return None, Reply.json(type=entry.kind, path=path, **more)
 
     def _policy(self, run: _Run) -> Policy:
         if run.policy is None:
-            if run.place is None:
+            if run.checkpoint is None:
                 raise RequestRefused(f"{run.policy_id} could not be made; see the error of its first request")
-            run.policy = Policy.load(self.base, run.place, optimiser=True)
+            run.policy = Policy.load(self.base, run.checkpoint, optimiser=True)
         return run.policy
 
     def _keep(self, run: _Run, seq: int) -> Path:
         assert run.policy is not None
         return self.checkpoints.keep(run.policy_id, seq, run.policy)
 
-    def _lora(self, asked: Mapping[str, Any]) -> Lora:
-        self.check_base(asked.get("base_model"))
-        _no_other_optimiser(asked.get("optimizer_config"))
-        lora = asked.get("lora_config")
+    def _lora(self, body: Mapping[str, Any]) -> Lora:
+        self.check_base(body.get("base_model"))
+        _no_other_optimiser(body.get("optimizer_config"))
+        lora = body.get("lora_config")
         if not lora or not 1 <= lora.get("rank", 0) <= 1024:
             raise RequestRefused("this server trains LoRA adapters of a rank from 1 to 1024", "lora_config")
-        known = {one.name for one in fields(Lora)}
+        known = {field.name for field in fields(Lora)}
         return Lora(**{name: value for name, value in lora.items() if name in known})
 
     def check_base(self, base_model: str | None) -> None:
@@ -235,16 +237,16 @@ class Service:
                 f"this server has the base model {self.name!r} (asked for {base_model!r})", "base_model"
             )
 
-    def _load(self, run: _Run, asked: Mapping[str, Any]) -> None:
-        if asked.get("weights_access_token"):
+    def _load(self, run: _Run, body: Mapping[str, Any]) -> None:
+        if body.get("weights_access_token"):
             raise RequestRefused("this server has no access tokens; all its checkpoints are its clients'")
-        self.check_base(asked.get("base_model"))
-        _no_other_optimiser(asked.get("optimizer_config"))
-        place = self.checkpoints.find(asked["path"])
-        if asked.get("model_id") is None:
-            run.policy = Policy.load(self.base, place, optimiser=bool(asked["optimizer"]))
+        self.check_base(body.get("base_model"))
+        _no_other_optimiser(body.get("optimizer_config"))
+        checkpoint = self.checkpoints.find(body["path"])
+        if body.get("model_id") is None:
+            run.policy = Policy.load(self.base, checkpoint, optimiser=bool(body["optimizer"]))
         else:
-            self._policy(run).restore(place, optimiser=bool(asked["optimizer"]))
+            self._policy(run).restore(checkpoint, optimiser=bool(body["optimizer"]))
 
     # Promises, sampling, sessions
 
@@ -306,8 +308,8 @@ class Service:
 
     async def _sample(self, path: str | None, body: Mapping[str, Any]) -> Reply:
         try:
-            place = None if path is None else self.checkpoints.find(path)
-            return Reply(await self.samplers.sample(place, body), "application/x-protobuf")
+            checkpoint = None if path is None else self.checkpoints.find(path)
+            return Reply(await self.samplers.sample(checkpoint, body), "application/x-protobuf")
         except Exception as error:  # noqa: BLE001  (kept and handed to the client that it concerns)
             return _failure("asample", error)
 
@@ -321,13 +323,13 @@ class Service:
         for run in self._runs.values():
             if run.session_id == session_id and not run.waiting:
                 run.policy = None
-        for promise in [one for one in self._samples if one.startswith(f"{session_id}:")]:
+        for promise in [promise for promise in self._samples if promise.startswith(f"{session_id}:")]:
             self.cancel(promise)
 
     def about(self, policy_id: str) -> dict[str, Any]:
         """A policy as the API describes it. Raises Unknown."""
         run = self._run(policy_id)
-        lora = read_lora(run.place) if run.place else None
+        lora = read_lora(run.checkpoint) if run.checkpoint else None
         return {
             "model_id": policy_id,
             "is_lora": True,

@@ -149,13 +149,13 @@ class ClusterRun:
         self.copy_traces()
         ledger.close_books(self.writer, self.job.directory, self.job.run_id)
 
-    def export(self, found: Path) -> Path:
+    def export(self, checkpoint: Path) -> Path:
         """Copy a Hugging Face checkpoint to where every backbone leaves its model, and say so once it loads there.
 
         Raises CheckpointError where it is not the model that was trained; see `check_export`.
         """
         target = self.store / self.job.run_id / "model"
-        gap = export(found, target, self._validation_calls(self.total))
+        gap = export(checkpoint, target, self._validation_calls(self.total))
         if gap is not None:
             self.loggers.say(f"reloaded model reproduces the sampler's log-probabilities; mean difference {gap:.1g}")
         return target
@@ -163,8 +163,8 @@ class ClusterRun:
     def _validation_calls(self, version: int) -> list[Call]:
         """The calls of the validation that weights after so many updates sampled."""
         with open_trace(self.job.directory) as trace:
-            found = episodes(trace, self.job.run_id, version, split="val")
-        return [call for episode in found for call in episode.calls if call.policy_version == version]
+            validated = episodes(trace, self.job.run_id, version, split="val")
+        return [call for episode in validated for call in episode.calls if call.policy_version == version]
 
 
 def check_installed(*packages: str) -> None:
@@ -211,20 +211,20 @@ def config_for_cluster(job: Job) -> Config:
         with cluster(job.ray or LOCAL, quiet=True) as joined:
             nodes = [int(node.gpus) for node in joined.nodes() if node.alive]
     gpus = [count for count in nodes if count]
-    found = {"n_gpus_per_node": min(gpus, default=0)}
+    update = {"n_gpus_per_node": min(gpus, default=0)}
     if not config.is_set("trainer_common.nnodes"):
-        found["nnodes"] = max(1, len(gpus))
-    return config.model_copy(update={"trainer_common": common.model_copy(update=found)})
+        update["nnodes"] = max(1, len(gpus))
+    return config.model_copy(update={"trainer_common": common.model_copy(update=update)})
 
 
-def export(found: Path, target: Path, calls: Sequence[Call] = ()) -> float | None:
+def export(checkpoint: Path, target: Path, calls: Sequence[Call] = ()) -> float | None:
     """Copy a checkpoint in the format of transformers to `target`, whole and proven to load, or not at all.
 
     Returns and raises what `check_export` does; `calls` are those that the final weights sampled.
     """
     draft = target.with_name(f"{target.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
-    shutil.copytree(found, draft, ignore=shutil.ignore_patterns("*.pt"))
+    shutil.copytree(checkpoint, draft, ignore=shutil.ignore_patterns("*.pt"))
     gap = check_export(draft, calls)
     shutil.rmtree(target, ignore_errors=True)
     draft.replace(target)
@@ -298,5 +298,5 @@ def roll_back(writer: TraceWriter, directory: Path, run_id: str, step: int) -> N
     booked = rows["call_id"].to_pylist()
     for path in trace_files(directory) if any(directory.glob("*.duckdb")) else ():
         if path.resolve() != writer.path.resolve():
-            with TraceWriter(path) as other:
-                other.supersede(run_id, step, booked)
+            with TraceWriter(path) as node_writer:
+                node_writer.supersede(run_id, step, booked)

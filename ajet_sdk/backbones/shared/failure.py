@@ -31,11 +31,11 @@ class Failure:
     """Whether the process itself is gone, which no log of its own tells."""
 
     def __str__(self) -> str:
-        place = self.actor + (f" on {self.node}" if self.node else "")
-        place += f", process {self.pid}" if self.pid is not None else ""
+        process = self.actor + (f" on {self.node}" if self.node else "")
+        process += f", process {self.pid}" if self.pid is not None else ""
         log = self._log()
-        told = [part for part in (place.strip(" ,"), f"log: {log}" if log else "") if part]
-        return f"{self.cause} ({'; '.join(told)})" if told else self.cause
+        details = [part for part in (process.strip(" ,"), f"log: {log}" if log else "") if part]
+        return f"{self.cause} ({'; '.join(details)})" if details else self.cause
 
     def _log(self) -> str:
         """What the process printed, as Ray keeps it on the node; its pattern where that is another machine."""
@@ -64,7 +64,7 @@ def failure_of(report: str) -> Failure:
 def _out_of_memory(text: str, memory: re.Match[str]) -> Failure:
     """Ray ends processes before the kernel would; the largest of them is named."""
     cause = f"out of memory: {memory['used']} of the node's {memory['limit']} were in use, so Ray killed the process"
-    victims = sorted(_VICTIM.finditer(text), key=lambda one: -float(one["used"]))
+    victims = sorted(_VICTIM.finditer(text), key=lambda victim: -float(victim["used"]))
     if not victims:
         return Failure(cause, node=memory["node"], died=True)
     largest = victims[0]
@@ -79,8 +79,8 @@ def _dead(text: str, fields: dict[str, str]) -> Failure:
     if "connection error code 2" in text:
         cause = "the process was killed or crashed; if the kernel ran out of memory, `dmesg` on the node says so"
     else:
-        found = re.search(r"^The actor (?:is dead|died) because (.*?)(?:\. |\.?$)", text, re.MULTILINE)
-        cause = f"the process died: {found[1]}" if found else _plain(text)
+        death = re.search(r"^The actor (?:is dead|died) because (.*?)(?:\. |\.?$)", text, re.MULTILINE)
+        cause = f"the process died: {death[1]}" if death else _plain(text)
     pid = int(fields["pid"]) if fields.get("pid", "").isdecimal() else None
     actor = f"{kind} {name}".strip() if name != kind else kind
     return Failure(cause, actor, fields.get("ip", ""), pid, died=True)

@@ -66,11 +66,11 @@ class Learner(Protocol):
         """What the rest of a run will take, in words."""
         ...
 
-    def write(self, place: Path) -> None:
+    def write(self, directory: Path) -> None:
         """Put into a directory what the next step depends on."""
         ...
 
-    def read(self, place: Path) -> None:
+    def read(self, directory: Path) -> None:
         """Take up what `write` wrote. Raises CheckpointError."""
         ...
 

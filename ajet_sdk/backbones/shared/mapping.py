@@ -60,18 +60,18 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def merge_root(made: Mapping[str, Any], config: Config, name: str, ours: Mapping[str, str]) -> dict[str, Any]:
+def merge_root(computed: Mapping[str, Any], config: Config, name: str, ours: Mapping[str, str]) -> dict[str, Any]:
     """The mapping with the root `name:` of the same file over it.
 
     `ours`: the keys of the trainer that ajet goes by too, each with the key of ajet's that it is made of; "": ajet sets
     it itself. Raises ConfigError where the root is no mapping, or says otherwise than that key.
     """
-    own = config.roots.plain().get(name) or {}
-    if not isinstance(own, Mapping):
-        raise ConfigError(f"the top-level key {name}: must be a mapping (got {type(own).__name__})")
-    whole, wrong = merged(made, own), []
+    root = config.roots.plain().get(name) or {}
+    if not isinstance(root, Mapping):
+        raise ConfigError(f"the top-level key {name}: must be a mapping (got {type(root).__name__})")
+    whole, wrong = merged(computed, root), []
     for path, key in ours.items():
-        before, after = value_at(made, path), value_at(whole, path)
+        before, after = value_at(computed, path), value_at(whole, path)
         if before != after:
             wrong.append(
                 f"{name}.{path}: {after} contradicts {key} ({before}), which ajet goes by as well; set {key} alone"
@@ -144,14 +144,14 @@ def refuse(backbone: str, wrong: list[str]) -> None:
 def warn(config: Config, backbone: str, without_effect: Mapping[str, str]) -> None:
     """Warn of keys that are set and have no effect; `without_effect` says why, by path."""
     of_rewards = get_args(RewardEstimator)
-    others = {
+    conditional = {
         f"trainer_common.{name}": f"a key of {', '.join(read_by)}, which only backbone local has"
         for name, read_by in READ_BY.items()
         if not {*read_by} & {*of_rewards}
     }
     only_local = ("rollout.resample_groups", "trainer_common.stop_when", "trainer_common.algorithm.replay")
     local = dict.fromkeys(only_local, "only backbone local has it")
-    for path, why in {"rollout.name": "clusters sample with vllm", **local, **others, **without_effect}.items():
+    for path, why in {"rollout.name": "clusters sample with vllm", **local, **conditional, **without_effect}.items():
         if config.is_set(path):
             log.warning("%s has no effect with backbone %s: %s", path, backbone, why)
     if config.rollout.top_p < 1 or config.rollout.top_k > 0:

@@ -42,26 +42,24 @@ S = TypeVar("S", bound=Sampler)
 class Node(Generic[S]):
     """What a process on a node keeps for a run, as long as it lives.
 
-    `given` is the job as `serialize_job` returns it, with the directory for traces and the model; `sampler` makes the
+    `job` is the job as `serialize_job` returns it, with the directory for traces and the model; `sampler` makes the
     one over what the trainer serves. `processes` share `rollout.max_env_worker` episodes at once.
     """
 
-    def __init__(
-        self, given: Mapping[str, Any], sampler: Callable[[Config, HFTokenizer], S], processes: int = 1
-    ) -> None:
+    def __init__(self, job: Mapping[str, Any], sampler: Callable[[Config, HFTokenizer], S], processes: int = 1) -> None:
         self._stack = ExitStack()  # for as long as the process lives
         self._stack.enter_context(placeholder_keys())
-        self.run_id = str(given["run_id"])
-        config, self._workflow, self._judge = deserialize_job(given)
+        self.run_id = str(job["run_id"])
+        config, self._workflow, self._judge = deserialize_job(job)
         self.at_once = -(-config.rollout.max_env_worker // processes)
         rollout = config.rollout.model_copy(update={"max_env_worker": self.at_once})
         self.config = config.model_copy(update={"rollout": rollout})
         name = f"trace-{platform.node() or 'node'}-{os.getpid()}.duckdb"
-        self.writer = TraceWriter(Path(given["directory"]) / name)
+        self.writer = TraceWriter(Path(job["directory"]) / name)
         self._gateway = Gateway(self.writer).start()
         self._stack.enter_context(installed())
         self._workers = Workers(self.at_once)
-        self.tokenizer = HFTokenizer(str(given["model"]))
+        self.tokenizer = HFTokenizer(str(job["model"]))
         self.sampler = sampler(self.config, self.tokenizer)
         self._engine = TokenEngine(
             self.sampler, self.tokenizer, tool_call_parser=self.config.model.tool_call_parser, rescored=False
@@ -106,14 +104,14 @@ def serialize_job(job: Job) -> dict[str, Any]:
     }
 
 
-def deserialize_job(given: Mapping[str, Any]) -> tuple[Config, Any, Any]:
+def deserialize_job(job: Mapping[str, Any]) -> tuple[Config, Any, Any]:
     """Config, workflow and judge, on the other side."""
     from ray import cloudpickle
 
-    config = load_config(values=given["config"])
-    if given["source"]:
+    config = load_config(values=job["config"])
+    if job["source"]:
         installed = installed_code()
-        found = installed.local_path(given["source"]) if installed is not None else None
-        config._source = found or Path(given["source"])
-    workflow, judge = (cloudpickle.loads(base64.b64decode(given[name])) for name in ("workflow", "judge"))
+        local = installed.local_path(job["source"]) if installed is not None else None
+        config._source = local or Path(job["source"])
+    workflow, judge = (cloudpickle.loads(base64.b64decode(job[name])) for name in ("workflow", "judge"))
     return config, workflow, judge

@@ -41,16 +41,16 @@ class _Part:
 
     def totals(self, prefix: str) -> dict[str, float]:
         """The metrics of its episodes and timelines."""
-        found = episode_metrics(prefix, self.episodes)
+        measured = episode_metrics(prefix, self.episodes)
         sums: dict[str, float] = defaultdict(float)
-        held = apart = 0.0
+        tokens = apart = 0.0
         for metrics in self.metrics:
             for name, value in metrics.items():
                 if name.partition("/")[2].startswith(_SUMS):
                     sums[name] += value
-            held += metrics.get("train/tokens_in_samples", 0.0)
+            tokens += metrics.get("train/tokens_in_samples", 0.0)
             apart += metrics.get("train/tokens_in_samples", 0.0) * metrics.get("train/merge_ratio", 1.0)
-        return {**sums, **found, **({"train/merge_ratio": apart / held} if held else {})}
+        return {**sums, **measured, **({"train/merge_ratio": apart / tokens} if tokens else {})}
 
 
 class Progress:
@@ -91,22 +91,22 @@ class Progress:
             self._loggers.say(f"the cluster's final messages were lost: {error}")
 
     def _group(self, group: Mapping[str, Any]) -> None:
-        step, what = int(group["step"]), str(group["what"])
-        part = self._parts[step, what]
-        display, expected = self._loggers.display, self._expected(what)
+        step, purpose = int(group["step"]), str(group["what"])
+        part = self._parts[step, purpose]
+        display, expected = self._loggers.display, self._expected(purpose)
         if display is not None and not part.groups:
-            display.begin(f"step {step}/{self._total} {what}", expected)
+            display.begin(f"step {step}/{self._total} {purpose}", expected)
         part.add(group)
         if display is not None:
             display.advance()
         if part.groups == expected:
-            self._finish_part(step, what, part)
+            self._finish_part(step, purpose, part)
 
-    def _expected(self, what: str) -> int:
-        return self._job.config.data.train_batch_size if what == "train" else self._val
+    def _expected(self, purpose: str) -> int:
+        return self._job.config.data.train_batch_size if purpose == "train" else self._val
 
-    def _finish_part(self, step: int, what: str, part: _Part) -> None:
-        if what == "train":
+    def _finish_part(self, step: int, purpose: str, part: _Part) -> None:
+        if purpose == "train":
             for line in failure_messages(part.episodes):
                 self._loggers.say(f"step {step}: {line}")
             try:
@@ -115,11 +115,11 @@ class Progress:
                 self._unsound = error
             return
         for line in failures_by_cause(part.episodes):
-            self._loggers.say(f"{what}: {line}")
+            self._loggers.say(f"{purpose}: {line}")
         both = [self._parts.get((step, name)) for name in ("val", "val, greedy")]
-        if any(one is None or one.groups < self._val for one in both):
+        if any(each is None or each.groups < self._val for each in both):
             return
-        sampled, greedy = (one.episodes for one in both if one is not None)
+        sampled, greedy = (each.episodes for each in both if each is not None)
         self._loggers.log(step, validation_metrics(sampled, greedy, self._repeats, self._sets))
         self._loggers.held_out(step, self._sets)
 
@@ -127,8 +127,8 @@ class Progress:
         """A step of training is done: log `metrics`, which the trainer reported, and what its episodes measured."""
         self._steps = max(self._steps, step)
         part = self._parts.pop((step, "train"), None)
-        found = part.totals("train") if part is not None else {}
-        self._loggers.log(step, {**found, **metrics, "train/policy_version": float(step)})
+        totals = part.totals("train") if part is not None else {}
+        self._loggers.log(step, {**totals, **metrics, "train/policy_version": float(step)})
 
     def _notice(self, content: Mapping[str, Any]) -> None:
         self._loggers.say(str(content["text"]))

@@ -95,8 +95,8 @@ def tasks_of_step(tasks: Sequence[Task], step: int, size: int, seed: int) -> lis
 def order_of_tasks(count: int, places: Iterable[int], seed: int) -> list[int]:
     """Which of `count` tasks come at these places of an endless stream of epochs, each shuffled anew from the seed."""
     chosen, orders = [], dict[int, list[int]]()
-    for place in places:
-        epoch, at = divmod(place, count)
+    for position in places:
+        epoch, at = divmod(position, count)
         if epoch not in orders:
             orders[epoch] = list(range(count))
             random.Random(f"{seed}/{epoch}").shuffle(orders[epoch])
@@ -224,8 +224,8 @@ class Rollouts:
         groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
         missing = self.job.config.data.train_batch_size - sum(map(has_signal, groups))
         had, seed = {episode.task.task_id for episode in episodes}, self.job.config.trainer_common.seed
-        left = [task for task in self.job.train if task.task_id not in had]
-        chosen = random.Random(f"{seed}/more/{step}/{len(groups)}").sample(left, min(missing, len(left)))
+        unused = [task for task in self.job.train if task.task_id not in had]
+        chosen = random.Random(f"{seed}/more/{step}/{len(groups)}").sample(unused, min(missing, len(unused)))
         if not chosen:
             return None
         attempts = self._attempts(chosen, size, step, "train", first=len(groups))
@@ -240,8 +240,8 @@ class Rollouts:
     async def make_trials(self, step: int, attempts: Sequence[Attempt]) -> list[Episode]:
         """Make attempts, after a step, at tasks that may be added. They train nothing, and are on disk at the end."""
         trials = [
-            replace(one, run_id=self.job.run_id, step=step, split="trial", group_id=f"{step}/{one.group_id}")
-            for one in attempts
+            replace(attempt, run_id=self.job.run_id, step=step, split="trial", group_id=f"{step}/{attempt.group_id}")
+            for attempt in attempts
         ]
         episodes = await self._begin(trials, training_sampling(self.job.config)).episodes(None, "trials")
         self.writer.put(*(entry for episode in episodes for entry in untrained_entries(episode)))
@@ -287,10 +287,10 @@ class Rollout:
         if self._display is not None:
             self._display.advance()
 
-    async def episodes(self, display: Display | None, what: str) -> list[Episode]:
+    async def episodes(self, display: Display | None, title: str) -> list[Episode]:
         """Wait for all of them, while the display shows how many there are; in the order of the attempts."""
         if display is not None:
-            display.begin(what, self.size)
+            display.begin(title, self.size)
             display.advance(self.finished)
         self._display = display
         return await self._task  # who cancels the wait cancels the episodes, and waits for their end

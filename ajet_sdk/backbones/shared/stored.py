@@ -1,4 +1,4 @@
-"""Steps that learn from what was said before: conversations of a file, of the tasks themselves, or of a trace.
+"""Steps that learn from stored conversations: conversations of a file, of the tasks themselves, or of a trace.
 
 A step's conversations become episodes of the run, under ids of their own and as token ids of its own tokenizer, so that
 they are merged, booked in the ledger, shown and counted as what was sampled is. The validation tasks of the job, and
@@ -56,25 +56,25 @@ def open_stored(job: Job) -> StoredSteps | None:
     size = job.config.data.train_batch_size if algorithm.stored else algorithm.replay
     held_out: list[Load] = []
     if algorithm.data is None:
-        found = [_of_row(f"task {task.task_id}", _row_of(task), pairs, task)[1] for task in job.train]
-        kept = [] if pairs else [task for task in job.val if "messages" in task.metadata]
-        held_out = [_of_row(f"task {task.task_id}", task.metadata, pairs, task)[1] for task in kept]
-        said = f"the messages of {len(found):,} training tasks"
+        loads = [_of_row(f"task {task.task_id}", _row_of(task), pairs, task)[1] for task in job.train]
+        conversations = [] if pairs else [task for task in job.val if "messages" in task.metadata]
+        held_out = [_of_row(f"task {task.task_id}", task.metadata, pairs, task)[1] for task in conversations]
+        source = f"the messages of {len(loads):,} training tasks"
     elif (path := job.config.resolve(algorithm.data)).suffix in (".jsonl", ".json"):
         if not path.is_file():
             raise MissingResource(f"trainer_common.algorithm.data: there is no file {algorithm.data}")
-        found, held_out = _of_file(path, pairs, job.val)
-        said = f"{len(found):,} {'pairs' if pairs else 'conversations'} of {path}"
+        loads, held_out = _of_file(path, pairs, job.val)
+        source = f"{len(loads):,} {'pairs' if pairs else 'conversations'} of {path}"
     else:
-        found, said = _of_trace(job, path, pairs)
-    if not found:
-        raise ConfigError(f"trainer_common.algorithm.data: {said}; nothing to learn from")
+        loads, source = _of_trace(job, path, pairs)
+    if not loads:
+        raise ConfigError(f"trainer_common.algorithm.data: {source}; nothing to learn from")
     if "rise" in common.stop_when and not (held_out and algorithm.adv_estimator == "sft"):
         raise ConfigError(
             "trainer_common.stop_when: rise needs sft, and conversations of validation tasks, by their task_id, in the "
             "file of trainer_common.algorithm.data: their loss is what rises"
         )
-    return StoredSteps(job, found, said, size, held_out)
+    return StoredSteps(job, loads, source, size, held_out)
 
 
 # Files
@@ -85,21 +85,21 @@ def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> tuple[list[Load], 
 
     Raises TaskError for a row that is no conversation, and one to be learnt that a validation task is in.
     """
-    held_out = {task.task_id for task in val}
-    found: list[tuple[str, Task, Load]] = []
-    kept: list[Load] = []
+    val_ids = {task.task_id for task in val}
+    rows: list[tuple[str, Task, Load]] = []
+    held_out: list[Load] = []
     for row in json_rows(path):
         if row.error is not None or not isinstance(row.values, Mapping):
             raise TaskError(f"{row.where}: {row.error or 'a conversation is an object with keys'}")
-        if row.values.get("task_id") in held_out:
-            kept += [] if pairs else [_of_row(row.where, row.values, pairs)[1]]
+        if row.values.get("task_id") in val_ids:
+            held_out += [] if pairs else [_of_row(row.where, row.values, pairs)[1]]
             continue
-        if of := seeds_of(row.values) & held_out:
+        if of := seeds_of(row.values) & val_ids:
             raise _leak(row.where, "was made of", min(of))
-        found.append((row.where, *_of_row(row.where, row.values, pairs)))
-    for place, same in same_tasks([task for _, task, _ in found], val):
-        raise _leak(found[place][0], "asks what is asked by", same.task_id)
-    return [load for _, _, load in found], kept
+        rows.append((row.where, *_of_row(row.where, row.values, pairs)))
+    for index, same in same_tasks([task for _, task, _ in rows], val):
+        raise _leak(rows[index][0], "asks what is asked by", same.task_id)
+    return [load for _, _, load in rows], held_out
 
 
 def _leak(where: str, how: str, task_id: str) -> TaskError:
@@ -132,9 +132,9 @@ def _of_row(where: str, row: Mapping[str, Any], pairs: bool, task: Task | None =
     tools = row.get("tools") or None
     tools = json.loads(tools) if isinstance(tools, str) else tools
     if task is None:
-        asked = before or sides[0][: next(i for i, m in enumerate(sides[0]) if m["role"] == "assistant")]
-        query = next((m["content"] for m in reversed(asked) if isinstance(m.get("content"), str)), "")
-        task = Task(main_query=query, init_messages=asked, task_id=str(row.get("task_id") or ""))
+        prompt = before or sides[0][: next(i for i, m in enumerate(sides[0]) if m["role"] == "assistant")]
+        query = next((m["content"] for m in reversed(prompt) if isinstance(m.get("content"), str)), "")
+        task = Task(main_query=query, init_messages=prompt, task_id=str(row.get("task_id") or ""))
     worth = [(1.0, "chosen"), (0.0, "rejected")] if pairs else [(row.get("reward"), None)]
     return task, lambda: [_spoken(task, before, side, tools, *of) for side, of in zip(sides, worth, strict=True)]
 
@@ -174,7 +174,7 @@ def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
     tasks = (
         [Task.model_validate(json.loads(row["task"])) for row in reader.query(_TASKS).to_pylist()] if job.val else []
     )
-    held_out = {tasks[place].task_id for place, _ in same_tasks(tasks, job.val)}
+    held_out = {tasks[index].task_id for index, _ in same_tasks(tasks, job.val)}
     rows = [row for row in reader.query(_SCORED).to_pylist() if row["task_id"] not in held_out]
     draw.shuffle(rows)
     by_task: dict[str, list[tuple[float, str]]] = defaultdict(list)
@@ -182,15 +182,16 @@ def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
         by_task[row["task_id"]].append((row["reward"], row["episode_id"]))
     if pairs:
         chosen = [pair for scored in by_task.values() for pair in _pairs(scored)[: algorithm.per_task]]
-        said = f"{len(chosen):,} pairs of {len(rows):,} scored episodes of {path}"
-        return [partial(_load, reader, [better[1], worse[1]]) for better, worse in chosen], said
+        origin = f"{len(chosen):,} pairs of {len(rows):,} scored episodes of {path}"
+        return [partial(_load, reader, [better[1], worse[1]]) for better, worse in chosen], origin
     values = sorted({row["reward"] for row in rows})[:2]
     least = algorithm.min_reward if algorithm.min_reward is not None else values[-1] if values else 0.0
-    best = [one for scored in by_task.values() for one in scored[: algorithm.per_task] if one[0] >= least]
+    best = [pair for scored in by_task.values() for pair in scored[: algorithm.per_task] if pair[0] >= least]
     solved = len({task for task, scored in by_task.items() if set(scored) & set(best)})
-    said = f"{len(best):,} of {len(rows):,} scored episodes of {path}, the best of {solved:,} of {len(by_task):,} tasks"
-    said += f", rewards {min(best)[0]:g} to {max(best)[0]:g}" if best else ""
-    return [partial(_load, reader, [episode_id]) for _, episode_id in best], said
+    origin = f"{len(best):,} of {len(rows):,} scored episodes of {path}, "
+    origin += f"the best of {solved:,} of {len(by_task):,} tasks"
+    origin += f", rewards {min(best)[0]:g} to {max(best)[0]:g}" if best else ""
+    return [partial(_load, reader, [episode_id]) for _, episode_id in best], origin
 
 
 def _pairs(scored: Sequence[tuple[float, str]]) -> list[tuple[tuple[float, str], tuple[float, str]]]:
@@ -200,8 +201,8 @@ def _pairs(scored: Sequence[tuple[float, str]]) -> list[tuple[tuple[float, str],
 
 
 def _load(reader: Trace, episode_ids: Sequence[str]) -> list[Episode]:
-    found = {episode.episode_id: episode for episode in episodes(reader, episode_ids=episode_ids)}
-    return [found[one] for one in episode_ids]
+    by_id = {episode.episode_id: episode for episode in episodes(reader, episode_ids=episode_ids)}
+    return [by_id[episode_id] for episode_id in episode_ids]
 
 
 # Steps
@@ -212,7 +213,7 @@ class StoredSteps:
     """What a run learns from, and in which order: each epoch shuffled anew from the seed, as tasks are."""
 
     job: Job
-    found: Sequence[Load]
+    loads: Sequence[Load]
     origin: str
     """What it is and where it comes from, for people."""
     size: int
@@ -221,7 +222,7 @@ class StoredSteps:
     """Conversations of validation tasks."""
 
     def __len__(self) -> int:
-        return len(self.found)
+        return len(self.loads)
 
     def begin_step(self, step: int, tokenizer: Tokenizer, writer: TraceWriter) -> StoredBatch:
         """The conversations of a step (from 1)."""
@@ -237,7 +238,7 @@ class StoredSteps:
 
     def _of_step(self, step: int) -> list[Load]:
         places = range((step - 1) * self.size, step * self.size)
-        return [self.found[at] for at in order_of_tasks(len(self), places, self.job.config.trainer_common.seed)]
+        return [self.loads[at] for at in order_of_tasks(len(self), places, self.job.config.trainer_common.seed)]
 
     def _samples(self, loads: Iterable[Load], tokenizer: Tokenizer) -> Sequence[Sample]:
         episodes = [_retold(episode, new_id(), 0, self.job.run_id, 0, tokenizer) for of in loads for episode in of()]
@@ -248,34 +249,34 @@ class StoredBatch:
     """The episodes of one step, as `steps.Rollout` gives those that are sampled."""
 
     def __init__(
-        self, found: Iterable[Load], run_id: str, step: int, tokenizer: Tokenizer, writer: TraceWriter
+        self, loads: Iterable[Load], run_id: str, step: int, tokenizer: Tokenizer, writer: TraceWriter
     ) -> None:
         self.seconds = 0.0
-        self._found, self._run_id, self._step = list(found), run_id, step
+        self._loads, self._run_id, self._step = list(loads), run_id, step
         self._tokenizer, self._writer = tokenizer, writer
 
-    async def episodes(self, display: Display | None, what: str) -> list[Episode]:
+    async def episodes(self, display: Display | None, title: str) -> list[Episode]:
         """Those of one conversation or pair behind one another, in the trace too. Raises TrainingError."""
         if display is not None:
-            display.begin(what, len(self._found))
+            display.begin(title, len(self._loads))
         began = time.perf_counter()
-        made = await asyncio.to_thread(self._make, display)
-        for episode in made:
+        episodes = await asyncio.to_thread(self._make, display)
+        for episode in episodes:
             self._writer.put(*episode.calls, episode)
         self.seconds = time.perf_counter() - began
-        return made
+        return episodes
 
     def _make(self, display: Display | None) -> list[Episode]:
-        made = []
-        for load in self._found:
+        copies = []
+        for load in self._loads:
             group = new_id()
-            made += [
+            copies += [
                 _retold(episode, group, number, self._run_id, self._step, self._tokenizer)
                 for number, episode in enumerate(load())
             ]
             if display is not None:
                 display.advance()
-        return made
+        return copies
 
     def overlap(self, begin: float, end: float) -> float:
         """Seconds between two times in which it ran beside the training: none."""
@@ -298,13 +299,13 @@ def _retold(episode: Episode, group: str, attempt: int, run_id: str, step: int, 
         why = anew.refused[0].why if anew.refused else "it contains no chat reply"
         raise TrainingError(f"nothing can be learned from the episode of task {episode.task.task_id}: {why}")
     began, ordered = now(), sorted(anew.calls, key=lambda call: (call.started_at, call.index))
-    made = {
+    fresh_ids = {
         "episode_id": episode_id, "run_id": run_id, "group_id": group, "attempt": attempt,
         "step": step, "split": "train", "decoding": None, "events": (), "started_at": began,
         "calls": tuple(_dated(call, began + timedelta(microseconds=i)) for i, call in enumerate(ordered)),
         "rewards": tuple(_renamed(reward, ids) for reward in episode.rewards),
     }  # fmt: skip
-    return episode.model_copy(update={**made, "ended_at": now()})
+    return episode.model_copy(update={**fresh_ids, "ended_at": now()})
 
 
 def _dated(call: Call, at: datetime) -> Call:

@@ -58,8 +58,8 @@ async def train(job: Job, gateway: Gateway, writer: TraceWriter, open_model: Ope
     config = job.config
     if not job.train:
         raise ConfigError("there is no training task; see task_reader")
-    given = open_stored(job)
-    stored, replay = (given, None) if config.trainer_common.algorithm.stored else (None, given)
+    stored_steps = open_stored(job)
+    stored, replay = (stored_steps, None) if config.trainer_common.algorithm.stored else (None, stored_steps)
     total = total_steps(config, len(job.train if stored is None else stored))
     with Loggers.of(job, writer, total) as loggers:
         learner, student = await open_model(total, loggers.say)
@@ -186,8 +186,8 @@ class TrainingRun:
         growth = self.job.growth
         if growth is not None and growth.due(self.done):
             self.writer.flush()
-            said, metrics = await growth.grow(self.done, partial(self.rollouts.make_trials, self.done))
-            self.loggers.say(said)
+            message, metrics = await growth.grow(self.done, partial(self.rollouts.make_trials, self.done))
+            self.loggers.say(message)
             self.loggers.log(self.done, metrics)
 
     async def _train_step(self, step: int) -> None:
@@ -220,8 +220,8 @@ class TrainingRun:
             scores, begun = TokenScores(), time.perf_counter()
             if self.teacher is not None:
                 async with self.sampler.exclusive():  # the student's weights say which tokens could be drawn
-                    samples, said = await distill(samples, self.teacher, self._sampling(episodes))
-                metrics |= add_prefix("train", said) | {"time/teacher": time.perf_counter() - begun}
+                    samples, teacher_metrics = await distill(samples, self.teacher, self._sampling(episodes))
+                metrics |= add_prefix("train", teacher_metrics) | {"time/teacher": time.perf_counter() - begun}
             replay = () if self.replay is None else await asyncio.to_thread(self.replay.replayed, step, self.tokenizer)
             learnt = await self._update(step, samples, self._sampling(episodes), scores, replay)
             ended = time.perf_counter()
@@ -262,15 +262,15 @@ class TrainingRun:
                 learnt = await asyncio.to_thread(self.trainer.step, samples, sampling, scores, None, replay)
                 self.sampler.policy_version = self.trainer.updates
             return learnt
-        loop, left = asyncio.get_running_loop(), self.trainer.settings.updates_of(samples)
-        self._begin_next_batch(step + 1, left)
+        loop, updates_left = asyncio.get_running_loop(), self.trainer.settings.updates_of(samples)
+        self._begin_next_batch(step + 1, updates_left)
 
         async def publish() -> None:
-            nonlocal left
-            left -= 1
+            nonlocal updates_left
+            updates_left -= 1
             async with self.sampler.exclusive():  # the sampler takes over the weights at its end
                 self.sampler.policy_version = self.trainer.updates
-            self._begin_next_batch(step + 1, left)
+            self._begin_next_batch(step + 1, updates_left)
 
         def on_update() -> None:
             asyncio.run_coroutine_threadsafe(publish(), loop).result()

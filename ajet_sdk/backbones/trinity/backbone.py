@@ -201,33 +201,33 @@ def _newest_model(place: TrinityPlace, cpu: bool) -> Path:
     for checkpoint in sorted(place.directory.glob("global_step_*"), key=step, reverse=True):
         if cpu:
             pointer = checkpoint / "remote_checkpoint_path.txt"
-            found = Path(pointer.read_text().strip()) if pointer.exists() else None
+            model = Path(pointer.read_text().strip()) if pointer.exists() else None
         else:
-            found = checkpoint / "actor" / "huggingface"
-        if found is not None and (found / "config.json").exists() and any(found.glob("*.safetensors")):
-            return found
+            model = checkpoint / "actor" / "huggingface"
+        if model is not None and (model / "config.json").exists() and any(model.glob("*.safetensors")):
+            return model
     raise TrainingError(f"Trinity wrote no model to {place.directory}; see its logs in {place.directory / 'log'}")
 
 
 class TrinityProgress(Progress):
     """Listens to the `Mailbox` for what `monitor` and `batches` put there, too."""
 
-    def _metrics(self, told: Mapping[str, Any]) -> None:
-        log = self._log_step if told["role"] == "trainer" else self._loggers.log
-        log(int(told["step"]), told["metrics"])
+    def _metrics(self, message: Mapping[str, Any]) -> None:
+        log = self._log_step if message["role"] == "trainer" else self._loggers.log
+        log(int(message["step"]), message["metrics"])
 
-    def _trained(self, told: Mapping[str, Any]) -> None:
+    def _trained(self, message: Mapping[str, Any]) -> None:
         """Book what the trainer took from the buffer."""
         self._writer.put(
             *(
                 LedgerEntry(
                     run_id=self._job.run_id,
-                    step=int(told["step"]),
+                    step=int(message["step"]),
                     episode_id=row["episode_id"],
                     call_id=row["call_id"],
                     outcome=row["outcome"],
                     tokens=row["tokens"],
                 )
-                for row in told["calls"]
+                for row in message["calls"]
             )
         )

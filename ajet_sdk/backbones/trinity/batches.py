@@ -68,18 +68,18 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
 
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
         """Whole step in, whole step out; metrics are of the step."""
-        kept = [one for one in exps if not _is_blank(one)] or exps[:1]
-        if not kept:
+        real = [experience for experience in exps if not _is_blank(experience)] or exps[:1]
+        if not real:
             return [], {"timelines": 0.0}
-        timelines = len(kept) if not _is_blank(kept[0]) else 0
-        template = kept[0]
-        while len(kept) % self.multiple_of:
+        timelines = len(real) if not _is_blank(real[0]) else 0
+        template = real[0]
+        while len(real) % self.multiple_of:
             filler = blank(EID(batch=template.eid.batch, task=template.eid.task))
             filler.info |= {name: template.info[name] for name in ("model_version",) if name in template.info}
-            kept.append(filler)
-        for one in kept:
-            one.info["step_size"] = len(kept)
-        return kept, {"timelines": float(timelines)}
+            real.append(filler)
+        for experience in real:
+            experience.info["step_size"] = len(real)
+        return real, {"timelines": float(timelines)}
 
     @classmethod
     def compute_in_trainer(cls) -> bool:
@@ -91,16 +91,16 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
 
 
 def _weigh(experiences: Sequence[Experience]) -> None:
-    counts = [int(one.action_mask.sum()) for one in experiences]
+    counts = [int(experience.action_mask.sum()) for experience in experiences]
     total = sum(counts)
-    for one, count in zip(experiences, counts, strict=True):
-        one.advantages = one.advantages * (count * len(experiences) / total if total else 1.0)
+    for experience, count in zip(experiences, counts, strict=True):
+        experience.advantages = experience.advantages * (count * len(experiences) / total if total else 1.0)
 
 
 def _share(experiences: Sequence[Experience], ranks: int) -> None:
-    total = sum(int(one.action_mask.sum()) for one in experiences)
-    for one in experiences:
-        one.returns = torch.full_like(one.advantages, ranks / max(1, total))
+    total = sum(int(experience.action_mask.sum()) for experience in experiences)
+    for experience in experiences:
+        experience.returns = torch.full_like(experience.advantages, ranks / max(1, total))
 
 
 class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]

@@ -60,15 +60,15 @@ def _auxiliary(config: Any) -> list[tuple[str, Any]]:
     return [(f"auxiliary_models[{at}]", model) for at, model in enumerate(config.explorer.auxiliary_models)]
 
 
-def _check_engine_arguments(model: Any, place: str) -> None:
+def _check_engine_arguments(model: Any, prefix: str) -> None:
     """Raise ConfigError for an extra argument that Trinity passes to vLLM too: that is a TypeError on the GPUs."""
     for name in model.extra_engine_args:
         if hasattr(model, name):
             raise ConfigError(
-                f"{place}.extra_engine_args.{name}: Trinity sets this itself; set {name} beside extra_engine_args"
+                f"{prefix}.extra_engine_args.{name}: Trinity sets this itself; set {name} beside extra_engine_args"
             )
         if name in _PASSED_BY_TRINITY:
-            raise ConfigError(f"{place}.extra_engine_args.{name}: Trinity sets this itself; remove it")
+            raise ConfigError(f"{prefix}.extra_engine_args.{name}: Trinity sets this itself; remove it")
 
 
 @contextmanager
@@ -117,8 +117,8 @@ def _ranks(config: Any) -> int:
         sizes = {f"megatron.{name}": getattr(trainer.megatron, name) for name in names}
     together = math.prod(sizes.values())
     if gpus % together:
-        said = ", ".join(f"trinity.trainer.{name}: {size}" for name, size in sizes.items())
-        raise ConfigError(f"{said} does not divide the {gpus} GPUs that train beside the engines")
+        setting = ", ".join(f"trinity.trainer.{name}: {size}" for name, size in sizes.items())
+        raise ConfigError(f"{setting} does not divide the {gpus} GPUs that train beside the engines")
     return int(gpus // together)
 
 
@@ -166,9 +166,9 @@ async def explore_only(config: Any) -> None:
                 return
             await explorer.sync_weight.remote()
             await explorer.explore.remote()
-        found = first_error(logs)
-        if found:
-            raise TrainingError(f"Trinity's explorer failed: {found}")
+        message = first_error(logs)
+        if message:
+            raise TrainingError(f"Trinity's explorer failed: {message}")
 
 
 def last_checkpoint(config: Any) -> Any:
@@ -204,8 +204,8 @@ async def _until_ended(
 
 
 def _stop_message(who: str, steps: int, total: int, logs: Path) -> str:
-    found = first_error(logs)
-    return f"Trinity's {who} stopped after {steps} of {total} steps: {found or f'its logs in {logs} show no error'}"
+    message = first_error(logs)
+    return f"Trinity's {who} stopped after {steps} of {total} steps: {message or f'its logs in {logs} show no error'}"
 
 
 @contextlib.contextmanager
@@ -217,8 +217,8 @@ def _raise_ray_errors(logs: Path) -> Any:
         yield
     except ray.exceptions.RayError as error:
         failure = failure_of(str(error))
-        found = None if failure.died else first_error(logs)
-        raise TrainingError(f"Trinity failed: {found or f'{failure} (Trinity logs to {logs})'}") from error
+        message = None if failure.died else first_error(logs)
+        raise TrainingError(f"Trinity failed: {message or f'{failure} (Trinity logs to {logs})'}") from error
 
 
 @asynccontextmanager
@@ -226,24 +226,24 @@ async def _actors(config: Any, *kinds: Any) -> AsyncIterator[tuple[Any, ...]]:
     """The actors of a job; shut down, and killed where they do not end by themselves. Their GPUs are free then."""
     import ray
 
-    held = _placement_groups()
-    for left in _synchronizer(config):  # of an attempt whose driver was killed: it would end with that one's actors
-        ray.kill(left)
+    before = _placement_groups()
+    for leftover in _synchronizer(config):  # of an attempt whose driver was killed: it would end with that one's actors
+        ray.kill(leftover)
     actors = tuple(kind.get_actor(config) for kind in kinds)
     try:
         yield actors
     finally:
         ending = [asyncio.ensure_future(_wait_for(actor.shutdown.remote())) for actor in actors]
         await asyncio.wait(ending, timeout=_ENDING)
-        for one in ending:
-            one.cancel()
-            if one.done() and not one.cancelled():
-                one.exception()  # an actor that is dead already has nothing to shut down
+        for task in ending:
+            task.cancel()
+            if task.done() and not task.cancelled():
+                task.exception()  # an actor that is dead already has nothing to shut down
         for actor in (*actors, *_synchronizer(config)):
             with contextlib.suppress(Exception):
                 ray.kill(actor)
         with contextlib.suppress(Exception):  # a cluster that is gone holds nothing
-            _free(_placement_groups() - held)
+            _free(_placement_groups() - before)
 
 
 def _synchronizer(config: Any) -> tuple[Any, ...]:
@@ -262,8 +262,8 @@ def _placement_groups() -> set[str]:
     from ray.util.placement_group import placement_group_table
 
     job = ray.get_runtime_context().get_job_id()
-    kept = (name for name, group in placement_group_table().items() if group["state"] != "REMOVED")
-    return {name for name in kept if name.endswith(job)}
+    present = (name for name, group in placement_group_table().items() if group["state"] != "REMOVED")
+    return {name for name in present if name.endswith(job)}
 
 
 def _free(placement_groups: set[str]) -> None:
@@ -280,12 +280,12 @@ async def _wait_for(reference: Any) -> Any:
 
 async def _all(*references: Any) -> None:
     """Wait for all; the first error is raised at once, since the others may wait for the one that failed."""
-    waiting = [asyncio.ensure_future(_wait_for(one)) for one in references]
+    waiting = [asyncio.ensure_future(_wait_for(reference)) for reference in references]
     try:
         await asyncio.gather(*waiting)
     finally:
-        for one in waiting:
-            one.cancel()
+        for future in waiting:
+            future.cancel()
 
 
 _ERROR = re.compile(r"^ERROR (\d\d-\d\d \d\d:\d\d:\d\d) \[(.*?)\] ?(.*)$")
@@ -297,14 +297,14 @@ def first_error(logs: Path) -> str | None:
     for log in sorted(logs.rglob("*.log")) if logs.is_dir() else ():
         with log.open(encoding="utf-8", errors="replace") as lines:
             block: list[str] = []
-            at = place = ""
+            at = logger = ""
             for line in lines:
-                found = _ERROR.match(line.rstrip())
-                if block and (found is None or (found[1], found[2]) != (at, place)):
+                match = _ERROR.match(line.rstrip())
+                if block and (match is None or (match[1], match[2]) != (at, logger)):
                     break
-                if found:
-                    at, place = found[1], found[2]
-                    block.append(found[3])
+                if match:
+                    at, logger = match[1], match[2]
+                    block.append(match[3])
         if block and (earliest is None or at < earliest[0]):
             earliest = at, f"{_summary(block)} (log: {log})"
     return earliest[1] if earliest else None
@@ -312,9 +312,9 @@ def first_error(logs: Path) -> str | None:
 
 def _summary(block: list[str]) -> str:
     """What was being done, and the cause where a traceback follows."""
-    doing, traceback, rest = "\n".join(block).strip().partition("Traceback (most recent call last):")
+    doing, traceback, report = "\n".join(block).strip().partition("Traceback (most recent call last):")
     doing = " ".join(doing.split()).rstrip(": ")
     if not traceback:
         return doing
-    failure = str(failure_of(rest))
+    failure = str(failure_of(report))
     return f"{doing}: {failure}" if doing else failure

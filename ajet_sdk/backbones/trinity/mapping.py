@@ -70,7 +70,7 @@ def to_trinity(config: Config, place: TrinityPlace) -> dict[str, Any]:
     check(config)
     warn(config, "trinity", _WITHOUT_EFFECT)
     common = config.trainer_common
-    made = {
+    computed = {
         "mode": "both",
         "project": place.run_id,
         "name": place.name,
@@ -100,7 +100,7 @@ def to_trinity(config: Config, place: TrinityPlace) -> dict[str, Any]:
             "monitor_args": {"run_id": place.run_id},
         },
     }
-    whole = merge_root(made, config, "trinity", _OURS)
+    whole = merge_root(computed, config, "trinity", _OURS)
     _bound_staleness(whole, config)
     refuse_lora(whole, "Trinity", "model.lora_configs")
     return whole
@@ -220,10 +220,10 @@ def _loss(config: Config) -> dict[str, Any]:
 
 def schedule_is_trinitys(config: Config) -> bool:
     """Whether the root `trinity:` says how the learning rate falls."""
-    own: Any = config.roots.plain().get("trinity")
+    setting: Any = config.roots.plain().get("trinity")
     for name in ("algorithm", "optimizer", "lr_scheduler_type"):
-        own = own.get(name) if isinstance(own, Mapping) else None
-    return own is not None
+        setting = setting.get(name) if isinstance(setting, Mapping) else None
+    return setting is not None
 
 
 def _schedule(config: Config) -> dict[str, Any]:
@@ -268,7 +268,7 @@ def _buffer(config: Config, place: TrinityPlace) -> dict[str, Any]:
 
 
 def _tasks(config: Config, place: TrinityPlace) -> dict[str, Any]:
-    workflow, given = f"{_HERE}.workflow.AjetWorkflow", dict(place.workflow_args or {})
+    workflow, arguments = f"{_HERE}.workflow.AjetWorkflow", dict(place.workflow_args or {})
     common = config.trainer_common
 
     def taskset(name: str, part: str, **more: Any) -> dict[str, Any]:
@@ -283,12 +283,12 @@ def _tasks(config: Config, place: TrinityPlace) -> dict[str, Any]:
     evaluation = []
     if place.val_tasks:
         evaluation = [
-            taskset("val", "val", repeat_times=max(1, config.validation_attempts), workflow_args=given),
-            taskset("greedy", "val", repeat_times=1, workflow_args={**given, "greedy": True}),
+            taskset("val", "val", repeat_times=max(1, config.validation_attempts), workflow_args=arguments),
+            taskset("greedy", "val", repeat_times=1, workflow_args={**arguments, "greedy": True}),
         ]
     order = {"selector_type": f"{_HERE}.batches.OrderOfLocal", "seed": common.seed}
     return {
-        "tasksets": [taskset("train", "train", data_selector=order, workflow_args=given)],
+        "tasksets": [taskset("train", "train", data_selector=order, workflow_args=arguments)],
         "eval_tasksets": evaluation,
         "default_workflow_type": workflow,
     }

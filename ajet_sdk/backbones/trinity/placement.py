@@ -23,7 +23,7 @@ def trainer_gpus(config: Config, count: int | None = None) -> int:
 def misplaced(config: Config) -> str | None:
     """What is wrong with the numbers of engines, GPUs and machines, and which are right; None where they fit."""
     common, size, fitting = config.trainer_common, config.rollout.tensor_parallel_size, _fitting(config)
-    count, left = engines(config), trainer_gpus(config)
+    count, training = engines(config), trainer_gpus(config)
     if count in fitting:
         return None
     machines = f"{common.nnodes} × {common.n_gpus_per_node} GPUs"
@@ -35,12 +35,12 @@ def misplaced(config: Config) -> str | None:
             "divisible into groups of trainer_common.ulysses_sequence_parallel_size "
             f"({common.ulysses_sequence_parallel_size}), for any number of engines"
         )
-    if left < 1:
+    if training < 1:
         trouble = "no GPU is left for training"
-    elif left > common.n_gpus_per_node and left % common.n_gpus_per_node:
-        trouble = f"the remaining {left} are not whole machines"
+    elif training > common.n_gpus_per_node and training % common.n_gpus_per_node:
+        trouble = f"the remaining {training} are not whole machines"
     else:
-        trouble = f"ulysses_sequence_parallel_size does not divide the remaining {left}"
+        trouble = f"ulysses_sequence_parallel_size does not divide the remaining {training}"
     return (
         f"rollout.n_vllm_engine: {count} × {size} of {machines} sample, and {trouble}; set it to "
         f"{', '.join(map(str, fitting))}, or null"
@@ -57,10 +57,10 @@ def _fitting(config: Config) -> list[int]:
     machine = common.n_gpus_per_node
     if not machine or (common.nnodes > 1 and machine % size and size % machine):
         return []
-    found = []
+    counts = []
     for count in range(1, common.nnodes * machine // size + 1):
-        left = trainer_gpus(config, count)
-        whole = left > 0 and (left < machine or left % machine == 0)
-        if whole and left % common.ulysses_sequence_parallel_size == 0:
-            found.append(count)
-    return found
+        training = trainer_gpus(config, count)
+        whole = training > 0 and (training < machine or training % machine == 0)
+        if whole and training % common.ulysses_sequence_parallel_size == 0:
+            counts.append(count)
+    return counts

@@ -83,10 +83,10 @@ class BatchEntropy(EntropyLossFn):  # type: ignore[misc]
         self.entropy_coef = entropy_coef
 
     def __call__(
-        self, entropy: torch.Tensor, action_mask: torch.Tensor, **given: torch.Tensor
+        self, entropy: torch.Tensor, action_mask: torch.Tensor, **tensors: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """`entropy` and what is given are of shape (rows, response length)."""
-        bonus = (entropy * action_mask * given["returns"]).sum()
+        bonus = (entropy * action_mask * tensors["returns"]).sum()
         return self.entropy_coef * bonus, {"entropy_loss": float(bonus.detach())}
 
 

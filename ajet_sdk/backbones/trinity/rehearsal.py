@@ -57,7 +57,7 @@ async def check_mapping(config: Config, directory: Path, model: Path) -> Any:
 
 def rehearse(config: Config, directory: Path, model: Path) -> Config:
     """The same job, small: two steps of two tasks with two attempts each, on the CPU route, under `directory`."""
-    given = config.model_dump(mode="json", exclude_unset=True)
+    settings = config.model_dump(mode="json", exclude_unset=True)
     longest = min(config.rollout.max_model_len, _TURNS)
     small = {
         "experiment_name": f"rehearsal of {config.experiment_name}",
@@ -81,9 +81,9 @@ def rehearse(config: Config, directory: Path, model: Path) -> Config:
         },
     }  # fmt: skip
     roots = {name: value for name, value in config.roots.plain().items() if name not in ("trinity", "verl")}
-    made = load_config(values={"ajet": merged(given, small), **roots, ALTERNATING: {"rewards": "alternating"}})
-    made._source = config.source
-    return made
+    rehearsal = load_config(values={"ajet": merged(settings, small), **roots, ALTERNATING: {"rewards": "alternating"}})
+    rehearsal._source = config.source
+    return rehearsal
 
 
 def tiny_model(config: Config, directory: Path) -> tuple[Path, str]:
@@ -113,10 +113,10 @@ def _own_tokenizer(config: Config) -> tuple[Any, str]:
     if not name:
         return None, ""
     try:
-        found = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError):
         return None, ""
-    return (found, f"the tokenizer of {config.model.path}") if found.chat_template else (None, "")
+    return (tokenizer, f"the tokenizer of {config.model.path}") if tokenizer.chat_template else (None, "")
 
 
 def findings(directory: Path) -> tuple[dict[str, int], list[str]]:
@@ -146,8 +146,8 @@ class Stopwatch:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._at = say, time.perf_counter()
 
-    def done(self, what: str, details: Mapping[str, Any] | str = "") -> None:
+    def done(self, stage: str, details: Mapping[str, Any] | str = "") -> None:
         now = time.perf_counter()
         text = details if isinstance(details, str) else ", ".join(f"{value} {name}" for name, value in details.items())
-        self._say(f"ok  {what}{': ' if text else ''}{text}  ({now - self._at:.1f} s)")
+        self._say(f"ok  {stage}{': ' if text else ''}{text}  ({now - self._at:.1f} s)")
         self._at = now

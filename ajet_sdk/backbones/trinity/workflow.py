@@ -85,9 +85,9 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
     async def run_async(self) -> list[Experience]:
         """The group's experiences; a blank one where nothing of it is to be trained."""
         node = _node(self.task.workflow_args, self.model)
-        what, sampling = self._purpose(node.config)
+        purpose, sampling = self._purpose(node.config)
         step, position = int(str(self.task.batch_id).partition("/")[0]), int(self.task.task_id)
-        if what != "train":
+        if purpose != "train":
             step = await node.sampler.version()  # a validation belongs to the weights that are asked
         attempts = attempts_at(
             Task.model_validate_json(self.task.raw_task["task"]),
@@ -95,13 +95,13 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
             range(self._first, self._first + self._repeats),
             run_id=node.run_id,
             step=step,
-            what=what,
+            what=purpose,
             seed=node.config.trainer_common.seed,
         )
         episodes = await node.run(attempts, sampling)
-        batch = _batch(node, episodes) if what == "train" else None
-        told = group_message(episodes, step, what, batch.metrics if batch else {})
-        await mailbox_of(node.run_id).put.remote("group", told)
+        batch = _batch(node, episodes) if purpose == "train" else None
+        message = group_message(episodes, step, purpose, batch.metrics if batch else {})
+        await mailbox_of(node.run_id).put.remote("group", message)
         node.writer.flush()
         return (_experiences(batch, episodes) if batch else []) or [blank()]
 
@@ -126,20 +126,20 @@ def _batch(node: Node[ServerSampler], episodes: Sequence[Episode]) -> Batch:
 _nodes: dict[str, Node[ServerSampler]] = {}
 
 
-def _node(given: Mapping[str, Any], model: Any) -> Node[ServerSampler]:
+def _node(job: Mapping[str, Any], model: Any) -> Node[ServerSampler]:
     def sampler(config: Config, tokenizer: HFTokenizer) -> ServerSampler:
         return ServerSampler(model, config.model_name, config.rollout.max_model_len, tokenizer.eos_ids)
 
-    run_id = str(given["run_id"])
+    run_id = str(job["run_id"])
     if run_id not in _nodes:
-        _nodes[run_id] = Node(given, sampler)
+        _nodes[run_id] = Node(job, sampler)
     return _nodes[run_id]
 
 
 def _experiences(batch: Batch, episodes: Sequence[Episode]) -> list[Experience]:
     by_id = {episode.episode_id: episode for episode in episodes}
-    made, steps = [], dict.fromkeys(by_id, 0)
+    experiences, steps = [], dict.fromkeys(by_id, 0)
     for sample in batch.samples:
-        made.append(to_experience(sample, by_id[sample.episode_id], steps[sample.episode_id]))
+        experiences.append(to_experience(sample, by_id[sample.episode_id], steps[sample.episode_id]))
         steps[sample.episode_id] += 1
-    return made
+    return experiences

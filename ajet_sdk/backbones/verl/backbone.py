@@ -97,10 +97,10 @@ class _Run(ClusterRun):
 
 def _newest_model(place: VerlPlace) -> Path:
     """The newest checkpoint in the format of transformers. Raises TrainingError where it is not whole."""
-    found = place.directory / f"global_step_{saved_step(place.directory)}" / "actor" / "huggingface"
-    if not (found / "config.json").exists() or not any(found.glob("*.safetensors")):
-        raise TrainingError(f"verl wrote no model to {found}")
-    return found
+    model = place.directory / f"global_step_{saved_step(place.directory)}" / "actor" / "huggingface"
+    if not (model / "config.json").exists() or not any(model.glob("*.safetensors")):
+        raise TrainingError(f"verl wrote no model to {model}")
+    return model
 
 
 def _fresh(directory: Path) -> Path:
@@ -139,22 +139,22 @@ class VerlProgress(Progress):
 
     async def follow(self, path: Path) -> None:
         """Read what is written until `finish`, and then what is left."""
-        place, rest = 0, b""
+        offset, partial = 0, b""
         while True:
             last = self._ended.is_set()
-            fresh = await asyncio.to_thread(_read, path, place)
-            place += len(fresh)
-            *lines, rest = (rest + fresh).split(b"\n")
+            fresh = await asyncio.to_thread(_read, path, offset)
+            offset += len(fresh)
+            *lines, partial = (partial + fresh).split(b"\n")
             for line in lines:
                 self._line(json.loads(line))
             if last:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _line(self, told: Mapping[str, Any]) -> None:
+    def _line(self, record: Mapping[str, Any]) -> None:
         """A step is done once verl says so: then its metrics are logged and its tokens are booked as trained."""
-        step, said = int(told["step"]), told["data"]
-        if "training/global_step" not in said:
+        step, values = int(record["step"]), record["data"]
+        if "training/global_step" not in values:
             return  # a validation, whose episodes the Post tells of
         metrics: dict[str, float] = {}
         batch = self._batches.pop(step, None)
@@ -163,24 +163,24 @@ class VerlProgress(Progress):
             self._writer.put(*(LedgerEntry(**row) for row in batch["ledger"]))
         metrics |= {
             _NAMES.get(name, name): float(value)
-            for name, value in said.items()
+            for name, value in values.items()
             if isinstance(value, (int, float)) and math.isfinite(value) and name.startswith((*_OTHERS, *_NAMES))
         }
         self._log_step(step, metrics)
 
-    def _batch(self, told: Mapping[str, Any]) -> None:
+    def _batch(self, message: Mapping[str, Any]) -> None:
         """The samples of a step are on their way into the trainer."""
-        self._batches[int(told["step"])] = told
-        for line in told["words"]:
-            self._loggers.say(f"step {told['step']}: {line}")
+        self._batches[int(message["step"])] = message
+        for line in message["words"]:
+            self._loggers.say(f"step {message['step']}: {line}")
 
 
-def _read(path: Path, place: int) -> bytes:
-    """What stands in the file after `place`; nothing where there is no file yet."""
+def _read(path: Path, offset: int) -> bytes:
+    """The content of the file from `offset`; empty where there is no file yet."""
     if not path.exists():
         return b""
     with path.open("rb") as stream:
-        stream.seek(place)
+        stream.seek(offset)
         return stream.read()
 
 
@@ -215,16 +215,16 @@ _FREE = ("mixed_precision",)
 
 
 def _unknown(mapping: Mapping[str, Any], known: Mapping[str, Any], path: str = "") -> list[str]:
-    found = []
+    unknown = []
     for name, value in mapping.items():
         here = f"{path}{name}"
         if here in _OURS or str(name).startswith("+") or name in _FREE:
             continue
         if name not in known:
-            found.append(here)
+            unknown.append(here)
         elif isinstance(value, Mapping) and isinstance(known[name], Mapping) and known[name]:
-            found += _unknown(value, known[name], f"{here}.")
-    return found
+            unknown += _unknown(value, known[name], f"{here}.")
+    return unknown
 
 
 def _without_plus(mapping: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ _LOSSES = 3
 
 
 @register_adv_est(ESTIMATOR)  # type: ignore[untyped-decorator]
-def given(token_level_rewards: Any, response_mask: Any, **_: Any) -> tuple[Any, Any]:
+def recorded_advantages(token_level_rewards: Any, response_mask: Any, **_: Any) -> tuple[Any, Any]:
     """The advantages that our samples came with, token by token. Returns them as returns, too."""
     advantages = token_level_rewards * response_mask
     return advantages, advantages
@@ -95,7 +95,7 @@ class AjetManager:
             )
         if not batch.samples:
             words.append(reason_for_no_samples(batch, episodes, config.trainer_common.algorithm.adv_estimator))
-        told = {
+        message = {
             "step": step,
             "metrics": {
                 **batch.metrics,
@@ -108,7 +108,7 @@ class AjetManager:
             "words": words,
             "ledger": [entry.model_dump() for entry in ledger],
         }
-        ray.get(self._mailbox.put.remote("batch", told))
+        ray.get(self._mailbox.put.remote("batch", message))
         return training_rows(samples, count, self._padding)
 
     def _validate(self, step: int, count: int) -> DataProto:
@@ -117,14 +117,14 @@ class AjetManager:
         if count != len(self._val):
             raise TrainingError(f"verl validates on {count} rows, but there are {len(self._val)} validation tasks")
         repeats = max(1, config.validation_attempts)
-        found: list[Episode] = []
+        sampled: list[Episode] = []
         for what, times, sampling in (("val", repeats, validation_sampling(config)), ("val, greedy", 1, GREEDY)):
             attempts = self._attempts(self._val, times, step, what)
             episodes = self._run(attempts, what, sampling)
-            found = found or episodes
+            sampled = sampled or episodes
         means = []
         for at in range(count):
-            earned = rewards(found[at * repeats : (at + 1) * repeats])
+            earned = rewards(sampled[at * repeats : (at + 1) * repeats])
             means.append(sum(earned) / len(earned) if earned else 0.0)
         return reward_rows(means, self._padding)
 
@@ -140,7 +140,7 @@ class AjetManager:
         for attempt in attempts:
             groups.setdefault(attempt.group_id, []).append(attempt)
         done: dict[str, list[Episode]] = {}
-        left = _LOSSES
+        losses_left = _LOSSES
         while len(done) < len(groups):
             running: dict[Any, tuple[str, Any]] = {}
             for at, name in enumerate(name for name in groups if name not in done):
@@ -149,11 +149,11 @@ class AjetManager:
             lost = self._gather(running, done, what)
             if not lost:
                 break
-            if not left:
+            if not losses_left:
                 raise TrainingError(
                     f"processes that run episodes died {_LOSSES + 1} times in one step: {failure_of(str(lost[0]))}"
                 )
-            left -= 1
+            losses_left -= 1
             why = failure_of(str(lost[0]))
             text = f"a process that ran episodes died: {why}; repeating {len(lost)} groups of attempts"
             ray.get(self._mailbox.put.remote("notice", {"text": f"step {attempts[0].step}: {text}"}))
@@ -173,20 +173,20 @@ class AjetManager:
                 lost.append(error)
                 self._replace(runner)
                 continue
-            told = group_message(done[name], done[name][0].step, what, {})
-            self._mailbox.put.remote("group", told)
+            message = group_message(done[name], done[name][0].step, what, {})
+            self._mailbox.put.remote("group", message)
         return lost
 
     def _start(self, node: str) -> Any:
-        place = NodeAffinitySchedulingStrategy(node_id=node, soft=True)
-        actor = ray.remote(Runner).options(num_cpus=0, max_concurrency=1024, scheduling_strategy=place)
+        affinity = NodeAffinitySchedulingStrategy(node_id=node, soft=True)
+        actor = ray.remote(Runner).options(num_cpus=0, max_concurrency=1024, scheduling_strategy=affinity)
         return actor.remote(_without_tasks(self._job), self._client, max(1, len(_nodes())))
 
     def _replace(self, runner: Any) -> None:
         """A new process for the one that is gone, on a node that is there."""
         nodes = _nodes()
         self._runners = [
-            self._start(nodes[at % len(nodes)]) if one is runner else one for at, one in enumerate(self._runners)
+            self._start(nodes[at % len(nodes)]) if old is runner else old for at, old in enumerate(self._runners)
         ]
 
 

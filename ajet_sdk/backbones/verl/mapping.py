@@ -65,7 +65,7 @@ def to_verl(config: Config, place: VerlPlace) -> dict[str, Any]:
     check(config)
     _warn(config)
     common, rows = config.trainer_common, rows_of(config)
-    made: dict[str, Any] = {
+    computed: dict[str, Any] = {
         "ajet": {"job": str(place.job)},
         "data": {
             # Positions: what is run is decided by the step, in the order of `local`; see `rows` and `manager`.
@@ -112,7 +112,7 @@ def to_verl(config: Config, place: VerlPlace) -> dict[str, Any]:
             "resume_mode": "auto",  # the directory is this run's own
         },
     }  # fmt: skip
-    whole = merge_root(made, config, "verl", _OURS)
+    whole = merge_root(computed, config, "verl", _OURS)
     refuse_lora(
         whole,
         "verl",
@@ -141,7 +141,7 @@ _OURS = {
 
 def _model(config: Config, place: VerlPlace) -> dict[str, Any]:
     model = config.model
-    made: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "path": place.model,
         "use_remove_padding": True,
         # verl's default is to recompute, and ours is not; large models need it, so only what is set is passed on.
@@ -150,8 +150,8 @@ def _model(config: Config, place: VerlPlace) -> dict[str, Any]:
         ),
     }
     if model.attn_implementation != "auto":
-        made["override_config"] = {"attn_implementation": model.attn_implementation}
-    return made
+        settings["override_config"] = {"attn_implementation": model.attn_implementation}
+    return settings
 
 
 def _actor(config: Config, place: VerlPlace, rows: int) -> dict[str, Any]:

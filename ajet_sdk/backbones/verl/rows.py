@@ -71,9 +71,9 @@ def truncate(batch: Batch, most: int) -> tuple[list[Sample], list[LedgerEntry]]:
         turns.append((seen[sample.episode_id], at))
         seen[sample.episode_id] += 1
     chosen = sorted(at for _, at in sorted(turns)[:most])
-    kept = [batch.samples[at] for at in chosen]
-    trained = {span.call_id for sample in kept for span in sample.timeline.spans}
-    return kept, _book_truncated(batch.ledger, trained)
+    samples = [batch.samples[at] for at in chosen]
+    trained = {span.call_id for sample in samples for span in sample.timeline.spans}
+    return samples, _book_truncated(batch.ledger, trained)
 
 
 def _book_truncated(ledger: Sequence[LedgerEntry], trained: set[str]) -> list[LedgerEntry]:
@@ -83,7 +83,7 @@ def _book_truncated(ledger: Sequence[LedgerEntry], trained: set[str]) -> list[Le
         if entry.outcome == "trained" and entry.tokens and entry.call_id not in trained:
             entry = entry.model_copy(update={"outcome": "truncated"})
         rows[entry.call_id, entry.outcome].append(entry)
-    return [same[0].model_copy(update={"tokens": sum(one.tokens for one in same)}) for same in rows.values()]
+    return [same[0].model_copy(update={"tokens": sum(entry.tokens for entry in same)}) for same in rows.values()]
 
 
 class _Arrays:

@@ -96,9 +96,9 @@ class ClientSampler:
             replace(sampling, n=1, seed=None if sampling.seed is None else sampling.seed + index)
             for index in range(sampling.n)
         ]
-        return list(await asyncio.gather(*(self._one(prompt_ids, one, session) for one in each)))
+        return list(await asyncio.gather(*(self._generate(prompt_ids, single, session) for single in each)))
 
-    async def _one(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Sampled:
+    async def _generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Sampled:
         limit = min(sampling.max_tokens or self.max_model_len, self.max_model_len - len(prompt_ids))
         parameters: dict[str, Any] = {
             "temperature": sampling.temperature,
@@ -110,29 +110,29 @@ class ClientSampler:
         parameters |= {"stop": list(sampling.stop)} if sampling.stop else {}
         parameters |= {"seed": sampling.seed % 2**63} if sampling.seed is not None else {}
         try:
-            said = await self._client.generate(
+            output = await self._client.generate(
                 session, prompt_ids=[int(i) for i in prompt_ids], sampling_params=parameters
             )
         except Exception as error:  # Ray wraps whatever the engine raised, and verl raises what it likes
             raise EngineUnavailable(f"verl's engine failed: {type(error).__name__}: {_first_line(error)}") from error
-        if said.stop_reason is not None and finish_of(said.stop_reason) is None:
-            raise EngineUnavailable(f"verl's engine ended the call for {said.stop_reason!r}")
-        ids = [int(i) for i in said.token_ids]
-        if said.log_probs is None or len(said.log_probs) != len(ids):
+        if output.stop_reason is not None and finish_of(output.stop_reason) is None:
+            raise EngineUnavailable(f"verl's engine ended the call for {output.stop_reason!r}")
+        ids = [int(i) for i in output.token_ids]
+        if output.log_probs is None or len(output.log_probs) != len(ids):
             raise EngineError(
                 "verl's engine did not return a log-probability for each token; set "
                 "actor_rollout_ref.rollout.calculate_log_probs to true"
             )
-        return self._sampled(ids, said, sampling, limit)
+        return self._sampled(ids, output, sampling, limit)
 
-    def _sampled(self, ids: list[int], said: Any, sampling: Sampling, limit: int) -> Sampled:
+    def _sampled(self, ids: list[int], output: Any, sampling: Sampling, limit: int) -> Sampled:
         """verl does not say what ended a reply: an end-of-turn token, a stop string, or the limit."""
         ended = bool(ids) and ids[-1] in self._tokenizer.eos_ids
         text = None if ended or not sampling.stop else self._before(ids, sampling.stop)
-        version = (said.extra_fields or {}).get("global_steps")
+        version = (output.extra_fields or {}).get("global_steps")
         return Sampled(
             output_ids=ids,
-            logprobs=[float(value) for value in said.log_probs],
+            logprobs=[float(value) for value in output.log_probs],
             finish_reason="stop" if ended or text is not None or len(ids) < limit else "length",
             policy_version=None if version is None else int(version),
             text=text,

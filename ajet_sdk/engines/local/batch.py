@@ -140,8 +140,8 @@ class RunningBatch:
     def cancel(self, continuations: Iterable[Continuation]) -> None:
         """Stop continuations that run; what they computed stays as their session's."""
         for continuation in continuations:
-            if continuation.place is not None and self._table.continuations[continuation.place] is continuation:
-                self._table.rest(continuation.place)
+            if continuation.row is not None and self._table.continuations[continuation.row] is continuation:
+                self._table.park(continuation.row)
         self._changed()
 
     def forget(self, session: str) -> None:
@@ -218,14 +218,14 @@ class RunningBatch:
         tokens, logprobs = draw(logits, how, self._tensor(noise))
         sampled = tokens.cpu().numpy(), logprobs.cpu().numpy()
         wanting = [
-            (i, one)
+            (i, continuation)
             for i, row in enumerate(rows)
-            if (one := table.continuations[row]) is not None and one.request.sampling.top_logprobs
+            if (continuation := table.continuations[row]) is not None and continuation.request.sampling.top_logprobs
         ]
         if wanting:
-            best, values = most_likely(logits, how, max(one.request.sampling.top_logprobs for _, one in wanting))
-            for i, one in wanting:
-                one.keep_top(best[i].tolist(), values[i].tolist())
+            best, values = most_likely(logits, how, max(c.request.sampling.top_logprobs for _, c in wanting))
+            for i, continuation in wanting:
+                continuation.keep_top(best[i].tolist(), values[i].tolist())
         if np.isnan(sampled[1]).any():
             raise EngineError("the model's logits are not finite: its weights are broken (learning rate too high?)")
         return sampled
@@ -238,12 +238,12 @@ class RunningBatch:
             if continuation is not None and continuation.processors:
                 start, end = int(self._table.start[row]), int(self._table.length[row])
                 output = self._table.ids[row, start:end].tolist()
-                own = process(logits[i : i + 1].float(), continuation.processors, output, [end - start])
-                changed.append((i, own))
+                logits_1V = process(logits[i : i + 1].float(), continuation.processors, output, [end - start])
+                changed.append((i, logits_1V))
         if changed:
             logits = logits.float().clone()
-            for i, own in changed:
-                logits[i] = own[0]
+            for i, logits_1V in changed:
+                logits[i] = logits_1V[0]
         return logits
 
     def _take(
@@ -273,7 +273,7 @@ class RunningBatch:
         continuation.output = table.ids[row, start:end].tolist()
         continuation.logprobs = table.logprobs[row, start:end].tolist()
         continuation.reason = "stop" if stopped else "length"
-        table.rest(row)
+        table.park(row)
         return continuation
 
 

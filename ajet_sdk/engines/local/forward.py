@@ -264,14 +264,14 @@ def forward_of(model: Any, cache: RowCache) -> Forward:
         if gap <= tolerance(model):
             return short
         _log.warning("The fast forward pass differs by %.2g for %s; using the model's own.", gap, type(bare).__name__)
-    own = ModelForward(model, cache)
+    fast = ModelForward(model, cache)
     try:
-        gap = _gap(model, own, cache)
+        gap = _gap(model, fast, cache)
     except Exception as error:  # a model may refuse such a pass in any way
         raise UnsupportedModel(f"{type(bare).__name__} does not support batches ({error}).") from error
     if not gap <= tolerance(model):
         raise UnsupportedModel(f"{type(bare).__name__} computes different results in a batch (by {gap:.2g}).")
-    return own
+    return fast
 
 
 def unsupported_reason(config: Any) -> str | None:
@@ -287,8 +287,8 @@ def unsupported_reason(config: Any) -> str | None:
 def rope_kinds(text_config: Any) -> list[tuple[str, dict[str, Any]]]:
     """The kinds of rotary embedding that a model has, with their parameters."""
     rope = getattr(text_config, "rope_parameters", None) or {}
-    nested = [one for one in rope.values() if isinstance(one, dict)]
-    return [(str(one.get("rope_type", "")), one) for one in (rope, *nested)]
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    return [(str(parameters.get("rope_type", "")), parameters) for parameters in (rope, *nested)]
 
 
 def check_rope(config: Any, max_model_len: int) -> None:

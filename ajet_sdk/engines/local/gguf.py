@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def convert(file: Path, place: Path) -> None:
-    """Write weights in float32, tokenizer and chat template of a GGUF file to the directory `place`."""
+def convert(file: Path, directory: Path) -> None:
+    """Write weights in float32, tokenizer and chat template of a GGUF file to `directory`."""
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     # the weights are plain tensors by now; with these two, transformers refuses to write a model that it read from GGUF
     model.hf_quantizer = None
@@ -23,8 +23,8 @@ def convert(file: Path, place: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     if model.generation_config.eos_token_id is None:
         model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.save_pretrained(place)
-    tokenizer.save_pretrained(place)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
 
 
 if __name__ == "__main__":

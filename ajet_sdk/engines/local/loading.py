@@ -42,12 +42,12 @@ def load_model(
     dtype `auto` is float32 on a CPU and bfloat16 on a GPU. A directory that holds a LoRA adapter loads its base model
     and the adapter; `lora` (r, alpha, target_modules) adds a new one to train. Raises ConfigError.
     """
-    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    kind = (torch.bfloat16 if place.type == "cuda" else torch.float32) if dtype == "auto" else _dtype(dtype)
-    if attn_implementation.startswith("flash") and (place.type != "cuda" or kind == torch.float32):
+    target = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    kind = (torch.bfloat16 if target.type == "cuda" else torch.float32) if dtype == "auto" else _dtype(dtype)
+    if attn_implementation.startswith("flash") and (target.type != "cuda" or kind == torch.float32):
         raise ConfigError(
             f"model.attn_implementation: {attn_implementation} needs bfloat16 on a GPU, but the model is "
-            f"{str(kind).removeprefix('torch.')} on {place.type}; set model.dtype: bfloat16, or "
+            f"{str(kind).removeprefix('torch.')} on {target.type}; set model.dtype: bfloat16, or "
             "attn_implementation: sdpa"
         )
     adapter = Path(path) / "adapter_config.json"
@@ -64,9 +64,9 @@ def load_model(
         model = _peft().PeftModel.from_pretrained(model, str(path), is_trainable=lora is not None)
     elif lora is not None and lora.enabled:
         model = _with_lora(model, lora)
-    if place.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and model.num_parameters() < _SMALL:
+    if target.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and model.num_parameters() < _SMALL:
         torch.set_num_threads(1)
-    return model.to(place).eval()
+    return model.to(target).eval()
 
 
 @contextmanager
@@ -81,10 +81,10 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
+    torch_dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(torch_dtype, torch.dtype):
         raise ConfigError(f"model.dtype: {name} is not supported; use auto, float32, bfloat16 or float16")
-    return found
+    return torch_dtype
 
 
 def _peft() -> Any:

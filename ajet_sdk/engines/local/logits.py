@@ -37,18 +37,18 @@ class LogitsProcessor(Protocol):
 
 def processors(sampling: Sampling, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> tuple[LogitsProcessor, ...]:
     """What `sampling` does to the logits of one reply to the prompt, in order."""
-    found: list[LogitsProcessor] = []
+    chain: list[LogitsProcessor] = []
     if sampling.grammar:
-        found.append(_GrammarMask(sampling.grammar, tokenizer))
+        chain.append(_GrammarMask(sampling.grammar, tokenizer))
     if sampling.bad_words:
-        found.append(_BadWords(_spellings(sampling.bad_words, tokenizer)))
+        chain.append(_BadWords(_spellings(sampling.bad_words, tokenizer)))
     if sampling.min_tokens:
-        found.append(_MinTokens(sampling.min_tokens, (*sampling.stop_token_ids, *sorted(tokenizer.eos_ids))))
+        chain.append(_MinTokens(sampling.min_tokens, (*sampling.stop_token_ids, *sorted(tokenizer.eos_ids))))
     if sampling.logit_bias:
-        found.append(_Bias(sampling.logit_bias))
+        chain.append(_Bias(sampling.logit_bias))
     if sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty:
-        found.append(_Penalties(sampling, prompt_ids))
-    return tuple(found)
+        chain.append(_Penalties(sampling, prompt_ids))
+    return tuple(chain)
 
 
 def process(
@@ -75,16 +75,16 @@ class _GrammarMask:
 
     def __call__(self, logits_KV: torch.Tensor, output_ids: Sequence[int], places_K: Sequence[int]) -> torch.Tensor:
         """Raises EngineError where the reply so far is none of the grammar's."""
-        words_KW = np.concatenate([self._allowed(output_ids, place) for place in places_K])
+        words_KW = np.concatenate([self._allowed(output_ids, position) for position in places_K])
         allowed_KV = np.unpackbits(words_KW.view(np.uint8), axis=1, bitorder="little")
         forbidden_KV = np.ones(tuple(logits_KV.shape), dtype=bool)
         width = min(allowed_KV.shape[1], logits_KV.shape[1])  # models round the vocabulary up
         forbidden_KV[:, :width] = allowed_KV[:, :width] == 0
         return logits_KV.masked_fill(torch.from_numpy(forbidden_KV).to(logits_KV.device), -torch.inf)
 
-    def _allowed(self, output_ids: Sequence[int], place: int) -> npt.NDArray[np.int32]:
+    def _allowed(self, output_ids: Sequence[int], position: int) -> npt.NDArray[np.int32]:
         """The bits of the tokens that may stand at a place of the reply."""
-        for token_id in output_ids[self._taken : place]:
+        for token_id in output_ids[self._taken : position]:
             if not self._matcher.take(int(token_id)):
                 raise EngineError(f"the grammar of the reply does not allow token {self._taken}, {int(token_id)}")
             self._taken += 1
@@ -114,7 +114,7 @@ class _MinTokens:
 
     def __call__(self, logits_KV: torch.Tensor, output_ids: Sequence[int], places_K: Sequence[int]) -> torch.Tensor:
         forbidden_KV = torch.zeros_like(logits_KV, dtype=torch.bool)
-        early = sum(place < self.least for place in places_K)
+        early = sum(position < self.least for position in places_K)
         forbidden_KV[:early, [i for i in self.ends if i < logits_KV.shape[1]]] = True
         return logits_KV.masked_fill(forbidden_KV, -torch.inf)
 
@@ -127,22 +127,22 @@ class _BadWords:
 
     def __call__(self, logits_KV: torch.Tensor, output_ids: Sequence[int], places_K: Sequence[int]) -> torch.Tensor:
         forbidden_KV = torch.zeros_like(logits_KV, dtype=torch.bool)
-        for row, place in enumerate(places_K):
+        for row, position in enumerate(places_K):
             for *before, last in self.words:
-                if place >= len(before) and list(output_ids[place - len(before) : place]) == before:
+                if position >= len(before) and list(output_ids[position - len(before) : position]) == before:
                     forbidden_KV[row, last] = True
         return logits_KV.masked_fill(forbidden_KV, -torch.inf)
 
 
 def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """The ids of each word as a text begins with it, and behind a blank where it is as many others; vLLM's rule."""
-    found: list[tuple[int, ...]] = []
+    spellings: list[tuple[int, ...]] = []
     for word in words:
         first, inner = (tuple(tokenizer.encode(blank + word.lstrip())) for blank in ("", " "))
-        found += [first] if first else []
+        spellings += [first] if first else []
         if first and inner and inner[0] != first[0] and len(inner) == len(first):
-            found.append(inner)
-    return tuple(found)
+            spellings.append(inner)
+    return tuple(spellings)
 
 
 class _Penalties:

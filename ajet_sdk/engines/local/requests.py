@@ -165,10 +165,10 @@ class StopWatch:
         if self._least > 0:
             self._least, self._begin = self._least - 1, len(self._seen)
             return False
-        found = [at for stop in self._stops if (at := self._seen.find(stop, begin)) >= 0]
-        if found:
-            self.text = self._seen[: min(found)].decode(errors="replace")
-        return bool(found)
+        matches = [at for stop in self._stops if (at := self._seen.find(stop, begin)) >= 0]
+        if matches:
+            self.text = self._seen[: min(matches)].decode(errors="replace")
+        return bool(matches)
 
 
 @dataclass(eq=False, slots=True)
@@ -201,8 +201,8 @@ class Continuation:
     reason: Literal["stop", "length"] = "length"
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     """The most likely tokens at each place, where they are wanted."""
-    place: Any = None
-    """Where the engine keeps it while it runs."""
+    row: int | None = None
+    """Its row of the cache while it runs."""
     policy_version: int | None = None
 
     def sampled(self) -> Sampled:

@@ -96,18 +96,18 @@ class CacheRows:
         else:
             row = self._allocate()
             self.length[row] = 0
-        self._own(row, request.session)
+        self._assign(row, request.session)
         total = len(request.prompt)
         self.ids[row, :total] = request.prompt
         self.state[row] = RUNNING
-        self.continuations[row], continuation.place = continuation, row
+        self.continuations[row], continuation.row = continuation, row
         self.start[row], self.limit[row], self.seed[row] = total, total + request.max_new, continuation.seed
         sampling = request.sampling
         self.temperature[row], self.top_p[row], self.top_k[row] = sampling.temperature, sampling.top_p, sampling.top_k
         self.min_p[row] = sampling.min_p
         return row, source, shared
 
-    def rest(self, row: int) -> None:
+    def park(self, row: int) -> None:
         """A running row becomes a resting one, or free where its session was forgotten meanwhile."""
         self._tick += 1
         self.state[row], self.used[row], self.continuations[row] = RESTING, self._tick, None
@@ -117,15 +117,15 @@ class CacheRows:
     def forget(self, session: str) -> None:
         """Free a session's rows: at once where they rest, when they end where they run."""
         for row in list(self._sessions.get(session, ())):
-            self._own(row, None)
+            self._assign(row, None)
             if self.state[row] == RESTING:
                 self._release(row)
 
     def _release(self, row: int) -> None:
-        self._own(row, None)
+        self._assign(row, None)
         self.state[row], self.length[row], self.continuations[row] = FREE, 0, None
 
-    def _own(self, row: int, session: str | None) -> None:
+    def _assign(self, row: int, session: str | None) -> None:
         before = self._owner[row]
         if before is not None and before != session:
             self._sessions[before].discard(row)
@@ -148,13 +148,13 @@ class CacheRows:
             length = int(self.length[last])
             if 0 < length <= most and np.array_equal(self.ids[last, :length], prompt[:length]):
                 return last, length
-        own = np.fromiter(self._sessions.get(session, ()), dtype=np.int64)
+        session_rows = np.fromiter(self._sessions.get(session, ()), dtype=np.int64)
         best, best_shared = -1, 0
-        if len(own):
-            shared_B = self._shared_lengths(prompt[:most], own)
-            whole_B = (shared_B == self.length[own]) & (self.state[own] == RESTING)
+        if len(session_rows):
+            shared_B = self._shared_lengths(prompt[:most], session_rows)
+            whole_B = (shared_B == self.length[session_rows]) & (self.state[session_rows] == RESTING)
             at = int((2 * shared_B + whole_B).argmax())
-            best, best_shared = int(own[at]), int(shared_B[at])
+            best, best_shared = int(session_rows[at]), int(shared_B[at])
             if whole_B[at] and best_shared:
                 return best, best_shared
         if self._share and best_shared < most and len(self.length):
@@ -218,21 +218,21 @@ class CacheRows:
 
     def _resize(self, rows: int, capacity: int) -> None:
         self._cache.resize(rows, capacity)
-        kept = min(rows, len(self.state))
-        self.ids = _grow(self.ids, kept, (rows, capacity + 1))
-        self.logprobs = _grow(self.logprobs, kept, (rows, capacity + 1))
+        common = min(rows, len(self.state))
+        self.ids = _grow(self.ids, common, (rows, capacity + 1))
+        self.logprobs = _grow(self.logprobs, common, (rows, capacity + 1))
         for name in _COLUMNS:
-            setattr(self, name, _grow(getattr(self, name), kept, (rows,)))
-        self.continuations = self.continuations[:kept] + [None] * (rows - kept)
-        self._owner = self._owner[:kept] + [None] * (rows - kept)
+            setattr(self, name, _grow(getattr(self, name), common, (rows,)))
+        self.continuations = self.continuations[:common] + [None] * (rows - common)
+        self._owner = self._owner[:common] + [None] * (rows - common)
 
 
-def _grow(array: npt.NDArray[Any], kept: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def _grow(array: npt.NDArray[Any], rows: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     new = np.zeros(shape, dtype=array.dtype)
     if array.ndim == 1:
-        new[:kept] = array[:kept]
+        new[:rows] = array[:rows]
     else:
-        new[:kept, : array.shape[1]] = array[:kept]
+        new[:rows, : array.shape[1]] = array[:rows]
     return new
 
 
@@ -297,8 +297,8 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         for blocks in (self._keys, self._values):
             for i, old in enumerate(blocks):
                 new = old.new_zeros(rows, capacity, *old.shape[2:])
-                kept = min(rows, self.rows), min(capacity, self.capacity)
-                new[: kept[0], : kept[1]] = old[: kept[0], : kept[1]]
+                common = min(rows, self.rows), min(capacity, self.capacity)
+                new[: common[0], : common[1]] = old[: common[0], : common[1]]
                 blocks[i] = new
         self.rows, self.capacity = rows, capacity
 

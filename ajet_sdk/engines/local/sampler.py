@@ -348,11 +348,11 @@ class SamplingCopy:
     def __init__(self, model: Any) -> None:
         frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
         self.module: Any = copy.deepcopy(model, dict(frozen)).eval().requires_grad_(False)
-        own = dict(self.module.named_parameters())
-        self._pairs = [(own[name], p) for name, p in model.named_parameters() if p.requires_grad]
+        copies = dict(self.module.named_parameters())
+        self._pairs = [(copies[name], p) for name, p in model.named_parameters() if p.requires_grad]
 
     def catch_up(self) -> None:
         """Take over the model's weights as they are now; nobody may use this one, or change that one, meanwhile."""
         with torch.no_grad():
-            for own, trained in self._pairs:
-                own.copy_(trained)
+            for copied, trained in self._pairs:
+                copied.copy_(trained)

@@ -124,10 +124,10 @@ class SingleConversation:
         done = stopped or len(continuation.output) >= continuation.request.max_new
         if done:
             continuation.reason = "stop" if stopped else "length"
-            self._rest(continuation, conversation)
+            self._park(continuation, conversation)
         return done
 
-    def _rest(self, continuation: Continuation, conversation: _Conversation) -> None:
+    def _park(self, continuation: Continuation, conversation: _Conversation) -> None:
         del self._running[id(continuation)]
         self._resting[continuation.request.session] = conversation
         self._resting.move_to_end(continuation.request.session)

@@ -63,22 +63,22 @@ class TinkerSampler:
         ends = [] if sampling.ignore_eos else sorted(self._tokenizer.eos_ids)
         ids = [*ends, *sampling.stop_token_ids]
         # The API takes ids or strings; with strings the service ends replies at the end of a turn by its text.
-        stop = [*sampling.stop, *map(self._tokenizer.decode, ([one] for one in ids))] if sampling.stop else ids
+        stop = [*sampling.stop, *(self._tokenizer.decode([token]) for token in ids)] if sampling.stop else ids
         weights, version = self._current
         replies = await weights.sample(
             prompt_ids, sampling.n, max_tokens=min(room, sampling.max_tokens or room),
             temperature=max(0.0, sampling.temperature), top_p=sampling.top_p, top_k=sampling.top_k,
             seed=sampling.seed, stop=stop,
         )  # fmt: skip
-        self._costs.sampled(len(prompt_ids), [len(one.output_ids) for one in replies], replies[0].cached)
-        return [self._cut(one, sampling, frozenset(ids), version) for one in replies]
+        self._costs.sampled(len(prompt_ids), [len(reply.output_ids) for reply in replies], replies[0].cached)
+        return [self._cut(reply, sampling, frozenset(ids), version) for reply in replies]
 
     def _cut(self, reply: Continued, sampling: Sampling, ends: frozenset[int], version: int | None) -> Sampled:
         """The reply up to the first thing that ends it, whether or not the service ended it there."""
         watch = StopWatch(sampling.stop, self._tokenizer.token_bytes)
-        for place, token in enumerate(map(int, reply.output_ids), 1):
+        for count, token in enumerate(map(int, reply.output_ids), 1):
             if token in ends or watch.feed(token):
-                ids, logprobs = list(reply.output_ids[:place]), list(reply.logprobs[:place])
+                ids, logprobs = list(reply.output_ids[:count]), list(reply.logprobs[:count])
                 return Sampled(ids, logprobs, "stop", version, watch.text)
         text = self._tokenizer.decode(reply.output_ids) if reply.stopped and sampling.stop else None
         return Sampled(reply.output_ids, reply.logprobs, "stop" if reply.stopped else "length", version, text)
@@ -97,8 +97,8 @@ def _refuse(sampling: Sampling) -> None:
     plain = Sampling()
     for name in ("min_p", "grammar", "top_logprobs"):
         if getattr(sampling, name) != getattr(plain, name):
-            what = "A structured output or a forced tool call" if name == "grammar" else name
-            raise RequestRefused(f"{what} is not supported by a service of the Tinker API; leave it out", name)
+            feature = "A structured output or a forced tool call" if name == "grammar" else name
+            raise RequestRefused(f"{feature} is not supported by a service of the Tinker API; leave it out", name)
 
 
 def tinker_engine(config: Config) -> TokenEngine:

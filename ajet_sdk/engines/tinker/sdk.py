@@ -68,8 +68,8 @@ class Session:
         self.client = self.call("opening a session", lambda: tinker.ServiceClient(**where))
         self.newer = hasattr(tinker.RestClient, "get_server_capabilities")
         """The SDK of 0.38: a REST client needs no session, and adapters are given file by file."""
-        rest = (lambda: tinker.RestClient(**where)) if self.newer else self.client.create_rest_client
-        self.rest = self.call("opening a connection", rest)
+        connect = (lambda: tinker.RestClient(**where)) if self.newer else self.client.create_rest_client
+        self.rest = self.call("opening a connection", connect)
 
     def _reach(self) -> None:
         """Wait until the service answers at all. The SDK waits for an absent one under a lock of the process, in which
@@ -96,17 +96,17 @@ class Session:
         """The service, to be named in messages."""
         return public(self.url) if self.url else "the hosted service"
 
-    def call(self, what: str, function: Callable[[], Any]) -> Any:
+    def call(self, action: str, function: Callable[[], Any]) -> Any:
         """What the SDK answers, waited for. In a context without an episode: its requests are not an agent's."""
-        started = in_thread(lambda: _future(contextvars.Context().run(function)).result(), f"ajet-tinker {what}")
+        started = in_thread(lambda: _future(contextvars.Context().run(function)).result(), f"ajet-tinker {action}")
         try:
-            return wait(started, self.stall, what)
+            return wait(started, self.stall, action)
         except self.errors as error:
             if isinstance(error, TrainingError):
                 raise
-            raise self.failed(what, error) from error
+            raise self.failed(action, error) from error
 
-    def send(self, what: str, function: Callable[[], Any], read: Callable[[Any], T]) -> Future[T]:
+    def send(self, action: str, function: Callable[[], Any], read: Callable[[Any], T]) -> Future[T]:
         """What the SDK will answer, read by `read`."""
         outcome: Future[T] = Future()
 
@@ -114,38 +114,38 @@ class Session:
             try:
                 outcome.set_result(read(future.result()))
             except self.errors as error:
-                outcome.set_exception(self.failed(what, error))
+                outcome.set_exception(self.failed(action, error))
             except BaseException as error:  # noqa: BLE001  raised where it is waited for
                 outcome.set_exception(error)
 
         try:
             _future(contextvars.Context().run(function)).add_done_callback(done)
         except self.errors as error:
-            raise self.failed(what, error) from error
+            raise self.failed(action, error) from error
         return outcome
 
-    def failed(self, what: str, error: BaseException) -> TrainingError:
-        return TrainingError(f"{self.name} failed at {what}: {type(error).__name__}: {error}")
+    def failed(self, action: str, error: BaseException) -> TrainingError:
+        return TrainingError(f"{self.name} failed at {action}: {type(error).__name__}: {error}")
 
     def max_model_len(self, model: str) -> int | None:
         """The context of a model as the service tells it. Raises ConfigError where it does not have the model."""
-        asked = self.rest if self.newer else self.client
-        known = self.call("get_server_capabilities", asked.get_server_capabilities).supported_models
-        names = [one.model_name for one in known]
+        client = self.rest if self.newer else self.client
+        known = self.call("get_server_capabilities", client.get_server_capabilities).supported_models
+        names = [each.model_name for each in known]
         if names and model not in names:
             raise ConfigError(f"model.path: {self.name} has no model {model}; it has {', '.join(map(str, names))}")
-        return next((getattr(one, "max_context_length", None) for one in known if one.model_name == model), None)
+        return next((getattr(each, "max_context_length", None) for each in known if each.model_name == model), None)
 
     def base_of(self, path: str) -> str:
         """The base model of weights that the service keeps."""
-        found = self.call(f"looking up {path}", lambda: self.rest.get_weights_info_by_tinker_path(path))
-        return str(found.base_model)
+        info = self.call(f"looking up {path}", lambda: self.rest.get_weights_info_by_tinker_path(path))
+        return str(info.base_model)
 
     def weights(self, path: str | None = None) -> SdkWeights:
         """Kept weights of the service, or the base model's, to sample from."""
         which = {"model_path": path} if path else {"base_model": self.model}
-        made = self.call(f"opening {path or self.model}", lambda: self.client.create_sampling_client(**which))
-        return SdkWeights(self, made)
+        sampling = self.call(f"opening {path or self.model}", lambda: self.client.create_sampling_client(**which))
+        return SdkWeights(self, sampling)
 
     def close(self) -> None:
         """End the session; the service may be gone, or know no such call."""
@@ -167,22 +167,22 @@ class SdkService:
         self._count = 0
 
     def _new(self) -> Any:
-        one, client = self._session, self._session.client
-        return one.call(
+        session, client = self._session, self._session.client
+        return session.call(
             "create_model",
             lambda: client.create_lora_training_client(
-                base_model=one.model, rank=one.rank, seed=one.seed, train_unembed=False
+                base_model=session.model, rank=session.rank, seed=session.seed, train_unembed=False
             ),
         )
 
     def forward(self, data: Sequence[Datum]) -> Future[list[Floats]]:
-        batch = [self._datum(one, "cross_entropy") for one in data]
+        batch = [self._datum(datum, "cross_entropy") for datum in data]
         return self._session.send("forward", lambda: self._training.forward(batch, "cross_entropy"), _logprobs)
 
     def forward_backward(
         self, data: Sequence[Datum], loss: Loss, bounds: tuple[float, float] | None = None
     ) -> Future[list[Floats]]:
-        batch = [self._datum(one, loss) for one in data]
+        batch = [self._datum(datum, loss) for datum in data]
         settings = dict(zip(("clip_low_threshold", "clip_high_threshold"), bounds, strict=True)) if bounds else None
         return self._session.send(
             "forward_backward", lambda: self._training.forward_backward(batch, loss, settings), _logprobs
@@ -222,15 +222,15 @@ class SdkService:
         answer = self._session.call("save_weights_for_sampler", lambda: self._training.save_weights_for_sampler(name))
         return str(answer.path)
 
-    def download(self, name: str, place: Path) -> str:
+    def download(self, name: str, directory: Path) -> str:
         if self._session.newer:
             save = self._training.save_weights_external
             path = str(self._session.call("save_weights_external", lambda: save(name)).path)
-            rest = self._session.rest
-            links = self._session.call(f"looking up {path}", lambda: rest.get_external_weights_urls(path)).urls
+            client = self._session.rest
+            links = self._session.call(f"looking up {path}", lambda: client.get_external_weights_urls(path)).urls
             for file, url in links.items():
-                target = (place / file).resolve()
-                if not target.is_relative_to(place.resolve()):
+                target = (directory / file).resolve()
+                if not target.is_relative_to(directory.resolve()):
                     raise self._session.failed(f"downloading {path}", ValueError(f"a file named {file}"))
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(self._fetch(url, path))
@@ -238,15 +238,15 @@ class SdkService:
         path = self.keep_sampler(name)
         try:
             with tarfile.open(fileobj=io.BytesIO(self._fetch(self._archive(path), path))) as files:
-                files.extractall(place, filter="data")
+                files.extractall(directory, filter="data")
         except (tarfile.TarError, OSError) as error:
             raise self._session.failed(f"downloading {path}", error) from error
         return path
 
     def _archive(self, path: str) -> str:
         """The address of a sampler's archive."""
-        run, _, rest = path.removeprefix("tinker://").partition("/")
-        name, ask = rest.removeprefix("sampler_weights/"), self._session.rest.get_checkpoint_archive_url
+        run, _, checkpoint = path.removeprefix("tinker://").partition("/")
+        name, ask = checkpoint.removeprefix("sampler_weights/"), self._session.rest.get_checkpoint_archive_url
         try:
             return str(self._session.call("the adapter", lambda: ask(run, f"sampler_weights/{name}")).url)
         except TrainingError:  # a server that names checkpoints without their kind
@@ -261,12 +261,12 @@ class SdkService:
     def close(self) -> None:
         self._session.close()
 
-    def _datum(self, one: Datum, loss: str) -> Any:
-        ids = [int(i) for i in one.token_ids]
-        weights, policy = np.asarray(one.weights, np.float32), loss != "cross_entropy"
+    def _datum(self, datum: Datum, loss: str) -> Any:
+        ids = [int(i) for i in datum.token_ids]
+        weights, policy = np.asarray(datum.weights, np.float32), loss != "cross_entropy"
         inputs = {"target_tokens": np.array(ids[1:], np.int64), "advantages" if policy else "weights": weights}
-        if policy and one.logprobs is not None:
-            inputs["logprobs"] = np.asarray(one.logprobs, np.float32)
+        if policy and datum.logprobs is not None:
+            inputs["logprobs"] = np.asarray(datum.logprobs, np.float32)
         tensor = self._tinker.TensorData.from_numpy
         return self._tinker.Datum(
             model_input=self._tinker.ModelInput.from_ints(ids[:-1]),
@@ -301,11 +301,11 @@ class SdkWeights:
             raise EngineUnavailable(f"{session.name} failed at sampling: {type(error).__name__}: {error}") from error
         cached = int(getattr(answer, "prompt_cache_hit_tokens", 0) or 0)
         sequences = answer.sequences
-        if any(one.logprobs is None or len(one.logprobs) != len(one.tokens) for one in sequences):
+        if any(sequence.logprobs is None or len(sequence.logprobs) != len(sequence.tokens) for sequence in sequences):
             raise EngineUnavailable(f"{session.name} sent a sample without a log-probability for each token")
         if len(sequences) != count:
             raise EngineUnavailable(f"{session.name} sent {len(sequences)} samples of {count}")
-        if odd := {one.stop_reason for one in sequences} - {"stop", "length"}:
+        if odd := {sequence.stop_reason for sequence in sequences} - {"stop", "length"}:
             raise EngineUnavailable(f"{session.name} ended a sample for {', '.join(map(repr, odd))}, which is no end")
         return [Continued(list(s.tokens), list(s.logprobs), s.stop_reason == "stop", cached) for s in sequences]
 
@@ -331,7 +331,7 @@ def _future(value: Any) -> Future[Any]:
 
 
 def _logprobs(answer: Any) -> list[Floats]:
-    return [np.asarray(one["logprobs"].to_numpy(), np.float32) for one in answer.loss_fn_outputs]
+    return [np.asarray(output["logprobs"].to_numpy(), np.float32) for output in answer.loss_fn_outputs]
 
 
 def _is_here(url: str | None) -> bool:

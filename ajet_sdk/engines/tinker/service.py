@@ -128,7 +128,7 @@ class TrainingService(Protocol):
         """Keep the weights at the service to be sampled from later; returns their path there."""
         ...
 
-    def download(self, name: str, place: Path) -> str:
+    def download(self, name: str, directory: Path) -> str:
         """Put the adapter into a directory, as peft keeps it. Returns the path at which the service keeps it too."""
         ...
 
@@ -137,14 +137,14 @@ class TrainingService(Protocol):
         ...
 
 
-def wait(future: Future[T], seconds: float, what: str) -> T:
+def wait(future: Future[T], seconds: float, action: str) -> T:
     """The result of a future. Raises TrainingError that names what hangs where it takes longer."""
     try:
         return future.result(seconds)
     except FutureTimeout as error:
         if future.done():  # a time-out of the service's own
-            raise TrainingError(f"the service failed at {what}: {error}") from error
+            raise TrainingError(f"the service failed at {action}: {error}") from error
         raise TrainingError(
-            f"the service has not answered {what} for {seconds:g} s (tinker.stall_timeout); look at its status, and "
+            f"the service has not answered {action} for {seconds:g} s (tinker.stall_timeout); look at its status, and "
             "continue with --resume: the run goes on from its newest checkpoint"
         ) from error

@@ -94,12 +94,12 @@ def _sampled(choice: ReplyChoice, version: int | None) -> Sampled:
 def _alternatives(choice: ReplyChoice) -> list[list[tuple[int, float]]] | None:
     """The most likely tokens at each place, the likeliest first; None where the server names no ids."""
     places = choice.logprobs.top_logprobs if choice.logprobs is not None else None
-    if not places or not all(token.startswith(_ID) for place in places for token in place or ()):
+    if not places or not all(token.startswith(_ID) for alternatives in places for token in alternatives or ()):
         return None
     return [
         sorted(
-            ((int(token[len(_ID) :]), value) for token, value in (place or {}).items() if value > -math.inf),
+            ((int(token[len(_ID) :]), value) for token, value in (alternatives or {}).items() if value > -math.inf),
             key=lambda pair: -pair[1],
         )
-        for place in places
+        for alternatives in places
     ]

@@ -24,11 +24,11 @@ ALONE, SHARED = 0.85, 0.5
 
 def samples_with_vllm(config: Config) -> bool:
     """Whether `rollout.name` means vLLM here. Raises ConfigError where it is asked for and not installed."""
-    asked = config.rollout.name
-    if asked == "transformers":
+    engine = config.rollout.name
+    if engine == "transformers":
         return False
     installed = find_spec("vllm") is not None
-    if asked == "vllm":
+    if engine == "vllm":
         if not installed:
             raise ConfigError(
                 "rollout.name is vllm, but vLLM is not installed: run `ajet install vllm`, or set rollout.name: "
@@ -51,8 +51,8 @@ def gpus_for(wanted: int, count: int, trainer: int | None) -> tuple[int, ...]:
         return ()
     if wanted > count:
         raise ConfigError(f"rollout.tensor_parallel_size is {wanted}, but there are {count} GPUs")
-    others = [i for i in range(count) if i != trainer]
-    return tuple(others[:wanted]) if len(others) >= wanted else tuple(range(wanted))
+    free = [i for i in range(count) if i != trainer]
+    return tuple(free[:wanted]) if len(free) >= wanted else tuple(range(wanted))
 
 
 def settings_of(

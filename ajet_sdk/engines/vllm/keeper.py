@@ -25,14 +25,14 @@ TICK = 0.2
 def main() -> int:
     split = sys.argv.index("--")
     parent, directories, command = int(sys.argv[1]), sys.argv[2:split], sys.argv[split + 1 :]
-    asked: list[int] = []
+    signals: list[int] = []
 
     def ask(number: int, _: FrameType | None) -> None:
-        asked.append(number)
+        signals.append(number)
 
     signal.signal(signal.SIGTERM, ask)
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    while server.poll() is None and not asked and os.getppid() == parent:
+    while server.poll() is None and not signals and os.getppid() == parent:
         time.sleep(TICK)
     if server.poll() is None:
         end(server)

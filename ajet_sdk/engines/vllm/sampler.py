@@ -67,7 +67,7 @@ class VllmSampler:
         directory.mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm-", dir=directory.resolve()))
         """Of the weights' versions. The server's keeper removes it if this process cannot."""
-        self._place, self._served = first, policy_version
+        self._weights_path, self._served = first, policy_version
         self._ordinal = count()
         self._restarts = self._running = 0
         self._failure: EngineError | None = None
@@ -119,20 +119,20 @@ class VllmSampler:
         if self._write is None or self.policy_version == self._served:
             return
         version = self.policy_version
-        place = await asyncio.to_thread(self._write_version, version)
-        await self._there(self._change(place, version))
+        directory = await asyncio.to_thread(self._write_version, version)
+        await self._there(self._change(directory, version))
 
     def _write_version(self, version: int | None) -> Path:
         """The trainer's weights in a directory that is whole or absent. Raises EngineError."""
         assert self._write is not None
-        place = self._scratch / f"version_{version}"
-        fresh = place.with_name(f".{place.name}")
+        directory = self._scratch / f"version_{version}"
+        fresh = directory.with_name(f".{directory.name}")
         try:
             self._write(fresh)
-            fresh.rename(place)
+            fresh.rename(directory)
         except OSError as error:
             raise EngineError(f"the weights of version {version} could not be written for vLLM: {error}") from error
-        return place
+        return directory
 
     async def aclose(self) -> None:
         """End the server; calls that run or wait fail with EngineUnavailable."""
@@ -198,7 +198,7 @@ class VllmSampler:
         try:
             async with self._changing:
                 if self._written:
-                    self._place = await asyncio.to_thread(self._write_version, self._served)
+                    self._weights_path = await asyncio.to_thread(self._write_version, self._served)
                 await self._start()
             while self._failure is None:
                 server = self._server
@@ -212,12 +212,12 @@ class VllmSampler:
 
     async def _start(self) -> None:
         """A server with the newest weights, ready. Raises EngineError."""
-        model = self.settings.model if self._adapter or self._place is None else str(self._place)
+        model = self.settings.model if self._adapter or self._weights_path is None else str(self._weights_path)
         log.info("Starting vLLM with %s; log file: %s", model, self.settings.log)
         server = self._server = Server(self.settings, model, self._scratch)
         await server.ready()
-        if self._adapter and self._place is not None:
-            await self._load_adapter(server, self._place, self._served)
+        if self._adapter and self._weights_path is not None:
+            await self._load_adapter(server, self._weights_path, self._served)
         self._open.set()
 
     async def _until_open(self) -> None:
@@ -257,22 +257,22 @@ class VllmSampler:
 
     # New weights
 
-    async def _change(self, place: Path, version: int | None) -> None:
-        """Have the server sample with the weights at `place` from now on. Raises EngineError."""
+    async def _change(self, directory: Path, version: int | None) -> None:
+        """Have the server sample with the weights in `directory` from now on. Raises EngineError."""
         async with self._changing:
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
             self._open.clear()
             await self._idle.wait()
-            server, old, before = self._server, self._place, self._served
+            server, old, before = self._server, self._weights_path, self._served
             assert server is not None
-            self._place, self._served = place, version
+            self._weights_path, self._served = directory, version
             try:
                 if self._adapter:
-                    await self._load_adapter(server, place, version)
+                    await self._load_adapter(server, directory, version)
                     await server.control("v1/unload_lora_adapter", {"lora_name": self._name(before)})
                 else:
-                    await _reload(server, place)
+                    await _reload(server, directory)
                 self._open.set()
             except EngineError as error:
                 await self._after_failed_change(server, error)
@@ -286,33 +286,33 @@ class VllmSampler:
         if await server.gone(_DYING):
             await self._start_again(server)
         else:
-            said = f"vLLM could not load the weights of version {self._served}: {error}"
-            await self._fail(EngineError(f"{said}\nIts log: {self.settings.log}"))
+            message = f"vLLM could not load the weights of version {self._served}: {error}"
+            await self._fail(EngineError(f"{message}\nIts log: {self.settings.log}"))
 
-    async def _load_adapter(self, server: Server, place: Path, version: int | None) -> None:
-        await server.control("v1/load_lora_adapter", {"lora_name": self._name(version), "lora_path": str(place)})
+    async def _load_adapter(self, server: Server, directory: Path, version: int | None) -> None:
+        await server.control("v1/load_lora_adapter", {"lora_name": self._name(version), "lora_path": str(directory)})
 
     async def _end(self) -> None:
         self._life.cancel()
         self._open.set()
         if self._server is not None:
             await self._server.stop()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        if left:  # calls that run find out by themselves that there is no server
-            _, stuck = await asyncio.wait(left, timeout=2 * _DYING)
+        pending = asyncio.all_tasks() - {asyncio.current_task()}
+        if pending:  # calls that run find out by themselves that there is no server
+            _, stuck = await asyncio.wait(pending, timeout=2 * _DYING)
             for task in stuck:
                 task.cancel()
 
 
-async def _reload(server: Server, place: Path) -> None:
+async def _reload(server: Server, directory: Path) -> None:
     """Load other weights in place. Raises EngineError where one of them did not come along."""
     begun = server.logged()
     await server.control("pause?mode=wait")
-    body = {"method": "reload_weights", "kwargs": {"weights_path": str(place)}}
+    body = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
     await server.control("collective_rpc", body)
-    left = [line for line in server.said(begun).splitlines() if _NOT_LOADED.search(line)]
-    if left:
-        raise EngineError(f"it kept some of the old ones: {left[0][-500:]}")
+    unloaded = [line for line in server.log_text(begun).splitlines() if _NOT_LOADED.search(line)]
+    if unloaded:
+        raise EngineError(f"it kept some of the old ones: {unloaded[0][-500:]}")
     for _ in range(20):  # blocks of a call that has just ended may be held for a moment
         if '"success":true' in await server.control("reset_prefix_cache"):
             break

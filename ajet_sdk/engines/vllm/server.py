@@ -143,7 +143,7 @@ class Server:
             raise EngineError(f"{route} answered {response.status_code}: {response.text[:600]}")
         return response.text
 
-    def said(self, since: int | None = None) -> str:
+    def log_text(self, since: int | None = None) -> str:
         """What it has logged, from its start or from a place that `logged` gave."""
         with self.settings.log.open("rb") as file:
             file.seek(self._log_from if since is None else since)
@@ -157,7 +157,7 @@ class Server:
         """Why it ended, by its exit code and its log, and where the whole log is."""
         code = self._process.poll()
         ended = "" if code is None else f"exit code {code}; " if code < 128 else f"killed by signal {code - 128}; "
-        return f"{ended}{cause_in(self.said())}\nLog file: {self.settings.log}"
+        return f"{ended}{cause_in(self.log_text())}\nLog file: {self.settings.log}"
 
     async def stop(self) -> None:
         """End it and everything that it started, at once where it does not end by itself."""
@@ -173,7 +173,7 @@ def command(settings: Settings, model: str, socket_path: Path) -> list[str]:
     where = ["--uds", str(socket_path)]
     if settings.port:
         where = ["--host", "127.0.0.1", "--port", str(settings.port)]
-    made = [
+    arguments = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", *where,
         "--model", model,
         "--tokenizer", settings.tokenizer,
@@ -193,16 +193,16 @@ def command(settings: Settings, model: str, socket_path: Path) -> list[str]:
     if settings.gpus == ():
         # A prompt that is read in parts ends the CPU build: it cannot wind a request's generator back.
         whole = max(settings.max_model_len, settings.max_num_seqs, _LEAST_BATCH)
-        made += ["--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", str(whole)]
+        arguments += ["--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", str(whole)]
     else:
-        made += ["--gpu-memory-utilization", str(settings.memory_share)]
+        arguments += ["--gpu-memory-utilization", str(settings.memory_share)]
     if settings.lora_rank is not None:
         rank = next((known for known in _RANKS if known >= settings.lora_rank), settings.lora_rank)
-        made += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
-    return made
+        arguments += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
+    return arguments
 
 
-def environment(settings: Settings, given: Mapping[str, str]) -> dict[str, str]:
+def environment(settings: Settings, variables: Mapping[str, str]) -> dict[str, str]:
     """The server's environment: the run's own, with what the server needs; what the user has set of it stays."""
     needed = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -214,19 +214,19 @@ def environment(settings: Settings, given: Mapping[str, str]) -> dict[str, str]:
     if settings.gpus == ():
         usual = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     elif settings.gpus is not None:
-        visible = [one for one in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+        visible = [device for device in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
         needed["CUDA_VISIBLE_DEVICES"] = ",".join(visible[i] if visible else str(i) for i in settings.gpus)
     if (plugins := _plugins()) is not None:
         usual["VLLM_PLUGINS"] = plugins
-    return {**usual, **given, **needed}
+    return {**usual, **variables, **needed}
 
 
 def _plugins() -> str | None:
     """The plug-ins of vLLM but Trinity-RFT's, which needs the vLLM that it was made for; None: all of them."""
     groups = [group for group in entry_points().groups if group.startswith("vllm.")]
-    found = [one for group in groups for one in entry_points(group=group)]
-    kept = [one.name for one in found if not one.value.startswith("trinity.")]
-    return None if len(kept) == len(found) else ",".join(kept)
+    plugins = [plugin for group in groups for plugin in entry_points(group=group)]
+    names = [plugin.name for plugin in plugins if not plugin.value.startswith("trinity.")]
+    return None if len(names) == len(plugins) else ",".join(names)
 
 
 def _refuse_taken(port: int) -> None:

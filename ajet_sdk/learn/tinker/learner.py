@@ -61,18 +61,18 @@ class TinkerLearner:
         per_step = 0 if stored else config.data.train_batch_size * config.rollout.num_repeat
         return f"{steps * per_step + val_episodes:,} episodes; time and cost are known after the first step"
 
-    def write(self, place: Path) -> None:
+    def write(self, directory: Path) -> None:
         """Have the service keep weights and optimiser, and write down where."""
-        path = self.service.save(f"{place.name.strip('.').partition('.')[0]}-{new_id()[:8]}")
-        (place / _STATE).write_text(json.dumps({"state": path, "updates": self.trainer.updates}, indent=1))
+        path = self.service.save(f"{directory.name.strip('.').partition('.')[0]}-{new_id()[:8]}")
+        (directory / _STATE).write_text(json.dumps({"state": path, "updates": self.trainer.updates}, indent=1))
 
-    def read(self, place: Path) -> None:
+    def read(self, directory: Path) -> None:
         """Have the service take up what `write` had it keep. Raises CheckpointError, TrainingError."""
         try:
-            state = json.loads((place / _STATE).read_text())
+            state = json.loads((directory / _STATE).read_text())
             path, updates = str(state["state"]), int(state["updates"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{place / _STATE} is incomplete or damaged: {error}") from error
+            raise CheckpointError(f"{directory / _STATE} is incomplete or damaged: {error}") from error
         self.service.load(path)
         self.trainer.updates = updates
 
@@ -188,7 +188,7 @@ def _check(config: Config) -> None:
         ),
         "trainer_common.algorithm.replay is not supported by backbone tinker": algorithm.replays,
     }
-    if wrong := [what for what, holds in refused.items() if holds]:
+    if wrong := [setting for setting, holds in refused.items() if holds]:
         raise ConfigError("\n".join(wrong))
 
 
@@ -196,24 +196,24 @@ def _base(config: Config) -> str:
     """The directory of the base model where it is on this machine, or its name."""
     name = str(config.model.path)
     known = named_model(name)
-    place = fetched(known) if known is not None else config.resolve(name)
-    return str(place) if place is not None and place.exists() else name
+    path = fetched(known) if known is not None else config.resolve(name)
+    return str(path) if path is not None and path.exists() else name
 
 
-def complete_adapter(place: Path, base: str) -> list[str]:
+def complete_adapter(directory: Path, base: str) -> list[str]:
     """Write into an adapter's config what peft needs to load all of it; returns the modules that it changes.
 
     Some servers leave `target_modules` empty, and peft then loads a part, in silence. Raises CheckpointError.
     """
     try:
-        with safe_open(place / "adapter_model.safetensors", framework="pt") as file:
+        with safe_open(directory / "adapter_model.safetensors", framework="pt") as file:
             keys = list(file.keys())
-        known: dict[str, Any] = json.loads((place / "adapter_config.json").read_text())
+        known: dict[str, Any] = json.loads((directory / "adapter_config.json").read_text())
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"the adapter that the service gave cannot be read: {error}") from error
     modules = sorted({key.partition(".lora_")[0].rpartition(".")[2] for key in keys if ".lora_" in key})
     if not modules:
         raise CheckpointError(f"the adapter that the service gave has no LoRA weights: {', '.join(keys[:3])}")
     fixed = {**known, "target_modules": modules, "base_model_name_or_path": base}
-    (place / "adapter_config.json").write_text(json.dumps(fixed, indent=1))
+    (directory / "adapter_config.json").write_text(json.dumps(fixed, indent=1))
     return modules

@@ -61,28 +61,28 @@ def _rises(trial: TrainingService, ids: Sequence[int], pull: float, scaling: Sca
     """Whether the last token of `ids` gets likelier by a step in which it has advantage 1 in a sequence of its own and
     -`pull` within one that goes on."""
     sequences = [list(ids), [*ids, *ids, *ids]]
-    place = len(ids) - 2
+    position = len(ids) - 2
 
     def data(advantages: Sequence[float], logprob: float = 0.0) -> list[Datum]:
-        factors = scaling.factors([len(one) - 1 for one in sequences])
+        factors = scaling.factors([len(ids_T) - 1 for ids_T in sequences])
         return [
-            Datum(one, _at(place, len(one) - 1, advantage * factor), _at(place, len(one) - 1, logprob))
-            for one, advantage, factor in zip(sequences, advantages, factors, strict=True)
+            Datum(ids_T, _at(position, len(ids_T) - 1, advantage * factor), _at(position, len(ids_T) - 1, logprob))
+            for ids_T, advantage, factor in zip(sequences, advantages, factors, strict=True)
         ]
 
-    before = float(wait(trial.forward(data([0.0, 0.0])), seconds, "a forward pass")[0][place])
+    before = float(wait(trial.forward(data([0.0, 0.0])), seconds, "a forward pass")[0][position])
     learnt = trial.forward_backward(data([1.0, -pull], before), "importance_sampling")
     applied = trial.optim_step(_SIGN_STEP)
     wait(learnt, seconds, "forward_backward of the probe")
     wait(applied, seconds, "optim_step of the probe")
-    return float(wait(trial.forward(data([0.0, 0.0])), seconds, "a forward pass")[0][place]) > before
+    return float(wait(trial.forward(data([0.0, 0.0])), seconds, "a forward pass")[0][position]) > before
 
 
 def _averages(trial: TrainingService, ids: Sequence[int], scaling: Scaling, seconds: float) -> bool:
     """Whether a second sequence without a loss makes the gradient smaller, where the service tells its norm."""
-    size, place = len(ids) - 1, len(ids) - 2
-    pulled = Datum(ids, _at(place, size, scaling.factors([size])[0]), _at(place, size, 0.0))
-    idle = Datum(ids, _at(place, size, 0.0), _at(place, size, 0.0))
+    size, position = len(ids) - 1, len(ids) - 2
+    pulled = Datum(ids, _at(position, size, scaling.factors([size])[0]), _at(position, size, 0.0))
+    idle = Datum(ids, _at(position, size, 0.0), _at(position, size, 0.0))
     norms = []
     for data in ([pulled], [pulled, idle]):
         learnt, applied = trial.forward_backward(data, "importance_sampling"), trial.optim_step(_NO_STEP)
@@ -97,7 +97,7 @@ def grad_norm(metrics: Mapping[str, float]) -> float | None:
     return next((float(value) for name, value in metrics.items() if name.endswith("grad_norm")), None)
 
 
-def _at(place: int, size: int, value: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def _at(position: int, size: int, value: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     array = np.zeros(size, np.float32)
-    array[place] = value
+    array[position] = value
     return array

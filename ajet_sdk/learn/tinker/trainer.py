@@ -134,7 +134,7 @@ class TinkerTrainer:
             return None
         share = self._share([sample for sample in samples if len(trained_positions(sample))])
         scored = iter(self._forward(share))
-        return [next(scored) if len(trained_positions(one)) else np.empty(0, np.float32) for one in samples]
+        return [next(scored) if len(trained_positions(sample)) else np.empty(0, np.float32) for sample in samples]
 
     def _forward(self, share: _Share) -> list[Floats]:
         """Log-probabilities of the trained tokens of each sample."""
@@ -213,13 +213,13 @@ class TinkerTrainer:
             self._base = self.service.base()
         base = self._base
         self.costs.scored(sum(share.targets))
-        asked = [
+        futures = [
             base.logprobs(sample.timeline.token_ids[: size + 1].tolist())
             for sample, size in zip(share.samples, share.targets, strict=True)
         ]
         return torch.from_numpy(
             np.concatenate(
-                _trained(share, [wait(one, self.seconds, "log-probabilities of the reference") for one in asked])
+                _trained(share, [wait(each, self.seconds, "log-probabilities of the reference") for each in futures])
             )
         )
 

@@ -224,28 +224,28 @@ class Learner:
         self.updates += 1
         return norm
 
-    def save_weights(self, place: Path) -> None:
+    def save_weights(self, directory: Path) -> None:
         """Write a Hugging Face checkpoint, whole or not at all."""
-        export(place, self.model, self._tokenizer.hf)
+        export(directory, self.model, self._tokenizer.hf)
 
-    def save_state(self, place: Path) -> None:
+    def save_state(self, directory: Path) -> None:
         """Write all that the next step depends on, whole or not at all."""
-        fresh = place.with_name(f".{place.name}.new")
+        fresh = directory.with_name(f".{directory.name}.new")
         if fresh.exists():
             shutil.rmtree(fresh)
         export(fresh, self.model, self._tokenizer.hf)
         torch.save({"updates": self.updates, "optimiser": self.optimiser.state_dict()}, fresh / _OPTIMISER)
-        replace(fresh, place)
+        replace(fresh, directory)
 
-    def load_state(self, place: Path) -> None:
+    def load_state(self, directory: Path) -> None:
         """Take up what `save_state` wrote. Raises CheckpointError."""
         try:
-            state = torch.load(place / _OPTIMISER, weights_only=True, map_location="cpu")
+            state = torch.load(directory / _OPTIMISER, weights_only=True, map_location="cpu")
             self.start()
-            read_weights(place, self.model)
+            read_weights(directory, self.model)
             self.optimiser.load_state_dict(state["optimiser"])
             self.updates = int(state["updates"])
         except CheckpointError:
             raise
         except Exception as error:  # what damaged bytes raise in pickle and torch has no common class
-            raise CheckpointError(f"{place} cannot be restored: {type(error).__name__}: {error}") from error
+            raise CheckpointError(f"{directory} cannot be restored: {type(error).__name__}: {error}") from error

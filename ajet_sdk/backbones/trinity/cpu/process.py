@@ -52,8 +52,8 @@ async def run_service(
     """
     if Path(model).is_absolute() and not (Path(model) / "config.json").is_file():
         raise ConfigError(f"model.path: {model} is not a model directory (it has no config.json)")
-    with tempfile.TemporaryDirectory(prefix="ajet-service-") as place:
-        ready = Path(place) / "ready.json"
+    with tempfile.TemporaryDirectory(prefix="ajet-service-") as scratch:
+        ready = Path(scratch) / "ready.json"
         options = {
             "temperature": temperature,
             "max-model-len": max_model_len,

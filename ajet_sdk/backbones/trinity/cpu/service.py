@@ -144,15 +144,15 @@ class Service:
         if sampled is None:
             return Response(status_code=499)
         answer = Answer(
-            choices=tuple(self._choice(one) for one in sampled),
+            choices=tuple(self._choice(sample) for sample in sampled),
             model=self.sampler.model,
             prompt_ids=prompt,
             policy_version=sampled[0].policy_version,
         )
         reply = TEXT.completion(answer, ask, new_id())
         reply["policy_version"] = answer.policy_version
-        for choice, one in zip(reply["choices"], sampled, strict=True):
-            choice["stop_reason"] = None if one.text is None else self._stop_string(one, sampling.stop)
+        for choice, sample in zip(reply["choices"], sampled, strict=True):
+            choice["stop_reason"] = None if sample.text is None else self._stop_string(sample, sampling.stop)
             if body.get("return_token_ids"):
                 choice["prompt_token_ids"] = prompt
         return JSONResponse(reply)
@@ -196,12 +196,12 @@ class Service:
 
     async def load_sampler(self, request: Request) -> Response:
         """Sample with a snapshot's weights from now on; what runs ends first, with the weights it began with."""
-        place = self._existing(await json_body(request))
-        version = _version(place.name)
+        checkpoint = self._existing(await json_body(request))
+        version = _version(checkpoint.name)
         async with self._loading:
             if version != self.sampler.policy_version:
                 async with self.sampler.exclusive():
-                    await asyncio.to_thread(read_weights, place, self.sampler.module)
+                    await asyncio.to_thread(read_weights, checkpoint, self.sampler.module)
                     self.sampler.policy_version = version
                 _log.info("Now sampling from version %s.", version)
         return JSONResponse({"policy_version": version})
@@ -253,49 +253,49 @@ class Service:
 
     async def save_state(self, request: Request) -> Response:
         """Write weights and optimiser under `name`."""
-        place = self._place((await json_body(request)).get("name"))
-        await self._train(self.learner.save_state, place)
-        return JSONResponse({"path": str(place)})
+        checkpoint = self._checkpoint_path((await json_body(request)).get("name"))
+        await self._train(self.learner.save_state, checkpoint)
+        return JSONResponse({"path": str(checkpoint)})
 
     async def save_weights(self, request: Request) -> Response:
         """Write a snapshot to sample from under `name`, which ends with `-sampler-` and the version."""
-        place = self._place((await json_body(request)).get("name"))
-        _version(place.name)
-        if place == self._doomed:  # of a run that was taken up before it: this one is to stay
+        checkpoint = self._checkpoint_path((await json_body(request)).get("name"))
+        _version(checkpoint.name)
+        if checkpoint == self._doomed:  # of a run that was taken up before it: this one is to stay
             self._doomed = None
-        await self._train(self.learner.save_weights, place)
-        return JSONResponse({"path": str(place)})
+        await self._train(self.learner.save_weights, checkpoint)
+        return JSONResponse({"path": str(checkpoint)})
 
     async def delete(self, request: Request) -> Response:
         """Delete a snapshot once the next one is deleted.
 
         Trinity deletes one up to a second before it stops telling samplers of it.
         """
-        place = self._place(request.path_params["name"])
-        _version(place.name)
-        before, self._doomed = self._doomed, place
-        if before is not None and before != place and before.is_dir():
+        checkpoint = self._checkpoint_path(request.path_params["name"])
+        _version(checkpoint.name)
+        before, self._doomed = self._doomed, checkpoint
+        if before is not None and before != checkpoint and before.is_dir():
             await asyncio.to_thread(shutil.rmtree, before)
         return JSONResponse({})
 
-    def _place(self, name: Any) -> Path:
+    def _checkpoint_path(self, name: Any) -> Path:
         if not isinstance(name, str) or not name or name.startswith(".") or Path(name).name != name:
             raise RequestRefused(f"{name!r} is not a valid checkpoint name: it must be a plain file name", "name")
         return self.work_dir / name
 
     def _existing(self, body: Mapping[str, Any]) -> Path:
         """The checkpoint that a path names. Only its last part counts: the experiment may have been moved."""
-        place = self._place(Path(str(body.get("path"))).name)
-        if not place.is_dir():
-            raise CheckpointError(f"there is no checkpoint {place.name} in {self.work_dir}")
-        return place
+        checkpoint = self._checkpoint_path(Path(str(body.get("path"))).name)
+        if not checkpoint.is_dir():
+            raise CheckpointError(f"there is no checkpoint {checkpoint.name} in {self.work_dir}")
+        return checkpoint
 
 
 def _version(name: str) -> int:
-    found = _SAMPLER.search(name)
-    if found is None:
+    match = _SAMPLER.search(name)
+    if match is None:
         raise RequestRefused(f"{name} is not a set of sampler weights: its name must end with -sampler-NUMBER", "name")
-    return int(found[1])
+    return int(match[1])
 
 
 async def _unless_gone(request: Request, sampling: Any) -> list[Sampled] | None:
@@ -346,8 +346,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _settings(text: str) -> TrainerSettings:
-    given = json.loads(text)
-    return TrainerSettings(**{"lr": 1.0, "warmup_steps": 0, **given, "loss": LossSettings(**given.get("loss", {}))})
+    sent = json.loads(text)
+    return TrainerSettings(**{"lr": 1.0, "warmup_steps": 0, **sent, "loss": LossSettings(**sent.get("loss", {}))})
 
 
 async def _serve(args: argparse.Namespace) -> None:
@@ -373,8 +373,8 @@ async def _serve(args: argparse.Namespace) -> None:
     await service.sampler.aclose()
 
 
-def _announce(place: Path, url: str) -> None:
-    write_whole(place, json.dumps({"url": url, "pid": os.getpid()}))
+def _announce(path: Path, url: str) -> None:
+    write_whole(path, json.dumps({"url": url, "pid": os.getpid()}))
 
 
 def _end_with(parent: int) -> None:

@@ -45,14 +45,14 @@ class ServiceConnection:
         """What /info says. Raises ConfigError where something else answers there."""
         try:
             response = httpx.get(f"{self.url}/info", trust_env=False, verify=without_certificates(), timeout=30.0)
-            said = response.json()
+            info = response.json()
         except (httpx.TransportError, ValueError) as error:
             raise EngineUnavailable(f"no ajet service answers at {self.url}: {error}") from error
-        if not isinstance(said, dict) or said.get("service") != SERVICE:
+        if not isinstance(info, dict) or info.get("service") != SERVICE:
             raise ConfigError(
                 f"the server at {self.url} is not an ajet service (the address comes from TINKER_BASE_URL)"
             )
-        return said
+        return info
 
     async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """JSON for JSON."""

@@ -82,9 +82,9 @@ class SamplingClient:
         """
         if include_prompt_logprobs:
             raise NotImplementedError("ajet's service returns log-probabilities of sampled tokens only")
-        given = asdict(sampling_params) if isinstance(sampling_params, types.SamplingParams) else sampling_params
-        asked = {name: value for name, value in given.items() if name != "seed" and value is not None}
-        body = {"prompt": prompt.to_ints(), "n": num_samples, "logprobs": 0, "return_token_ids": True, **asked}
+        parameters = asdict(sampling_params) if isinstance(sampling_params, types.SamplingParams) else sampling_params
+        sent = {name: value for name, value in parameters.items() if name != "seed" and value is not None}
+        body = {"prompt": prompt.to_ints(), "n": num_samples, "logprobs": 0, "return_token_ids": True, **sent}
         reply = await self._service.post("v1/completions", body)
         return types.SampleResponse(
             [
