@@ -15,7 +15,9 @@ from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.run import train
 
 if TYPE_CHECKING:
+    from ajet_sdk.agent.workflow import BaseJudge
     from ajet_sdk.config.config import Config
+    from ajet_sdk.protocols import Judge
     from ajet_sdk.tasks.given import GivenTasks
 
 _DATA_TYPES = {
@@ -60,8 +62,8 @@ class AjetJob:
     ) -> None:
         self._values: dict[str, Any] = {}
         self._file: Path | None = None
-        self._workflow: Any = None
-        self._judge: Any = None
+        self._workflow: Callable[..., object] | None = None
+        self._judge: Judge | BaseJudge | None = None
         self.set("experiment_name", experiment_name or default_name(None))
         self.set("backbone", backbone)
         self.set("trainer_common.algorithm.adv_estimator", algorithm)
@@ -73,7 +75,7 @@ class AjetJob:
             if value is not None:
                 self.set(key, value)
 
-    def set(self, key: str, value: Any) -> AjetJob:
+    def set(self, key: str, value: object) -> AjetJob:
         """Set one key of the config by its dotted path: `job.set("rollout.num_repeat", 8)`."""
         *sections, last = key.removeprefix("ajet.").split(".")
         into = self._values
@@ -82,11 +84,11 @@ class AjetJob:
         into[last] = value
         return self
 
-    def set_workflow(self, workflow: Any) -> AjetJob:
+    def set_workflow(self, workflow: Callable[..., object] | str) -> AjetJob:
         """The agent: a decorated function, a `Workflow` class, or a class path."""
         return self._set_object("rollout.user_workflow", "_workflow", workflow)
 
-    def set_judge(self, judge: Any, *, pattern: str | None = None) -> AjetJob:
+    def set_judge(self, judge: Judge | BaseJudge | str, *, pattern: str | None = None) -> AjetJob:
         """The judge: a decorated function, a `BaseJudge` class, a class path, or `exact`, `math`, `regex`, `llm:FILE`.
 
         `pattern` is what `regex` looks for in the output; see `task_judge.pattern`.
@@ -101,7 +103,7 @@ class AjetJob:
         self.set("task_judge.judge_type", "customized_protocol")
         return self._set_object("task_judge.judge_protocol", "_judge", judge)
 
-    def _set_object(self, key: str, attribute: str, value: Any) -> AjetJob:
+    def _set_object(self, key: str, attribute: str, value: object) -> AjetJob:
         text = value if isinstance(value, str) else _class_path(value)
         setattr(self, attribute, None if isinstance(value, str) else value)
         return self.set(key, text)
@@ -152,7 +154,7 @@ class AjetJob:
         what a notebook cell or a prompt defines, a name that now means another object.
         """
         for key, value in (("workflow", self._workflow), ("judge", self._judge)):
-            if value is not None and not _is_found_again(value):
+            if value is not None and not _is_importable(value):
                 raise ConfigError(
                     f"the {key} {getattr(value, '__name__', value)!r} has no name that a config file could refer to "
                     "(it is a lambda, nested, made in a notebook or at a prompt, or its name in its module means "
@@ -199,7 +201,7 @@ AgentJetJob = AjetJob
 AstunerJob = AjetJob
 
 
-def _class_path(value: Callable[..., Any]) -> str | None:
+def _class_path(value: object) -> str | None:
     """`module->Name`, or `file.py->Name` for what stands in the program itself; None for what has no such name."""
     name, module = getattr(value, "__qualname__", ""), getattr(value, "__module__", None)
     if not name or not module or "<" in name:
@@ -210,11 +212,11 @@ def _class_path(value: Callable[..., Any]) -> str | None:
     return f"{Path(file).resolve()}->{name}" if file else None
 
 
-def _is_found_again(value: Any) -> bool:
+def _is_importable(value: Any) -> bool:
     """Whether the class path of an object leads to it, in another process too."""
     if _class_path(value) is None:
         return False
-    resolved: Any = sys.modules.get(value.__module__)
+    resolved: object = sys.modules.get(value.__module__)
     for step in value.__qualname__.split("."):
         resolved = getattr(resolved, step, None)
     if resolved is not value:
@@ -223,7 +225,7 @@ def _is_found_again(value: Any) -> bool:
     return value.__module__ != "__main__" or _source_names(value) <= {Path(file).name}
 
 
-def _source_names(value: Any) -> set[str]:
+def _source_names(value: object) -> set[str]:
     """Names of the files with a function's code, or that of a class's methods. A cell and a prompt give names too."""
     members = vars(value).values() if isinstance(value, type) else (value,)
     codes = (getattr(inspect.unwrap(member), "__code__", None) for member in members if callable(member))

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.config.model_source import checkpoint_base, steps_of_experiment
 from ajet_sdk.engines.frozen import source_of
@@ -19,7 +19,9 @@ from ajet_sdk.run import run
 from ajet_sdk.types import Episode, Task
 
 if TYPE_CHECKING:
+    from ajet_sdk.agent.workflow import BaseJudge
     from ajet_sdk.config.config import Config
+    from ajet_sdk.protocols import Judge
 
 log = logging.getLogger("ajet.league")
 
@@ -74,10 +76,10 @@ class League:
         mine = [score for (first, second), score in self.scores.items() if first == player and second != player]
         return sum(mine, Score(0, 0))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The league as JSON has it."""
 
-        def row(player: str, opponent: str | None) -> dict[str, Any]:
+        def row(player: str, opponent: str | None) -> dict[str, object]:
             score = self.score(player, opponent)
             return {
                 "player": player, "opponent": opponent, **asdict(score), "rate": score.rate,
@@ -102,9 +104,9 @@ def play_league(
     players: Sequence[str],
     opponents: Sequence[str] | None = None,
     *,
-    workflow: Any = None,
-    judge: Any = None,
-    tasks: Sequence[Task | Mapping[str, Any]] | None = None,
+    workflow: Callable[..., object] | None = None,
+    judge: Judge | BaseJudge | str | None = None,
+    tasks: Sequence[Task | Mapping[str, object]] | None = None,
     k: int = 1,
     on_episode: Callable[[Episode], None] | None = None,
     on_match: Callable[[str, str, Score], None] | None = None,

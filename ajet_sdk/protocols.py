@@ -92,18 +92,18 @@ class Sampling:
         return not self.processed and (self.temperature <= 0 or not limited)
 
     @lru_cache(maxsize=256)  # noqa: B019  # a value: nearly all calls of a run have the same
-    def as_dict(self) -> Mapping[str, Any]:
+    def as_dict(self) -> Mapping[str, object]:
         """As JSON holds it; rarer parameters only where they say something."""
-        recorded = dict[str, Any]()
+        recorded = dict[str, object]()
         for (name, default), value in zip(_SAMPLING_DEFAULTS.items(), _values_of(self), strict=True):
             if value != default or name in _ALWAYS:
                 recorded[name] = list(value) if isinstance(value, tuple) else value
         return recorded
 
     @staticmethod
-    def of(recorded: Mapping[str, Any]) -> Sampling:
+    def of(recorded: Mapping[str, object]) -> Sampling:
         """What `as_dict` was made of; parameters that this version does not know are left out."""
-        known = {name: value for name, value in recorded.items() if name in _SAMPLING_DEFAULTS}
+        known: dict[str, Any] = {name: value for name, value in recorded.items() if name in _SAMPLING_DEFAULTS}
         for name, value in known.items():
             if isinstance(value, list):
                 known[name] = tuple(tuple(item) if isinstance(item, list) else item for item in value)
@@ -115,7 +115,7 @@ _PROCESSED = (
     "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "bad_words", "min_tokens",
     "grammar",
 )  # fmt: skip
-_SAMPLING_DEFAULTS: dict[str, Any] = {field_.name: field_.default for field_ in fields(Sampling)}
+_SAMPLING_DEFAULTS: dict[str, object] = {field_.name: field_.default for field_ in fields(Sampling)}
 _values_of = attrgetter(*_SAMPLING_DEFAULTS)
 _logits_of = attrgetter(*_PROCESSED)
 _NO_LOGITS = _logits_of(Sampling())
@@ -130,12 +130,12 @@ class Ask:
     agent: str
     messages: Sequence[Any] | None = None
     """The conversation to continue; None where `prompt` is."""
-    prompt: Any = None
+    prompt: object = None
     """Text or token ids to continue."""
-    tools: Any = None
+    tools: object = None
     options: Mapping[str, Any] = field(default_factory=dict)
     """Every other parameter by its name in OpenAI's API: tool_choice, logprobs, chat_template_kwargs, …"""
-    named: Mapping[str, Any] = field(default_factory=dict)
+    named: Mapping[str, object] = field(default_factory=dict)
     """Model, streaming and sampling as the client named them. An engine samples by `sampling`."""
     route: Route = "chat/completions"
     """The route of OpenAI's API that it would take."""
@@ -250,7 +250,7 @@ class Tokenizer(Protocol):
     """What exact ids need of a tokenizer. Encoding adds no special tokens; decoding drops none."""
 
     chat_template: str | None
-    variables: Mapping[str, Any]
+    variables: Mapping[str, object]
     """The template's variables beside messages and tools: bos_token, eos_token, ..."""
     eos_ids: frozenset[int]
     """Ids that end a turn."""
@@ -297,15 +297,16 @@ class TraceReader(Protocol):
         """Processor seconds that live runs have spent on this reader's queries."""
         ...
 
-    def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
+    def query(self, sql: str, parameters: Sequence[object] = (), stop: Stop | None = None) -> pa.Table:
         """One SELECT or EXPLAIN, read-only, interrupted after 30 s or when `stop` is set. Raises QueryError."""
         ...
 
     def close(self) -> None: ...
 
 
-Judge = Callable[..., Any] | Callable[..., Awaitable[Any]]
-"""A function whose parameters are filled by name (`output`, `task`, `episode`, `model`, `env`, metadata keys)."""
+Judge = Callable[..., object]
+"""A function, sync or async. Its parameters are filled by name (`output`, `task`, `episode`, `model`, `env`, keys
+of the metadata)."""
 
 
 class Growth(Protocol):
@@ -334,7 +335,7 @@ class Job:
     """Everything a backbone needs, resolved: no class path or file name is left to look up."""
 
     config: Config
-    workflow: Any
+    workflow: Callable[..., object] | None
     """A decorated function or a `Workflow` class."""
     judge: Any | None
     """A decorated function, a `BaseJudge`, or None where the workflow gives its own reward."""

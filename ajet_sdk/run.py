@@ -39,7 +39,9 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Task, new_id
 
 if TYPE_CHECKING:
+    from ajet_sdk.agent.workflow import BaseJudge
     from ajet_sdk.config.config import Config
+    from ajet_sdk.protocols import Judge
     from ajet_sdk.tasks.given import GivenTasks
 
 log = logging.getLogger("ajet")
@@ -58,8 +60,8 @@ _BACKBONES = {
 def train(
     config: Config,
     *,
-    workflow: Any = None,
-    judge: Any = None,
+    workflow: Callable[..., object] | None = None,
+    judge: Judge | BaseJudge | str | None = None,
     tasks: GivenTasks | None = None,
     val_tasks: GivenTasks | None = None,
     resume: bool = False,
@@ -134,7 +136,7 @@ async def train_async(config: Config, **options: Any) -> TunedModel:
     return await call_to_end(partial(train, config, **options))
 
 
-def _backbone(name: str) -> Callable[[Job, Gateway, TraceWriter], Coroutine[Any, Any, TunedModel]]:
+def _backbone(name: str) -> Callable[[Job, Gateway, TraceWriter], Coroutine[object, None, TunedModel]]:
     module, _, function = _BACKBONES[name].rpartition(".")
     try:
         return getattr(import_module(module), function)  # type: ignore[no-any-return]
@@ -144,15 +146,16 @@ def _backbone(name: str) -> Callable[[Job, Gateway, TraceWriter], Coroutine[Any,
         raise MissingExtra(str(error.name), {"verl": "trinity", "debug": "local"}.get(name, name)) from error
 
 
-def _find_workflow(config: Config, workflow: Any) -> Any:
+def _find_workflow(config: Config, workflow: Callable[..., object] | None) -> Callable[..., object]:
     if workflow is not None:
         return workflow
     if not config.rollout.user_workflow:
         raise ConfigError("no agent is named: set rollout.user_workflow (file.py->name), or pass workflow=")
-    return config.load(config.rollout.user_workflow)
+    loaded: Callable[..., object] = config.load(config.rollout.user_workflow)
+    return loaded
 
 
-def _find_judge(config: Config, judge: Any) -> Any:
+def _find_judge(config: Config, judge: Judge | BaseJudge | str | None) -> Any:
     if isinstance(judge, str):
         return named_judge(judge, config)
     if judge is not None:
@@ -165,7 +168,9 @@ def _fetch_model(config: Config) -> Config:
         return with_fetched_model(config, bar.show)
 
 
-def _check_signatures(workflow: Any, judge: Any, tasks: Sequence[Task], config: Config) -> None:
+def _check_signatures(
+    workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task], config: Config
+) -> None:
     """Check against one task of each shape, so that a row without a key is found before the first episode."""
     shapes = {(frozenset(task.metadata), bool(task.main_query), task.env_type): task for task in reversed(tasks)}
     for task in shapes.values() if workflow is not None else ():
@@ -176,8 +181,8 @@ def _check_signatures(workflow: Any, judge: Any, tasks: Sequence[Task], config: 
 def run(
     config: Config,
     *,
-    workflow: Any = None,
-    judge: Any = None,
+    workflow: Callable[..., object] | None = None,
+    judge: Judge | BaseJudge | str | None = None,
     tasks: GivenTasks | None = None,
     k: int = 1,
     on_episode: Callable[[Episode], None] | None = None,
@@ -222,8 +227,8 @@ def run(
 def score_tasks(
     config: Config,
     tasks: Sequence[Task],
-    workflow: Any = None,
-    judge: Any = None,
+    workflow: Callable[..., object] | None = None,
+    judge: Judge | BaseJudge | str | None = None,
     *,
     k: int = 1,
     of_validation: bool = False,
@@ -285,8 +290,8 @@ async def _attempt_all(
 @contextmanager
 def open_run(
     config: Config,
-    workflow: Any = None,
-    judge: Any = None,
+    workflow: Callable[..., object] | None = None,
+    judge: Judge | BaseJudge | str | None = None,
     tasks: Sequence[Task] = (),
     *,
     ray: str | None = None,
@@ -315,7 +320,9 @@ def open_run(
 class OpenRun:
     """An agent, its judge and the model that answers it; `aclose` in the event loop of the attempts."""
 
-    def __init__(self, session: Session, workflow: Any, judge: Any, tasks: Sequence[Task]) -> None:
+    def __init__(
+        self, session: Session, workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task]
+    ) -> None:
         self.session, self._workflow, self._judge, self._tasks = session, workflow, judge, tasks
         rollout = session.config.rollout
         names = [n for n in ("temperature", "top_p", "top_k") if session.config.is_set(f"rollout.{n}")]

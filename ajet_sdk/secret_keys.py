@@ -11,13 +11,13 @@ LEAVES = frozenset((str, int, float, bool, type(None)))
 """Types of JSON values that hold no others."""
 
 
-def is_secret(key: Any, beside: Mapping[Any, Any] | None = None) -> bool:
+def is_secret(key: object, beside: Mapping[Any, Any] | None = None) -> bool:
     """Whether a key names a secret; `beside` are its neighbours: a `token` with a `logprob` is one of a reply's."""
     sampled = key == "token" and beside is not None and "logprob" in beside
     return isinstance(key, str) and names_secret(key) and not sampled
 
 
-def masked(value: Any, by: str, address: Callable[[str, str], str] = public) -> Any:
+def masked(value: object, by: str, address: Callable[[str, str], str] = public) -> Any:
     """The same value without secrets, which `by` stands for.
 
     Those are the texts of secret keys, lists of texts under them, and what `address` replaces in every other text: by
@@ -39,7 +39,7 @@ def masked(value: Any, by: str, address: Callable[[str, str], str] = public) -> 
     return value
 
 
-def _hidden(value: Any, by: str, address: Callable[[str, str], str]) -> Any:
+def _hidden(value: object, by: str, address: Callable[[str, str], str]) -> Any:
     if isinstance(value, str):
         return by if value else value
     if isinstance(value, list | tuple):

@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -43,6 +43,7 @@ from ajet_sdk.types import Episode, Run, Task, new_id, now
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
+    from ajet_sdk.dialects.json import Json
 
 
 def serve(
@@ -221,7 +222,7 @@ class _Service:
         except ClientGone:
             pass  # nobody is left to be told; the call, if there is one, is recorded as undelivered
 
-    def _check_name(self, model: Any) -> None:
+    def _check_name(self, model: object) -> None:
         if model and model != self.engine.model:
             message = f"The model {model!r} does not exist; this server answers to {self.engine.model!r}."
             raise HTTPError(404, message, "model_not_found", "model")
@@ -256,13 +257,13 @@ class _Service:
                 )
 
 
-def _last_said(body: dict[str, Any]) -> str:
+def _last_said(body: dict[str, object]) -> str:
     messages = body.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else {}
     content = last.get("content") if isinstance(last, dict) else None
     return content if isinstance(content, str) else str(body.get("prompt") or "")
 
 
-def _reply(response: dict[str, Any]) -> Any:
+def _reply(response: Json) -> object:
     choice = (response.get("choices") or [{}])[0]
     return choice.get("text") or (choice.get("message") or {}).get("content")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.backbones.shared.steps import training_sampling
 from ajet_sdk.engines.open import at_endpoint, open_engine, ready
@@ -95,7 +95,7 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
 
 def _debug_config(job: Job) -> Config:
     config = job.config
-    changed: dict[str, Any] = {"max_env_worker": config.debug.debug_max_parallel}
+    changed: dict[str, object] = {"max_env_worker": config.debug.debug_max_parallel}
     if job.debug_tags:  # one person, one debugger, and no hurry
         changed = {"max_env_worker": 1, "timeout": _A_WEEK, "judge_timeout": _A_WEEK}
     return config.model_copy(update={"rollout": config.rollout.model_copy(update=changed)})

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ajet_sdk.errors import ConfigError
 
@@ -93,7 +92,7 @@ class CodePackage:
         )
 
 
-def package_code(*objects: Any, beside: Iterable[Path] = (), leave_out: Iterable[Path] = ()) -> CodePackage:
+def package_code(*objects: object, beside: Iterable[Path] = (), leave_out: Iterable[Path] = ()) -> CodePackage:
     """What workflow, judge and the modules that are loaded by now need elsewhere; `beside` are more folders.
 
     A module that is no installed package's brings its top-level package, or the folder of its file.

@@ -8,27 +8,68 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ajet_sdk.types import Episode
 
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
 _NAME = "ajet-mailbox"
-_HEAVY: dict[str, Any] = {"request": {}, "response": {}, "prompt_ids": None, "output_ids": None, "logprobs": None}
+_HEAVY: dict[str, object] = {"request": {}, "response": {}, "prompt_ids": None, "output_ids": None, "logprobs": None}
+
+
+class GroupMessage(TypedDict):
+    """How a group of attempts went."""
+
+    step: int
+    what: str
+    """`train`, `val` or `val, greedy`."""
+    metrics: dict[str, float]
+    episodes: list[str]
+    """As JSON, without what was said."""
+
+
+class BatchMessage(TypedDict):
+    """The samples of a step on their way into verl's trainer."""
+
+    step: int
+    metrics: dict[str, float]
+    words: list[str]
+    """Lines to print."""
+    ledger: list[dict[str, Any]]
+    """Fields of `LedgerEntry`."""
+
+
+class MetricsMessage(TypedDict):
+    """What Trinity's explorer or trainer (`role`) measured."""
+
+    role: str
+    step: int
+    metrics: dict[str, float]
+
+
+class TrainedMessage(TypedDict):
+    """The calls that Trinity's trainer took from the buffer for a step."""
+
+    step: int
+    calls: list[dict[str, Any]]
+    """Fields of `LedgerEntry`."""
 
 
 class Mailbox:
     """A queue of (kind, content), kept in order. A Ray actor."""
 
     def __init__(self) -> None:
-        self._items: list[tuple[str, dict[str, Any]]] = []
+        self._items: list[tuple[str, Mapping[str, object]]] = []
         self._news = asyncio.Event()
 
-    async def put(self, kind: str, content: dict[str, Any]) -> None:
+    async def put(self, kind: str, content: Mapping[str, object]) -> None:
         """Add one thing; what it holds must be plain data."""
         self._items.append((kind, content))
         self._news.set()
 
-    async def take(self, seconds: float) -> list[tuple[str, dict[str, Any]]]:
+    async def take(self, seconds: float) -> list[tuple[str, Mapping[str, object]]]:
         """Everything that has come since the last call; waits for something for at most `seconds`."""
         try:
             await asyncio.wait_for(self._news.wait(), seconds)
@@ -44,7 +85,7 @@ def namespace_of(run_id: str) -> str:
     return f"ajet/{run_id}"
 
 
-def open_mailbox(run_id: str) -> Any:
+def open_mailbox(run_id: str) -> ActorHandle:
     """The driver's end: starts the actor, on the driver's own node, so that it is lost with no other.
 
     It ends with the driver's connection.
@@ -57,14 +98,14 @@ def open_mailbox(run_id: str) -> Any:
     return ray.remote(Mailbox).options(**options, scheduling_strategy=here).remote()
 
 
-def mailbox_of(run_id: str) -> Any:
+def mailbox_of(run_id: str) -> ActorHandle:
     """The same actor, from anywhere in the cluster."""
     import ray
 
     return ray.get_actor(_NAME, namespace=namespace_of(run_id))
 
 
-def group_message(episodes: Sequence[Episode], step: int, what: str, metrics: Mapping[str, float]) -> dict[str, Any]:
+def group_message(episodes: Sequence[Episode], step: int, what: str, metrics: Mapping[str, float]) -> GroupMessage:
     """How a group went, as `Progress` takes it; what was said stays in the trace of the node that ran it."""
     return {
         "step": step,

@@ -17,6 +17,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from ajet_sdk.cluster.code import CodePackage
@@ -57,7 +58,7 @@ class RayCluster:
     """Whether it was started here; then it ends with the block, or with this process."""
     host: str
     """Where servers of this process listen so that every node reaches them: loopback where all is on this machine."""
-    runtime_env: Mapping[str, Any]
+    runtime_env: Mapping[str, object]
     """What every worker process of this connection has: code and environment variables, already uploaded."""
 
     def environment(self) -> dict[str, str]:
@@ -120,7 +121,7 @@ def cluster(
         yield _describe_connection(ray, started=False)
         return
     started = address == LOCAL
-    options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": False}
+    options: dict[str, object] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": False}
     target = address if started else _check_address(address)
     with _runtime_env(package) as runtime_env:
         try:
@@ -142,7 +143,7 @@ def cluster(
 
 
 @contextmanager
-def _runtime_env(package: CodePackage | None) -> Iterator[dict[str, Any]]:
+def _runtime_env(package: CodePackage | None) -> Iterator[dict[str, object]]:
     variables = {name: value for name, value in os.environ.items() if _PASSED_VARIABLES.fullmatch(name)}
     if package is None:
         yield {"env_vars": variables}
@@ -165,7 +166,7 @@ def _import() -> Any:
     return ray
 
 
-def _describe_connection(ray: Any, *, started: bool) -> RayCluster:
+def _describe_connection(ray: ModuleType, *, started: bool) -> RayCluster:
     context = ray.get_runtime_context()
     address = ray.util.get_node_ip_address()
     return RayCluster(

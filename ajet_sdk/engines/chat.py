@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet_sdk.dialects.fields import COMPLETIONS, refuse
-from ajet_sdk.engines.prompts import PromptBuilder
+from ajet_sdk.engines.prompts import Prompt, PromptBuilder
 from ajet_sdk.engines.reply_schema import tool_calls_fault
 from ajet_sdk.errors import ConfigError, ContextOverflow, RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampled, Sampler, Sampling, Tokenizer
@@ -35,8 +35,8 @@ class Conversation:
     ask: Ask
     prompt_ids: Sequence[int]
     sampling: Sampling
-    prompt: Any = None
-    """The `tokens.Prompt`, for chat."""
+    prompt: Prompt | None = None
+    """For chat."""
 
 
 class Chat:
@@ -85,7 +85,7 @@ class Chat:
             sampling = replace(sampling, grammar=self._grammar(ask, ids))
         return Conversation(ask, ids, sampling, prompt)
 
-    def _ids(self, ask: Ask) -> tuple[array[int], Any]:
+    def _ids(self, ask: Ask) -> tuple[array[int], Prompt | None]:
         refuse(ask.options, COMPLETIONS)
         if not self._rescored:
             refuse_processing(ask.sampling)
@@ -98,7 +98,7 @@ class Chat:
         """Tokens of the prompt. Raises RequestRefused."""
         return len(self._ids(ask)[0])
 
-    def _prompt(self, ask: Ask) -> Any:
+    def _prompt(self, ask: Ask) -> Prompt:
         messages, tools = _checked_messages(ask.messages), _checked_tools(ask.tools)
         arguments = ask.options.get("chat_template_kwargs") or {}
         if not isinstance(arguments, Mapping):
@@ -109,7 +109,7 @@ class Chat:
         goes_on = bool(ask.options.get("continue_final_message"))
         return self.tokens(ask.episode_id, ask.agent).prompt(messages, tools, continue_last=goes_on, **arguments)
 
-    def _check_tools(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> None:
+    def _check_tools(self, messages: Sequence[Mapping[str, object]], tools: Sequence[object]) -> None:
         """Say once that tools are not written by the template. Raises ConfigError where the config insists on it."""
         if self._template is None:
             self._template = ChatTemplate.of(self.tokenizer.chat_template, self.tokenizer.variables)
@@ -154,7 +154,7 @@ class Chat:
         self._cuts = self._cuts or CutPoints(self.tokenizer)
         return PromptBuilder(self.tokenizer, self._cuts)
 
-    def _plain(self, prompt: Any) -> list[int]:
+    def _plain(self, prompt: object) -> list[int]:
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
             prompt = prompt[0]
         if isinstance(prompt, str):
@@ -227,9 +227,9 @@ class Chat:
             low, high = (low, middle) if len(self.tokenizer.decode(ids[:middle])) >= length else (middle + 1, high)
         return low
 
-    def _message(self, conversation: Conversation, parsed: Parsed, ids: Sequence[int], index: int) -> dict[str, Any]:
+    def _message(self, conversation: Conversation, parsed: Parsed, ids: Sequence[int], index: int) -> dict[str, object]:
         """The reply as an assistant message."""
-        message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+        message: dict[str, object] = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning is not None:
             message["reasoning_content"] = parsed.reasoning
         if parsed.calls:
@@ -321,7 +321,7 @@ def _session(episode_id: str, agent: str) -> str:
     return f"{episode_id}/{agent}"
 
 
-def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:
+def _checked_tools(tools: object) -> list[dict[str, object]] | None:
     if tools is None or tools == []:
         return None
     if not isinstance(tools, list) or not all(
@@ -334,7 +334,7 @@ def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:
 _TEXT = frozenset(("text", "string", "input_text", "output_text", "refusal", "thinking", "reasoning"))
 
 
-def _checked_messages(messages: Any) -> list[dict[str, Any]]:
+def _checked_messages(messages: Any) -> list[dict[str, object]]:
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RequestRefused(f"messages[{index}] must be an object with a role", "messages")

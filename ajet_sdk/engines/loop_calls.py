@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -43,14 +43,14 @@ class LoopCalls:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
-        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._calls: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
         self._woken = False
 
     @classmethod
     def for_loop(cls, loop: asyncio.AbstractEventLoop) -> LoopCalls:
         return cls._all.get(loop) or cls._all.setdefault(loop, cls(loop))
 
-    def call(self, function: Callable[..., None], *arguments: Any) -> None:
+    def call(self, function: Callable[..., None], *arguments: object) -> None:
         """Have the loop call a function soon, in an empty context. Raises RuntimeError where the loop is closed."""
         loop = self._loop()
         if loop is None or loop.is_closed():

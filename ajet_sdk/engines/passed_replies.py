@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ajet_sdk.dialects.finish import finish_of
 from ajet_sdk.engines.reply_schema import SHOWN, has_content, read_reply
 from ajet_sdk.errors import EngineUnavailable
 
 
-def fault_in(route: str, request: Mapping[str, Any], response: Mapping[str, Any], source: str) -> str | None:
+def fault_in(route: str, request: Mapping[str, object], response: Mapping[str, object], source: str) -> str | None:
     """Why a response of status 200 is no reply; None where it is one, or no model was asked.
 
     Other servers' own routes may end like a vendor's (`threads/…/messages`): the request says whether it is a model's.
@@ -30,7 +29,7 @@ def fault_in(route: str, request: Mapping[str, Any], response: Mapping[str, Any]
     return None if wrong is None else f"{source} answered {route} with an invalid reply ({wrong}): {quoted}"
 
 
-def _message(message: Mapping[str, Any], request: Mapping[str, Any]) -> str | None:
+def _message(message: Mapping[str, object], request: Mapping[str, object]) -> str | None:
     """Anthropic's."""
     blocks, usage = message.get("content"), message.get("usage")
     if not isinstance(blocks, list) or not all(isinstance(block, Mapping) and block.get("type") for block in blocks):
@@ -46,7 +45,7 @@ def _message(message: Mapping[str, Any], request: Mapping[str, Any]) -> str | No
     return _ended(message.get("stop_reason"), has_text, _number(usage, "output_tokens"))
 
 
-def _response(response: Mapping[str, Any], request: Mapping[str, Any]) -> str | None:
+def _response(response: Mapping[str, object], request: Mapping[str, object]) -> str | None:
     """Of OpenAI's Responses."""
     status, items = response.get("status"), response.get("output")
     if request.get("background") and status in ("queued", "in_progress"):
@@ -74,14 +73,14 @@ def _response(response: Mapping[str, Any], request: Mapping[str, Any]) -> str | 
     )
     reason = status
     if status == "incomplete":
-        reason = (response.get("incomplete_details") or {}).get("reason") or status
+        reason = _field(response.get("incomplete_details"), "reason") or status
     return _ended(reason, has_text, _number(response.get("usage"), "output_tokens"))
 
 
-def _candidates(response: Mapping[str, Any], request: Mapping[str, Any]) -> str | None:
+def _candidates(response: Mapping[str, object], request: Mapping[str, object]) -> str | None:
     """Gemini's."""
     candidates, usage = response.get("candidates"), response.get("usageMetadata")
-    if not candidates and finish_of((response.get("promptFeedback") or {}).get("blockReason")):
+    if not candidates and finish_of(_field(response.get("promptFeedback"), "blockReason")):
         return None  # the prompt was filtered
     if not isinstance(candidates, list) or not candidates:
         return "there are no candidates"
@@ -115,7 +114,7 @@ _READ = (
 """By the end of the route: the fields of a request, and what reads the reply."""
 
 
-def _ended(reason: Any, has_text: bool, sampled: int) -> str | None:
+def _ended(reason: object, has_text: bool, sampled: int) -> str | None:
     finish = finish_of(reason)
     if finish is None:
         return f"it ended for {reason!r}" if reason else "it says no reason of its end"
@@ -124,6 +123,10 @@ def _ended(reason: Any, has_text: bool, sampled: int) -> str | None:
     return None
 
 
-def _number(usage: Any, name: str) -> int:
-    value = usage.get(name) if isinstance(usage, Mapping) else None
+def _number(usage: object, name: str) -> int:
+    value = _field(usage, name)
     return value if isinstance(value, int) else 0
+
+
+def _field(value: object, name: str) -> object:
+    return value.get(name) if isinstance(value, Mapping) else None

@@ -101,7 +101,7 @@ class _Call:
 class _Request:
     """The messages of one request: as sent (a copy), cleaned, as the template reads them, and identified."""
 
-    raw: list[Any]
+    raw: list[object]
     cleaned: list[Message]
     formed: list[Message]
     keys: list[bytes]
@@ -136,8 +136,8 @@ class PromptBuilder:
 
     def prompt(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
         *,
         continue_last: bool = False,
         **template_kwargs: Any,
@@ -168,7 +168,7 @@ class PromptBuilder:
             return Prompt(ids, len(ids) - len(call.new_ids), cause, call)
 
     def commit(
-        self, prompt: Prompt, output_ids: Sequence[int], reply_message: Mapping[str, Any], stop: Sequence[str] = ()
+        self, prompt: Prompt, output_ids: Sequence[int], reply_message: Mapping[str, object], stop: Sequence[str] = ()
     ) -> None:
         """Note what was sampled after a prompt (until one of `stop`), and the message that the agent was given for it.
 
@@ -198,7 +198,7 @@ class PromptBuilder:
             self._compiled = ChatTemplate.of(self._tokenizer.chat_template, self._tokenizer.variables)
         return self._compiled
 
-    def _known(self, tools: Sequence[Mapping[str, Any]] | None) -> list[Shown] | None:
+    def _known(self, tools: Sequence[Mapping[str, object]] | None) -> list[Shown] | None:
         """The tools, as of the last request where they are the same: a template's spelling of them is kept."""
         if tools is None:
             return None
@@ -208,7 +208,7 @@ class PromptBuilder:
             self._spelling, self._tools = spelling, [Shown(_copy(tool)) for tool in tools]
         return self._tools
 
-    def _form(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> _Request:
+    def _form(self, template: ChatTemplate, messages: Sequence[Mapping[str, object]]) -> _Request:
         """Clean, form and identify the messages; an echo of a recent request is compared and not done again."""
         echoed, recent = max(((_common(messages, r.raw), r) for r in self._recent), key=_first, default=(0, None))
         if recent is None:
@@ -293,14 +293,14 @@ class PromptBuilder:
         return explain(old.side, call.side, texts, self._template())[0]
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: object) -> Any:
     """A copy of JSON that shares texts, and nothing which may change."""
     if isinstance(value, Mapping):
         return {key: _copy(item) for key, item in value.items()}
     return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
-def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
+def _common(a: Sequence[object], b: Sequence[object]) -> int:
     """How many first elements are the same."""
     if a[: len(b)] == b:
         return len(b)
@@ -315,12 +315,12 @@ def _key(before: bytes, message: Message) -> bytes:
     return hashlib.blake2b(before + meaning(message).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _calls_of(message: Message) -> list[Any]:
-    calls: list[Any] = message.get("tool_calls") or []
+def _calls_of(message: Message) -> list[object]:
+    calls: list[object] = message.get("tool_calls") or []
     return calls
 
 
-def _id_of(call: Any) -> str | None:
+def _id_of(call: object) -> str | None:
     """The id of a tool call; None where it has none."""
     call_id = call.get("id") if isinstance(call, Mapping) else None
     return call_id if isinstance(call_id, str) else None

@@ -8,7 +8,7 @@ import json
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ajet_sdk.errors import AjetError
 
@@ -39,7 +39,7 @@ class ReplyCache:
             raise self._explain(error) from error
 
     @staticmethod
-    def key(request: Mapping[str, Any]) -> str:
+    def key(request: Mapping[str, object]) -> str:
         text = json.dumps(request, sort_keys=True, ensure_ascii=True)
         return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 

@@ -49,7 +49,7 @@ class _CustomToolCall(BaseModel):
     """A call of OpenAI's custom tools, which only the agent and its endpoint know."""
 
     type: Literal["custom"]
-    custom: dict[str, Any]
+    custom: dict[str, object]
 
 
 TOOL_CALL = '{"id": "call_1", "type": "function", "function": {"name": "search", "arguments": "{\\"q\\": \\"…\\"}"}}'
@@ -58,7 +58,7 @@ TOOL_CALL = '{"id": "call_1", "type": "function", "function": {"name": "search",
 
 class _Message(BaseModel):
     role: Literal["assistant"]
-    content: str | list[Any] | None = None
+    content: str | list[object] | None = None
     reasoning_content: str | None = None
     tool_calls: list[_ToolCall | _CustomToolCall] | None = None
 
@@ -84,7 +84,7 @@ class ReplyChoice(BaseModel):
     message: _Message | None = None
     text: str | None = None
     finish_reason: str | None = None
-    error: Any = None
+    error: object = None
     stop_reason: str | int | None = None
     logprobs: _Logprobs | None = None
     token_ids: list[TokenId] | None = None
@@ -115,7 +115,7 @@ class ReplyJson(BaseModel):
 
     choices: list[ReplyChoice] = Field(min_length=1)
     model: str | None = None
-    usage: dict[str, Any] | None = None
+    usage: dict[str, object] | None = None
     prompt_token_ids: list[TokenId] | None = None
 
 
@@ -150,7 +150,7 @@ def read_reply(reply: Mapping[str, Any], route: str, source: str) -> ReplyJson:
     return read
 
 
-def tool_calls_fault(calls: Any) -> str | None:
+def tool_calls_fault(calls: object) -> str | None:
     """What is wrong with the tool calls of a message that a template is to render, and what is expected; else None.
 
     Arguments may be an object here, as templates take them.
@@ -164,7 +164,7 @@ def tool_calls_fault(calls: Any) -> str | None:
     return None
 
 
-def has_content(message: Any) -> bool:
+def has_content(message: object) -> bool:
     """Whether a text or a message says anything: text, reasoning, a tool call, a refusal, whatever it is called."""
     if isinstance(message, Mapping):
         return any(value for name, value in message.items() if name != "role")
@@ -190,7 +190,7 @@ def _location(location: tuple[int | str, ...]) -> str:
     return spelt.lstrip(".") or "the reply"
 
 
-def _misfit(source: str, route: str, wrong: str, reply: Mapping[str, Any]) -> EngineUnavailable:
+def _misfit(source: str, route: str, wrong: str, reply: Mapping[str, object]) -> EngineUnavailable:
     shown = str(dict(reply))
     quoted = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
     return EngineUnavailable(f"{source} answered {route} with an invalid reply ({wrong}): {quoted}")
@@ -238,7 +238,7 @@ def _checked_choice(choice: Choice, route: str, where: str) -> Choice:
 
 def _ids(values: Sequence[int], where: str) -> Any:
     if isinstance(values, array) and values.typecode == "i" and values:
-        ids_N: npt.NDArray[Any] = np.frombuffer(values, dtype=np.int32)  # the engine's own, not held twice
+        ids_N: npt.NDArray[np.generic] = np.frombuffer(values, dtype=np.int32)  # the engine's own, not held twice
     else:
         ids_N = np.array(values)
     whole = ids_N.ndim == 1 and (ids_N.dtype.kind in "iu" or not ids_N.size)

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ajet_sdk.dialects.json import Json
 from ajet_sdk.engines.prompts import Prompt, PromptBuilder
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.samples.prefixes import place_all
-from ajet_sdk.tokens.template import ChatTemplate, clean
+from ajet_sdk.tokens.template import ChatTemplate, Message, clean
 from ajet_sdk.types import Call, now
 
 
@@ -45,8 +46,8 @@ class Retokenised:
 
 
 def calls_of(
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
+    messages: Sequence[Mapping[str, object]],
+    tools: Sequence[Mapping[str, object]] | None,
     episode_id: str,
     *,
     begin: int = 0,
@@ -96,7 +97,7 @@ class _Work:
         self.template = ChatTemplate.of(tokenizer.chat_template, tokenizer.variables)
         self.result = Retokenised()
         self._agents: dict[str, PromptBuilder] = {}
-        self._waiting: list[tuple[PromptBuilder, Prompt, Call, list[int], Mapping[str, Any]]] = []
+        self._waiting: list[tuple[PromptBuilder, Prompt, Call, list[int], Mapping[str, object]]] = []
         self._same: bool | None = None
 
     def take(self, choices: Sequence[Call]) -> None:
@@ -117,13 +118,13 @@ class _Work:
             first = answered[0]
             self.result.refused += [Refusal(first.episode_id, call.call_id, str(error)) for call in answered]
 
-    def _plain(self, body: Mapping[str, Any], calls: Sequence[Call]) -> None:
+    def _plain(self, body: Json, calls: Sequence[Call]) -> None:
         prompt = self.tokenizer.encode(body["prompt"])
         for call in calls:
             text = str((_reply(call) or {}).get("content") or "")
             self._add(call, prompt, self._recorded_ids(call) or self.tokenizer.encode(text))
 
-    def _chat(self, agent: str, body: Mapping[str, Any], calls: Sequence[Call]) -> None:
+    def _chat(self, agent: str, body: Json, calls: Sequence[Call]) -> None:
         messages, tools, options = _checked(body["messages"]), body.get("tools") or None, _options(body)
         tokens = self._agents.setdefault(agent, PromptBuilder(self.tokenizer))
         prompt = tokens.prompt(messages, tools, **options)
@@ -152,7 +153,7 @@ class _Work:
         self.result.own_ids += 1
         return ids
 
-    def _spells(self, ids: Sequence[int], message: Mapping[str, Any]) -> bool:
+    def _spells(self, ids: Sequence[int], message: Message) -> bool:
         try:
             text = self.tokenizer.decode(ids)
         except (IndexError, ValueError, OverflowError):  # ids beyond the vocabulary
@@ -164,10 +165,10 @@ class _Work:
     def _spelled(
         self,
         head: str,
-        messages: Sequence[Mapping[str, Any]],
-        reply: Mapping[str, Any],
-        tools: Any,
-        options: Mapping[str, Any],
+        messages: Sequence[Mapping[str, object]],
+        reply: Mapping[str, object],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Json,
         finish: str | None,
     ) -> list[int]:
         """The ids of a reply as the template writes it behind its generation prompt, up to the end of the turn."""
@@ -187,19 +188,19 @@ class _Work:
         return self.tokenizer.encode(body)
 
 
-def _reply(call: Call) -> Mapping[str, Any] | None:
+def _reply(call: Call) -> Mapping[str, object] | None:
     """The message that a call was answered with; None where there is none of these dialects."""
     choices = call.response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(first, Mapping):
         return None
     if isinstance(first.get("message"), Mapping):
-        message: Mapping[str, Any] = first["message"]
+        message: Mapping[str, object] = first["message"]
         return message
     return {"role": "assistant", "content": first["text"]} if isinstance(first.get("text"), str) else None
 
 
-def _options(body: Mapping[str, Any]) -> dict[str, Any]:
+def _options(body: Json) -> Json:
     """The template's arguments, as an engine reads them from a request."""
     template_options = body.get("chat_template_kwargs")
     options = dict(template_options) if isinstance(template_options, Mapping) else {}
@@ -208,7 +209,7 @@ def _options(body: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _checked(messages: Sequence[Any]) -> list[dict[str, Any]]:
+def _checked(messages: Sequence[Any]) -> list[Message]:
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise RequestRefused(f"messages[{index}] is not an object", "messages")

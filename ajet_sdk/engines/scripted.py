@@ -22,7 +22,7 @@ from ajet_sdk.tokens.probing import renderer
 
 __all__ = ["ByteTokenizer", "InProcess", "ScriptedEngine"]
 
-Reply = str | Mapping[str, Any]
+Reply = str | Mapping[str, object]
 Replies = Callable[[Ask], Any] | Sequence[Reply]
 
 MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls")
@@ -51,7 +51,7 @@ class ByteTokenizer:
     """One id per byte, and six specials from 256 on: a real tokenizer with a chat template, and nothing to load."""
 
     chat_template: str | None = TEMPLATE
-    variables: Mapping[str, Any] = {"bos_token": "", "eos_token": "<|im_end|>"}
+    variables: Mapping[str, object] = {"bos_token": "", "eos_token": "<|im_end|>"}
     eos_ids: frozenset[int] = frozenset({256 + SPECIALS.index("<|im_end|>")})
     vocab_size = 256 + len(SPECIALS)
 
@@ -166,7 +166,7 @@ class ScriptedEngine:
         logprobs = self._logprob(ids) if callable(self._logprob) else [self._logprob] * len(ids)
         return Sampled(ids, list(logprobs), "stop" if finish == "stop" else "length", self.policy_version, cut)
 
-    def _spelt(self, message: Mapping[str, Any]) -> str:
+    def _spelt(self, message: Mapping[str, object]) -> str:
         """An assistant message as the template writes it after its generation prompt."""
         render, user = renderer(self.tokenizer), {"role": "user", "content": "-"}
         head, whole = render([user], None, generate=True), render([user, {"role": "assistant", **message}])
@@ -185,7 +185,7 @@ class ScriptedEngine:
         return
 
 
-def _check_message(reply: Mapping[str, Any]) -> None:
+def _check_message(reply: Mapping[str, object]) -> None:
     """Raise EngineError for a message of which a template would leave something out, or write `null`."""
     unknown = [name for name, value in reply.items() if value and name not in MESSAGE_KEYS]
     calls = reply.get("tool_calls")
@@ -220,7 +220,7 @@ class InProcess:
         self._engine, self._limited = engine, limited
         self._requests = 0
 
-    async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def post(self, route: str, body: Mapping[str, object]) -> dict[str, object]:
         """The reply as JSON of OpenAI's API. Raises what the engine raises."""
         self._requests += 1
         episode = f"request-{self._requests}"

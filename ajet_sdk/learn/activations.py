@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _FEWEST, _MOST = 512, 8192
 """Tokens of a pass: fewer lose speed, more gain none."""
@@ -14,7 +17,7 @@ _SHARE = 0.25
 """Of the device's memory, for what a pass keeps."""
 
 
-def tokens_of_a_pass(model: Any, *, checkpointing: bool) -> int:
+def tokens_of_a_pass(model: PreTrainedModel, *, checkpointing: bool) -> int:
     """How many tokens a training pass has where the config names no number: what a pass keeps of them takes at most a
     quarter of the device's memory, and on a CPU at most 2 GiB."""
     if model.device.type == "cuda":
@@ -25,7 +28,7 @@ def tokens_of_a_pass(model: Any, *, checkpointing: bool) -> int:
     return max(_FEWEST, min(_MOST, int(limit / (stored + once + scored)) // 64 * 64))
 
 
-def bytes_of_a_token(model: Any, *, checkpointing: bool) -> tuple[int, int, int]:
+def bytes_of_a_token(model: PreTrainedModel, *, checkpointing: bool) -> tuple[int, int, int]:
     """What a pass keeps of a token in all layers, what it needs once, and what it keeps of a trained token's logits."""
     shape, size = model.config.get_text_config(), model.dtype.itemsize
     hidden, layers = shape.hidden_size, shape.num_hidden_layers

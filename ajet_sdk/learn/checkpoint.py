@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
@@ -24,6 +24,8 @@ from ajet_sdk.errors import CheckpointError
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from ajet_sdk.config.config import Config
     from ajet_sdk.types import Task
 
@@ -103,7 +105,7 @@ def restore(path: Path, take_up: Callable[[Path], None], fingerprint: str) -> Pr
     return progress
 
 
-def write_trainer(directory: Path, trainer: Trainer, tokenizer: Any) -> None:
+def write_trainer(directory: Path, trainer: Trainer, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write the model, and beside it what else the trainer's next step depends on."""
     _write_model(directory, trainer.model, tokenizer)
     torch.save(trainer.state(), directory / _TRAINER)
@@ -120,7 +122,7 @@ def read_trainer(path: Path, trainer: Trainer) -> None:
         raise CheckpointError(f"{path} cannot be restored: {type(error).__name__}: {error}") from error
 
 
-def export(directory: Path, model: Any, tokenizer: Any) -> Path:
+def export(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Write the result as a Hugging Face checkpoint; a LoRA model merged, its adapter beside it in `adapter/`."""
     fresh = directory.with_name(f".{directory.name}.{os.getpid()}")
     if fresh.exists():
@@ -136,7 +138,7 @@ def export(directory: Path, model: Any, tokenizer: Any) -> Path:
     return directory
 
 
-def _write_merged(directory: Path, model: Any) -> None:
+def _write_merged(directory: Path, model: PreTrainedModel) -> None:
     """Save the base model with the adapter's weights added in; the model itself is left as it was, to the bit."""
     layers = {name: value for name, value in model.state_dict().items() if ".base_layer." in name}
     before = {name: value.to("cpu", copy=True) for name, value in layers.items()}
@@ -153,7 +155,7 @@ def _write_merged(directory: Path, model: Any) -> None:
         model.load_state_dict(before, strict=False)
 
 
-def save_model(model: Any, directory: Path, **options: Any) -> None:
+def save_model(model: PreTrainedModel, directory: Path, **options: object) -> None:
     """`save_pretrained` without its progress bar, which would break into ours."""
     from transformers.utils import logging
 
@@ -166,12 +168,12 @@ def save_model(model: Any, directory: Path, **options: Any) -> None:
             logging.enable_progress_bar()
 
 
-def _write_model(directory: Path, model: Any, tokenizer: Any) -> None:
+def _write_model(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     save_model(model, directory)
     tokenizer.save_pretrained(directory)
 
 
-def read_weights(path: Path, model: Any) -> None:
+def read_weights(path: Path, model: PreTrainedModel) -> None:
     """Load the weights of a checkpoint into a model of the same shape, in place. Raises CheckpointError."""
     if hasattr(model, "merge_adapter"):
         from peft import set_peft_model_state_dict

@@ -31,6 +31,8 @@ from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from ajet_sdk.config.config import Config
 
 
@@ -155,7 +157,7 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
 
 
 def _vllm_sampler(
-    config: Config, path: Path | str, model: Any, tokenizer: HFTokenizer, max_model_len: int
+    config: Config, path: Path | str, model: PreTrainedModel, tokenizer: HFTokenizer, max_model_len: int
 ) -> VllmSampler:
     """A sampler over a server that begins with the model's weights and gets them anew after each step."""
     served = ServedWeights(model, tokenizer.hf)
@@ -187,8 +189,8 @@ _LARGEST_RANK = 512
 class ServedWeights:
     """How a model in training is given to its server."""
 
-    model: Any
-    tokenizer: Any
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
     """Of transformers."""
 
     @property

@@ -9,7 +9,7 @@ arXiv:2305.18290, eq. 7).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,9 +19,12 @@ from ajet_sdk.learn.batches import MicroBatch
 from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss
 from ajet_sdk.types import Sample
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def score(
-    model: Any,
+    model: PreTrainedModel,
     batch: MicroBatch,
     *,
     entropy: bool,
@@ -38,7 +41,7 @@ def score(
     it the gathered hidden states, so whatever the model does to its logits afterwards (scaling, soft caps) is kept.
     """
 
-    def gather(_module: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def gather(_module: object, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         hidden_BTH = args[0]
         # Gradients of samples that share a position add up there; in bfloat16 the sum would stand still.
         exact = torch.promote_types(hidden_BTH.dtype, torch.float32)

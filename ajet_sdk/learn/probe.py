@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.chat import TokenEngine
@@ -20,7 +20,9 @@ from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ajet_sdk.config.config import Config
     from ajet_sdk.types import Task
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 class Probe:
     """Runs a workflow on some training tasks against a model in memory. Nothing of it enters the trace."""
 
-    def __init__(self, config: Config, workflow: Any, judge: Any, tasks: Sequence[Task]) -> None:
+    def __init__(
+        self, config: Config, workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task]
+    ) -> None:
         self.config, self.workflow, self.judge = before_training(config), workflow, judge
         self.tasks = list(tasks)
         random.Random(config.trainer_common.seed).shuffle(self.tasks)
@@ -41,7 +45,7 @@ class Probe:
             raise ConfigError("rollout.user_workflow is not set; model.recipe needs the agent to measure its model")
         return cls(config, config.load(config.rollout.user_workflow), load_judge(config), load_tasks(config).train)
 
-    async def reward(self, model: Any, tokenizer: Any, count: int) -> float:
+    async def reward(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int) -> float:
         """Mean reward over `count` tasks; an episode that failed by its own doing counts nothing.
 
         Raises TrainingError where fewer of them are sound than `rollout.min_sound_share` asks for.

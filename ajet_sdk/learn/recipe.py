@@ -28,6 +28,8 @@ from ajet_sdk.config.model_source import made_for_seed
 from ajet_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from ajet_sdk.config.config import Config
     from ajet_sdk.learn.probe import Probe
     from ajet_sdk.types import Task
@@ -89,8 +91,8 @@ CHAT_TEMPLATE = """\
 class Demonstration:
     """A whole conversation as the agent would have it; the assistant's messages are what is learnt."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
+    messages: list[dict[str, object]]
+    tools: list[dict[str, object]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
     measured = probe or import_module(_PROBE).Probe.of(config)
     loop = asyncio.get_running_loop()
 
-    def measure(model: Any, tokenizer: Any, count: int) -> float:
+    def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int) -> float:
         # The agent runs in the run's own loop, because its module-level clients keep connections that belong to it.
         reward: float = asyncio.run_coroutine_threadsafe(measured.reward(model, tokenizer, count), loop).result()
         return reward

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from safetensors import SafetensorError, safe_open
 from ajet_sdk.errors import CheckpointError
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Call
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _FAR = 0.3
 """Nats, in the mean over tokens, that the probabilities of one model may lie apart: bfloat16 and other kernels give
@@ -53,7 +56,7 @@ def check_export(path: Path, calls: Sequence[Call] = ()) -> float | None:
     return gap
 
 
-def _load(path: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
+def _load(path: Path, **options: object) -> tuple[PreTrainedModel, dict[str, Sequence[object]]]:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -61,7 +64,7 @@ def _load(path: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+        loaded: tuple[PreTrainedModel, dict[str, Sequence[object]]] = AutoModelForCausalLM.from_pretrained(
             path, output_loading_info=True, local_files_only=True, trust_remote_code=False, **options
         )
         return loaded
@@ -99,7 +102,7 @@ def _check_values(path: Path) -> None:
                     raise CheckpointError(f"{name} in {file} is not finite: the training diverged")
 
 
-def _scores(path: Path, model: Any, ids_T: torch.Tensor) -> torch.Tensor:
+def _scores(path: Path, model: PreTrainedModel, ids_T: torch.Tensor) -> torch.Tensor:
     """Logits (T, vocabulary) in float32."""
     with torch.no_grad():
         logits: torch.Tensor = model(ids_T.long()[None]).logits[0].float()
@@ -123,7 +126,7 @@ def _comparable(calls: Sequence[Call]) -> list[Call]:
     return [call for _, call in sorted(fit, key=lambda scored: scored[0])[:_CALLS]]
 
 
-def _gaps(path: Path, model: Any, call: Call) -> torch.Tensor:
+def _gaps(path: Path, model: PreTrainedModel, call: Call) -> torch.Tensor:
     """Log-probabilities of the reply's tokens by the model, less those recorded (T)."""
     prompt, reply = np.asarray(call.prompt_ids), np.asarray(call.output_ids)
     ids_T, start = torch.tensor(np.concatenate([prompt, reply]).astype(np.int64)), len(prompt)

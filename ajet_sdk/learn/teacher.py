@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,8 @@ from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Floats, Sample
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ajet_sdk.config.config import Config
     from ajet_sdk.config.trainer_schema import Algorithm
 
@@ -59,7 +61,7 @@ class Teacher(Protocol):
         ...
 
 
-async def open_teacher(config: Config, tokenizer: HFTokenizer, student: Any) -> Teacher | None:
+async def open_teacher(config: Config, tokenizer: HFTokenizer, student: PreTrainedModel) -> Teacher | None:
     """The teacher that the config names; None where none is. Raises ConfigError where its tokenizer is another one."""
     algorithm = config.trainer_common.algorithm
     if algorithm.adv_estimator != "opd" or algorithm.teacher is None:
@@ -77,7 +79,7 @@ async def open_teacher(config: Config, tokenizer: HFTokenizer, student: Any) -> 
     return await asyncio.to_thread(_load, config, path, tokenizer, student)
 
 
-def _load(config: Config, path: str, tokenizer: HFTokenizer, student: Any) -> LocalTeacher:
+def _load(config: Config, path: str, tokenizer: HFTokenizer, student: PreTrainedModel) -> LocalTeacher:
     if HFTokenizer(path).hf.get_vocab() != tokenizer.hf.get_vocab():
         raise ConfigError(
             f"trainer_common.algorithm.teacher: {path} has another tokenizer than the trained model, so its "
@@ -126,7 +128,9 @@ def unscored(algorithm: Algorithm, batch: Batch) -> str | None:
 class LocalTeacher:
     """A model in this process. Nothing may be sampled from `student` while it scores."""
 
-    def __init__(self, model: Any, micro_batch_tokens: int, tokenizer: Tokenizer, student: Any) -> None:
+    def __init__(
+        self, model: PreTrainedModel, micro_batch_tokens: int, tokenizer: Tokenizer, student: PreTrainedModel
+    ) -> None:
         self.model, self._tokens, self._tokenizer, self._student = model, micro_batch_tokens, tokenizer, student
         with policy_pass(student):
             self._pairs_per_token = min(pairs_per_token(model), pairs_per_token(student))  # both score the same rows
@@ -210,7 +214,7 @@ class RemoteTeacher:
                 ) from refused
         return self._read(answer, ids, at)
 
-    def _read(self, answer: dict[str, Any], ids: Sequence[int], at: npt.NDArray[np.intp]) -> Floats:
+    def _read(self, answer: dict[str, object], ids: Sequence[int], at: npt.NDArray[np.intp]) -> Floats:
         """The log-probabilities at some places. Raises ConfigError where the endpoint's tokens are not ours."""
         choices = answer.get("choices")
         entries = choices[0].get("prompt_logprobs") if isinstance(choices, list) and choices else None

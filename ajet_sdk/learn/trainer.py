@@ -25,6 +25,8 @@ from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.types import Sample
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ajet_sdk.config.config import Config
 
 _OBJECTIVES: dict[str, Literal["imitation", "preference"]] = {"sft": "imitation", "dpo": "preference"}
@@ -119,20 +121,20 @@ class TrainerSettings:
         return [[index for unit in order[i::number] for index in unit] for i in range(number)]
 
 
-def trainable_parameters(model: Any) -> list[torch.nn.Parameter]:
+def trainable_parameters(model: PreTrainedModel) -> list[torch.nn.Parameter]:
     """The parameters that training moves: all of a full model, the adapter's of a LoRA model."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
 @contextmanager
-def policy_pass(model: Any) -> Iterator[None]:
+def policy_pass(model: PreTrainedModel) -> Iterator[None]:
     """The mode of passes with gradients: the policy as it was sampled from, without dropout or other noise.
 
     That is evaluation mode. Only modules that save memory by checkpointing, which transformers do in training mode
     alone, are told that they train; what they themselves would drop (`dropout`, `layerdrop`) is 0 meanwhile.
     """
     was = {module: module.training for module in model.modules()}
-    dropped: list[tuple[Any, str, float]] = []
+    dropped: list[tuple[torch.nn.Module, str, float]] = []
     for module in was:
         module.training = bool(getattr(module, "gradient_checkpointing", False))
         if module.training:
@@ -158,7 +160,7 @@ class Trainer:
 
     plain_only = False
 
-    def __init__(self, model: Any, settings: TrainerSettings, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, settings: TrainerSettings, tokenizer: Tokenizer | None = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
         """What calls with penalties, forbidden words and the like are scored with."""
@@ -369,12 +371,12 @@ class Trainer:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _freeze(self) -> Any:
-        reference = copy.deepcopy(self.model).eval()
+    def _freeze(self) -> PreTrainedModel:
+        reference: PreTrainedModel = copy.deepcopy(self.model).eval()
         reference.requires_grad_(False)
         return reference
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Everything beside the weights that the next step depends on; tensors, numbers and lists only."""
         masters = [m.detach() for m, p in zip(self.masters, self.parameters, strict=True) if m is not p]
         state = {"updates": self.updates, "optimizer": self.optimizer.state_dict(), "masters": masters}

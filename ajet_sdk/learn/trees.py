@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ajet_sdk.engines.local.forward import distance, rope_kinds, tolerance, unsupported_reason
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Tokens = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 _Places = npt.NDArray[np.int64]
@@ -129,7 +132,7 @@ def grid(
     return Rows(*(tensors if branches else tensors[:1])), places
 
 
-def pairs_per_token(model: Any) -> int:
+def pairs_per_token(model: PreTrainedModel) -> int:
     """How many pairs of tokens cost as much in attention as one token costs in all other layers; 0 where the model
     cannot take a tree.
 
@@ -145,7 +148,7 @@ def pairs_per_token(model: Any) -> int:
     return 6 * int(config.hidden_size)  # 24 H² of matrices against 4 H for a query with a key and its value
 
 
-def _trial(model: Any) -> bool:
+def _trial(model: PreTrainedModel) -> bool:
     """Whether three sequences give the same logits in a row as each by itself."""
     ids = (np.arange(12) * 7919 + 13) % model.config.get_text_config().vocab_size
     sequences = [ids[[0, 1, 2, 3, 4, 5]], ids[[0, 1, 2, 6, 7]], ids[[0, 1, 2, 6, 8, 9, 10]]]

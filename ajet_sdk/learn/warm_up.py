@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -26,6 +26,9 @@ from ajet_sdk.learn.recipe import Demonstration, Recipe, Say, store_model
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Sample, Timeline
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>",
            "<tool_response>", "</tool_response>")  # fmt: skip
@@ -102,7 +105,9 @@ def train_tokenizer(recipe: Recipe, demonstrations: Sequence[Demonstration]) -> 
     return wrap(backend)
 
 
-def tokenize_demonstrations(tokenizer: Any, demonstrations: Sequence[Demonstration]) -> list[Sample]:
+def tokenize_demonstrations(
+    tokenizer: PreTrainedTokenizerBase, demonstrations: Sequence[Demonstration]
+) -> list[Sample]:
     """The demonstrations as training sequences, rendered and tokenised by what serving uses: exact ids, merged."""
     exact = HFTokenizer(tokenizer)
     samples = []
@@ -123,7 +128,7 @@ def _sample(line: Timeline) -> Sample:
     )
 
 
-def new_model(recipe: Recipe, tokenizer: Any) -> Any:
+def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
     """A Qwen3 with random weights, drawn from torch's seed."""
     shape = recipe.shape
     config = Qwen3Config(
@@ -149,7 +154,13 @@ def new_model(recipe: Recipe, tokenizer: Any) -> Any:
 
 
 def warm_up(
-    recipe: Recipe, model: Any, tokenizer: Any, samples: Sequence[Sample], seed: int, measure: Measure, say: Say
+    recipe: Recipe,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: Sequence[Sample],
+    seed: int,
+    measure: Measure,
+    say: Say,
 ) -> tuple[int, float]:
     """Supervised steps until the agent earns enough. Returns their number and the reward."""
     optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, betas=(0.9, 0.98), weight_decay=0.01)

@@ -7,7 +7,7 @@ import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.reporting.output import visible
 
@@ -37,7 +37,7 @@ def progress_in_cell(total: int) -> Callable[[Episode], None] | None:
 
     rewards: list[float] = []
     done = 0
-    shown: Any = display(HTML(_progress(0, total, rewards)), display_id=True)
+    shown = display(HTML(_progress(0, total, rewards)), display_id=True)
 
     def ended(episode: Episode) -> None:
         nonlocal done

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting import html, output
@@ -25,6 +25,8 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Metric, Outcome
 
 if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
+
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
@@ -336,7 +338,7 @@ class _Board:
             event.summary.value.add(tag=name, simple_value=value)
         self._append(event)
 
-    def _append(self, event: Any) -> None:
+    def _append(self, event: Event) -> None:
         try:
             self._records.write(event.SerializeToString())
             self._records.flush()

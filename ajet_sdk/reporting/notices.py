@@ -12,7 +12,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -51,7 +50,7 @@ def answer_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]
     return metrics | {f"{prefix}/held_out_{name}": float(np.mean(values)) for name, values in watched.items()}
 
 
-def _text(output: Any) -> str:
+def _text(output: object) -> str:
     """What the agent said, of a WorkflowOutput too."""
     if isinstance(output, Mapping):
         metadata = output.get("metadata")

@@ -15,7 +15,10 @@ import unicodedata
 from collections.abc import Iterator
 from datetime import date, datetime, time
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 _KEPT = "\n\t"
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
@@ -59,13 +62,13 @@ def echo(text: str = "", *, err: bool = False) -> None:
     print(_STYLED.sub(shown, visible(text)), file=stream, flush=True)
 
 
-def json_line(value: Any, *, indent: int | None = 2) -> str:
+def json_line(value: object, *, indent: int | None = 2) -> str:
     """A value as JSON that a terminal can show: what `visible` spells out is escaped as JSON has it."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=json_default)
     return "\n".join(line if line.isprintable() else "".join(map(_escaped, line)) for line in text.split("\n"))
 
 
-def json_default(value: Any) -> Any:
+def json_default(value: object) -> float | str:
     """What JSON has in place of a value that it does not know, as `default` of `json.dumps`.
 
     Decimals are numbers; dates, times and intervals are text; bytes are text where they are UTF-8, else base64.
@@ -86,7 +89,7 @@ def _escaped(c: str) -> str:
     return c if _shown(c) == c else json.dumps(c)[1:-1]
 
 
-def console(**settings: Any) -> Any:
+def console(**settings: Any) -> Console:
     """A rich console whose texts are `visible`; `settings` are rich's.
 
     It writes to its file in a notebook too, where rich would show each print in the cell.
@@ -95,12 +98,12 @@ def console(**settings: Any) -> Any:
 
 
 @functools.cache
-def _console_class() -> Any:
+def _console_class() -> type[Console]:
     from rich.console import Console
     from rich.segment import Segment
 
     class VisibleConsole(Console):
-        def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
             for text, form, control in super().render(renderable, options):
                 yield Segment(text if control else visible(text), form, control)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.reporting import html, output
 from ajet_sdk.reporting.notices import discarded
@@ -109,7 +109,7 @@ class Report:
 
         return pa.Table.from_pylist(list(self._rows()), schema=pa.schema(_COLUMNS))
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
+    def _rows(self) -> Iterator[dict[str, object]]:
         for score in self.tasks:
             for episode in score.episodes:
                 text = episode.output

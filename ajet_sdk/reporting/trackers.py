@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.errors import ConfigError, MissingExtra
@@ -30,7 +30,7 @@ class TrackedRun:
     """Begun again with the same one, as a resume does, it is the same run there."""
     project: str
     name: str
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     directory: Path
     """Where the tracker keeps its files."""
 

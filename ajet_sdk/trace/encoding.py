@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import BaseModel
 
 from ajet_sdk.addresses import is_address, public
 from ajet_sdk.secret_keys import LEAVES, masked
@@ -35,7 +36,7 @@ _TYPES = {
 Row = dict[str, Any]
 
 
-def scrub(value: Any) -> Any:
+def scrub(value: object) -> Any:
     """The same JSON with the text of every key that names a secret (`api_key`, `Authorization`, ...) removed.
 
     A text that is an address loses its password and keys; other texts stay as they are.
@@ -47,7 +48,7 @@ def _without_keys(text: str, by: str) -> str:
     return public(text, by) if is_address(text) else text
 
 
-def storable(value: Any) -> Any:
+def storable(value: object) -> Any:
     """The value, or, where it cannot be stored as JSON, a text that says why.
 
     It calls methods of users' objects, which may raise anything.
@@ -219,7 +220,7 @@ _WITHOUT_REFERENCES = 2
 """The last format of `marshal` in which what is equal is spelt equally, shared or not."""
 
 
-def _simple(message: Any) -> bool:
+def _simple(message: object) -> bool:
     """Nothing but a role and a text: there is no key to look at."""
     return isinstance(message, dict) and message.keys() <= _SPOKEN and type(message.get("content")) in LEAVES
 
@@ -242,7 +243,7 @@ _ROWS_OF: dict[type, Callable[[Any, StoredCalls], list[tuple[str, Row]]]] = {
 }
 
 
-def _plain(record: Any) -> Row:
+def _plain(record: BaseModel) -> Row:
     """The fields of a record that are columns as they are."""
     values = record.__dict__
     texts, plain = _COLUMNS_OF[type(record)]
@@ -261,14 +262,14 @@ _OF_AJET = frozenset(("error", "cause", "model", "name"))
 _NUMBERS = frozenset(("INTEGER", "DOUBLE", "BOOLEAN", "TIMESTAMPTZ"))
 
 
-def _columns(record: type[Any], table: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _columns(record: type[BaseModel], table: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of a record's columns that hold text, and of those that hold numbers and times."""
     same = [(name, kind) for name, kind in COLUMNS[table].items() if name in record.model_fields]
     texts = tuple(name for name, kind in same if kind == "VARCHAR")
     return texts, tuple(name for name, kind in same if kind in _NUMBERS)
 
 
-_COLUMNS_OF: dict[Any, tuple[tuple[str, ...], tuple[str, ...]]] = {
+_COLUMNS_OF: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
     Run: _columns(Run, "runs"),
     Episode: _columns(Episode, "episodes"),
     Call: _columns(Call, "calls"),
@@ -288,7 +289,7 @@ def _text(text: str) -> str:
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     if type(value) is dict and not value:
         return "{}"
     text = _ENCODER.encode(value)

@@ -7,7 +7,7 @@ import hmac
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -43,7 +43,7 @@ _AT_ONCE = 2
 _FEEDBACK = TypeAdapter(list[Feedback])
 
 
-def post(owner: Owner, path: str, body: Any) -> httpx.Response | None:
+def post(owner: Owner, path: str, body: object) -> httpx.Response | None:
     """Ask a live owner; None where it is gone since. Raises TraceError where it lives and does not answer."""
     if not owner.url:
         raise ValueError(f"process {owner.pid} does not answer")

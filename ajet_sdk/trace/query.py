@@ -24,7 +24,7 @@ TIMEOUT = 30.0
 
 RESULT_BYTES = 512 << 20
 
-SETTINGS: dict[str, Any] = {
+SETTINGS: dict[str, object] = {
     "enable_external_access": False,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
@@ -44,7 +44,7 @@ _ROWS = 2048
 def select(
     root: duckdb.DuckDBPyConnection,
     sql: str,
-    parameters: Sequence[Any] = (),
+    parameters: Sequence[object] = (),
     *,
     timeout: float = TIMEOUT,
     stop: Stop | None = None,
@@ -113,7 +113,7 @@ def only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statem
 def _collect(
     cursor: duckdb.DuckDBPyConnection,
     statement: duckdb.Statement,
-    parameters: Sequence[Any],
+    parameters: Sequence[object],
     deadline: float,
     stop: Stop,
     most_bytes: int,
@@ -188,7 +188,7 @@ class Planner:
             self._connection.execute(statement)
         self._connection.execute(f"SET disabled_optimizers = '{_PRUNING}'")
 
-    def scans(self, sql: str, parameters: Sequence[Any] = ()) -> dict[str, Scan]:
+    def scans(self, sql: str, parameters: Sequence[object] = ()) -> dict[str, Scan]:
         """Table -> what one SELECT or EXPLAIN reads of it. Raises QueryError where it is not one, or wrong."""
         with self._lock:
             statement = only_statement(self._connection, sql)

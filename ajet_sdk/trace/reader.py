@@ -109,7 +109,7 @@ class Trace(AbstractContextManager["Trace"]):
     def spent(self) -> float:
         return self._cost.seconds
 
-    def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
+    def query(self, sql: str, parameters: Sequence[object] = (), stop: Stop | None = None) -> pa.Table:
         started = seen = time.monotonic()
         while True:
             try:
@@ -157,7 +157,7 @@ class Trace(AbstractContextManager["Trace"]):
         files = self._readable[1]
         return files, {file: owned[file] for file in files if file in owned} if owned else {}, stamps
 
-    def _query(self, sql: str, parameters: Sequence[Any], stop: Stop | None) -> pa.Table:
+    def _query(self, sql: str, parameters: Sequence[object], stop: Stop | None) -> pa.Table:
         files, owned, stamps = self._look()
         if owned and len(files) > 1:
             files = [file for file in files if file not in owned or not _opening(owned[file])]
@@ -322,7 +322,7 @@ def stored_calls(table: pa.Table) -> list[Stored]:
     ]
 
 
-def _call(row: Mapping[str, Any], lists: Mapping[str, Any], ids: npt.NDArray[np.int32], messages: list[Any]) -> Call:
+def _call(row: dict[str, Any], lists: Mapping[str, Any], ids: npt.NDArray[np.int32], messages: list[object]) -> Call:
     request = json.loads(row["request"])
     if row["messages_suffix"] is not None:
         request = {"messages": messages, **request}
@@ -357,7 +357,7 @@ class Stored:
     """A JSON list."""
 
 
-Whole = tuple[npt.NDArray[np.int32], list[Any]]
+Whole = tuple[npt.NDArray[np.int32], list[object]]
 """A call's whole prompt and messages; empty where it has none."""
 
 
@@ -386,7 +386,7 @@ def rebuild(calls: Sequence[Stored]) -> dict[str, Whole]:
 
 
 def _extend(call: Stored, stored: dict[str, Stored], whole: dict[str, Whole]) -> Whole:
-    ids, messages = np.empty(0, np.int32), list[Any]()
+    ids, messages = np.empty(0, np.int32), list[object]()
     parent = call.parent_call_id
     if parent is not None:
         ids, messages = whole[parent]

@@ -5,7 +5,7 @@ A SELECT may take any memory and time; these take what the rows take, and how ma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -63,7 +63,7 @@ class RowsOf(BaseModel):
         if not self.columns:
             return query(f"SELECT count(*) AS n, {_MARKS.get(self.table, '0')}::BIGINT AS mark FROM {self.table}")
         listed = ", ".join(f'"{name}"' for name in dict.fromkeys(self.columns))
-        named: list[Any] = list(self.among)
+        named: list[object] = list(self.among)
         only = "" if self.by is None else f' AND "{self.by}" IN ({", ".join("?" * len(named)) or "NULL"})'
         sql = f"SELECT {listed}, rowid AS _row FROM {self.table} WHERE rowid > ?{only} LIMIT {self.most}"
         values = [self.after, *(named if self.by is not None else [])]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import duckdb
 import pyarrow as pa
@@ -76,7 +76,7 @@ class Attached:
         owned: Owned,
         known: _Stamps,
         sql: str,
-        parameters: Sequence[Any],
+        parameters: Sequence[object],
         stop: Stop | None,
     ) -> pa.Table:
         """One SELECT or EXPLAIN over all files, of which some have an owner; of some the stamp is known."""

@@ -18,7 +18,7 @@ _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY = 86_400
 
 
-def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
+def rows_of(table: pa.Table) -> Iterator[dict[str, object]]:
     """The rows of a result, some thousand at a time.
 
     Whole numbers are int, whatever their type there, and other decimals Decimal. What Python's types cannot hold
@@ -30,11 +30,11 @@ def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
         yield from (dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
-def _values(column: pa.ChunkedArray) -> list[Any]:
+def _values(column: pa.ChunkedArray) -> list[object]:
     if not _is_plain(column.type):
         return [value_of(scalar) for scalar in column]
     try:
-        values: list[Any] = column.to_pylist()
+        values: list[object] = column.to_pylist()
         return values
     except (OverflowError, ValueError):  # a time that Python's types cannot hold
         return [value_of(scalar) for scalar in column]
@@ -102,7 +102,7 @@ def _calendar(days: int) -> tuple[int, int, int]:
     return inside.year + 400 * cycles, inside.month, inside.day
 
 
-def _interval(value: Any) -> str:
+def _interval(value: pa.MonthDayNano) -> str:
     """`1 year 2 months 3 days 04:05:06`, as DuckDB writes it."""
     years, months = divmod(abs(value.months), 12)
     sign = -1 if value.months < 0 else 1

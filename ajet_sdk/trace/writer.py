@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from uuid import uuid4
 
 import duckdb
@@ -139,7 +139,7 @@ class TraceWriter:
     def query(
         self,
         sql: str,
-        parameters: Sequence[Any] = (),
+        parameters: Sequence[object] = (),
         stop: Stop | None = None,
         *,
         most_bytes: int = RESULT_BYTES,

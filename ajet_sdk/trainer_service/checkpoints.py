@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+from ajet_sdk.dialects.json import Json
 from ajet_sdk.errors import CheckpointError, RequestRefused
 from ajet_sdk.trainer_service.policies import Policy
 
@@ -38,7 +38,7 @@ class Checkpoints:
         policy.save(directory, optimiser=True)
         return directory
 
-    def save(self, policy_id: str, policy: Policy, kind: str, body: Mapping[str, Any]) -> str:
+    def save(self, policy_id: str, policy: Policy, kind: str, body: Json) -> str:
         """Save a checkpoint as a client asked; returns its path. Raises RequestRefused."""
         name, session = body.get("path"), body.get("sampling_session_seq_id")
         if name is None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ import numpy.typing as npt
 from ajet_sdk.errors import MissingExtra, RequestRefused
 from ajet_sdk.protocols import Sampled
 from ajet_sdk.types import Floats
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 LOSSES: Mapping[str, Mapping[str, float]] = {
     "cross_entropy": {},
@@ -26,13 +30,14 @@ LOSSES: Mapping[str, Mapping[str, float]] = {
 """Each loss with the parameters of `loss_fn_config`, at the API's defaults."""
 
 
-def messages() -> Any:
+def messages() -> ModuleType:
     """The module with the API's protobuf classes. Raises MissingExtra."""
     try:
         from tinker.proto import tinker_public_pb2
     except ImportError as error:
         raise MissingExtra("tinker (it needs Python 3.11 or later)", "tinker") from error
-    return tinker_public_pb2
+    module: ModuleType = tinker_public_pb2
+    return module
 
 
 def pass_address(body: bytes) -> tuple[str, int]:
@@ -75,7 +80,7 @@ class Batch:
                 )
 
 
-def read_batch(message: Any) -> Batch:
+def read_batch(message: Message) -> Batch:
     """The data of a `ForwardBackwardRequest`. Raises RequestRefused, which names the datum and the input."""
     if message.loss_fn not in LOSSES:
         raise RequestRefused(
@@ -113,7 +118,7 @@ def read_batch(message: Any) -> Batch:
     return batch
 
 
-def _ids(datum: Any, index: int) -> npt.NDArray[np.int64]:
+def _ids(datum: Message, index: int) -> npt.NDArray[np.int64]:
     parts = []
     for chunk in datum.model_input:
         if chunk.WhichOneof("chunk") != "encoded_text":
@@ -125,7 +130,7 @@ def _ids(datum: Any, index: int) -> npt.NDArray[np.int64]:
     return ids_T
 
 
-def _input(datum: Any, name: str, index: int, size: int) -> npt.NDArray[Any]:
+def _input(datum: Message, name: str, index: int, size: int) -> npt.NDArray[np.float32 | np.int64 | np.int32]:
     """One of a datum's inputs, of as many values as it has tokens."""
     if name not in datum.loss_fn_inputs:
         raise RequestRefused(f"datum {index} lacks the input {name!r}; it needs a value for each token of model_input")
@@ -135,7 +140,7 @@ def _input(datum: Any, name: str, index: int, size: int) -> npt.NDArray[Any]:
     kind = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}.get(tensor.dtype)
     if kind is None:
         raise RequestRefused(f"datum {index}: {name} must be of float32 or int64")
-    values_T: npt.NDArray[Any] = np.frombuffer(tensor.dense, kind)
+    values_T = np.frombuffer(tensor.dense, kind)
     if len(values_T) != size:
         raise RequestRefused(f"datum {index}: {name} has {len(values_T)} values for {size} tokens of model_input")
     if not np.isfinite(values_T).all():

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ajet_sdk.errors import ConfigError
 
@@ -49,7 +48,7 @@ class Reply:
     media: str = "application/json"
 
     @classmethod
-    def json(cls, **value: Any) -> Reply:
+    def json(cls, **value: object) -> Reply:
         return cls(json.dumps(value).encode())
 
     @classmethod
@@ -91,12 +90,12 @@ class Journal:
 
     # Policies and their requests
 
-    def add_policy(self, policy_id: str, session_id: str, about: Mapping[str, Any]) -> None:
+    def add_policy(self, policy_id: str, session_id: str, about: Mapping[str, object]) -> None:
         """A policy whose first request has the number 0."""
         row = (policy_id, session_id, json.dumps(about))
         self._connection.execute("INSERT OR IGNORE INTO policies VALUES (?, ?, ?, -1, NULL)", row)
 
-    def policies(self) -> dict[str, tuple[str, dict[str, Any], int, Path | None]]:
+    def policies(self) -> dict[str, tuple[str, dict[str, object], int, Path | None]]:
         """Session, what is known, number of the last request in the saved weights, and where those are."""
         rows = self._connection.execute("SELECT * FROM policies ORDER BY rowid").fetchall()
         return {id_: (session, json.loads(about), seq, path and Path(path)) for id_, session, about, seq, path in rows}

@@ -12,9 +12,10 @@ import json
 import math
 import warnings
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,6 +30,12 @@ from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss
 from ajet_sdk.learn.trees import grid, pairs_per_token
 from ajet_sdk.trainer_service.data import Batch, PromptScores
 from ajet_sdk.types import Floats
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+    from ajet_sdk.dialects.json import Json
 
 _ALPHA = 32
 """Of every adapter: what it adds is scaled by `_ALPHA / rank`, so that a learning rate suits all ranks."""
@@ -73,13 +80,13 @@ class BaseModel:
         self.pairs_per_token = pairs_per_token(self.model)
         self._kinds = _layers(self.model)
 
-    def policy_module(self, lora: Lora | None) -> Any:
+    def policy_module(self, lora: Lora | None) -> PreTrainedModel:
         """Another module over the same weights, with an adapter of its own: two threads may not use one module."""
         weights = {id(parameter): parameter for parameter in self.model.parameters()}
-        module = copy.deepcopy(self.model, dict[int, Any](weights)).eval()
+        module = copy.deepcopy(self.model, dict[int, object](weights)).eval()
         return module if lora is None else self._with_adapter(module, lora)
 
-    def _with_adapter(self, module: Any, lora: Lora) -> Any:
+    def _with_adapter(self, module: PreTrainedModel, lora: Lora) -> PeftModel:
         try:
             import peft
         except ImportError as error:
@@ -99,7 +106,7 @@ class BaseModel:
                 peft.LoraConfig(task_type="CAUSAL_LM", r=lora.rank, lora_alpha=_ALPHA, target_modules=targets),
             ).eval()
 
-    def sampling_module(self, path: Path | None) -> Any:
+    def sampling_module(self, path: Path | None) -> PreTrainedModel:
         """A module with the adapter saved in `path`, or the base model."""
         if path is None:
             return self.policy_module(None)
@@ -108,7 +115,7 @@ class BaseModel:
         return module.requires_grad_(False)
 
 
-def _layers(model: Any) -> dict[str, set[str]]:
+def _layers(model: PreTrainedModel) -> dict[str, set[str]]:
     """The names of a model's linear layers by kind, as an adapter's config has them."""
     head = model.get_output_embeddings()
     kinds: dict[str, set[str]] = defaultdict(set)
@@ -165,7 +172,7 @@ class Policy:
         except Exception as error:  # what damaged bytes raise in pickle and torch has no common class
             raise CheckpointError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
 
-    def save(self, directory: Path, *, optimiser: bool, about: dict[str, Any] | None = None) -> None:
+    def save(self, directory: Path, *, optimiser: bool, about: dict[str, object] | None = None) -> None:
         """Write adapter and optimiser to `directory`; the adapter is in peft's own format."""
         directory.mkdir(parents=True)
         save_model(self.module, directory, save_embedding_layers=False)
@@ -258,7 +265,7 @@ def _token_losses(batch: Batch, scored: Scored, micro: MicroBatch) -> torch.Tens
     return policy_loss(scored, micro, settings)[0]
 
 
-def adam_of(parameters: dict[str, Any]) -> Adam:
+def adam_of(parameters: Json) -> Adam:
     """The parameters of a step as JSON has them. Raises RequestRefused."""
     names = {field.name for field in fields(Adam)}
     if unknown := set(parameters) - names - {"type"}:
@@ -272,7 +279,9 @@ def adam_of(parameters: dict[str, Any]) -> Adam:
     return adam
 
 
-def prompt_scores(module: Any, ids_T: Any, top: int, last: int | None, threads: int) -> PromptScores:
+def prompt_scores(
+    module: PreTrainedModel, ids_T: Sequence[int], top: int, last: int | None, threads: int
+) -> PromptScores:
     """Log-probabilities of a prompt's own tokens, but the first, and the `top` likeliest at each place."""
     torch.set_num_threads(threads)
     size = len(ids_T)

@@ -15,10 +15,9 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -26,7 +25,9 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ajet_sdk.dialects.json import Json
 from ajet_sdk.errors import AjetError, RequestRefused
 from ajet_sdk.trainer_service.checkpoints import EXPORT, SAVE, SNAPSHOT
 from ajet_sdk.trainer_service.data import pass_address
@@ -41,15 +42,15 @@ _LINK = 24 * 3600
 _KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 
 
-def application(service: Service, api_key: str | None = None, poll: float = _POLL) -> Any:
+def application(service: Service, api_key: str | None = None, poll: float = _POLL) -> ASGIApp:
     """The ASGI application; with `api_key` only who sends it is answered."""
     return _keyed(_Routes(service, poll).app(), api_key) if api_key else _Routes(service, poll).app()
 
 
-def _keyed(app: Any, api_key: str) -> Any:
+def _keyed(app: ASGIApp, api_key: str) -> ASGIApp:
     """The application behind a key, as the SDK sends it. A link to a file has a signature of its own."""
 
-    async def keyed(scope: Any, receive: Any, send: Any) -> None:
+    async def keyed(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] != "/api/v1/healthz" and not scope["path"].startswith("/files/"):
             headers = {name: value for name, value in scope["headers"] if name in (b"x-api-key", b"authorization")}
             key = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
@@ -135,13 +136,13 @@ class _Routes:
         body = await _json(request)
         return self._create(LOAD, body) if body.get("model_id") is None else self._accept(LOAD, body)
 
-    def _create(self, kind: str, body: Mapping[str, Any]) -> Response:
+    def _create(self, kind: str, body: Json) -> Response:
         return _promise(self.service.create(kind, body["session_id"], body["model_seq_id"], body))
 
     async def numbered(self, request: Request) -> Response:
         return self._accept(request.url.path.rpartition("/")[2], await _json(request))
 
-    def _accept(self, kind: str, parameters: Mapping[str, Any]) -> Response:
+    def _accept(self, kind: str, parameters: Json) -> Response:
         body = json.dumps(parameters).encode()
         return _promise(self.service.accept(kind, parameters["model_id"], parameters.get("seq_id"), body))
 
@@ -202,7 +203,7 @@ class _Routes:
     async def run(self, request: Request) -> Response:
         return JSONResponse(self._run(request.path_params["run"]))
 
-    def _run(self, policy_id: str) -> dict[str, Any]:
+    def _run(self, policy_id: str) -> Json:
         about = self.service.about(policy_id)
         names = ("is_lora", "lora_rank", "user_metadata")
         mine = {"training_run_id": policy_id, "base_model": self.service.name, "model_owner": "local"}
@@ -268,7 +269,7 @@ def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 
-def _checkpoint(path: str, directory: Path) -> dict[str, Any]:
+def _checkpoint(path: str, directory: Path) -> Json:
     part, name = path.split("/")[-2:]
     about = json.loads((directory / "lora.json").read_text())
     return {
@@ -282,18 +283,18 @@ def _checkpoint(path: str, directory: Path) -> dict[str, Any]:
     }
 
 
-def _constant(**value: Any) -> Callable[[Request], Awaitable[Response]]:
+def _constant(**value: object) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         return JSONResponse(value)
 
     return answer
 
 
-def _promise(promise: str, **more: Any) -> Response:
+def _promise(promise: str, **more: object) -> Response:
     return JSONResponse({"request_id": promise, **more})
 
 
-async def _json(request: Request) -> dict[str, Any]:
+async def _json(request: Request) -> Json:
     try:
         body = json.loads(await request.body())
     except ValueError as error:

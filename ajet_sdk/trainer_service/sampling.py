@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
+from ajet_sdk.dialects.json import Json
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Sampling, Tokenizer
@@ -51,7 +51,7 @@ class Samplers:
         self._base, self._tokenizer, self._seed = base, tokenizer, seed
         self._slots: OrderedDict[Path | None, _Slot] = OrderedDict()
 
-    async def sample(self, path: Path | None, body: Mapping[str, Any]) -> bytes:
+    async def sample(self, path: Path | None, body: Json) -> bytes:
         """Answer a request to sample. Raises RequestRefused, ContextOverflow, CheckpointError."""
         prompt, sampling = _prompt(body), _sampling(body)
         if len(prompt) >= self._base.max_model_len:
@@ -104,7 +104,7 @@ class Samplers:
                 await slot.loading.result().sampler.aclose()
 
 
-def _prompt(body: Mapping[str, Any]) -> list[int]:
+def _prompt(body: Json) -> list[int]:
     prompt: list[int] = []
     for chunk in body["prompt"]["chunks"]:
         if chunk.get("type", "encoded_text") != "encoded_text":
@@ -113,7 +113,7 @@ def _prompt(body: Mapping[str, Any]) -> list[int]:
     return prompt
 
 
-def _sampling(body: Mapping[str, Any]) -> Sampling:
+def _sampling(body: Json) -> Sampling:
     for name in ("topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info"):
         if body.get(name):
             raise RequestRefused(f"{name} is not supported by this server; leave it out", name)

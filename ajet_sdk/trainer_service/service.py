@@ -12,14 +12,13 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from ajet_sdk.dialects.json import Json
 from ajet_sdk.errors import AjetError, EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.trainer_service.checkpoints import SNAPSHOT, Checkpoints
@@ -47,7 +46,7 @@ class _Run:
 
     policy_id: str
     session_id: str
-    about: dict[str, Any]
+    about: dict[str, object]
     checkpoint: Path | None = None
     next: int = 0
     policy: Policy | None = None
@@ -115,7 +114,7 @@ class Service:
             self._work_on(run)
         return f"{policy_id}:{seq}"
 
-    def create(self, kind: str, session_id: str, number: int, body: Mapping[str, Any]) -> str:
+    def create(self, kind: str, session_id: str, number: int, body: Json) -> str:
         """Accept the first request of a new policy."""
         policy_id = f"{session_id}:train:{number}"
         if policy_id not in self._runs:
@@ -220,7 +219,7 @@ class Service:
         assert run.policy is not None
         return self.checkpoints.keep(run.policy_id, seq, run.policy)
 
-    def _lora(self, body: Mapping[str, Any]) -> Lora:
+    def _lora(self, body: Json) -> Lora:
         self.check_base(body.get("base_model"))
         _no_other_optimiser(body.get("optimizer_config"))
         lora = body.get("lora_config")
@@ -237,7 +236,7 @@ class Service:
                 f"this server has the base model {self.name!r} (asked for {base_model!r})", "base_model"
             )
 
-    def _load(self, run: _Run, body: Mapping[str, Any]) -> None:
+    def _load(self, run: _Run, body: Json) -> None:
         if body.get("weights_access_token"):
             raise RequestRefused("this server has no access tokens; all its checkpoints are its clients'")
         self.check_base(body.get("base_model"))
@@ -295,7 +294,7 @@ class Service:
             raise Unknown(f"there is no sampling session {sampler_id} on this server; make a new sampling client")
         return self._sessions[sampler_id][1]
 
-    def sample(self, sampler_id: str, seq: int, body: Mapping[str, Any]) -> str:
+    def sample(self, sampler_id: str, seq: int, body: Json) -> str:
         """Begin to sample, once; returns the promise. Raises Unknown."""
         promise = f"{sampler_id}:{seq}"
         if promise not in self._samples:
@@ -306,7 +305,7 @@ class Service:
                 del self._samples[old]
         return promise
 
-    async def _sample(self, path: str | None, body: Mapping[str, Any]) -> Reply:
+    async def _sample(self, path: str | None, body: Json) -> Reply:
         try:
             checkpoint = None if path is None else self.checkpoints.find(path)
             return Reply(await self.samplers.sample(checkpoint, body), "application/x-protobuf")
@@ -326,7 +325,7 @@ class Service:
         for promise in [promise for promise in self._samples if promise.startswith(f"{session_id}:")]:
             self.cancel(promise)
 
-    def about(self, policy_id: str) -> dict[str, Any]:
+    def about(self, policy_id: str) -> dict[str, object]:
         """A policy as the API describes it. Raises Unknown."""
         run = self._run(policy_id)
         lora = read_lora(run.checkpoint) if run.checkpoint else None
@@ -344,7 +343,7 @@ class Service:
         return list(self._runs) if policy_id is None else [self._run(policy_id).policy_id]
 
 
-def _no_other_optimiser(config: Mapping[str, Any] | None) -> dict[str, Any]:
+def _no_other_optimiser(config: Json | None) -> Json:
     if config and config.get("type", "adamw") != "adamw":
         raise RequestRefused(f"the optimizer {config['type']!r} is not here; this server has AdamW", "optimizer_config")
     return dict(config or {})

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import yaml
 
@@ -71,7 +71,7 @@ class ClusterRun:
         self.traces = self.store / job.run_id / "traces" if base else job.directory.resolve()
         """Where the nodes write: in the checkpoint store where that is a place of its own, since they all reach it."""
 
-    async def place(self, kind: type[P], **more: Any) -> P:
+    async def place(self, kind: type[P], **more: object) -> P:
         """Where the run is, with its model and learning rate; the model is made first where a recipe makes it."""
         model = await model_to_train(self.job, self.loggers.say)
         return kind(
@@ -104,7 +104,7 @@ class ClusterRun:
         )
         return cluster(address, package=package, namespace=namespace_of(self.job.run_id), quiet=True)
 
-    def keep(self, mapping: Mapping[str, Any], name: str) -> None:
+    def keep(self, mapping: Mapping[str, object], name: str) -> None:
         """Keep what the trainer gets as a YAML file beside our own config."""
         shown = masked(json.loads(json.dumps(mapping, default=str)), "***")
         (self.job.directory / name).write_text(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))

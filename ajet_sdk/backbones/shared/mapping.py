@@ -51,7 +51,7 @@ class Place:
         return self.checkpoints / self.run_id / self.name
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
     """`base` with the values of `over`, mapping by mapping; lists and plain values are replaced whole."""
     result = dict(base)
     for name, value in over.items():
@@ -60,7 +60,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def merge_root(computed: Mapping[str, Any], config: Config, name: str, ours: Mapping[str, str]) -> dict[str, Any]:
+def merge_root(computed: Mapping[str, object], config: Config, name: str, ours: Mapping[str, str]) -> dict[str, object]:
     """The mapping with the root `name:` of the same file over it.
 
     `ours`: the keys of the trainer that ajet goes by too, each with the key of ajet's that it is made of; "": ajet sets
@@ -82,9 +82,9 @@ def merge_root(computed: Mapping[str, Any], config: Config, name: str, ours: Map
     return whole
 
 
-def value_at(mapping: Mapping[str, Any], path: str) -> Any:
+def value_at(mapping: Mapping[str, object], path: str) -> Any:
     """The value at a dotted path; None where there is none."""
-    value: Any = mapping
+    value: object = mapping
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
@@ -126,7 +126,7 @@ def unsupported_keys(config: Config, trainer: str) -> list[str]:
 _NO_LORA = "{} samples without the adapter, and exports a model that transformers cannot load"
 
 
-def refuse_lora(mapping: Mapping[str, Any], trainer: str, *paths: str) -> None:
+def refuse_lora(mapping: Mapping[str, object], trainer: str, *paths: str) -> None:
     """Raise ConfigError where one of the paths, which ask for an adapter, has a value in what the trainer gets."""
     for path in paths:
         if value_at(mapping, path):
@@ -183,7 +183,7 @@ def reply_and_prompt(config: Config) -> tuple[int, int]:
     return reply, config.rollout.max_model_len - reply
 
 
-def optimizer(config: Config, place: Place) -> dict[str, Any]:
+def optimizer(config: Config, place: Place) -> dict[str, object]:
     """The optimizer and the learning rate's course, by names that are the same in Trinity and in verl."""
     optim = config.trainer_common.optim
     return {

@@ -9,7 +9,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.backbones.shared.validation import validation_metrics, validation_sets
 from ajet_sdk.errors import TrainingError
@@ -19,6 +19,9 @@ from ajet_sdk.rollout.outcomes import check_sound, failure_messages, failures_by
 from ajet_sdk.types import Episode, Task
 
 if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+    from ajet_sdk.cluster.mailbox import GroupMessage
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
@@ -34,7 +37,7 @@ class _Part:
     groups: int = 0
     metrics: list[Mapping[str, float]] = field(default_factory=list)
 
-    def add(self, group: Mapping[str, Any]) -> None:
+    def add(self, group: GroupMessage) -> None:
         self.episodes += [Episode.model_validate_json(text) for text in group["episodes"]]
         self.groups += 1
         self.metrics.append(group["metrics"])
@@ -72,7 +75,7 @@ class Progress:
             raise self._unsound
         return self._steps
 
-    async def listen(self, post: Any) -> None:
+    async def listen(self, post: ActorHandle) -> None:
         """Take what comes until `finish`, and then what is left."""
         while True:
             last = self._ended.is_set()
@@ -90,7 +93,7 @@ class Progress:
         elif not listening.cancelled() and (error := listening.exception()) is not None:
             self._loggers.say(f"the cluster's final messages were lost: {error}")
 
-    def _group(self, group: Mapping[str, Any]) -> None:
+    def _group(self, group: GroupMessage) -> None:
         step, purpose = int(group["step"]), str(group["what"])
         part = self._parts[step, purpose]
         display, expected = self._loggers.display, self._expected(purpose)
@@ -130,5 +133,5 @@ class Progress:
         totals = part.totals("train") if part is not None else {}
         self._loggers.log(step, {**totals, **metrics, "train/policy_version": float(step)})
 
-    def _notice(self, content: Mapping[str, Any]) -> None:
+    def _notice(self, content: Mapping[str, object]) -> None:
         self._loggers.say(str(content["text"]))

@@ -32,6 +32,7 @@ from ajet_sdk.types import Call, Episode, Reward, Sample, Task, new_id, now
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
+    from ajet_sdk.tokens.template import Message
     from ajet_sdk.trace.writer import TraceWriter
 
 Load = Callable[[], Sequence[Episode]]
@@ -109,7 +110,7 @@ def _leak(where: str, how: str, task_id: str) -> TaskError:
     )
 
 
-def _row_of(task: Task) -> Mapping[str, Any]:
+def _row_of(task: Task) -> Mapping[str, object]:
     if not {"messages", "completion"} & task.metadata.keys():
         raise ConfigError(
             f"trainer_common.algorithm: sft needs messages, and task {task.task_id} has none; set "
@@ -139,7 +140,7 @@ def _of_row(where: str, row: Mapping[str, Any], pairs: bool, task: Task | None =
     return task, lambda: [_spoken(task, before, side, tools, *of) for side, of in zip(sides, worth, strict=True)]
 
 
-def _messages(value: Any, where: str) -> list[dict[str, Any]]:
+def _messages(value: object, where: str) -> list[Message]:
     value = json.loads(value) if isinstance(value, str) and value.startswith("[") else value
     if not isinstance(value, list) or not all(isinstance(m, Mapping) and "role" in m for m in value):
         raise TaskError(f"{where} must be a list of messages with role and content (got {value!r:.80})")
@@ -148,9 +149,9 @@ def _messages(value: Any, where: str) -> list[dict[str, Any]]:
 
 def _spoken(
     task: Task,
-    before: Sequence[Mapping[str, Any]],
-    side: Sequence[Mapping[str, Any]],
-    tools: Any,
+    before: Sequence[Message],
+    side: Sequence[Message],
+    tools: Sequence[Message] | None,
     value: float | None,
     reason: str | None,
 ) -> Episode:
@@ -289,7 +290,7 @@ class StoredBatch:
 def _retold(episode: Episode, group: str, attempt: int, run_id: str, step: int, tokenizer: Tokenizer) -> Episode:
     """An episode as one of this run, its calls as the run's tokenizer spells them."""
     episode_id, ids = new_id(), {call.call_id: new_id() for call in episode.calls}
-    fresh: dict[str, Any] = {
+    fresh: dict[str, object] = {
         "episode_id": episode_id, "policy_version": None, "sampling": {},
         "extends_call_id": None, "parent_call_id": None, "prefix_len": 0, "prefix_messages": 0,
     }  # fmt: skip

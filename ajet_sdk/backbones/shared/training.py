@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -369,12 +369,12 @@ class TrainingRun:
         self.saved = self.done
 
 
-async def _run_in_thread(function: Callable[..., T], *arguments: Any) -> T:
+async def _run_in_thread(function: Callable[..., T], *arguments: object) -> T:
     """Run in a thread, to its end even when cancelled: a checkpoint is whole or not begun."""
     return await _complete(asyncio.to_thread(function, *arguments))
 
 
-async def _complete(work: Coroutine[Any, Any, T]) -> T:
+async def _complete(work: Coroutine[object, None, T]) -> T:
     """Await to the end even when cancelled, and be cancelled only then."""
     task = asyncio.ensure_future(work)
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import trinity.explorer.explorer
@@ -23,6 +23,10 @@ from trinity.trainer.trainer import Trainer
 from ajet_sdk.backbones.shared.failure import failure_of
 from ajet_sdk.backbones.shared.padding import unpad_without_flash_attention
 from ajet_sdk.cluster.mailbox import mailbox_of
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from ray.actor import ActorHandle
 
 _LIVES = 4
 """Runners that one task may cost; then the fault is the task's, and it counts as failed."""
@@ -65,7 +69,7 @@ class _Coordinator(RolloutCoordinator):  # type: ignore[misc]
         await self.scheduler.start()
 
     @classmethod
-    def get_actor(cls, config: Config) -> Any:
+    def get_actor(cls, config: Config) -> ActorHandle:
         return ray.remote(cls).options(namespace=config.ray_namespace).remote(config)
 
 
@@ -84,7 +88,7 @@ class _Scheduler(Scheduler):  # type: ignore[misc]
 
 
 class _Runner(RunnerWrapper):  # type: ignore[misc]
-    async def run_with_retry(self, *arguments: Any, **named: Any) -> Any:
+    async def run_with_retry(self, *arguments: object, **named: object) -> Any:
         """Trinity's way, and again in a new process as long as it is the process that failed."""
         lost, result = "", None
         for _ in range(_LIVES):
@@ -123,14 +127,14 @@ class WholeBatchTrainer(Trainer):  # type: ignore[misc]
         await self.monitor.flush()
         return name
 
-    async def train_step(self, exps: list[Experience]) -> dict[str, Any]:
+    async def train_step(self, exps: list[Experience]) -> dict[str, object]:
         """One update; metrics of it."""
         if self.config.trainer.trainer_type == "verl":
             set_mini_batch_size(self.engine.config, len(exps))
-        metrics: dict[str, Any] = await super().train_step(exps)
+        metrics: dict[str, object] = await super().train_step(exps)
         return metrics
 
 
-def set_mini_batch_size(verl: Any, size: int) -> None:
+def set_mini_batch_size(verl: DictConfig, size: int) -> None:
     """Set the size of verl's mini-batches, which is fixed there and must divide every batch."""
     verl.actor.ppo_mini_batch_size = size

@@ -46,6 +46,7 @@ from ajet_sdk.types import LedgerEntry, Task
 from ajet_sdk.whole_file import write_whole
 
 if TYPE_CHECKING:
+    from ajet_sdk.cluster.mailbox import MetricsMessage, TrainedMessage
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
@@ -142,7 +143,7 @@ class _Run(ClusterRun):
             with use_service(url):
                 yield
 
-    def _workflow_args(self, place: TrinityPlace) -> dict[str, Any]:
+    def _workflow_args(self, place: TrinityPlace) -> dict[str, object]:
         return {**serialize_job(self.job), "directory": str(self.traces), "model": place.model}
 
     async def _validate(self, model: Path) -> None:
@@ -183,7 +184,7 @@ class Tasks:
             (directory / part / "train.jsonl").write_text("".join(line + "\n" for line in lines))
 
 
-def _readable(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def _readable(mapping: Mapping[str, object]) -> dict[str, object]:
     """The mapping without pickled code, which is nothing to read."""
     shown: dict[str, Any] = json.loads(json.dumps(mapping, default=str))
     inputs = shown["buffer"]["explorer_input"]
@@ -212,11 +213,11 @@ def _newest_model(place: TrinityPlace, cpu: bool) -> Path:
 class TrinityProgress(Progress):
     """Listens to the `Mailbox` for what `monitor` and `batches` put there, too."""
 
-    def _metrics(self, message: Mapping[str, Any]) -> None:
+    def _metrics(self, message: MetricsMessage) -> None:
         log = self._log_step if message["role"] == "trainer" else self._loggers.log
         log(int(message["step"]), message["metrics"])
 
-    def _trained(self, message: Mapping[str, Any]) -> None:
+    def _trained(self, message: TrainedMessage) -> None:
         """Book what the trainer took from the buffer."""
         self._writer.put(
             *(

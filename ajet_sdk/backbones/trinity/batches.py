@@ -8,7 +8,7 @@ what was explored in one step, no more and no less.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from trinity.algorithm import AdvantageFn
@@ -21,6 +21,10 @@ from trinity.common.experience import EID, Experience
 from ajet_sdk.backbones.shared.steps import order_of_tasks
 from ajet_sdk.cluster.mailbox import mailbox_of
 from ajet_sdk.samples.build import token_metrics
+
+if TYPE_CHECKING:
+    from trinity.buffer.reader.file_reader import _HFBatchReader
+    from trinity.common.config import BufferConfig, DataSelectorConfig
 
 
 class WithReference(MultiStepGRPOAlgorithm):  # type: ignore[misc]
@@ -63,7 +67,7 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
     def __init__(self, multiple_of: int = 1) -> None:
         self.multiple_of = multiple_of
 
-    def __call__(self, exps: list[Experience], **_: Any) -> tuple[list[Experience], dict[str, float]]:
+    def __call__(self, exps: list[Experience], **_: object) -> tuple[list[Experience], dict[str, float]]:
         return self.process(exps)
 
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
@@ -86,7 +90,7 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
         return False
 
     @classmethod
-    def default_args(cls) -> dict[str, Any]:
+    def default_args(cls) -> dict[str, object]:
         return {"multiple_of": 1}
 
 
@@ -115,12 +119,12 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
         ranks: over how many the trainer averages; `returns` then hold what a token counts for (see `losses`).
     """
 
-    def __init__(self, buffer_config: Any, **arguments: Any) -> None:
+    def __init__(self, buffer_config: BufferConfig, **arguments: Any) -> None:
         super().__init__(buffer_config)
         self.max_staleness, self._run_id = int(arguments["max_staleness"]), str(arguments["run_id"])
         self.by_sequence, self.ranks = bool(arguments.get("by_sequence")), int(arguments.get("ranks", 1))
 
-    async def sample(self, step: int, **_: Any) -> tuple[list[Experience], dict[str, Any], list[Any]]:
+    async def sample(self, step: int, **_: object) -> tuple[list[Experience], dict[str, object], list[object]]:
         first = (await self.exp_buffer.read(batch_size=1))[0]
         size = int(first.info.get("step_size", 1))
         batch = [first, *(await self.exp_buffer.read(batch_size=size - 1) if size > 1 else [])]
@@ -141,7 +145,7 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
             _weigh(batch)
         _share(batch, self.ranks)
         await mailbox_of(self._run_id).put.remote("trained", {"step": step, "calls": rows})
-        metrics: dict[str, Any] = {"train/timelines": float(sum(bool(e.info.get("trained")) for e in batch))}
+        metrics: dict[str, object] = {"train/timelines": float(sum(bool(e.info.get("trained")) for e in batch))}
         metrics |= token_metrics((row["outcome"], row["tokens"]) for row in rows)
         if lags:
             metrics |= {"train/staleness": sum(lags) / len(lags), "train/timelines_stale": float(stale)}
@@ -149,7 +153,7 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
         return batch, metrics, []
 
     @classmethod
-    def default_args(cls) -> dict[str, Any]:
+    def default_args(cls) -> dict[str, object]:
         return {"max_staleness": 0, "run_id": "", "by_sequence": False, "ranks": 1}
 
 
@@ -162,17 +166,19 @@ def _leave_out(experience: Experience) -> None:
 class OrderOfLocal(BaseSelector):  # type: ignore[misc]
     """Tasks in the order in which `local` takes them."""
 
-    def __init__(self, data_source: Any, config: Any) -> None:
+    def __init__(self, data_source: _HFBatchReader, config: DataSelectorConfig) -> None:
         self._size, self._seed = int(data_source.dataset_size), int(config.seed)
         self._at = 0
 
-    def get_indices(self, batch_size: int, return_extra_info: bool = False) -> Any:
+    def get_indices(
+        self, batch_size: int, return_extra_info: bool = False
+    ) -> list[int] | tuple[list[int], dict[str, object]]:
         places = range(self._at, self._at + batch_size)
         self._at += batch_size
         chosen = order_of_tasks(self._size, places, self._seed)
         return (chosen, {}) if return_extra_info else chosen
 
-    def feedback(self, *_: Any, **__: Any) -> None:
+    def feedback(self, *_: object, **__: object) -> None:
         """Rewards do not change the order."""
 
     def state_dict(self) -> dict[str, int]:

@@ -12,15 +12,24 @@ import copy
 import math
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from ajet_sdk.backbones.shared.failure import failure_of
 from ajet_sdk.backbones.shared.steps import saved_step
 from ajet_sdk.errors import ConfigError, TrainingError
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+    from trinity.common.config import Config as TrinityConfig
+    from trinity.common.config import InferenceModelConfig
+
+    from ajet_sdk.backbones.trinity.actors import SteadyExplorer, WholeBatchTrainer
+
+T = TypeVar("T")
 
 _ACTORS = "ajet_sdk.backbones.trinity.actors"
 """Loaded once Trinity is known to be installed."""
@@ -33,14 +42,15 @@ _STEP_SECONDS = 3600.0
 _ENDING = 30.0
 
 
-def parse_config(mapping: dict[str, Any]) -> Any:
+def parse_config(mapping: dict[str, object]) -> TrinityConfig:
     """Trinity's Config of the mapping. Raises ConfigError for a key that Trinity does not know, or a wrong type."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from trinity.common.config import Config
 
     try:
-        config: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(mapping)))
+        merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(mapping))
+        config: TrinityConfig = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         text = str(error).partition("\n")[0]
         raise ConfigError(f"trinity: {text} (at {getattr(error, 'full_key', None) or 'its root'})") from error
@@ -56,11 +66,11 @@ _PASSED_BY_TRINITY = (
 """Arguments of vLLM's engine that Trinity sets itself, besides those that are keys of its rollout model."""
 
 
-def _auxiliary(config: Any) -> list[tuple[str, Any]]:
+def _auxiliary(config: TrinityConfig) -> list[tuple[str, InferenceModelConfig]]:
     return [(f"auxiliary_models[{at}]", model) for at, model in enumerate(config.explorer.auxiliary_models)]
 
 
-def _check_engine_arguments(model: Any, prefix: str) -> None:
+def _check_engine_arguments(model: InferenceModelConfig, prefix: str) -> None:
     """Raise ConfigError for an extra argument that Trinity passes to vLLM too: that is a TypeError on the GPUs."""
     for name in model.extra_engine_args:
         if hasattr(model, name):
@@ -86,7 +96,7 @@ def environment(**added: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def validate_config(mapping: dict[str, Any]) -> Any:
+def validate_config(mapping: dict[str, object]) -> TrinityConfig:
     """The same, checked and completed by Trinity's own validators, with the number of ranks that follows from it.
 
     Raises ConfigError with what they say.
@@ -103,7 +113,7 @@ def validate_config(mapping: dict[str, Any]) -> Any:
     return config
 
 
-def _ranks(config: Any) -> int:
+def _ranks(config: TrinityConfig) -> int:
     """Over how many GPUs, or groups of them that share a sequence or the model, the trainer splits a batch.
 
     From the config that Trinity has validated: whatever `trinity:` says of engines, machines and parallelism counts.
@@ -122,7 +132,7 @@ def _ranks(config: Any) -> int:
     return int(gpus // together)
 
 
-async def explore_and_train(config: Any, updates: Any) -> None:
+async def explore_and_train(config: TrinityConfig, updates: Callable[[], int]) -> None:
     """Run both to their end. `updates()` is the number of training steps that the driver has heard of.
 
     How far the trainer came is what its last checkpoint says: news of it may be on their way yet.
@@ -155,7 +165,7 @@ async def explore_and_train(config: Any, updates: Any) -> None:
         raise TrainingError(_stop_message("trainer", done, config.trainer.total_steps, logs))
 
 
-async def explore_only(config: Any) -> None:
+async def explore_only(config: TrinityConfig) -> None:
     """Explore (mode `explore`) or evaluate checkpoints (mode `bench`), and train nothing. Raises TrainingError."""
     logs = Path(config.log.save_dir)
     async with _actors(config, import_module(_ACTORS).SteadyExplorer) as (explorer,):
@@ -171,7 +181,7 @@ async def explore_only(config: Any) -> None:
             raise TrainingError(f"Trinity's explorer failed: {message}")
 
 
-def last_checkpoint(config: Any) -> Any:
+def last_checkpoint(config: TrinityConfig) -> TrinityConfig:
     """The config of a job that is trained, for evaluating what came of it."""
     from trinity.common.constants import SyncMethod
 
@@ -186,7 +196,7 @@ def last_checkpoint(config: Any) -> Any:
 
 
 async def _until_ended(
-    exploring: asyncio.Future[Any], training: asyncio.Future[Any], updates: Any, total: int, logs: Path
+    exploring: asyncio.Future[None], training: asyncio.Future[None], updates: Callable[[], int], total: int, logs: Path
 ) -> None:
     done_at, seen = None, -1
     clock = asyncio.get_running_loop().time
@@ -209,7 +219,7 @@ def _stop_message(who: str, steps: int, total: int, logs: Path) -> str:
 
 
 @contextlib.contextmanager
-def _raise_ray_errors(logs: Path) -> Any:
+def _raise_ray_errors(logs: Path) -> Iterator[None]:
     """Ray's errors as ours, with the first cause: a process that is gone, else what the logs say."""
     import ray
 
@@ -222,7 +232,9 @@ def _raise_ray_errors(logs: Path) -> Any:
 
 
 @asynccontextmanager
-async def _actors(config: Any, *kinds: Any) -> AsyncIterator[tuple[Any, ...]]:
+async def _actors(
+    config: TrinityConfig, *kinds: type[SteadyExplorer | WholeBatchTrainer]
+) -> AsyncIterator[tuple[ActorHandle, ...]]:
     """The actors of a job; shut down, and killed where they do not end by themselves. Their GPUs are free then."""
     import ray
 
@@ -246,7 +258,7 @@ async def _actors(config: Any, *kinds: Any) -> AsyncIterator[tuple[Any, ...]]:
             _free(_placement_groups() - before)
 
 
-def _synchronizer(config: Any) -> tuple[Any, ...]:
+def _synchronizer(config: TrinityConfig) -> tuple[ActorHandle, ...]:
     """The actor by which weights travel, which no process owns; none where there is none, or no cluster any more."""
     import ray
 
@@ -274,11 +286,11 @@ def _free(placement_groups: set[str]) -> None:
         remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(name)))
 
 
-async def _wait_for(reference: Any) -> Any:
+async def _wait_for(reference: Awaitable[T]) -> T:
     return await reference
 
 
-async def _all(*references: Any) -> None:
+async def _all(*references: Awaitable[object]) -> None:
     """Wait for all; the first error is raised at once, since the others may wait for the one that failed."""
     waiting = [asyncio.ensure_future(_wait_for(reference)) for reference in references]
     try:

@@ -51,7 +51,7 @@ class TrinityPlace(Place):
     tasks: Path
     """The directory with `train.jsonl` and `val.jsonl`."""
     ray_address: str = "auto"
-    workflow_args: Mapping[str, Any] | None = None
+    workflow_args: Mapping[str, object] | None = None
     """What our workflow is given on every node."""
     flash_attention: bool = False
     """Whether flash-attn is installed; without it verl attends with sdpa and keeps its padding."""
@@ -62,7 +62,7 @@ def is_on_cpu(config: Config) -> bool:
     return config.trainer_common.n_gpus_per_node == 0
 
 
-def to_trinity(config: Config, place: TrinityPlace) -> dict[str, Any]:
+def to_trinity(config: Config, place: TrinityPlace) -> dict[str, object]:
     """The Trinity config for a run of `config` at `place`; the root `trinity:` of the same file wins.
 
     Raises ConfigError with everything that can't be honoured.
@@ -171,7 +171,7 @@ def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
     whole["algorithm"]["sample_strategy_args"]["max_staleness"] = age if bound is None else bound
 
 
-def _algorithm(config: Config, place: TrinityPlace) -> dict[str, Any]:
+def _algorithm(config: Config, place: TrinityPlace) -> dict[str, object]:
     """Our advantages as they are, whole steps, and the loss. How many share a batch is known once Trinity has
     validated the config: see `launch.validate_config`."""
     cpu = is_on_cpu(config)
@@ -193,7 +193,7 @@ def _algorithm(config: Config, place: TrinityPlace) -> dict[str, Any]:
     }
 
 
-def _loss(config: Config) -> dict[str, Any]:
+def _loss(config: Config) -> dict[str, object]:
     """The clipped loss, the KL term and the entropy bonus.
 
     Over verl they are ours, means over the batch's tokens. Without GPUs our learner adds the terms itself: Trinity's
@@ -220,20 +220,20 @@ def _loss(config: Config) -> dict[str, Any]:
 
 def schedule_is_trinitys(config: Config) -> bool:
     """Whether the root `trinity:` says how the learning rate falls."""
-    setting: Any = config.roots.plain().get("trinity")
+    setting: object = config.roots.plain().get("trinity")
     for name in ("algorithm", "optimizer", "lr_scheduler_type"):
         setting = setting.get(name) if isinstance(setting, Mapping) else None
     return setting is not None
 
 
-def _schedule(config: Config) -> dict[str, Any]:
+def _schedule(config: Config) -> dict[str, object]:
     """Without GPUs our learner keeps the learning rate's course as `local` does, unless `trinity:` says one."""
     if is_on_cpu(config) and not schedule_is_trinitys(config):
         return {"lr_warmup_steps": 0, "lr_scheduler_type": "constant"}
     return {}
 
 
-def _model(config: Config, place: TrinityPlace) -> dict[str, Any]:
+def _model(config: Config, place: TrinityPlace) -> dict[str, object]:
     rollout = config.rollout
     reply, prompt = reply_and_prompt(config)
     return {
@@ -249,7 +249,7 @@ def _model(config: Config, place: TrinityPlace) -> dict[str, Any]:
     }
 
 
-def _buffer(config: Config, place: TrinityPlace) -> dict[str, Any]:
+def _buffer(config: Config, place: TrinityPlace) -> dict[str, object]:
     size, rollout = config.data.train_batch_size, config.rollout
     return {
         "batch_size": size,
@@ -267,11 +267,11 @@ def _buffer(config: Config, place: TrinityPlace) -> dict[str, Any]:
     }
 
 
-def _tasks(config: Config, place: TrinityPlace) -> dict[str, Any]:
+def _tasks(config: Config, place: TrinityPlace) -> dict[str, object]:
     workflow, arguments = f"{_HERE}.workflow.AjetWorkflow", dict(place.workflow_args or {})
     common = config.trainer_common
 
-    def taskset(name: str, part: str, **more: Any) -> dict[str, Any]:
+    def taskset(name: str, part: str, **more: object) -> dict[str, object]:
         return {
             "name": name,
             "storage_type": "file",
@@ -294,7 +294,7 @@ def _tasks(config: Config, place: TrinityPlace) -> dict[str, Any]:
     }
 
 
-def _explorer(config: Config, place: TrinityPlace) -> dict[str, Any]:
+def _explorer(config: Config, place: TrinityPlace) -> dict[str, object]:
     common, rollout, runners = config.trainer_common, config.rollout, _runners(config)
     return {
         "runner_per_model": min(runners, _RUNNERS_WITHOUT_GPU) if is_on_cpu(config) else runners,
@@ -324,7 +324,7 @@ def _runners(config: Config) -> int:
     return max(1, min(at_once, math.ceil(config.data.train_batch_size / engines(config))))
 
 
-def _trainer(config: Config, place: TrinityPlace) -> dict[str, Any]:
+def _trainer(config: Config, place: TrinityPlace) -> dict[str, object]:
     common = config.trainer_common
     return {
         "trainer_type": "tinker" if is_on_cpu(config) else "verl",
@@ -341,7 +341,7 @@ def _trainer(config: Config, place: TrinityPlace) -> dict[str, Any]:
     }
 
 
-def _verl(config: Config, place: TrinityPlace) -> dict[str, Any]:
+def _verl(config: Config, place: TrinityPlace) -> dict[str, object]:
     """How verl's workers attend, and in which precision they compute."""
     wanted = config.model.attn_implementation
     if wanted == "auto":

@@ -10,8 +10,8 @@ Trinity's monitor interface: the metrics of its explorer and trainer go to the d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from trinity.algorithm.entropy_loss_fn.entropy_loss_fn import EntropyLossFn
@@ -20,6 +20,9 @@ from trinity.utils.monitor import Monitor
 
 from ajet_sdk.cluster.mailbox import mailbox_of
 from ajet_sdk.learn.objective import kl_estimate
+
+if TYPE_CHECKING:
+    from trinity.common.config import Config as TrinityConfig
 
 
 def _share(action_mask: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
@@ -37,7 +40,7 @@ class BatchLoss(PPOPolicyLossFn):  # type: ignore[misc]
         action_mask: torch.Tensor,
         advantages: torch.Tensor,
         returns: torch.Tensor,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """All of shape (rows, response length)."""
         loss, metrics = super().__call__(
@@ -54,7 +57,7 @@ class BatchLossWithKL(BatchLoss):
         kl_type: its estimator, as `trainer_common.kl_loss_type` names it.
     """
 
-    def __init__(self, *, kl_coef: float, kl_type: str, **arguments: Any) -> None:
+    def __init__(self, *, kl_coef: float, kl_type: str, **arguments: object) -> None:
         super().__init__(**arguments)
         self.kl_coef, self.kl_type = kl_coef, kl_type
 
@@ -66,7 +69,7 @@ class BatchLossWithKL(BatchLoss):
         advantages: torch.Tensor,
         returns: torch.Tensor,
         ref_logprob: torch.Tensor,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """All of shape (rows, response length)."""
         loss, metrics = super().__call__(
@@ -93,11 +96,11 @@ class BatchEntropy(EntropyLossFn):  # type: ignore[misc]
 class DriverMonitor(Monitor):  # type: ignore[misc]
     """Sends the metrics of the explorer and the trainer to the driver."""
 
-    def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
+    def __init__(self, project: str, group: str, name: str, role: str, config: TrinityConfig | None = None) -> None:
         self.role = role
         arguments = (config.monitor.monitor_args if config is not None else None) or {}
         self._mailbox = mailbox_of(arguments["run_id"])
-        self._last: Any = None
+        self._last: Awaitable[None] | None = None
 
     def log(self, data: Mapping[str, Any], step: int, commit: bool = False) -> None:
         numbers = {name: float(value) for name, value in data.items() if _is_number(value)}
@@ -112,5 +115,5 @@ class DriverMonitor(Monitor):  # type: ignore[misc]
         """Nothing is held."""
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) or hasattr(value, "item")

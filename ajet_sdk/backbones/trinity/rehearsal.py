@@ -146,7 +146,7 @@ class Stopwatch:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._at = say, time.perf_counter()
 
-    def done(self, stage: str, details: Mapping[str, Any] | str = "") -> None:
+    def done(self, stage: str, details: Mapping[str, object] | str = "") -> None:
         now = time.perf_counter()
         text = details if isinstance(details, str) else ", ".join(f"{value} {name}" for name, value in details.items())
         self._say(f"ok  {stage}{': ' if text else ''}{text}  ({now - self._at:.1f} s)")

@@ -6,11 +6,14 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.vllm.completions import choices_of, request_body
 from ajet_sdk.protocols import Sampled, Sampling
+
+if TYPE_CHECKING:
+    from trinity.common.models.model import ModelWrapper
 
 _TIMEOUT = 1800.0
 
@@ -23,7 +26,7 @@ class ServerSampler:
     names none, that of the engine before the request, which is never newer than the one that sampled.
     """
 
-    def __init__(self, wrapper: Any, model: str, max_model_len: int, eos_ids: frozenset[int]) -> None:
+    def __init__(self, wrapper: ModelWrapper, model: str, max_model_len: int, eos_ids: frozenset[int]) -> None:
         self._wrapper, self.model, self.max_model_len = wrapper, model, max_model_len
         self._eos_ids = eos_ids
         self._ordinal = count()

@@ -7,7 +7,7 @@ call's share there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,10 @@ from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Episode, Reward, Sample, Task
+
+if TYPE_CHECKING:
+    from trinity.common.models.model import ModelWrapper
+    from trinity.common.workflows import Task as TrinityTask
 
 
 def to_experience(sample: Sample, episode: Episode, step: int) -> Experience:
@@ -72,11 +76,13 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
     can_repeat = True
     can_reset = True
 
-    def __init__(self, *, task: Any, model: Any, auxiliary_models: Any = None) -> None:
+    def __init__(
+        self, *, task: TrinityTask, model: ModelWrapper, auxiliary_models: list[ModelWrapper] | None = None
+    ) -> None:
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
         self._repeats, self._first = 1, 0
 
-    def reset(self, task: Any) -> None:
+    def reset(self, task: TrinityTask) -> None:
         self.task = task
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
@@ -126,7 +132,7 @@ def _batch(node: Node[ServerSampler], episodes: Sequence[Episode]) -> Batch:
 _nodes: dict[str, Node[ServerSampler]] = {}
 
 
-def _node(job: Mapping[str, Any], model: Any) -> Node[ServerSampler]:
+def _node(job: Mapping[str, Any], model: ModelWrapper) -> Node[ServerSampler]:
     def sampler(config: Config, tokenizer: HFTokenizer) -> ServerSampler:
         return ServerSampler(model, config.model_name, config.rollout.max_model_len, tokenizer.eos_ids)
 

@@ -13,10 +13,10 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.backbones.shared.driver import (
     ClusterRun,
@@ -36,8 +36,14 @@ from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.types import LedgerEntry, Task
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from ajet_sdk.cluster.mailbox import BatchMessage
     from ajet_sdk.protocols import Job
+    from ajet_sdk.reporting.loggers import Loggers
     from ajet_sdk.trace.writer import TraceWriter
+
+T = TypeVar("T")
 
 
 async def verl(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
@@ -77,7 +83,7 @@ class _Run(ClusterRun):
         path = self.export(_newest_model(place))
         return self.result(path)
 
-    async def _with_verl(self, config: Any, place: VerlPlace, val: Sequence[Task]) -> None:
+    async def _with_verl(self, config: DictConfig, place: VerlPlace, val: Sequence[Task]) -> None:
         """Train and validate; only validate where all steps are trained."""
         job = self.job
         if saved_step(place.directory) >= self.total:
@@ -131,11 +137,9 @@ _OTHERS = ("actor/", "perf/", "timing_s/", "response_length/", "prompt_length/")
 class VerlProgress(Progress):
     """Listens to the Post, and follows the file into which verl's `file` logger writes a line for each step."""
 
-    _batches: dict[int, Mapping[str, Any]]
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._batches = {}
+    def __init__(self, loggers: Loggers, writer: TraceWriter, job: Job, val: Sequence[Task], total: int) -> None:
+        super().__init__(loggers, writer, job, val, total)
+        self._batches: dict[int, BatchMessage] = {}
 
     async def follow(self, path: Path) -> None:
         """Read what is written until `finish`, and then what is left."""
@@ -168,7 +172,7 @@ class VerlProgress(Progress):
         }
         self._log_step(step, metrics)
 
-    def _batch(self, message: Mapping[str, Any]) -> None:
+    def _batch(self, message: BatchMessage) -> None:
         """The samples of a step are on their way into the trainer."""
         self._batches[int(message["step"])] = message
         for line in message["words"]:
@@ -184,7 +188,7 @@ def _read(path: Path, offset: int) -> bytes:
         return stream.read()
 
 
-def compose_config(mapping: Mapping[str, Any]) -> Any:
+def compose_config(mapping: Mapping[str, object]) -> DictConfig:
     """verl's default config with the values of the mapping. Raises ConfigError for a key that verl does not know."""
     import verl
     from hydra import compose, initialize_config_dir
@@ -214,7 +218,7 @@ _FREE = ("mixed_precision",)
 """Keys that verl reads and whose defaults are not in its YAML files."""
 
 
-def _unknown(mapping: Mapping[str, Any], known: Mapping[str, Any], path: str = "") -> list[str]:
+def _unknown(mapping: Mapping[str, object], known: Mapping[str, Any], path: str = "") -> list[str]:
     unknown = []
     for name, value in mapping.items():
         here = f"{path}{name}"
@@ -227,14 +231,14 @@ def _unknown(mapping: Mapping[str, Any], known: Mapping[str, Any], path: str = "
     return unknown
 
 
-def _without_plus(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def _without_plus(mapping: Mapping[str, object]) -> dict[str, object]:
     return {
         str(name).removeprefix("+"): _without_plus(value) if isinstance(value, Mapping) else value
         for name, value in mapping.items()
     }
 
 
-def validate_config(mapping: Mapping[str, Any]) -> Any:
+def validate_config(mapping: Mapping[str, object]) -> DictConfig:
     """The same, checked by verl's own checks. Raises ConfigError with what they say."""
     from hydra.errors import InstantiationException
     from verl.experimental.reward_loop import migrate_legacy_reward_impl
@@ -250,7 +254,7 @@ def validate_config(mapping: Mapping[str, Any]) -> Any:
     return config
 
 
-async def fit(config: Any, metrics: Path) -> None:
+async def fit(config: DictConfig, metrics: Path) -> None:
     """Run verl's trainer to its end; it writes a line of metrics for each step to `metrics`.
 
     Raises TrainingError with the first cause. What verl's processes print is in Ray's logs.
@@ -280,5 +284,5 @@ def cause_of(error: BaseException) -> str:
     return str(failure_of(str(error)))
 
 
-async def _wait_for(reference: Any) -> Any:
+async def _wait_for(reference: Awaitable[T]) -> T:
     return await reference

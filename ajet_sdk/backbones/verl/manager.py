@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayActorError
@@ -34,12 +34,21 @@ from ajet_sdk.samples.build import balance, token_metrics
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Episode, Task
 
+if TYPE_CHECKING:
+    import torch
+    from omegaconf import DictConfig
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from verl.workers.rollout.llm_server import LLMServerClient
+
 _LOSSES = 3
 """How often a group is run again whose node was lost."""
 
 
 @register_adv_est(ESTIMATOR)  # type: ignore[untyped-decorator]
-def recorded_advantages(token_level_rewards: Any, response_mask: Any, **_: Any) -> tuple[Any, Any]:
+def recorded_advantages(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **_: object
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The advantages that our samples came with, token by token. Returns them as returns, too."""
     advantages = token_level_rewards * response_mask
     return advantages, advantages
@@ -48,7 +57,7 @@ def recorded_advantages(token_level_rewards: Any, response_mask: Any, **_: Any) 
 class AjetManager:
     """Implements what verl calls of an `AgentLoopManager`: `create` and `generate_sequences`."""
 
-    def __init__(self, config: Any, llm_client: Any, *_: Any, **__: Any) -> None:
+    def __init__(self, config: DictConfig, llm_client: LLMServerClient, *_: object, **__: object) -> None:
         self._job = read_job(Path(config.ajet.job))
         self.config, _workflow, _judge = deserialize_job(self._job)
         self.run_id = str(self._job["run_id"])
@@ -142,7 +151,7 @@ class AjetManager:
         done: dict[str, list[Episode]] = {}
         losses_left = _LOSSES
         while len(done) < len(groups):
-            running: dict[Any, tuple[str, Any]] = {}
+            running: dict[ObjectRef, tuple[str, ActorHandle]] = {}
             for at, name in enumerate(name for name in groups if name not in done):
                 runner = self._runners[at % len(self._runners)]
                 running[runner.run.remote(groups[name], sampling)] = name, runner
@@ -160,7 +169,7 @@ class AjetManager:
         return [episode for name in groups for episode in done[name]]
 
     def _gather(
-        self, running: dict[Any, tuple[str, Any]], done: dict[str, list[Episode]], what: str
+        self, running: dict[ObjectRef, tuple[str, ActorHandle]], done: dict[str, list[Episode]], what: str
     ) -> list[RayActorError]:
         """Wait for all, and tell the driver of each as it comes. Returns why some are lost; their runners are new."""
         lost = []
@@ -177,12 +186,12 @@ class AjetManager:
             self._mailbox.put.remote("group", message)
         return lost
 
-    def _start(self, node: str) -> Any:
+    def _start(self, node: str) -> ActorHandle:
         affinity = NodeAffinitySchedulingStrategy(node_id=node, soft=True)
         actor = ray.remote(Runner).options(num_cpus=0, max_concurrency=1024, scheduling_strategy=affinity)
         return actor.remote(_without_tasks(self._job), self._client, max(1, len(_nodes())))
 
-    def _replace(self, runner: Any) -> None:
+    def _replace(self, runner: ActorHandle) -> None:
         """A new process for the one that is gone, on a node that is there."""
         nodes = _nodes()
         self._runners = [
@@ -195,6 +204,6 @@ def _nodes() -> list[str]:
     return [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0]
 
 
-def _without_tasks(job: Mapping[str, Any]) -> dict[str, Any]:
+def _without_tasks(job: Mapping[str, object]) -> dict[str, object]:
     """A job without its tasks, which travel with the attempts."""
     return {name: value for name, value in job.items() if name not in ("train", "val")}

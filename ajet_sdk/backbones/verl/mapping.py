@@ -6,7 +6,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ajet_sdk.backbones.shared.mapping import (
     DUAL_CLIP_OFF,
@@ -57,7 +57,7 @@ def rows_of(config: Config) -> int:
     return math.ceil(expected / gpus) * gpus
 
 
-def to_verl(config: Config, place: VerlPlace) -> dict[str, Any]:
+def to_verl(config: Config, place: VerlPlace) -> dict[str, object]:
     """What verl's own defaults are changed to for a run of `config` at `place`; the root `verl:` of the file wins.
 
     Raises ConfigError with everything that can't be honoured.
@@ -65,7 +65,7 @@ def to_verl(config: Config, place: VerlPlace) -> dict[str, Any]:
     check(config)
     _warn(config)
     common, rows = config.trainer_common, rows_of(config)
-    computed: dict[str, Any] = {
+    computed: dict[str, object] = {
         "ajet": {"job": str(place.job)},
         "data": {
             # Positions: what is run is decided by the step, in the order of `local`; see `rows` and `manager`.
@@ -139,9 +139,9 @@ _OURS = {
 """See `merge_root`. Driver and agents go by these; all others verl reads alone, and its root wins."""
 
 
-def _model(config: Config, place: VerlPlace) -> dict[str, Any]:
+def _model(config: Config, place: VerlPlace) -> dict[str, object]:
     model = config.model
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "path": place.model,
         "use_remove_padding": True,
         # verl's default is to recompute, and ours is not; large models need it, so only what is set is passed on.
@@ -154,7 +154,7 @@ def _model(config: Config, place: VerlPlace) -> dict[str, Any]:
     return settings
 
 
-def _actor(config: Config, place: VerlPlace, rows: int) -> dict[str, Any]:
+def _actor(config: Config, place: VerlPlace, rows: int) -> dict[str, object]:
     common, optim = config.trainer_common, config.trainer_common.optim
     return {
         "strategy": "fsdp2",
@@ -188,7 +188,7 @@ def _actor(config: Config, place: VerlPlace, rows: int) -> dict[str, Any]:
     }
 
 
-def _engine(config: Config) -> dict[str, Any]:
+def _engine(config: Config) -> dict[str, object]:
     """Weights are kept in float32; the passes are made in `model.dtype`."""
     return {
         "model_dtype": "fp32",
@@ -198,7 +198,7 @@ def _engine(config: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rollout(config: Config) -> dict[str, Any]:
+def _rollout(config: Config) -> dict[str, object]:
     rollout = config.rollout
     return {
         "name": "vllm",

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from torch.utils.data import Dataset
 from verl import DataProto
 
 from ajet_sdk.samples.build import Batch
-from ajet_sdk.types import LedgerEntry, Sample
+from ajet_sdk.types import Ids, LedgerEntry, Sample
 
 
 def training_rows(samples: Sequence[Sample], count: int, padding: int) -> DataProto:
@@ -97,13 +96,13 @@ class _Arrays:
         self.logprobs_BR = np.zeros((count, long), np.float32)
         self.scores_BR = np.zeros((count, long), np.float32)
 
-    def put(self, row: int, prompt: Any, response: Any) -> None:
+    def put(self, row: int, prompt: Sequence[int] | Ids, response: Sequence[int] | Ids) -> None:
         wide = self.prompts_BP.shape[1]
         self.prompts_BP[row, wide - len(prompt) :] = prompt
         self.responses_BR[row, : len(response)] = response
         self.attention_BT[row, wide - len(prompt) : wide + len(response)] = 1
 
-    def proto(self, turns: Any) -> DataProto:
+    def proto(self, turns: Ids) -> DataProto:
         """With everything that verl's training loop reads of what its own agent loops return."""
         count = len(self.prompts_BP)
         tensors = {
@@ -128,13 +127,13 @@ class _Arrays:
 class BatchPositions(Dataset):  # type: ignore[misc]
     """As many rows as `data_files` says: `data.train_files` and `data.val_files` are numbers here."""
 
-    def __init__(self, data_files: int, **_: Any) -> None:
+    def __init__(self, data_files: int, **_: object) -> None:
         self._size = int(data_files)
 
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, object]:
         if not 0 <= index < self._size:
             raise IndexError(index)
         return {"slot": torch.tensor([index]), "index": index, "data_source": "ajet"}

@@ -20,16 +20,19 @@ from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
 from ajet_sdk.rollout.episode import Attempt
 from ajet_sdk.tokens.huggingface import HFTokenizer
-from ajet_sdk.types import Episode
+from ajet_sdk.types import Episode, Task
 from ajet_sdk.whole_file import write_whole
 
 if TYPE_CHECKING:
+    from verl.workers.rollout.llm_server import LLMServerClient
+    from verl.workers.rollout.replica import TokenOutput
+
     from ajet_sdk.protocols import Job
 
-_BARE: dict[str, Any] = {"request": {}, "response": {}}
+_BARE: dict[str, object] = {"request": {}, "response": {}}
 
 
-def write_job(path: Path, job: Job, val: Sequence[Any], model: str, traces: Path) -> None:
+def write_job(path: Path, job: Job, val: Sequence[Task], model: str, traces: Path) -> None:
     """Put what other processes need of a job into a file, which only its owner can read.
 
     `traces` is the directory for the nodes' trace files.
@@ -54,7 +57,7 @@ def read_job(path: Path) -> dict[str, Any]:
 class Runner:
     """Runs groups of attempts over verl's client; at most its share of `rollout.max_env_worker` episodes at once."""
 
-    def __init__(self, job: Mapping[str, Any], client: Any, runners: int) -> None:
+    def __init__(self, job: Mapping[str, Any], client: LLMServerClient, runners: int) -> None:
         def sampler(config: Config, tokenizer: HFTokenizer) -> ClientSampler:
             return ClientSampler(client, tokenizer, config.model_name, config.rollout.max_model_len)
 
@@ -86,7 +89,7 @@ class ClientSampler:
     training step after which the engine was given its weights, which is the number of updates.
     """
 
-    def __init__(self, client: Any, tokenizer: Tokenizer, model: str, max_model_len: int) -> None:
+    def __init__(self, client: LLMServerClient, tokenizer: Tokenizer, model: str, max_model_len: int) -> None:
         self._client, self._tokenizer = client, tokenizer
         self.model, self.max_model_len = model, max_model_len
 
@@ -100,7 +103,7 @@ class ClientSampler:
 
     async def _generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Sampled:
         limit = min(sampling.max_tokens or self.max_model_len, self.max_model_len - len(prompt_ids))
-        parameters: dict[str, Any] = {
+        parameters: dict[str, object] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
@@ -125,7 +128,7 @@ class ClientSampler:
             )
         return self._sampled(ids, output, sampling, limit)
 
-    def _sampled(self, ids: list[int], output: Any, sampling: Sampling, limit: int) -> Sampled:
+    def _sampled(self, ids: list[int], output: TokenOutput, sampling: Sampling, limit: int) -> Sampled:
         """verl does not say what ended a reply: an end-of-turn token, a stop string, or the limit."""
         ended = bool(ids) and ids[-1] in self._tokenizer.eos_ids
         text = None if ended or not sampling.stop else self._before(ids, sampling.stop)

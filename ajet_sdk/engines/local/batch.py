@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from ajet_sdk.engines.local.logits import process
 from ajet_sdk.engines.local.requests import Continuation, StopWatch, TokenDraw, draw, most_likely, uniform
 from ajet_sdk.engines.local.rows import RESTING, RUNNING, CacheRows, RowCache
 from ajet_sdk.errors import EngineError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _PREFILL_TOKENS = 8192
 """Tokens of one prefill pass, padding included."""
@@ -42,7 +45,7 @@ class RunningBatch:
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         *,
         eos_ids: Iterable[int],
         vocabulary: int,
@@ -150,7 +153,7 @@ class RunningBatch:
 
     # Forward passes
 
-    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
+    def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,9 @@ from torch import nn
 
 from ajet_sdk.engines.local.rows import RowCache
 from ajet_sdk.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 _log = logging.getLogger(__name__)
 _FAMILY = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
@@ -45,7 +48,7 @@ class Forward(Protocol):
 class ModelForward:
     """The model's own pass. `last_B` None: each row's last token is its T-th."""
 
-    def __init__(self, model: Any, cache: RowCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: RowCache) -> None:
         self._model, self._cache = model, {cache_name(model): cache}
 
     def refresh(self) -> None:
@@ -77,7 +80,7 @@ class ModelForward:
         return logits[torch.arange(len(ids_BT), device=logits.device), which_B]
 
 
-def cache_name(model: Any) -> str:
+def cache_name(model: PreTrainedModel) -> str:
     """What the model's forward pass calls its cache: `cache` in newer versions of transformers."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
@@ -105,7 +108,7 @@ class _Layer:
 class LlamaForward:
     """The arithmetic of Llama, Mistral, Qwen 2 and Qwen 3 over the model's own weights."""
 
-    def __init__(self, model: Any, cache: RowCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: RowCache) -> None:
         self._model, self._cache = model, cache
         config = model.config
         self._heads: int = config.num_attention_heads
@@ -123,7 +126,7 @@ class LlamaForward:
         body = self._model.model
         self._layers = [self._layer(layer) for layer in body.layers]
 
-    def _layer(self, layer: Any) -> _Layer:
+    def _layer(self, layer: torch.nn.Module) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         projections = [(_weight(m), m.bias) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
         gates = [_weight(mlp.gate_proj), _weight(mlp.up_proj)]
@@ -220,7 +223,7 @@ class LlamaForward:
         return out.reshape(h.shape[0], -1)
 
 
-def _weight(linear: Any) -> torch.Tensor:
+def _weight(linear: torch.nn.Module) -> torch.Tensor:
     """A linear layer's weight, with its LoRA adapters merged in."""
     if isinstance(linear, nn.Linear):
         return linear.weight
@@ -230,7 +233,7 @@ def _weight(linear: Any) -> torch.Tensor:
     return merged
 
 
-def _is_llama_family(model: Any) -> bool:
+def _is_llama_family(model: PreTrainedModel) -> bool:
     if type(model).__name__ not in _FAMILY:
         return False
     if getattr(model.config, "hidden_act", None) != "silu" or model.lm_head.bias is not None:
@@ -249,11 +252,11 @@ def _is_llama_family(model: Any) -> bool:
     return mergeable and _small(model) and bool(model.dtype == torch.float32)
 
 
-def _small(model: Any) -> bool:
+def _small(model: PreTrainedModel) -> bool:
     return bool(sum(p.numel() for p in model.parameters()) < _FUSE_BELOW)
 
 
-def forward_of(model: Any, cache: RowCache) -> Forward:
+def forward_of(model: PreTrainedModel, cache: RowCache) -> Forward:
     """The shortest pass that gives the model's own logits. Raises Unsuited where rows cannot be told apart by masks."""
     bare = model.get_base_model() if hasattr(model, "get_base_model") else model
     if reason := unsupported_reason(model.config.get_text_config()):
@@ -274,7 +277,7 @@ def forward_of(model: Any, cache: RowCache) -> Forward:
     return fast
 
 
-def unsupported_reason(config: Any) -> str | None:
+def unsupported_reason(config: PretrainedConfig) -> str | None:
     """What keeps a model's layers from seeing the whole context, as far as its config tells."""
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
@@ -284,14 +287,14 @@ def unsupported_reason(config: Any) -> str | None:
     return None
 
 
-def rope_kinds(text_config: Any) -> list[tuple[str, dict[str, Any]]]:
+def rope_kinds(text_config: PretrainedConfig) -> list[tuple[str, dict[str, object]]]:
     """The kinds of rotary embedding that a model has, with their parameters."""
     rope = getattr(text_config, "rope_parameters", None) or {}
     nested = [value for value in rope.values() if isinstance(value, dict)]
     return [(str(parameters.get("rope_type", "")), parameters) for parameters in (rope, *nested)]
 
 
-def check_rope(config: Any, max_model_len: int) -> None:
+def check_rope(config: PretrainedConfig, max_model_len: int) -> None:
     """Refuse lengths at which a model turns positions by other angles than below.
 
     Dynamic NTK and LongRoPE choose the angles by the longest conversation of a pass. What was cached before it passed
@@ -310,7 +313,7 @@ def check_rope(config: Any, max_model_len: int) -> None:
             )
 
 
-def tolerance(model: Any) -> float:
+def tolerance(model: PreTrainedModel) -> float:
     """How far logits may be off that were computed in another order, in the measure of `distance`.
 
     Rounding adds up over layers: to 1.5 % in bfloat16 and to 1e-6 in float32 over 24 of them. A token too many or too
@@ -329,7 +332,7 @@ def distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
     return float(off.square().mean().sqrt() / spread.clamp_min(1e-12))
 
 
-def _gap(model: Any, forward: Forward, cache: RowCache) -> float:
+def _gap(model: PreTrainedModel, forward: Forward, cache: RowCache) -> float:
     """The largest distance of the logits from the model's own, over a fresh pass, an extension and one token."""
     device, length = model.device, 7
     ids = (torch.arange(2 * length, device=device).view(2, length) * 7919 + 13) % model.config.vocab_size

@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -22,7 +23,10 @@ from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ajet_sdk.config.config import Config
+    from ajet_sdk.config.schema import Lora
 
 _SMALL = 20_000_000
 """Parameters below which one thread beats several."""
@@ -34,9 +38,9 @@ def load_model(
     dtype: str = "auto",
     attn_implementation: str = "auto",
     device: str = "auto",
-    lora: Any | None = None,
+    lora: Lora | None = None,
     trust_remote_code: bool = False,
-) -> Any:
+) -> PreTrainedModel:
     """The model at `path`, ready to sample.
 
     dtype `auto` is float32 on a CPU and bfloat16 on a GPU. A directory that holds a LoRA adapter loads its base model
@@ -87,15 +91,16 @@ def _dtype(name: str) -> torch.dtype:
     return torch_dtype
 
 
-def _peft() -> Any:
+def _peft() -> ModuleType:
     try:
         import peft
     except ImportError as error:
         raise MissingExtra("peft", "local") from error
-    return peft
+    module: ModuleType = peft
+    return module
 
 
-def _with_lora(model: Any, lora: Any) -> Any:
+def _with_lora(model: PreTrainedModel, lora: Lora) -> PreTrainedModel:
     peft = _peft()
     targets = lora.target_modules
     config = peft.LoraConfig(

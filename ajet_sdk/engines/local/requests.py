@@ -12,7 +12,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +65,7 @@ class TokenDraw:
         scale = np.where(greedy, np.float32(1), temperature_B)
         limited = ((top_k_B > 0) | (top_p_B < 1) | (min_p_B > 0)) & ~greedy
 
-        def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+        def tensor(array: npt.NDArray[np.generic]) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
         self.all_greedy = bool(greedy.all())

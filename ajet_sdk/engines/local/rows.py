@@ -13,7 +13,7 @@ of size D); a model hands in and gets back [B, H, T, D].
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ import torch
 from transformers import Cache
 
 from ajet_sdk.engines.local.requests import Continuation
+
+D = TypeVar("D", bound=np.generic)
 
 FREE, RESTING, RUNNING = 0, 1, 2
 
@@ -227,7 +229,7 @@ class CacheRows:
         self._owner = self._owner[:common] + [None] * (rows - common)
 
 
-def _grow(array: npt.NDArray[Any], rows: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def _grow(array: npt.NDArray[D], rows: int, shape: tuple[int, ...]) -> npt.NDArray[D]:
     new = np.zeros(shape, dtype=array.dtype)
     if array.ndim == 1:
         new[:rows] = array[:rows]
@@ -264,7 +266,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         self._write, self._read, self._window = write, rows, window
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         while len(self._keys) <= layer_idx:
             self._keys.append(self._block(key_states))

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from ajet_sdk.engines.local.single import SingleConversation
 from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.errors import ContextOverflow, EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +61,7 @@ class LocalSampler:
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         tokenizer: Tokenizer,
         *,
         model_name: str,
@@ -324,7 +327,7 @@ def _reject(request: SamplingRequest, error: Exception) -> None:
         request.future.set_exception(error)
 
 
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
     try:
         LoopCalls.for_loop(loop).call(function, *arguments)
     except RuntimeError:
@@ -345,9 +348,9 @@ class SamplingCopy:
     seen by both. A model of which all weights are trained is held twice; of a LoRA model only the adapter is.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
-        self.module: Any = copy.deepcopy(model, dict(frozen)).eval().requires_grad_(False)
+        self.module: PreTrainedModel = copy.deepcopy(model, dict(frozen)).eval().requires_grad_(False)
         copies = dict(self.module.named_parameters())
         self._pairs = [(copies[name], p) for name, p in model.named_parameters() if p.requires_grad]
 

@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from ajet_sdk.engines.local.forward import cache_name, distance, tolerance
 from ajet_sdk.engines.local.logits import process
 from ajet_sdk.engines.local.requests import Continuation, TokenDraw, draw, most_likely, uniform
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _log = logging.getLogger(__name__)
 
 
@@ -27,14 +30,14 @@ _log = logging.getLogger(__name__)
 class _Conversation:
     """A cache and the ids whose states it holds."""
 
-    cache: Any
+    cache: object
     ids: list[int] = field(default_factory=list)
 
 
 class SingleConversation:
     """`RunningBatch` for one conversation at a time; a finished session's cache is kept for its next turn."""
 
-    def __init__(self, model: Any, *, eos_ids: Iterable[int], keep: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, eos_ids: Iterable[int], keep: int) -> None:
         self.model, self._eos, self._keep = model, frozenset(eos_ids), keep
         self._device: torch.device = next(model.parameters()).device
         self._cached = self._cache_works()

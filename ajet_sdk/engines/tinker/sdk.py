@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -30,6 +31,9 @@ from ajet_sdk.errors import ConfigError, EngineUnavailable, MissingExtra, Traini
 from ajet_sdk.types import Floats
 
 if TYPE_CHECKING:
+    import tinker
+    from tinker import SamplingClient, TrainingClient
+
     from ajet_sdk.config.config import Config
 
 T = TypeVar("T")
@@ -61,7 +65,7 @@ class Session:
             import tinker
         except ModuleNotFoundError as error:
             raise MissingExtra(str(error.name), "tinker") from error
-        self.tinker: Any = tinker
+        self.tinker: ModuleType = tinker
         self.errors = (tinker.TinkerError, httpx.HTTPError, ValueError, RuntimeError, OSError, AttributeError)
         self._reach()
         where = {"base_url": self.url, "api_key": key or _LOCAL_KEY}
@@ -166,7 +170,7 @@ class SdkService:
         self._training = self._new()
         self._count = 0
 
-    def _new(self) -> Any:
+    def _new(self) -> TrainingClient:
         session, client = self._session, self._session.client
         return session.call(
             "create_model",
@@ -261,7 +265,7 @@ class SdkService:
     def close(self) -> None:
         self._session.close()
 
-    def _datum(self, datum: Datum, loss: str) -> Any:
+    def _datum(self, datum: Datum, loss: str) -> tinker.Datum:
         ids = [int(i) for i in datum.token_ids]
         weights, policy = np.asarray(datum.weights, np.float32), loss != "cross_entropy"
         inputs = {"target_tokens": np.array(ids[1:], np.int64), "advantages" if policy else "weights": weights}
@@ -277,7 +281,7 @@ class SdkService:
 class SdkWeights:
     """Implements `ServedWeights`."""
 
-    def __init__(self, session: Session, sampling: Any) -> None:
+    def __init__(self, session: Session, sampling: SamplingClient) -> None:
         self._session, self._sampling, self._tinker = session, sampling, session.tinker
 
     async def sample(
@@ -318,7 +322,7 @@ class SdkWeights:
         return self._session.send("compute_logprobs", lambda: self._sampling.compute_logprobs(prompt), read)
 
 
-def _future(value: Any) -> Future[Any]:
+def _future(value: object) -> Future[Any]:
     """What the SDK returned as a future of the standard library: newer SDKs return futures in more places."""
     if hasattr(value, "future"):
         inner: Future[Any] = value.future()
@@ -330,7 +334,7 @@ def _future(value: Any) -> Future[Any]:
     return outcome
 
 
-def _logprobs(answer: Any) -> list[Floats]:
+def _logprobs(answer: tinker.ForwardBackwardOutput) -> list[Floats]:
     return [np.asarray(output["logprobs"].to_numpy(), np.float32) for output in answer.loss_fn_outputs]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from ajet_sdk.dialects.finish import finish_of
 from ajet_sdk.engines.reply_schema import ReplyChoice, read_reply
@@ -22,8 +21,8 @@ def request_body(
     model: str,
     max_model_len: int,
     eos_ids: Iterable[int],
-    drawn_from: Any,
-) -> dict[str, Any]:
+    drawn_from: int | str,
+) -> dict[str, object]:
     """The request as JSON, with every parameter named: what is left out is the server's to choose.
 
     `drawn_from` is what the seed is made of where `sampling` has none. A greedy request asks for one choice, whatever
@@ -72,7 +71,7 @@ def request_body(
     }
 
 
-def choices_of(reply: Mapping[str, Any], version: int | None, n: int) -> list[Sampled]:
+def choices_of(reply: Mapping[str, object], version: int | None, n: int) -> list[Sampled]:
     """`n` continuations; the one choice of a greedy request stands for all. Raises EngineError, EngineUnavailable."""
     sampled = [_sampled(choice, version) for choice in read_reply(reply, "completions", "vLLM").choices]
     return sampled * n if len(sampled) == 1 else sampled

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ajet_sdk.engines.vllm.completions import choices_of, request_body
 from ajet_sdk.engines.vllm.server import Server, Settings
@@ -145,7 +145,7 @@ class VllmSampler:
         self._loop.close()
         await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
-    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _there(self, work: Coroutine[object, None, T]) -> T:
         """Await something in the sampler's own loop; cancelled here, it is cancelled there."""
         if self._closed:
             work.close()
@@ -154,7 +154,7 @@ class VllmSampler:
 
     # Requests
 
-    async def _ask(self, body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    async def _ask(self, body: dict[str, object]) -> tuple[dict[str, object], int | None]:
         """The reply, and the version of the weights that it is of."""
         try:
             return await self._ask_once(body)
@@ -169,7 +169,7 @@ class VllmSampler:
             raise first
         return await self._ask_once(body)
 
-    async def _ask_once(self, body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    async def _ask_once(self, body: dict[str, object]) -> tuple[dict[str, object], int | None]:
         await self._until_open()
         assert self._server is not None
         version = self._served

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.errors import EngineError
@@ -130,7 +130,7 @@ class Server:
             await asyncio.sleep(_TICK)
         return not self.alive
 
-    async def control(self, route: str, body: Mapping[str, Any] | None = None) -> str:
+    async def control(self, route: str, body: Mapping[str, object] | None = None) -> str:
         """POST to one of the server's own routes, over a connection of its own. Raises EngineError."""
         import httpx
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -208,7 +208,7 @@ def complete_adapter(directory: Path, base: str) -> list[str]:
     try:
         with safe_open(directory / "adapter_model.safetensors", framework="pt") as file:
             keys = list(file.keys())
-        known: dict[str, Any] = json.loads((directory / "adapter_config.json").read_text())
+        known: dict[str, object] = json.loads((directory / "adapter_config.json").read_text())
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"the adapter that the service gave cannot be read: {error}") from error
     modules = sorted({key.partition(".lora_")[0].rpartition(".")[2] for key in keys if ".lora_" in key})

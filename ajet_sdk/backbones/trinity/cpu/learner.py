@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_settings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from ajet_sdk.learn.objective import Scored, kl_estimate
 from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.learn.trees import grid, pairs_per_token
 from ajet_sdk.tokens.huggingface import HFTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _MICRO_BATCH_TOKENS = 8192
 _OPTIMISER = "optimiser.pt"
@@ -110,7 +113,7 @@ def _groups(sequences: Sequences, temperature: float, pairs: int = 0) -> list[_G
     return groups
 
 
-def logprobs_of(model: Any, ids: Sequence[int], temperature: float) -> Floats:
+def logprobs_of(model: PreTrainedModel, ids: Sequence[int], temperature: float) -> Floats:
     """Log-probabilities of all tokens but the first, each in the context before it; shape T - 1."""
     sequences = Sequences.whole(ids)
     sequences.check(_vocabulary(model))
@@ -121,7 +124,7 @@ def logprobs_of(model: Any, ids: Sequence[int], temperature: float) -> Floats:
     return logprobs_N
 
 
-def _vocabulary(model: Any) -> int:
+def _vocabulary(model: PreTrainedModel) -> int:
     return int(model.get_input_embeddings().num_embeddings)
 
 
@@ -143,7 +146,7 @@ class Learner:
         """Begin with the base model's weights and a fresh optimiser."""
         self.model = load_model(self.model_path, dtype="float32", device="cpu")
         self._pairs_per_token = pairs_per_token(self.model)
-        self._reference: Any = None
+        self._reference: PreTrainedModel | None = None
         self.optimiser = torch.optim.AdamW(self.model.parameters())
         self.updates = 0
         """Optimiser steps applied to these weights."""

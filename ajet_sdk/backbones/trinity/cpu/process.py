@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ajet_sdk
 from ajet_sdk.backbones.trinity.launch import environment
@@ -90,7 +90,7 @@ def _service_settings(settings: TrainerSettings | None) -> str:
 
 
 def _start(
-    model: str, work_dir: Path, ready: Path, log: Path, options: dict[str, Any]
+    model: str, work_dir: Path, ready: Path, log: Path, options: dict[str, object]
 ) -> tuple[subprocess.Popen[bytes], int]:
     """In a session of its own: Ctrl-C is for us, who end it. Returns also where its part of the log begins."""
     options = {

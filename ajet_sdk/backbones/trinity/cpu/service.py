@@ -18,11 +18,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from starlette.applications import Starlette
@@ -49,6 +49,11 @@ from ajet_sdk.reporting.output import echo
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import new_id
 from ajet_sdk.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ajet_sdk.dialects.json import Json
 
 _SAMPLER = re.compile(r"-sampler-(\d+)$")
 """How Trinity ends the name of weights to sample from: with the number of the training step."""
@@ -77,7 +82,7 @@ class Service:
             max_batch=args.max_batch,
             seed=args.seed,
         )
-        self._reference: Any = None
+        self._reference: PreTrainedModel | None = None
         self._training = asyncio.Lock()
         self._loading = asyncio.Lock()
         self._doomed: Path | None = None
@@ -208,7 +213,7 @@ class Service:
 
     # Training
 
-    async def _train(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def _train(self, work: Callable[..., T], *arguments: object) -> T:
         """Run something of the learner's, one at a time, beside the event loop."""
         async with self._training:
             return await asyncio.to_thread(work, *arguments)
@@ -278,12 +283,12 @@ class Service:
             await asyncio.to_thread(shutil.rmtree, before)
         return JSONResponse({})
 
-    def _checkpoint_path(self, name: Any) -> Path:
+    def _checkpoint_path(self, name: object) -> Path:
         if not isinstance(name, str) or not name or name.startswith(".") or Path(name).name != name:
             raise RequestRefused(f"{name!r} is not a valid checkpoint name: it must be a plain file name", "name")
         return self.work_dir / name
 
-    def _existing(self, body: Mapping[str, Any]) -> Path:
+    def _existing(self, body: Json) -> Path:
         """The checkpoint that a path names. Only its last part counts: the experiment may have been moved."""
         checkpoint = self._checkpoint_path(Path(str(body.get("path"))).name)
         if not checkpoint.is_dir():
@@ -298,7 +303,7 @@ def _version(name: str) -> int:
     return int(match[1])
 
 
-async def _unless_gone(request: Request, sampling: Any) -> list[Sampled] | None:
+async def _unless_gone(request: Request, sampling: Awaitable[list[Sampled]]) -> list[Sampled] | None:
     """What is sampled, or None once the client is gone: then the sampler stops, too."""
     work, gone = asyncio.ensure_future(sampling), asyncio.ensure_future(request.receive())
     try:

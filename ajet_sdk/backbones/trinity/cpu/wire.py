@@ -9,21 +9,22 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import httpx
 import numpy as np
+import numpy.typing as npt
 import safetensors.numpy
 from safetensors import SafetensorError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ajet_sdk.dialects.json import Json
 from ajet_sdk.dialects.openai_chat import error_body
 from ajet_sdk.engines.http import is_loopback, without_certificates
 from ajet_sdk.errors import CheckpointError, ConfigError, ContextOverflow, EngineUnavailable, RequestRefused
 
-Array = np.ndarray[Any, Any]
+Array = npt.NDArray[np.generic]
 
 SERVICE = "ajet-trinity-service"
 """What /info says it is."""
@@ -41,7 +42,7 @@ class ServiceConnection:
         self.url = url.rstrip("/")
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Json:
         """What /info says. Raises ConfigError where something else answers there."""
         try:
             response = httpx.get(f"{self.url}/info", trust_env=False, verify=without_certificates(), timeout=30.0)
@@ -54,13 +55,13 @@ class ServiceConnection:
             )
         return info
 
-    async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def post(self, route: str, body: Mapping[str, object]) -> Json:
         """JSON for JSON."""
         response = await self._send("POST", route, json.dumps(body).encode())
-        answer: dict[str, Any] = response.json()
+        answer: Json = response.json()
         return answer
 
-    async def arrays(self, route: str, body: Mapping[str, Any] | None = None, **arrays: Array) -> dict[str, Array]:
+    async def arrays(self, route: str, body: Mapping[str, object] | None = None, **arrays: Array) -> dict[str, Array]:
         """Arrays for arrays, or for `body` as JSON; none where the service answers JSON."""
         content = safetensors.numpy.save(arrays) if body is None else json.dumps(body).encode()
         response = await self._send("POST", route, content)
@@ -112,7 +113,7 @@ def _raise(response: httpx.Response) -> None:
 _log = logging.getLogger("ajet.service")
 
 
-def prompt_ids(value: Any) -> list[int]:
+def prompt_ids(value: object) -> list[int]:
     """One prompt of token ids."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
         value = value[0]
@@ -121,7 +122,7 @@ def prompt_ids(value: Any) -> list[int]:
     return value
 
 
-async def json_body(request: Request) -> dict[str, Any]:
+async def json_body(request: Request) -> Json:
     """The request's JSON object."""
     try:
         body = json.loads(await request.body())
@@ -132,10 +133,10 @@ async def json_body(request: Request) -> dict[str, Any]:
     return body
 
 
-def array_body(body: bytes, *names: str) -> dict[str, np.ndarray[Any, Any]]:
+def array_body(body: bytes, *names: str) -> dict[str, Array]:
     """The flat arrays of those names, and no others."""
     try:
-        arrays: dict[str, np.ndarray[Any, Any]] = safetensors.numpy.load(body)
+        arrays: dict[str, Array] = safetensors.numpy.load(body)
     except SafetensorError as error:
         raise RequestRefused(f"the request is not in the safetensors format: {error}") from error
     if set(arrays) != set(names) or any(array.ndim != 1 for array in arrays.values()):
@@ -143,7 +144,7 @@ def array_body(body: bytes, *names: str) -> dict[str, np.ndarray[Any, Any]]:
     return arrays
 
 
-def array_response(**arrays: np.ndarray[Any, Any]) -> Response:
+def array_response(**arrays: Array) -> Response:
     """Arrays as safetensors."""
     return Response(safetensors.numpy.save(arrays), media_type="application/octet-stream")
 

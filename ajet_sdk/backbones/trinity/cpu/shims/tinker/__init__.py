@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ajet_sdk.backbones.trinity.cpu.wire import ServiceConnection
 from ajet_sdk.engines.http import is_loopback
@@ -70,7 +71,7 @@ class SamplingClient:
     async def sample_async(
         self,
         prompt: types.ModelInput,
-        sampling_params: types.SamplingParams | Mapping[str, Any],
+        sampling_params: types.SamplingParams | Mapping[str, object],
         num_samples: int = 1,
         include_prompt_logprobs: bool = False,
         topk_prompt_logprobs: int | None = 0,
@@ -110,7 +111,9 @@ class TrainingClient:
         return SimpleNamespace(model_id="ajet")
 
     async def forward_backward_custom_async(
-        self, data: list[types.Datum], loss_fn: Callable[[list[types.Datum], list[Any]], tuple[Any, dict[str, float]]]
+        self,
+        data: list[types.Datum],
+        loss_fn: Callable[[list[types.Datum], list[object]], tuple[Any, dict[str, float]]],
     ) -> Awaitable[SimpleNamespace]:
         """Log-probabilities of the targets to `loss_fn`, and its gradient to the weights.
 
@@ -149,7 +152,7 @@ class TrainingClient:
         return _Done(SimpleNamespace(path=(await self._service.post("train/save_weights", {"name": name}))["path"]))
 
 
-def _needed(datum: types.Datum, length: int) -> np.ndarray[Any, Any]:
+def _needed(datum: types.Datum, length: int) -> npt.NDArray[np.generic]:
     weights = datum.loss_fn_inputs.get("weights")
     return np.ones(length, np.bool_) if weights is None else np.asarray(weights) != 0
 
@@ -176,7 +179,7 @@ class ServiceClient:
     def create_rest_client(self) -> _RestClient:
         return _RestClient(self._service)
 
-    async def create_lora_training_client_async(self, base_model: str, **lora: Any) -> TrainingClient:
+    async def create_lora_training_client_async(self, base_model: str, **lora: object) -> TrainingClient:
         """A client that trains all weights from the base model on; there is no LoRA here."""
         self._check(base_model)
         _log.warning("The CPU learner trains all weights; Trinity's LoRA settings for tinker are ignored.")

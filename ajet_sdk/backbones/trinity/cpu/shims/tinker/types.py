@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass
@@ -38,7 +37,7 @@ class Datum:
     """A sequence to train on: `loss_fn_inputs` holds `target_tokens` and, where some don't count, `weights`."""
 
     model_input: ModelInput
-    loss_fn_inputs: dict[str, Any] = field(default_factory=dict)
+    loss_fn_inputs: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass
