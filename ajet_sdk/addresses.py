@@ -1,6 +1,6 @@
-"""Addresses in texts: which parts of a URL or a DSN are passwords and keys, and the same text without them.
+"""Find passwords and keys in URLs and DSNs, and remove them from texts.
 
-What connects uses an address as it was given; what is written, logged, raised or exported goes through `public`.
+Connections use addresses unchanged; anything written, logged, raised or exported goes through `public`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def is_address(value: str) -> bool:
 
 
 def secrets_in(text: str) -> Iterator[tuple[int, int]]:
-    """Where in a text passwords and keys of URLs stand: of the user part, of queries and of fragments."""
+    """Spans of passwords and keys in a text's URLs: in the user part, queries and fragments."""
     for match in _ADDRESS.finditer(text):
         address, start = match[0], match.start()
         authority = address.index("://") + 3
@@ -89,7 +89,7 @@ def secrets_in(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _in_path(address: str, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where keys stand in the path of an address: by their looks, after `key/` or `token/`, or in a known webhook."""
+    """Spans of keys in the path of an address: after `key/` or `token/`, in a known webhook, or random-looking."""
     webhook = _WEBHOOK.search(address, 0, end)
     if webhook is not None and webhook.end() >= first:
         if address[webhook.end() : end] not in ("", "***"):
@@ -113,7 +113,7 @@ def below(base: str, route: str) -> str:
 
 
 def looks_random(text: str) -> bool:
-    """Whether a text is a key by its looks: letters and digits, 16 or more, at 3.3 bits a character or more."""
+    """Whether a text looks like a key: 16 or more letters and digits with at least 3.3 bits per character."""
     mixed = any(c.isdigit() for c in text) and any(c.isalpha() for c in text)
     return mixed and len(text) >= 16 and entropy(text) >= 3.3
 
@@ -135,7 +135,7 @@ def _plain(name: str) -> str:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether a parameter of a URL is one, by its name, its looks, or an address in it."""
+    """Whether a URL parameter is a secret, judging by its name, its value, or an address in the value."""
     plain, meant = _plain(unquote_plus(name)), unquote_plus(value)
     if not value or meant == "***":
         return False
@@ -150,14 +150,14 @@ _HARMLESS = frozenset(("version", "model", "deployment", "name", "path", "file",
 
 
 def _logins(text: str) -> Iterator[tuple[int, int]]:
-    """Where `user:password` of an address without a scheme stands: before `@host:port`, or `@host` and nothing else."""
+    """Spans of `user:password` before `@host:port`, or before a final `@host`, in an address without a scheme."""
     for match in _WITHOUT_SCHEME.finditer(text):
         if match["port"] or match[0] == text.strip():
             yield match.span("user")
 
 
 def _assigned(text: str, by: str) -> Iterator[tuple[int, int]]:
-    """Where values of `password=...` stand, as in the DSNs of databases."""
+    """Spans of the values of `password=...`, as in database DSNs."""
     for match in _ASSIGNMENT.finditer(text):
         if names_secret(match["name"].strip()) and not text.startswith(by, match.start("value")):
             yield match.span("value")

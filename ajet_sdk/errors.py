@@ -2,7 +2,7 @@
 
     AjetError
     ├── ConfigError          (ValueError)    a config file, an override or an argument is wrong
-    │   └── MissingResource                  a file, a service or a key that a config names is not here
+    │   └── MissingResource                  a file, a service or a key named in the config does not exist here
     ├── SignatureError       (TypeError)     a decorated function cannot be called with what a run has
     ├── TaskError            (ValueError)    a row of a dataset is wrong; names file and line
     ├── MissingExtra         (ImportError)   an optional dependency is absent; prints the line that installs it
@@ -14,16 +14,16 @@
     ├── EngineError          (RuntimeError)  a model could not answer
     │   ├── RequestRefused                   the request itself is wrong (HTTP 400): names the parameter
     │   ├── ContextOverflow                  prompt and reply do not fit the model's length
-    │   ├── EngineUnavailable                connection lost, 429 or 5xx after every retry, or no sound reply
+    │   ├── EngineUnavailable                connection lost, 429 or 5xx after every retry, or an invalid reply
     │   └── EndpointMisconfigured (ConfigError)  an endpoint's key, URL or model is wrong (HTTP 401, 402, 403, 404, 418)
     ├── EnvironmentUnavailable (RuntimeError)  an environment service did not answer
     ├── EpisodeError         (RuntimeError)  an episode ended without a usable outcome
     │   ├── EpisodeTimeout   (TimeoutError)
-    │   ├── ProgramFailed                    a program that the agent is did not start, or ended with an error
+    │   ├── ProgramFailed                    an agent that is a program did not start, or ended with an error
     │   ├── WorkerLost                       the process or the machine that the agent's code ran in died
-    │   ├── UncapturedTraffic                the agent asks a model host for what the policy does not answer
-    │   ├── ModelAmbiguous                   the agent names several models and none is said to be the policy
-    │   ├── NoCalls                          a workflow that is to be trained asked no model
+    │   ├── UncapturedTraffic                the agent sends requests to a model host that are not recorded
+    │   ├── ModelAmbiguous                   the agent names several models and none is set as the policy
+    │   ├── NoCalls                          a workflow in training made no LLM call
     │   └── NoReward                         neither workflow nor judge gave a reward
     ├── TrainingError        (RuntimeError)  a run stops: too few sound episodes, a ledger that does not balance
     └── CheckpointError      (RuntimeError)  a checkpoint is incomplete or belongs to another config
@@ -73,7 +73,7 @@ __all__ = [
 
 
 def place_of(error: BaseException) -> str:
-    """Where an exception was raised, as ` (agent.py line 12)`; nothing where there is no trace of it."""
+    """Where an exception was raised, as ` (agent.py line 12)`; empty without a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
 
@@ -96,7 +96,7 @@ class ConfigError(AjetError, ValueError):
 
 
 class MissingResource(ConfigError):
-    """A file, a service or a key that a config names is not here; the config itself may be right."""
+    """A file, a service or a key named in the config does not exist here; the config may be right elsewhere."""
 
 
 class SignatureError(AjetError, TypeError):
@@ -110,7 +110,7 @@ class TaskError(AjetError, ValueError):
 class MissingExtra(AjetError, ImportError):
     """An optional dependency is absent; the message is the line that installs it.
 
-    `extra` is one of ajet's; for what pip can't resolve (trinity, verl, vllm) there is a command of our own.
+    `extra` is an extra of ajet; for those that pip cannot resolve (trinity, verl, vllm) it is an `ajet` command.
     """
 
     def __init__(self, package: str, extra: str) -> None:
@@ -145,7 +145,7 @@ class QueryError(TraceError):
     """A query is not exactly one SELECT or EXPLAIN, took too long, or failed."""
 
     TOO_MUCH: ClassVar[str] = "the query needs more memory than a query may have"
-    """How the message begins where that is so."""
+    """Start of the message if a result is too large."""
 
 
 class EngineError(AjetError, RuntimeError):
@@ -155,7 +155,7 @@ class EngineError(AjetError, RuntimeError):
 
 
 class RequestRefused(EngineError):
-    """The request itself is wrong (HTTP 400); `parameter` names what cannot be honoured, and clients read `code`."""
+    """The request is invalid (HTTP 400); `parameter` names the unsupported one, and clients read `code`."""
 
     def __init__(self, message: str, parameter: str | None = None, *, code: str = "unsupported_parameter") -> None:
         super().__init__(message)
@@ -168,7 +168,7 @@ class ContextOverflow(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine did not answer: connection lost, 429 or 5xx after every retry, or a reply that is none.
+    """The engine did not answer: connection lost, 429 or 5xx after every retry, or an invalid reply.
 
     `status` is the HTTP status of the last answer, None where there was none; `retry_after` is its header of that name.
     `refused`: nothing listens at the address. `retryable`: the same request may be sent again.
@@ -193,14 +193,14 @@ class EngineUnavailable(EngineError):
 
 
 class EndpointMisconfigured(EngineError, ConfigError):
-    """Key, URL or model of an endpoint is wrong (HTTP 401, 402, 403, 404, 418): no other request fares better.
+    """Key, URL or model of an endpoint is wrong (HTTP 401, 402, 403, 404, 418): other requests fail alike.
 
     In an episode it ends the run.
     """
 
 
 class EnvironmentUnavailable(AjetError, RuntimeError):
-    """An environment service did not answer, or not with what it should; `status` is its HTTP status or None."""
+    """An environment service did not answer, or sent an invalid response; `status` is its HTTP status, if any."""
 
     infrastructure: ClassVar[bool] = True
 
@@ -218,7 +218,7 @@ class EpisodeTimeout(EpisodeError, TimeoutError):
 
 
 class ProgramFailed(EpisodeError):
-    """A program did not start, or ended with an error; `result` is its output, None where it did not start."""
+    """A program did not start, or ended with an error; `result` is its output, None if it did not start."""
 
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)
@@ -232,15 +232,15 @@ class WorkerLost(EpisodeError):
 
 
 class UncapturedTraffic(EpisodeError):
-    """The agent asks a known model host for what the policy does not answer, or through a client that no hook sees."""
+    """The agent calls a known model host on an unsupported route, or through a client that is not hooked."""
 
 
 class ModelAmbiguous(EpisodeError):
-    """The agent names several models and none of them is said to be the policy."""
+    """The agent names several models and none of them is set as the policy."""
 
 
 class NoCalls(EpisodeError):
-    """A workflow that is to be trained came to its end without asking any model: its reward says nothing."""
+    """A workflow in training ended without an LLM call, so there is nothing to train on its reward."""
 
     infrastructure: ClassVar[bool] = True
 

@@ -150,8 +150,8 @@ class AjetJob:
     def dump_job_as_yaml(self, path: str | Path) -> Path:
         """Write the job as a config file: `ajet --conf FILE` then does what `tune` does.
 
-        Raises ConfigError where workflow or judge cannot be found again by a class path: a lambda, a nested function,
-        what a notebook cell or a prompt defines, a name that now means another object.
+        Raises ConfigError if workflow or judge cannot be imported by a class path: a lambda, a nested function, a
+        definition in a notebook or at a prompt, a name that now means another object.
         """
         for key, value in (("workflow", self._workflow), ("judge", self._judge)):
             if value is not None and not _is_importable(value):
@@ -213,7 +213,7 @@ def _class_path(value: object) -> str | None:
 
 
 def _is_importable(value: Any) -> bool:
-    """Whether the class path of an object leads to it, in another process too."""
+    """Whether the class path of an object leads to it in another process, too."""
     if _class_path(value) is None:
         return False
     resolved: object = sys.modules.get(value.__module__)
@@ -226,7 +226,7 @@ def _is_importable(value: Any) -> bool:
 
 
 def _source_names(value: object) -> set[str]:
-    """Names of the files with a function's code, or that of a class's methods. A cell and a prompt give names too."""
+    """Names of the files with the code of a function or of a class's methods, also for notebook cells."""
     members = vars(value).values() if isinstance(value, type) else (value,)
     codes = (getattr(inspect.unwrap(member), "__code__", None) for member in members if callable(member))
     return {Path(code.co_filename).name for code in codes if code is not None}

@@ -31,7 +31,7 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Score:
-    """How often a player won: `wins` of `games`, those that failed not counted."""
+    """Wins and games of a player; failed games are not counted in `games`."""
 
     games: int
     wins: int
@@ -61,23 +61,23 @@ class League:
 
     @property
     def players(self) -> tuple[str, ...]:
-        """Who played as the policy, in order."""
+        """The players, in order."""
         return tuple(dict.fromkeys(player for player, _ in self.scores))
 
     @property
     def opponents(self) -> tuple[str, ...]:
-        """Whom they played against, in order."""
+        """The opponents, in order."""
         return tuple(dict.fromkeys(opponent for _, opponent in self.scores))
 
     def score(self, player: str, opponent: str | None = None) -> Score:
-        """A player's score against an opponent, or against all others: itself is left out."""
+        """A player's score against one opponent, or against all others."""
         if opponent is not None:
             return self.scores[player, opponent]
         mine = [score for (first, second), score in self.scores.items() if first == player and second != player]
         return sum(mine, Score(0, 0))
 
     def as_json(self) -> dict[str, object]:
-        """The league as JSON has it."""
+        """The league as JSON."""
 
         def row(player: str, opponent: str | None) -> dict[str, object]:
             score = self.score(player, opponent)
@@ -94,7 +94,7 @@ class League:
 
 
 def saved_players(config: Config) -> list[str]:
-    """The model that the config's experiment began with, and each checkpoint that it has kept."""
+    """The experiment's first model and its saved checkpoints, as names of players."""
     steps = steps_of_experiment(checkpoint_base(config))
     return [f"checkpoint@{step}" for step in (0, *steps)]
 
@@ -113,8 +113,8 @@ def play_league(
 ) -> League:
     """Play each player as the policy against each opponent, k times on every task.
 
-    Who is trained and what is drawn is as in a training; a game is won where the policy's episode is solved. Each match
-    is a run of its own in the experiment's directory, under `league`.
+    Roles and random draws are as in training; a game is won if the policy's episode is solved. Each match is a run of
+    its own under `league` in the experiment's directory.
 
     Args:
         config: the settings, as of a training.
@@ -175,7 +175,7 @@ def _matches(players: Iterable[str], opponents: Sequence[str]) -> Iterator[tuple
 
 
 def short_names(league: League) -> dict[str, str]:
-    """Each name as a table and a picture show it: `@40` for `checkpoint@40`, of paths only the parts that differ."""
+    """Short names for tables and plots: `@40` for `checkpoint@40`, and the differing parts of paths."""
     names = list(dict.fromkeys([*league.players, *league.opponents]))
     parts = [name.removeprefix("checkpoint").split("/") for name in names]
     for end, tail in ((0, slice(1, None)), (-1, slice(None, -1))):

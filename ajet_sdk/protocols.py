@@ -1,10 +1,8 @@
-"""The seams: each protocol here has two or more implementations.
+"""Protocols with two or more implementations, and the data that they exchange.
 
-An `Engine` answers requests; a `Sampler` continues token ids and is made an engine by `engines.chat.TokenEngine`;
-a `Tokenizer` is what exact ids need of one; a `Client` waits for a reply; a `TraceReader` queries a trace, live or at
-rest; a `Judge` scores an output. A backbone runs a `Job`.
-
-Calling off a question to a trace, from another thread than the one that asks it.
+An `Engine` answers requests; a `Sampler` continues token ids (`engines.chat.TokenEngine` makes it an engine); a
+`Tokenizer` encodes and decodes exactly; a `Client` waits for a reply; a `TraceReader` queries a trace; a `Judge` scores
+an output. A backbone runs a `Job`.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ Route = Literal["chat/completions", "completions"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample: the parameters really used, after a run's own have overridden the agent's."""
+    """The sampling parameters in effect: those of the run override the agent's."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -64,7 +62,7 @@ class Sampling:
     seed: int | None = None
     n: int = 1
     min_p: float = 0.0
-    """Tokens below this share of the most likely one's probability cannot be drawn."""
+    """Minimum probability of a token, relative to the most likely token."""
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -72,28 +70,29 @@ class Sampling:
     bad_words: tuple[str, ...] = ()
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    """Ids that end a reply beside those that end a turn."""
+    """Token ids that end a reply, in addition to the end-of-turn ids."""
     ignore_eos: bool = False
-    """The ids that end a turn do not end a reply."""
+    """End-of-turn ids do not end the reply."""
     grammar: str = ""
-    """What the reply must be (`tokens.grammars`); an engine makes it of the request, and names it in its `Answer`."""
+    """Grammar of the reply (`tokens.grammars`), which the engine derives from the request and returns in its
+    `Answer`."""
     top_logprobs: int = 0
-    """How many of the most likely tokens are wanted beside each sampled one."""
+    """Number of most likely tokens to return for each sampled token."""
 
     @property
     def processed(self) -> bool:
-        """Whether the logits are changed otherwise than by temperature and limits (`engines.local.logits`)."""
+        """Whether logits are processed beyond temperature and limits (`engines.local.logits`)."""
         return bool(_logits_of(self) != _NO_LOGITS)
 
     @property
     def plain(self) -> bool:
-        """Whether the recorded log-probabilities are the model's alone: at temperature 1, or of a greedy call."""
+        """Whether the recorded log-probabilities are those of the plain model: at temperature 1, or greedy."""
         limited = self.temperature != 1 or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
         return not self.processed and (self.temperature <= 0 or not limited)
 
     @lru_cache(maxsize=256)  # noqa: B019  # a value: nearly all calls of a run have the same
     def as_dict(self) -> Mapping[str, object]:
-        """As JSON holds it; rarer parameters only where they say something."""
+        """The parameters as JSON; rare ones only if they are set."""
         recorded = dict[str, object]()
         for (name, default), value in zip(_SAMPLING_DEFAULTS.items(), _values_of(self), strict=True):
             if value != default or name in _ALWAYS:
@@ -102,7 +101,7 @@ class Sampling:
 
     @staticmethod
     def of(recorded: Mapping[str, object]) -> Sampling:
-        """What `as_dict` was made of; parameters that this version does not know are left out."""
+        """The inverse of `as_dict`; unknown parameters are left out."""
         known: dict[str, Any] = {name: value for name, value in recorded.items() if name in _SAMPLING_DEFAULTS}
         for name, value in known.items():
             if isinstance(value, list):
@@ -123,34 +122,34 @@ _NO_LOGITS = _logits_of(Sampling())
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request to an engine, whatever API its client spoke."""
+    """One request to an engine, independent of the client's API."""
 
     sampling: Sampling
     episode_id: str
     agent: str
     messages: Sequence[Any] | None = None
-    """The conversation to continue; None where `prompt` is."""
+    """The conversation to continue; None if `prompt` is set."""
     prompt: object = None
     """Text or token ids to continue."""
     tools: object = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Every other parameter by its name in OpenAI's API: tool_choice, logprobs, chat_template_kwargs, …"""
+    """All other parameters by their names in OpenAI's API: tool_choice, logprobs, chat_template_kwargs, …"""
     named: Mapping[str, object] = field(default_factory=dict)
-    """Model, streaming and sampling as the client named them. An engine samples by `sampling`."""
+    """Model, streaming and sampling parameters as the client sent them; engines use `sampling`."""
     route: Route = "chat/completions"
-    """The route of OpenAI's API that it would take."""
+    """The equivalent route of OpenAI's API."""
     logprobs: bool = False
-    """The reply is to say the log-probability of each token."""
+    """Whether to return the log-probability of each token."""
 
     @property
     def body(self) -> dict[str, Any]:
-        """The request as JSON of OpenAI's API, for scripted replies that read it."""
+        """The request as JSON of OpenAI's API, for scripted replies."""
         subject = {"prompt": self.prompt} if self.messages is None else {"messages": self.messages}
         tools = {} if self.tools is None else {"tools": self.tools}
         return {**subject, **tools, **self.named, **self.options}
 
     def digest(self) -> str:
-        """Of the conversation and its tools, the same in every process."""
+        """Hash of the conversation and its tools, the same in every process."""
         text = json.dumps([self.messages, self.prompt, self.tools], default=str, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -165,22 +164,22 @@ class Choice:
     output_ids: Sequence[int] | None = None
     logprobs: Sequence[float] | None = None
     tokens: Sequence[bytes] | None = None
-    """The bytes of each output token, where `logprobs` was asked for."""
+    """The bytes of each output token, if log-probabilities were requested."""
     stop: str | None = None
     """The stop string that ended it."""
     of_policy: bool = True
-    """Whether `logprobs` are of the distribution sampled from; those of another are sent and never recorded."""
+    """Whether `logprobs` are those of the distribution sampled from; others are sent to the client but not recorded."""
     top: Sequence[Sequence[tuple[bytes, float]]] | None = None
-    """The most likely tokens at each place and their log-probabilities, where they were asked for."""
+    """The most likely tokens at each position and their log-probabilities, if requested."""
     cut_tokens: int = 0
-    """Tokens that were sampled behind `output_ids` and cut off."""
+    """Tokens sampled after `output_ids` and cut off."""
     unread: bool = False
-    """A whole reply that begins a tool call which cannot be read."""
+    """The reply is complete, but its tool call cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an engine says to an `Ask`: `sampling.n` choices over one prompt."""
+    """An engine's response to an `Ask`: `sampling.n` choices for one prompt."""
 
     choices: tuple[Choice, ...]
     model: str
@@ -189,27 +188,27 @@ class Answer:
     usage: Mapping[str, int] = field(default_factory=dict)
     """prompt_tokens, completion_tokens, total_tokens."""
     new_ids: array[int] | None = None
-    """The end of `prompt_ids`, where the engine keeps it for the episode: a recorder keeps the same."""
+    """The new part of `prompt_ids`, shared with the engine's cache to save memory."""
     grammar: str = ""
-    """What it was sampled under, in `Sampling.grammar`'s language; empty where any text would have done."""
+    """The grammar in effect, as in `Sampling.grammar`; empty if there was none."""
 
 
 class Engine(Protocol):
     """Answers requests, many at once, from any event loop."""
 
     model: str
-    """The name it answers to."""
+    """The model's name in requests."""
 
     async def answer(self, ask: Ask) -> Answer:
-        """Raises RequestRefused (400), ContextOverflow, EngineUnavailable. Cancelling frees what the request holds."""
+        """Raises RequestRefused (400), ContextOverflow, EngineUnavailable. Cancelling frees the request's resources."""
         ...
 
     async def count(self, ask: Ask) -> int:
-        """Tokens of the prompt, as `answer` would make it. Raises as `answer` does."""
+        """Number of prompt tokens. Raises as `answer`."""
         ...
 
     def forget(self, episode_id: str) -> None:
-        """Drop whatever is kept for an episode (ids, KV); the episode is over."""
+        """Free what is cached for a finished episode (ids, KV)."""
         ...
 
     async def aclose(self) -> None:
@@ -226,9 +225,9 @@ class Sampled:
     finish_reason: Literal["stop", "length"]
     policy_version: int | None
     text: str | None = None
-    """Where a stop string cut the text: the text before it. Else None, and the ids say it all."""
+    """The text before the stop string, if one ended the reply."""
     top: Sequence[Sequence[tuple[int, float]]] | None = None
-    """The most likely tokens at each place and their log-probabilities, where `top_logprobs` asked for them."""
+    """The most likely tokens at each position and their log-probabilities, if `top_logprobs` requests them."""
 
 
 class Sampler(Protocol):
@@ -238,7 +237,7 @@ class Sampler(Protocol):
     max_model_len: int
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
-        """`sampling.n` continuations. Prompts of one `session` tend to extend each other: its KV may be kept."""
+        """`sampling.n` continuations. Prompts of a `session` tend to extend each other, so its KV may be cached."""
         ...
 
     def forget(self, session: str) -> None: ...
@@ -247,7 +246,7 @@ class Sampler(Protocol):
 
 
 class Tokenizer(Protocol):
-    """What exact ids need of a tokenizer. Encoding adds no special tokens; decoding drops none."""
+    """A tokenizer whose encoding adds no special tokens and whose decoding drops none."""
 
     chat_template: str | None
     variables: Mapping[str, object]
@@ -273,28 +272,28 @@ class Tokenizer(Protocol):
 
 
 class Client(Protocol):
-    """Who asked, as far as it decides whether a reply was delivered. Used in the gateway's event loop."""
+    """The client of a request, to decide whether its reply was delivered. Used in the gateway's event loop."""
 
     gone: asyncio.Future[None]
     """Done when the client goes away."""
     in_parts: bool
-    """It takes a response that is no stream part by part too, and may leave it half read."""
+    """Whether it reads even a response that is not a stream in parts, and may stop halfway."""
 
     async def taken(self, whole: bool = False) -> bool:
-        """Wait until the client has taken what was sent, with `whole` to the last byte; False where it went away."""
+        """Wait until the client has read what was sent (with `whole`, to the last byte); False if it disconnected."""
         ...
 
     def unread(self) -> int:
-        """Bytes sent that the client has not taken."""
+        """Bytes sent that the client has not read."""
         ...
 
 
 class TraceReader(Protocol):
-    """Queries a trace, whether its owner is alive or not."""
+    """Queries a trace, live or at rest."""
 
     @property
     def spent(self) -> float:
-        """Processor seconds that live runs have spent on this reader's queries."""
+        """CPU seconds that live runs have spent on this reader's queries."""
         ...
 
     def query(self, sql: str, parameters: Sequence[object] = (), stop: Stop | None = None) -> pa.Table:
@@ -313,26 +312,26 @@ class Growth(Protocol):
     """Adds tasks to a run as it trains."""
 
     def due(self, step: int) -> bool:
-        """Whether tasks are to be added when so many steps are done."""
+        """Whether to add tasks after this step."""
         ...
 
     async def grow(
         self, step: int, attempt: Callable[[Sequence[Any]], Awaitable[list[Episode]]]
     ) -> tuple[str, dict[str, float]]:
-        """Add them, or take those that this run added here before it was resumed; returns a line to print, metrics.
+        """Add tasks, or restore those that the run added here before it was resumed. Returns a log line and metrics.
 
-        `attempt` makes attempts with the policy as it is.
+        `attempt` runs attempts with the current policy.
         """
         ...
 
     def tasks(self, step: int) -> Sequence[Task]:
-        """The added tasks that a step (from 1) has beside those of the start."""
+        """The added tasks in effect at a step (from 1)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Everything a backbone needs, resolved: no class path or file name is left to look up."""
+    """Everything a backbone needs, with class paths and files resolved."""
 
     config: Config
     workflow: Callable[..., object] | None
@@ -347,12 +346,12 @@ class Job:
     resume: bool = False
     debug_tags: frozenset[str] = frozenset()
     ray: str | None = None
-    """The Ray cluster to use: an address, `local` for one that is started here and ended with the run, or None."""
+    """Address of the Ray cluster; `local` starts one here for the run."""
     growth: Growth | None = None
 
 
 class Stop:
-    """Given to `TraceReader.query`; once `set`, the query ends with QueryError, in DuckDB too."""
+    """Cancels `TraceReader.query` from another thread: once `set`, the query ends with QueryError."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -361,11 +360,11 @@ class Stop:
 
     @property
     def is_set(self) -> bool:
-        """Whether it was called off."""
+        """Whether it is cancelled."""
         return self._set
 
     def set(self) -> None:
-        """Call it off; again does nothing."""
+        """Cancel; idempotent."""
         with self._lock:
             self._set = True
             interrupts, self._interrupts = self._interrupts, []
@@ -374,7 +373,7 @@ class Stop:
 
     @contextmanager
     def by(self, interrupt: Callable[[], None]) -> Iterator[None]:
-        """Within the block, `set` calls `interrupt`; at once where it was set before."""
+        """Within the block, `set` calls `interrupt`; immediately if already set."""
         with self._lock:
             late = self._set
             if not late:

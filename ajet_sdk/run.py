@@ -1,7 +1,6 @@
-"""`train()` and `run()`: the one place that opens a run, dispatches on the backbone's name, and closes it.
+"""`train()` and `run()`: open a run, dispatch on the backbone's name, and close it.
 
-A run owns `launcher_record/{experiment_name}/`: `config.yaml trace.duckdb logs/ metrics/ checkpoint/`. `serve()` is at
-home in `serving`, the job class in `job`.
+A run owns `launcher_record/{experiment_name}/`: `config.yaml trace.duckdb logs/ metrics/ checkpoint/`.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def train(
         check_models(config, workflow, training=config.backbone != "debug")
     judge = _find_judge(config, judge)
     _check_signatures(workflow, judge, [*sets.train, *sets.val], config)
-    if config.backbone not in ("debug", "tinker"):  # who may ask a service for a model of that name
+    if config.backbone not in ("debug", "tinker"):  # which may send the model's name to a service
         config = _fetch_model(config)
     if debug_tags and config.rollout.runner == "ray":
         log.warning("With breakpoints the agent runs in this process; rollout.runner is ignored")
@@ -171,7 +170,7 @@ def _fetch_model(config: Config) -> Config:
 def _check_signatures(
     workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task], config: Config
 ) -> None:
-    """Check against one task of each shape, so that a row without a key is found before the first episode."""
+    """Check against one task of each shape, so that a missing key is reported before the first episode."""
     shapes = {(frozenset(task.metadata), bool(task.main_query), task.env_type): task for task in reversed(tasks)}
     for task in shapes.values() if workflow is not None else ():
         check_signature(workflow, judge, task, config)
@@ -235,7 +234,7 @@ def score_tasks(
     on_episode: Callable[[Episode], None] | None = None,
     ray: str | None = None,
 ) -> Report:
-    """`run` over tasks that are read already; `of_validation` notes in the trace that they are held out."""
+    """`run` over tasks that are already read; `of_validation` marks them as held out in the trace."""
     if k < 1:
         raise ConfigError(f"k must be at least 1 (got {k})")
     if k > 1 and config.is_set("rollout.temperature") and config.rollout.temperature == 0:
@@ -297,12 +296,12 @@ def open_run(
     ray: str | None = None,
     of_validation: bool = False,
 ) -> Iterator[OpenRun]:
-    """A run whose attempts are made when they are asked for, at tasks that need not be known before.
+    """Open a run whose attempts are made on demand, at tasks that need not be known in advance.
 
     Args:
-        workflow, judge: in place of those that the config names.
-        tasks: some that the signatures are checked against.
-        of_validation: they are the validation tasks of the config, which the trace notes.
+        workflow, judge: replace those of the config.
+        tasks: tasks to check the signatures against.
+        of_validation: marks the tasks as the config's validation tasks in the trace.
 
     Nothing is trained. Raises as `train` does.
     """
@@ -318,7 +317,7 @@ def open_run(
 
 
 class OpenRun:
-    """An agent, its judge and the model that answers it; `aclose` in the event loop of the attempts."""
+    """An agent with its judge and its model; call `aclose` in the event loop of the attempts."""
 
     def __init__(
         self, session: Session, workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task]
@@ -337,7 +336,7 @@ class OpenRun:
     async def attempt(
         self, attempts: Sequence[Attempt], on_episode: Callable[[Episode], None] | None = None
     ) -> list[Episode]:
-        """Make them; the episodes come back in the same order, and are in the trace. Raises as `run_batch`."""
+        """Run the attempts; episodes are returned in the same order and recorded. Raises as `run_batch`."""
 
         def finished(episode: Episode) -> None:
             self.session.writer.put(*untrained_entries(episode))
@@ -357,7 +356,7 @@ class OpenRun:
         )
 
     async def check(self) -> None:
-        """Open the model, in the event loop of the attempts, before there is one. Raises as `open_engine`."""
+        """Open the model before the first attempt, in the same event loop. Raises as `open_engine`."""
         await self._engine()
 
     async def _engine(self) -> Engine:
@@ -375,7 +374,7 @@ class OpenRun:
         return engine
 
     async def aclose(self) -> None:
-        """Close the model, where an attempt opened it."""
+        """Close the model if it is open."""
         if self._opening is not None:
             [opened] = await asyncio.gather(self._opening, return_exceptions=True)
             if not isinstance(opened, BaseException):

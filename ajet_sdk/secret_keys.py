@@ -1,4 +1,4 @@
-"""Keys of JSON and YAML whose values are secrets by their name, at whatever depth they stand."""
+"""Keys of JSON and YAML, at any depth, whose names mark their values as secrets."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 from ajet_sdk.addresses import names_secret, public
 
 LEAVES = frozenset((str, int, float, bool, type(None)))
-"""Types of JSON values that hold no others."""
+"""Types of JSON scalars."""
 
 
 def is_secret(key: object, beside: Mapping[Any, Any] | None = None) -> bool:
-    """Whether a key names a secret; `beside` are its neighbours: a `token` with a `logprob` is one of a reply's."""
+    """Whether a key names a secret. `beside` is its mapping: a `token` next to a `logprob` is part of a reply."""
     sampled = key == "token" and beside is not None and "logprob" in beside
     return isinstance(key, str) and names_secret(key) and not sampled
 
 
 def masked(value: object, by: str, address: Callable[[str, str], str] = public) -> Any:
-    """The same value without secrets, which `by` stands for.
+    """Replace secrets in a value by `by`.
 
-    Those are the texts of secret keys, lists of texts under them, and what `address` replaces in every other text: by
-    default the passwords and keys of addresses.
+    Secrets are texts and lists of texts under secret keys, and whatever `address` replaces in other texts: by default
+    passwords and keys of addresses.
     """
     if type(value) is str:
         return address(value, by)

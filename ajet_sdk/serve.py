@@ -1,4 +1,4 @@
-"""`serve()`: a trained checkpoint as an OpenAI-compatible endpoint. Every request is an episode of its own."""
+"""`serve()`: a checkpoint as an OpenAI-compatible endpoint. Each request is recorded as an episode."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def serve(
     model = config.model.model_copy(
         update={"path": str(checkpoint), "name": name or config.model.name, "base_url": None, "scripted": None}
     )
-    _listener(host, port, api_key).close()  # what is refused is refused before a model is loaded
+    _listener(host, port, api_key).close()  # errors come before the model is loaded
     engine = open_engine(config.model_copy(update={"model": model}))
     serve_engine(engine, host, port, trace=trace, api_key=api_key)
 
@@ -88,12 +88,12 @@ def serve_engine(
     trace: Path | None = None,
     api_key: str | None = None,
 ) -> None:
-    """Serve any engine as `serve` does, and close it at the end."""
+    """Serve an engine like `serve`, and close it at the end."""
     run_to_end(_serve(engine, host, port, trace, api_key))
 
 
 def wait_for_server(host: str = "127.0.0.1", port: int = 8000, *, seconds: float = 600.0) -> None:
-    """Return once `serve` at this address has loaded its model and answers; else raise EngineUnavailable."""
+    """Wait until `serve` at this address has loaded its model. Raises EngineUnavailable."""
     address, end = f"http://{host}:{port}/health", time.monotonic() + seconds
     while True:
         with suppress(httpx.TransportError):
@@ -121,10 +121,10 @@ def serve_environment(
 ) -> None:
     """Host an environment at `http://HOST:PORT` until Ctrl-C; jobs ask for it by `name`.
 
-    Its instances are processes of the interpreter `python`. With `api_key` only who sends it is answered, as
-    `ajet_sdk.environments.client` does where AJET_ENV_KEY is set; where other machines can connect, it must be given.
+    Instances are processes of the interpreter `python`. With `api_key` only requests that send it are answered (clients
+    send AJET_ENV_KEY); it is required if other machines can connect.
 
-    Raises ConfigError where the environment cannot be loaded or a key is missing, OSError where the port is taken.
+    Raises ConfigError if the environment cannot be loaded or a key is missing, OSError if the port is taken.
     """
     run_to_end(_serve_environment(Instances(spec, limits, python), name, host, port, api_key))
 
@@ -220,7 +220,7 @@ class _Service:
         except HTTPError as refusal:
             await respond(send, refusal.status, refusal.body_in(place.speaks))
         except ClientGone:
-            pass  # nobody is left to be told; the call, if there is one, is recorded as undelivered
+            pass  # the client is gone; its call, if any, is recorded as undelivered
 
     def _check_name(self, model: object) -> None:
         if model and model != self.engine.model:
@@ -237,7 +237,7 @@ class _Service:
             if endpoint.counter is not None:
                 return await respond(send, 200, await count(opened, request, endpoint.counter))
             await send_reply(await answer(opened, request), scope, send)
-            await connection.taken(whole=True)  # the episode is over once the client has read its reply, or has left
+            await connection.taken(whole=True)  # the episode ends once the client has read its reply or is gone
         finally:
             calls = await opened.finish()
             if self.writer is not None and calls:

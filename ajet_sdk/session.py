@@ -1,6 +1,6 @@
-"""A run from its row in `runs` to its final status: directory, log file, trace, gateway, capture, workers.
+"""An open run: directory, log file, trace, gateway, capture, and the workers that run users' code.
 
-Where users' code runs: in threads of this process, or in worker processes of a Ray cluster (`rollout.runner`).
+Workers are threads of this process, or processes of a Ray cluster (`rollout.runner`).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ log = logging.getLogger("ajet")
 
 @contextmanager
 def open_cluster(config: Config, ray: str | None, *objects: Any) -> Iterator[RayCluster | None]:
-    """The cluster that the run's own code runs on, with the code of `objects` (workflow, judge); None: threads do.
+    """The cluster that runs workflow and judge (`objects`); None if threads do.
 
-    `ray` is as in `Job`; without it the cluster that Ray itself would take (RAY_ADDRESS, which its job launcher sets),
-    else a Ray of our own. Raises as `cluster` does.
+    `ray` is as in `Job`; by default RAY_ADDRESS, which Ray's job launcher sets, else a new local Ray. Raises as
+    `cluster`.
     """
     if config.rollout.runner != "ray" or config.backbone not in ("debug", "local"):
-        yield None  # the other backbones spread the agents themselves
+        yield None  # other backbones distribute the agents themselves
         return
     address = ray or os.environ.get("RAY_ADDRESS") or LOCAL
     if ray is None and address == LOCAL:
@@ -67,7 +67,7 @@ def make_workers(config: Config, joined: RayCluster | None) -> Workers:
 
 
 _PROCESSES = "ajet_sdk.rollout.processes"
-"""Loaded only where Ray runs the agents: it imports Ray."""
+"""Loaded only if Ray runs the agents, since it imports Ray."""
 
 
 class Session:
@@ -88,14 +88,14 @@ class Session:
         self.resume = resume
         self.ray = ray
         self.code = code
-        """What the agent's code can be found by, where it runs on other machines."""
+        """Objects whose code is sent to other machines."""
         self._of_validation = of_validation
-        """The tasks of a run that trains nothing are the validation tasks of the config."""
+        """Whether a run without training uses the config's validation tasks."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Session:
         directory = self.config.directory
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts, replies and rewards are nobody else's
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts, replies and rewards are private
         for name in ("logs", "metrics", "checkpoint"):
             (directory / name).mkdir(exist_ok=True, mode=0o700)
         with ExitStack() as stack:
@@ -135,7 +135,7 @@ class Session:
         return Run(**fields, **newest[0])
 
     def check_ledger(self) -> None:
-        """Raise TrainingError where the tokens of the ledger do not add up to those that were sampled."""
+        """Raise TrainingError if the tokens in the ledger do not add up to those sampled."""
         self.writer.flush()
         with open_trace(self.config.directory) as trace:  # processes of a cluster have files of their own
             wrong = ledger_balance(trace, self.run.run_id)
@@ -146,7 +146,7 @@ class Session:
             )
 
     def record_signal(self, number: signal.Signals) -> None:
-        """Record that a signal stops the run, so that its row says so even where the process is killed meanwhile."""
+        """Record that a signal stops the run, in case the process is killed before it ends."""
         text = "stopped by Ctrl-C" if number == signal.SIGINT else f"stopped by {number.name}"
         self.run = self.run.model_copy(update={"status": "interrupted", "error": text})
         self.writer.put(self.run)
@@ -171,7 +171,7 @@ class Session:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that is left alone, after one word, once it can't be written, as on a full disk."""
+    """A log file that is given up with one message once it cannot be written, as on a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         log.removeHandler(self)
@@ -179,7 +179,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _PublicText(logging.Formatter):
-    """Lines, and tracebacks below them, without the passwords and keys of addresses."""
+    """Removes passwords and keys of addresses from lines and tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         return public(super().format(record))
@@ -187,7 +187,7 @@ class _PublicText(logging.Formatter):
 
 @contextmanager
 def log_file(path: Path) -> Iterator[None]:
-    """Everything that ajet logs goes to the file too, while the run lasts."""
+    """Within the block, also write ajet's log to the file."""
     path.touch(mode=0o600)
     handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(_PublicText("%(asctime)s %(levelname)s %(message)s"))
@@ -200,5 +200,5 @@ def log_file(path: Path) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
-        with suppress(OSError):  # what is left in its buffer has no room, which was said
+        with suppress(OSError):  # the rest of its buffer has no room, which was reported
             handler.close()

@@ -63,7 +63,7 @@ Outcome = Literal[
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
-_draw = random.Random()  # the system's entropy, once for each process: to ask for it anew gives the other threads way
+_draw = random.Random()  # the system's entropy once per process: reading it each time would release the GIL
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_draw.seed)
 
@@ -119,7 +119,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 class Task(_Frozen):
-    """One problem for the agent. `task_id` is a stable hash of the content where the source gives none."""
+    """One problem for the agent. `task_id` defaults to a stable hash of the content."""
 
     main_query: str = ""
     init_messages: list[dict[str, Any]] = Field(default_factory=list)
@@ -138,11 +138,11 @@ class Task(_Frozen):
 
 
 UNTAGGED = "default_target_tag"
-"""The target tag of an agent for which a program of the class API names none."""
+"""The target tag of an agent that names none."""
 
 
 class Call(_Frozen):
-    """One choice of one LLM request, as the engine saw it. Ids and log-probabilities are None where it cannot know."""
+    """One choice of one LLM request. Ids and log-probabilities are None if the engine does not know them."""
 
     call_id: str = Field(default_factory=new_id)
     episode_id: str
@@ -153,36 +153,36 @@ class Call(_Frozen):
     trainable: bool = True
     model: str = ""
     policy_version: int | None = None
-    """Number of optimiser updates applied to the model that answered; None for a model that is not the policy."""
+    """Number of optimizer updates of the model that answered; None for models other than the policy."""
     request: dict[str, Any] = Field(default_factory=dict)
-    """The request as OpenAI's completions spell it (messages, tools, ...), whatever its client spoke."""
+    """The request in the format of OpenAI's API (messages, tools, ...), whatever the client's API."""
     response: dict[str, Any] = Field(default_factory=dict)
-    """The response likewise, with this choice only. Its id is the one that the client got."""
+    """The response in the same format, with this choice only and the id that the client received."""
     prompt_ids: Ids | None = None
     output_ids: Ids | None = None
     logprobs: Floats | None = None
-    """Log-probability of each output id under the distribution really sampled from."""
+    """Log-probability of each output id under the distribution sampled from."""
     cut_tokens: Annotated[int, BeforeValidator(lambda stored: stored or 0)] = 0
-    """Tokens that were sampled behind `output_ids` and cut off, as `parallel_tool_calls: false` does."""
+    """Tokens sampled after `output_ids` and cut off, as with `parallel_tool_calls: false`."""
     finish_reason: str | None = None
     started_at: datetime = Field(default_factory=now)
     ended_at: datetime = Field(default_factory=now)
     error: str | None = None
-    """`undelivered`, and how far the client had read, where it was gone before the last byte; else the engine's."""
+    """The engine's error; or `undelivered`, with what was read, if the client disconnected before the last byte."""
     request_id: str = ""
     """Shared by the `n` choices of one request."""
     sampling: dict[str, Any] = Field(default_factory=dict)
-    """The parameters really used."""
+    """The sampling parameters in effect."""
     phase: Phase = "rollout"
     extends_call_id: str | None = None
-    """The longest earlier call of the agent and phase whose prompt and output begin the prompt. It and the next three
-    are found where the call is recorded (`samples.prefixes`); None in a call that nobody has placed."""
+    """The longest earlier call of the agent and phase whose prompt and output are a prefix of this prompt. It and the
+    next three are computed when the call is recorded (`samples.prefixes`), else None."""
     parent_call_id: str | None = None
-    """The earlier call of the episode that shares most with this one, wholly or in part."""
+    """The earlier call of the episode with the longest common prefix."""
     prefix_len: int = 0
-    """How many of the first prompt ids are those of the parent's prompt and output."""
+    """Number of leading prompt ids shared with the parent's prompt and output."""
     prefix_messages: int = 0
-    """How many of the first messages are the parent's."""
+    """Number of leading messages shared with the parent."""
 
     @model_validator(mode="after")
     def _lengths(self) -> Call:
@@ -193,7 +193,7 @@ class Call(_Frozen):
 
 
 class Reward(_Frozen):
-    """A judged value. It counts for one call, for one agent's calls, or (neither named) for the whole episode."""
+    """A reward for one call, for one agent's calls, or (if neither is named) for the whole episode."""
 
     name: str = "reward"
     value: float = Field(allow_inf_nan=False)
@@ -204,19 +204,19 @@ class Reward(_Frozen):
 
 
 class Event(_Frozen):
-    """Something that an agent did beside its LLM calls: a tool that it called over MCP."""
+    """A tool call over MCP."""
 
     kind: Literal["mcp"] = "mcp"
     name: str
     """Of the tool."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     result: Any = None
-    """As the protocol spells it (content, structuredContent, isError); None where there is none."""
+    """The result as in the protocol (content, structuredContent, isError), if any."""
     error: str | None = None
     started_at: datetime = Field(default_factory=now)
     ended_at: datetime = Field(default_factory=now)
     trace_id: str | None = None
-    """Of the OpenTelemetry span in which it was called, as hexadecimal digits; None where there was none."""
+    """Of the OpenTelemetry span of the call, in hexadecimal, if any."""
     span_id: str | None = None
 
 
@@ -225,16 +225,16 @@ _PAGE = "ajet_tools.trace.export.html"
 
 
 class Episode(_Frozen):
-    """One attempt at one task, finished: what was said, what it was worth, how it ended."""
+    """One finished attempt at a task: its calls, rewards and outcome."""
 
     episode_id: str = Field(default_factory=new_id)
     run_id: str = ""
     group_id: str = ""
-    """Minted per position in a batch; the attempts of one position share it."""
+    """Shared by the attempts at one position of a batch."""
     attempt: int = 0
     step: int = 0
     split: Literal["train", "val", "trial", ""] = "train"
-    """`trial`: a task that `task_reader.type: growing` may add. Empty: of no training run and no step (imported)."""
+    """`trial`: a candidate task of `task_reader.type: growing`. Empty: imported, without a run."""
     task: Task = Field(default_factory=Task)
     output: Any = None
     calls: tuple[Call, ...] = ()
@@ -248,9 +248,9 @@ class Episode(_Frozen):
     started_at: datetime = Field(default_factory=now)
     ended_at: datetime = Field(default_factory=now)
     cause: str | None = None
-    """The error's class name: failures are summarised by it."""
+    """The error's class name, by which failures are summarized."""
     infrastructure: bool = False
-    """The failure was not the agent's doing: the attempt is worth another try."""
+    """The failure was not caused by the agent, so the attempt may be repeated."""
     decoding: Literal["sampled", "greedy"] | None = None
     """How the run had its tokens drawn: a mean over both says nothing. None: the agent chose, or it is not known."""
     _directory: Path | None = PrivateAttr(default=None)
@@ -265,22 +265,22 @@ class Episode(_Frozen):
         return page
 
     def value(self, agent: str | None = None, call_id: str | None = None) -> float | None:
-        """Weighted sum of `rewards_for`; None where there is none."""
+        """Weighted sum of `rewards_for`; None without any."""
         mine = self.rewards_for(agent, call_id)
         return sum(r.value * r.weight for r in mine) if mine else None
 
     def rewards_for(self, agent: str | None, call_id: str | None) -> tuple[Reward, ...]:
-        """The rewards that name the call, its agent, or neither: those that its tokens are trained on."""
+        """The rewards that its tokens are trained on: those that name the call, its agent, or neither."""
         return tuple(r for r in self.rewards if r.call_id in (None, call_id) and r.agent in (None, agent))
 
     @property
     def reward(self) -> float | None:
-        """Weighted sum of every reward, whatever it names; None where there is none. For display and metrics."""
+        """Weighted sum of all rewards; None without any. For display and metrics."""
         return sum(r.value * r.weight for r in self.rewards) if self.rewards else None
 
 
 class Span(_Frozen):
-    """Where the sampled tokens of one call stand in a timeline: token_ids[start:end], all masked in."""
+    """The position of a call's sampled tokens in a timeline: token_ids[start:end], all masked in."""
 
     call_id: str
     start: int
@@ -296,11 +296,11 @@ class Timeline(_Frozen):
     logprobs: Floats
     """The sampler's log-probability where masked in, else 0."""
     call_ids: tuple[str, ...]
-    """Every call whose prompt or output stands in this timeline, in order."""
+    """The calls whose prompt or output is in this timeline, in order."""
     policy_version: int | None = None
     """The oldest version among the masked-in calls."""
     spans: tuple[Span, ...] = ()
-    """The masked-in calls and their places, in order; together they are exactly `loss_mask`."""
+    """The spans of masked-in calls, in order; together they are exactly `loss_mask`."""
 
 
 class Split(_Frozen):
@@ -308,12 +308,12 @@ class Split(_Frozen):
 
     call_id: str
     parent_call_id: str | None
-    """The call it was expected to extend."""
+    """The call that it should have extended."""
     at_token: int
     """Position of the first token that differs."""
     cause: str
     extra_tokens: int
-    """Tokens that are trained on once more because of the split (the new timeline's unmasked prefix)."""
+    """Tokens processed again because of the split (the unmasked prefix of the new timeline)."""
     hint: str = ""
 
 
@@ -328,7 +328,7 @@ class Sample(_Frozen):
 
 
 class LedgerEntry(_Frozen):
-    """What became of `tokens` sampled tokens of a trainable call."""
+    """The outcome of `tokens` sampled tokens of a trainable call."""
 
     run_id: str
     step: int
@@ -339,10 +339,10 @@ class LedgerEntry(_Frozen):
 
 
 class Trained(_Frozen):
-    """What one step's update saw of each sampled token of a call: three numbers a token.
+    """Scores of a call's sampled tokens in one training step.
 
-    The arrays are as long as the call's `output_ids`. NaN stands where a token was not trained (cut off) and where the
-    trainer does not know the value.
+    Arrays are as long as the call's `output_ids`; NaN for tokens that were not trained (cut off) and for values that
+    the trainer does not know.
     """
 
     run_id: str
@@ -353,7 +353,7 @@ class Trained(_Frozen):
     logprobs: Floats
     """The trainer's log-probabilities before the step's first update; beside `Call.logprobs`, the sampler's."""
     entropy: Floats
-    """Of the distribution that the token was drawn from, in nats, by the trainer."""
+    """The trainer's entropy, in nats, of the distribution of the token."""
 
     @model_validator(mode="after")
     def _lengths(self) -> Trained:
@@ -374,7 +374,7 @@ class Metric(_Frozen):
 
 
 class Feedback(_Frozen):
-    """What a person said of an episode or a call."""
+    """A person's feedback on an episode or a call."""
 
     feedback_id: str = Field(default_factory=new_id)
     episode_id: str

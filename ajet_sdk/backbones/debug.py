@@ -51,7 +51,7 @@ def bp(tag: str) -> None:
 
 @contextmanager
 def stop_at_tags(tags: Iterable[str]) -> Iterator[None]:
-    """`bp` stops at these tags in what runs inside the block."""
+    """Within the block, `bp` stops at these tags."""
     token = _tags.set(frozenset(tags))
     try:
         yield
@@ -64,7 +64,7 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
 
     With debug tags episodes run one by one and without a time limit, since a person may sit at a breakpoint.
 
-    Raises TrainingError where a smaller share of the episodes than `rollout.min_sound_share` is sound.
+    Raises TrainingError if fewer than `rollout.min_sound_share` of the episodes are sound.
     """
     config = await with_model(at_endpoint(_debug_config(job)), (job.workflow, job.judge, job.train))
     engine = open_engine(config)
@@ -96,7 +96,7 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
 def _debug_config(job: Job) -> Config:
     config = job.config
     changed: dict[str, object] = {"max_env_worker": config.debug.debug_max_parallel}
-    if job.debug_tags:  # one person, one debugger, and no hurry
+    if job.debug_tags:  # one debugger, without a time limit
         changed = {"max_env_worker": 1, "timeout": _A_WEEK, "judge_timeout": _A_WEEK}
     return config.model_copy(update={"rollout": config.rollout.model_copy(update=changed)})
 

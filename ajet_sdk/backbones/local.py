@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
-    """Train: sample a batch (or take what was said before), make samples of it, update, and validate now and then.
+    """Train: sample a batch or take stored conversations, build training samples, update, and validate.
 
-    With `rollout.max_staleness` above 0 the episodes of the next batch run while the present one trains.
+    With `rollout.max_staleness` above 0 the next batch is sampled while the current one trains.
 
-    Returns the trained model, written as a Hugging Face checkpoint. A cancelled run leaves a checkpoint of its last
-    whole step. Raises TrainingError where too few episodes are sound or the ledger does not balance.
+    Returns the trained model as a Hugging Face checkpoint. A cancelled run saves its last complete step. Raises
+    TrainingError if too few episodes are sound or the ledger does not balance.
     """
 
     async def open_model(steps: int, say: Callable[[str], None]) -> tuple[Learner, torch.nn.Module]:

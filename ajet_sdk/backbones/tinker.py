@@ -1,4 +1,4 @@
-"""The `tinker` backbone: episodes here, the model at a service that speaks the Tinker API."""
+"""The `tinker` backbone: episodes run here, the model at a service with the Tinker API."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 async def tinker(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
-    """As `local`, with a LoRA adapter that the service of `config.tinker` samples from and trains.
+    """Like `local`, with a LoRA adapter that the service of `config.tinker` samples from and trains.
 
-    Returns the adapter, as peft keeps it. Raises TrainingError where the service fails; `--resume` goes on from the
-    newest state that it keeps.
+    Returns the adapter in peft's format. Raises TrainingError if the service fails; `--resume` continues from its
+    newest state.
     """
 
     async def open_model(steps: int, say: Callable[[str], None]) -> tuple[Learner, None]:

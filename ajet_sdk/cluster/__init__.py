@@ -1,1 +1,1 @@
-"""Ray, for whoever needs it."""
+"""Ray clusters."""

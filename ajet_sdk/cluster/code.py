@@ -1,7 +1,7 @@
-"""The code that a run needs on another machine, as one directory that Ray carries there.
+"""A package of the code that a run needs on other machines, sent as one directory by Ray.
 
-It holds the user's folders and ajet itself. What lies under the working directory keeps its place relative to it, and
-worker processes start there: relative paths in the user's code mean the same on every node.
+It holds the user's folders and ajet itself. Folders under the working directory keep their relative paths, and workers
+start there, so relative paths in the user's code work on every node.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from ajet_sdk.errors import ConfigError
 
 _OURS = ("ajet", "ajet_sdk", "ajet_tools")
 _HERE = "here"
-"""What the working directory is called in a package."""
+"""Name of the working directory in a package."""
 _MANIFEST = "ajet_code.json"
 _LEFT_OUT = frozenset(
     {".git", ".gitignore", "__pycache__", "launcher_record", "node_modules", "wandb", "swanlog", ".venv", "venv"}
     | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".tox", ".idea", ".vscode", ".ipynb_checkpoints"}
 )
 _MOST_BYTES = 500 * 2**20
-"""What Ray carries at most."""
+"""Ray's limit for a package."""
 
 
 @dataclass(frozen=True)
 class CodePackage:
-    """Folders that travel, and how modules are found in them."""
+    """Folders to send, and the import paths in them."""
 
     folders: tuple[Path, ...]
-    """None of them lies inside another."""
+    """None is inside another."""
     paths: tuple[Path, ...]
-    """Of `sys.path`, those that lie in a folder or hold one."""
+    """Entries of `sys.path` in a folder or above one."""
     leave_out: tuple[Path, ...] = ()
 
     @contextmanager
     def write(self) -> Iterator[Path]:
-        """A directory with a copy of everything, for as long as the block lasts. Raises ConfigError above 500 MB."""
+        """Within the block, a directory with a copy of the folders. Raises ConfigError above 500 MB."""
         files_of = {folder: _files(folder, self.leave_out) for folder in self.folders}
         self._check_size(files_of)
         with tempfile.TemporaryDirectory(prefix="ajet-code-") as name:
@@ -64,14 +64,14 @@ class CodePackage:
             yield root
 
     def _archive_path(self, folder: Path) -> str:
-        """Where a folder lies in the package."""
+        """A folder's path in the package."""
         here = Path.cwd()
         if folder.is_relative_to(here):
             return f"{_HERE}/{folder.relative_to(here).as_posix()}".removesuffix("/.")
         return f"{self.folders.index(folder)}/{folder.name}"
 
     def _archive_paths(self, path: Path) -> Iterator[str]:
-        """What stands for an entry of `sys.path`: a part of a folder, or what holds folders."""
+        """The paths in the package for an entry of `sys.path`."""
         for folder in self.folders:
             if path.is_relative_to(folder):
                 yield f"{self._archive_path(folder)}/{path.relative_to(folder).as_posix()}".removesuffix("/.")
@@ -93,9 +93,9 @@ class CodePackage:
 
 
 def package_code(*objects: object, beside: Iterable[Path] = (), leave_out: Iterable[Path] = ()) -> CodePackage:
-    """What workflow, judge and the modules that are loaded by now need elsewhere; `beside` are more folders.
+    """Package the code of `objects` and of all loaded modules, with the folders `beside`.
 
-    A module that is no installed package's brings its top-level package, or the folder of its file.
+    A module outside of installed packages adds its top-level package, or the folder of its file.
     """
     named = [sys.modules.get(getattr(thing, "__module__", None) or type(thing).__module__) for thing in objects]
     folders = {Path(folder).resolve() for folder in beside}
@@ -126,14 +126,14 @@ def _library_folders() -> tuple[Path, ...]:
 
 
 def is_library_file(file: Path) -> bool:
-    """Whether a file is Python's or an installed package's; such code is expected on every node."""
+    """Whether a file belongs to Python or an installed package, which every node must have."""
     if {"site-packages", "dist-packages"} & {*file.parts}:
         return True
     return any(file.is_relative_to(folder) for folder in _library_folders())
 
 
 def _files(folder: Path, leave_out: tuple[Path, ...]) -> list[Path]:
-    """What travels of a folder: what git does not ignore, where git knows it; never what runs leave behind."""
+    """The files of a folder to send: those that git does not ignore, without the output of runs."""
     command = ["git", "-C", str(folder), "ls-files", "--cached", "--others", "--exclude-standard", "-z", "."]
     try:
         listed = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
@@ -142,7 +142,7 @@ def _files(folder: Path, leave_out: tuple[Path, ...]) -> list[Path]:
         files = [path for file in files for path in (_walk(file) if file.is_dir() else [file])]
     except (OSError, subprocess.SubprocessError):  # no git here, or no repository
         names, files = [], []
-    files = files if names else _walk(folder)  # a folder that is ignored as a whole is meant all the same
+    files = files if names else _walk(folder)  # a folder that git ignores as a whole is sent all the same
     return [file for file in files if file.is_file() and not any(file.is_relative_to(out) for out in leave_out)]
 
 
@@ -167,21 +167,21 @@ def _copy(folder: Path, files: list[Path], into: Path) -> None:
 
 @dataclass(frozen=True)
 class InstalledCode:
-    """A package where it arrived."""
+    """A package on the receiving machine."""
 
     root: Path
     folders: dict[str, str]
-    """Place in the package to folder on the machine that sent it."""
+    """Path in the package -> folder on the sending machine."""
 
     def local_path(self, path: str) -> Path | None:
-        """Where a file of the sender lies here; None where it did not travel."""
+        """The local path of a sender's file; None if it was not sent."""
         for archived, folder in self.folders.items():
             if Path(path).is_relative_to(folder):
                 return self.root / archived / Path(path).relative_to(folder)
         return None
 
     def original_paths(self, text: str) -> str:
-        """The text with the sender's names of files in place of ours."""
+        """Replace local paths in a text by the sender's."""
         for archived in sorted(self.folders, key=len, reverse=True):
             text = text.replace(str(self.root / archived), self.folders[archived])
         return text
@@ -197,7 +197,7 @@ def installed_code() -> InstalledCode | None:
 
 
 def install_code() -> None:
-    """Make the package's modules importable, and its part of the working directory the current one. Once is enough."""
+    """Make the package's modules importable and change to its working directory. Idempotent."""
     installed = installed_code()
     if installed is None:
         return

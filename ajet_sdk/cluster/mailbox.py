@@ -1,7 +1,6 @@
-"""How what happens on a cluster reaches the driver: one small Ray actor that everybody puts things into.
+"""Messages from the nodes of a cluster to the driver, through one Ray actor.
 
-Metrics, the tokens that were trained, and how each group of episodes went: the driver takes them out and writes them to
-its own trace, console and loggers.
+The driver writes the metrics, trained tokens and groups of episodes to its own trace, console and loggers.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ _HEAVY: dict[str, object] = {"request": {}, "response": {}, "prompt_ids": None, 
 
 
 class GroupMessage(TypedDict):
-    """How a group of attempts went."""
+    """A finished group of attempts."""
 
     step: int
     what: str
     """`train`, `val` or `val, greedy`."""
     metrics: dict[str, float]
     episodes: list[str]
-    """As JSON, without what was said."""
+    """As JSON, without requests, responses and tokens."""
 
 
 class BatchMessage(TypedDict):
@@ -42,7 +41,7 @@ class BatchMessage(TypedDict):
 
 
 class MetricsMessage(TypedDict):
-    """What Trinity's explorer or trainer (`role`) measured."""
+    """Metrics of Trinity's explorer or trainer (`role`)."""
 
     role: str
     step: int
@@ -58,19 +57,19 @@ class TrainedMessage(TypedDict):
 
 
 class Mailbox:
-    """A queue of (kind, content), kept in order. A Ray actor."""
+    """A queue of (kind, content). A Ray actor."""
 
     def __init__(self) -> None:
         self._items: list[tuple[str, Mapping[str, object]]] = []
         self._news = asyncio.Event()
 
     async def put(self, kind: str, content: Mapping[str, object]) -> None:
-        """Add one thing; what it holds must be plain data."""
+        """Add a message of plain data."""
         self._items.append((kind, content))
         self._news.set()
 
     async def take(self, seconds: float) -> list[tuple[str, Mapping[str, object]]]:
-        """Everything that has come since the last call; waits for something for at most `seconds`."""
+        """All messages since the last call; waits at most `seconds` for the first."""
         try:
             await asyncio.wait_for(self._news.wait(), seconds)
         except asyncio.TimeoutError:
@@ -81,15 +80,12 @@ class Mailbox:
 
 
 def namespace_of(run_id: str) -> str:
-    """The Ray namespace of a run: its actors are found by name there."""
+    """The Ray namespace with a run's named actors."""
     return f"ajet/{run_id}"
 
 
 def open_mailbox(run_id: str) -> ActorHandle:
-    """The driver's end: starts the actor, on the driver's own node, so that it is lost with no other.
-
-    It ends with the driver's connection.
-    """
+    """Start the actor on the driver's node. It ends with the driver's connection."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -99,14 +95,14 @@ def open_mailbox(run_id: str) -> ActorHandle:
 
 
 def mailbox_of(run_id: str) -> ActorHandle:
-    """The same actor, from anywhere in the cluster."""
+    """The run's actor, from any node."""
     import ray
 
     return ray.get_actor(_NAME, namespace=namespace_of(run_id))
 
 
 def group_message(episodes: Sequence[Episode], step: int, what: str, metrics: Mapping[str, float]) -> GroupMessage:
-    """How a group went, as `Progress` takes it; what was said stays in the trace of the node that ran it."""
+    """The message about a finished group; requests and responses stay in the node's trace."""
     return {
         "step": step,
         "what": what,

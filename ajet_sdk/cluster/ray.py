@@ -1,10 +1,10 @@
-"""A Ray cluster for as long as a block lasts: one that is started here and ended with it, or one that is joined.
+"""A Ray cluster within a block: started here and stopped at its end, or joined.
 
     with cluster("local", package=package) as ray_cluster:
         ...                                # ray is connected; every worker process has the package's code
         subprocess.run(command, env={**os.environ, **ray_cluster.environment()})   # joins, with the same code
 
-Nothing is shared between nodes but what Ray carries: the user's code and ajet itself travel as a `CodePackage`.
+Nodes need no shared disk: the user's code and ajet itself are sent as a `CodePackage`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ajet_sdk.errors import ConfigError, MissingExtra
 log = logging.getLogger("ajet")
 
 LOCAL = "local"
-"""The address that stands for a Ray of our own on this machine."""
+"""The address of a new Ray on this machine."""
 _PATIENCE = 5.0
-"""Seconds that a cluster has to take a connection."""
+"""Seconds to wait for a connection."""
 _PASSED_VARIABLES = re.compile(
     r"(OPENAI|AZURE_OPENAI|ANTHROPIC|DASHSCOPE|WANDB|SWANLAB|TRINITY|AJET)_\w+|\w+_API_KEY|\w+_BASE_URL"
     r"|HF_TOKEN|HF_ENDPOINT|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM|no_proxy|NO_PROXY"
 )
-"""Environment variables that reach every node; the others are a node's own, those that `ray start` had there."""
+"""Environment variables passed to every node; others are those of `ray start` on the node."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class RayCluster:
     """A connection of this process to a Ray cluster."""
 
     address: str
-    """HOST:PORT of its control store: what another process of this machine joins by."""
+    """HOST:PORT of its control store, for other processes of this machine."""
     started: bool
-    """Whether it was started here; then it ends with the block, or with this process."""
+    """Whether it was started here; then it stops with the block or this process."""
     host: str
-    """Where servers of this process listen so that every node reaches them: loopback where all is on this machine."""
+    """Address for servers that every node must reach; loopback if there is only this machine."""
     runtime_env: Mapping[str, object]
-    """What every worker process of this connection has: code and environment variables, already uploaded."""
+    """Code (already uploaded) and environment variables of this connection's workers."""
 
     def environment(self) -> dict[str, str]:
-        """The environment variables with which a subprocess joins, its workers with the same code and variables."""
+        """Environment variables with which a subprocess joins; its workers get the same code and variables."""
         joined = {
             "RAY_ADDRESS": self.address,
             "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": dict(self.runtime_env)}),
@@ -86,7 +86,7 @@ class RayCluster:
         ]
 
     def reaches(self, node: Node) -> bool:
-        """Whether a node still answers: asked of the node itself, which Ray misses only after some seconds."""
+        """Whether a node still answers; Ray itself notices a lost node only after some seconds."""
         if not any(known.alive for known in self.nodes() if known.node_id == node.node_id):
             return False
         return _connection_error(node.host, node.port) is None
@@ -104,12 +104,11 @@ def cluster(
 ) -> Iterator[RayCluster]:
     """Start Ray here (`local`) or join the cluster at `address` (HOST:PORT, or `auto` for the one on this machine).
 
-    `quiet` leaves what workers print to Ray's own logs. `num_cpus` and `num_gpus` are for a Ray that is started: what
-    it says it has, by default what the machine has.
-    Where this process is connected already, that connection is used as it is and left open.
+    With `quiet` the output of workers goes to Ray's logs only. `num_cpus` and `num_gpus` are the resources of a new
+    Ray, by default those of the machine. An existing connection of this process is used and left open.
 
-    Raises MissingExtra without Ray, ConfigError where the cluster cannot be reached within seconds, runs another
-    version, or asks for a token.
+    Raises MissingExtra without Ray, ConfigError if the cluster cannot be reached, runs another version, or requires a
+    token.
     """
     ray = _import()
     if ray.is_initialized():
@@ -158,7 +157,7 @@ def _runtime_env(package: CodePackage | None) -> Iterator[dict[str, object]]:
 
 def _import() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else each start prints a page about it
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else each start prints a long warning
     try:
         import ray
     except ImportError as error:
@@ -178,7 +177,7 @@ def _describe_connection(ray: ModuleType, *, started: bool) -> RayCluster:
 
 
 def _check_address(address: str) -> str:
-    """The address, once something takes a connection there. Raises ConfigError."""
+    """Resolve the address and check that it accepts connections. Raises ConfigError."""
     if address == "auto":
         return address
     host, _, port = address.rpartition(":")
@@ -196,7 +195,7 @@ def _check_address(address: str) -> str:
 
 
 def _connection_error(host: str, port: int) -> OSError | None:
-    """Why nothing takes a connection there; None where something does."""
+    """Why the connection fails; None if it succeeds."""
     try:
         socket.create_connection((host, port), timeout=_PATIENCE).close()
     except OSError as error:
@@ -205,7 +204,7 @@ def _connection_error(host: str, port: int) -> OSError | None:
 
 
 def _explain_failure(address: str, error: Exception) -> ConfigError:
-    """What to do about a Ray that could not be started or joined."""
+    """An error with advice for a Ray that could not be started or joined."""
     text = " ".join(str(error).split())
     if type(error).__name__ == "AuthenticationError" or "token" in text.lower():
         hint = (

@@ -1,1 +1,1 @@
-"""What a run tells of itself."""
+"""Metrics, loggers, results and notices of a run."""

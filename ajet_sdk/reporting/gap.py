@@ -1,4 +1,4 @@
-"""Where the gap between sampler and trainer comes from: the log-probabilities that both gave to the same tokens.
+"""Causes of the gap between the log-probabilities of sampler and trainer for the same tokens.
 
 A call belongs to the first cause that applies: an older policy sampled it (staleness); top_p, top_k, penalties, bias
 or a grammar changed its distribution (sampling); neither (numerics: data type, kernels, quantisation).
@@ -14,9 +14,9 @@ from typing import Any
 from ajet_sdk.protocols import Sampling
 
 LARGE_GAP = 0.1
-"""Mean absolute difference per token from which it is reported, in nats."""
+"""Mean absolute difference per token, in nats, above which the gap is reported."""
 _TURNS = 4
-"""Turns that are listed; the last stands for all later ones."""
+"""Turns to list; the last includes all later ones."""
 
 GAPS = """
     WITH gaps AS (
@@ -25,7 +25,7 @@ GAPS = """
     SELECT c.policy_version, c.sampling, c.index, g.gap, g.tokens
     FROM (SELECT call_id, sum(abs(trainer - sampler)) AS gap, count(*) AS tokens FROM gaps
         WHERE isfinite(trainer) AND isfinite(sampler) GROUP BY ALL) g JOIN calls c USING (call_id)"""
-"""SQL of a trace: the calls that a step of a run trained, the summed gap of their tokens in nats, and their count."""
+"""SQL: the calls that a step trained, with the summed gap of their tokens in nats and their count."""
 
 _ADVICE = {
     "staleness": "lower rollout.max_staleness",

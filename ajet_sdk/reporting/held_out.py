@@ -1,4 +1,4 @@
-"""What validation says beside its mean: sets of tasks apart, what fell, and whether what is learnt carries over.
+"""Analysis of validations: rewards by set of tasks, drops, and whether training carries over.
 
 Two validations are compared by the mean rewards of the same tasks, paired. The interval of their difference is
 mean ± t · s / sqrt(n) over n tasks, at 95 % for all comparisons together (Bonferroni).
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import TraceReader
 
 MIN_TASKS = 8
-"""Tasks from which the mean of a difference has an interval worth showing."""
+"""Minimum number of tasks for an interval of the mean difference."""
 MIN_ATTEMPTS = 16
-"""Attempts at a training task, always with the same reward, from which it is said to have no signal."""
+"""Attempts at a training task, all with the same reward, from which it counts as without signal."""
 MANY_ATTEMPTS = 64
-"""Attempts, none of them solved, from which a task is likely to be beyond the model."""
+"""Unsolved attempts from which a task is likely to be too hard for the model."""
 _SHARE = 0.25
-"""A larger share of training tasks without signal is reported."""
+"""Share of training tasks without signal above which it is reported."""
 _LISTED = 5
 
 _REWARDED = """
@@ -70,9 +70,9 @@ class Change:
 
 
 def paired(before: Mapping[str, float], after: Mapping[str, float], comparisons: int = 1) -> Change | None:
-    """The change of the tasks that are in both, by their ids; None where they are fewer than `MIN_TASKS`.
+    """The change on tasks that are in both, by id; None for fewer than `MIN_TASKS`.
 
-    `comparisons`: how many are made together; the interval of each is the wider for it.
+    `comparisons` is the number of comparisons made together; it widens the intervals.
     """
     shared = sorted(before.keys() & after.keys())
     if len(shared) < MIN_TASKS:
@@ -94,7 +94,7 @@ def _student(share: float, degrees: int) -> float:
 
 
 def sets_of(tasks: Sequence[Task], keys: Sequence[str]) -> dict[str, set[str]]:
-    """The ids of tasks by set, named `KEY=VALUE`, for each value of these keys of their metadata."""
+    """Ids of tasks by set; a set `KEY=VALUE` for each value of these metadata keys."""
     sets: dict[str, set[str]] = defaultdict(set)
     for task in tasks:
         for key in keys:
@@ -104,7 +104,7 @@ def sets_of(tasks: Sequence[Task], keys: Sequence[str]) -> dict[str, set[str]]:
 
 
 def rewards_by_set(name: str, episodes: Sequence[Episode], sets: Mapping[str, set[str]]) -> dict[str, float]:
-    """The mean reward of each set's sound episodes as metrics `NAME/SET`; a set without one is left out."""
+    """Metrics `NAME/SET`: the mean reward of each set's sound episodes, if it has any."""
     rewards: dict[str, list[float]] = {key: [] for key in sets}
     for episode in episodes:
         if episode.status == "succeeded" and episode.reward is not None:
@@ -119,7 +119,7 @@ def task_rewards(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Mean reward of each validation task at two steps, of the sampled or the greedy attempts.
 
-    `sound`: in its place the share of attempts that have one, those that infrastructure ended left out.
+    With `sound`, the share of attempts with a reward instead, without infrastructure failures.
     """
     by_step: dict[int, dict[str, float]] = {first: {}, last: {}}
     for row in trace.query(_SOUND if sound else _VALIDATED, [run_id, greedy, first, last]).to_pylist():
@@ -139,7 +139,7 @@ def dropped(before: Mapping[str, float], after: Mapping[str, float], sets: Mappi
 
 
 def drop_message(fell: Mapping[str, Change], first: int, metric: str = "held-out reward") -> str:
-    """What fell since the first validation, and what to do; empty where nothing fell."""
+    """What fell since the first validation, with advice; empty if nothing fell."""
     if not fell:
         return ""
     worst = sorted(fell.items(), key=lambda item: item[1].after - item[1].before)
@@ -152,7 +152,7 @@ def drop_message(fell: Mapping[str, Change], first: int, metric: str = "held-out
 
 
 def not_carried_over(train: Mapping[int, float], change: Change | None, step: int) -> str:
-    """That the training reward rose and the held-out reward did not, as a sentence; empty where it isn't so.
+    """A warning if the training reward rose and the held-out reward did not; else empty.
 
     `train`: mean training reward by step, at least 6 steps. The held-out reward did not rise where the upper end of its
     interval is below half of the training reward's rise.
@@ -180,7 +180,7 @@ def rising(losses: Mapping[int, float]) -> bool:
 
 
 def without_signal(trace: TraceReader, run_id: str) -> str:
-    """How many training tasks gave every attempt the same reward so far, as a sentence; empty where few did.
+    """A warning if many training tasks gave every attempt the same reward so far; else empty.
 
     Counts tasks with at least `MIN_ATTEMPTS` sound attempts.
     """

@@ -29,9 +29,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def progress_in_cell(total: int) -> Callable[[Episode], None] | None:
-    """Shows in a notebook's cell how many episodes have ended, and their mean reward; None outside a notebook."""
+    """A callback that shows finished episodes and their mean reward in a notebook cell; None elsewhere."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if getattr(shell, "kernel", None) is None:  # a terminal cannot show it, nor a program that imports a kernel's parts
+    if getattr(shell, "kernel", None) is None:  # terminals and programs that import parts of a kernel cannot show it
         return None
     from IPython.display import HTML, display
 

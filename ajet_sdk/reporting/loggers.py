@@ -1,4 +1,4 @@
-"""Where a run's numbers go: the trace, the console, tensorboard, wandb, swanlab, and a PNG of the learning curve."""
+"""Loggers of a run's metrics: trace, console, tensorboard, wandb, swanlab, and a PNG of the learning curve."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KNOWN = ("console", "tensorboard", *TRACKERS)
 
 
 class Loggers:
-    """Logs metrics by step. Every metric goes to the trace; `names` says where else.
+    """Logs metrics by step to the trace and to the loggers in `names`.
 
     wandb and swanlab get the run's name, project and config from its row in the trace. Raises ConfigError for an
     unknown name or a service that cannot be reached, MissingExtra for one whose package is absent.
@@ -52,11 +52,11 @@ class Loggers:
         self.last: dict[str, float] = {}
         """The newest value of each metric."""
         self._warned: dict[str, int] = {}
-        """The step from which a sign is worth a word again, by metric."""
+        """The step from which to repeat a warning, by metric."""
         self.unstable = ""
-        """What left its range in the newest steps; empty where nothing did."""
+        """The metric that left its range in the newest steps, as a message, or empty."""
         self.best_by: Literal["val/reward", "val/loss"] = "val/reward"
-        """What tells the best step: the highest reward, or the lowest loss."""
+        """The metric of the best step: highest reward, or lowest loss."""
         self._run_id, self._writer, self._directory = run_id, writer, directory
         self._board = _Board(directory / "tensorboard") if "tensorboard" in names else None
         self.display = Display(total_steps) if "console" in names else None
@@ -71,21 +71,22 @@ class Loggers:
 
     @classmethod
     def of(cls, job: Job, writer: TraceWriter, total_steps: int) -> Loggers:
-        """Those that a job's config names."""
+        """The loggers that a job's config names."""
         common, directory = job.config.trainer_common, job.directory / "metrics"
         loggers = cls(common.logger, directory=directory, run_id=job.run_id, writer=writer, total_steps=total_steps)
         loggers.best_by = "val/loss" if "rise" in common.stop_when else "val/reward"
         return loggers
 
     def _describe_run(self) -> TrackedRun:
-        """The run as its row in the trace tells it: there is no secret in that config."""
+        """The run as in the trace, whose config has no secrets."""
         self._writer.flush()
         [row] = self._writer.query("SELECT name, config FROM runs WHERE run_id = ?", [self._run_id]).to_pylist()
         config = json.loads(row["config"])
         return TrackedRun(self._run_id, config["ajet"]["project_name"], row["name"], config, self._directory)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step; values that are not finite are left out, for no store takes them alike."""
+        """Record the metrics of a step. Values that are not finite are left out, since stores treat them
+        differently."""
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         self.last |= finite
         for name, value in finite.items():
@@ -99,7 +100,7 @@ class Loggers:
         self._warn(step)
 
     def _warn(self, step: int) -> None:
-        """Say what speaks against a rising reward; of one metric again only when its steps are all new."""
+        """Print warnings about a rising reward, at most once per metric and `STEPS` steps."""
         for name, text in warning_signs(self.history).items():
             self._warn_once(step, name, f"{text}; inspect some episodes: does the judge reward what you want?")
         warnings = unstable(self.history)
@@ -108,7 +109,7 @@ class Loggers:
             self._warn_once(step, name, text)
 
     def _warn_once(self, step: int, name: str, text: str) -> None:
-        """Say it where there is something to say, and the same again only when as many steps have passed."""
+        """Print a warning, and repeat it only after as many steps."""
         if text and step >= self._warned.get(name, step):
             self._warned[name] = step + 2 * STEPS
             log.warning("step %d: %s", step, text)
@@ -120,7 +121,7 @@ class Loggers:
         return {outcome: sum(of.get(step, 0.0) for step in newest) for outcome, of in values.items()}
 
     def _write_board(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write to tensorboard's file; it is left alone from its first failure on, and the trace has the metrics."""
+        """Write to tensorboard's file, until the first failure."""
         if self._board is None:
             return
         try:
@@ -130,7 +131,7 @@ class Loggers:
             self._board = None
 
     def held_out(self, step: int, sets: Mapping[str, set[str]], *, greedy: bool = False) -> bool:
-        """Warn of what a validation shows beside its mean; return whether a set, or all tasks, fell since the first.
+        """Print warnings about a validation; return whether a set, or all tasks, fell since the first.
 
         `sets`: ids of validation tasks by the name of their set. `greedy`: compare greedy attempts, not sampled ones.
         """
@@ -153,17 +154,17 @@ class Loggers:
         return bool(fell or failing)
 
     def say(self, text: str) -> None:
-        """A plain word to whoever watches."""
+        """Print a line."""
         if self.display is not None:
             self.display.say(text)
 
     def best_step(self) -> int | None:
-        """The step with the best validation so far, of equal ones the newest; None before the first."""
+        """The step with the best validation so far, the newest of equal ones; None before the first."""
         sign, values = -1 if self.best_by == "val/loss" else 1, self.history[self.best_by]
         return max(values, key=lambda step: (sign * values[step], step), default=None)
 
     def tuned(self, path: Path | None, directory: Path, saved: Mapping[int, Path] = MappingProxyType({})) -> TunedModel:
-        """The model at `path` with what was logged on the way to it, and say where it is.
+        """Print and return the model at `path` with the logged metrics.
 
         `directory` is the experiment's; `saved` are checkpoints by step, that of step 0 is the model at the start.
         """
@@ -186,7 +187,7 @@ class Loggers:
         return tuned
 
     def close(self, error: BaseException | None = None) -> None:
-        """Flush everything and draw the learning curve; `error` is what ended the run before its time."""
+        """Flush everything and draw the learning curve; `error` ended the run early."""
         if self.display is not None:
             self.display.stop()
         for tracker in self._trackers:
@@ -234,14 +235,14 @@ class Display:
         self._progress.start()
 
     def begin(self, title: str, episodes: int) -> None:
-        """Start to count the episodes of a step or a validation."""
+        """Start counting the episodes of a step or a validation."""
         self._progress.reset(self._task, total=episodes, description=title)
 
     def advance(self, episodes: int = 1) -> None:
         self._progress.advance(self._task, episodes)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print what matters of the metrics of a step, and reckon the time left."""
+        """Print the main metrics of a step and estimate the time left."""
         if not metrics.keys().isdisjoint({"train/reward", "train/loss"}):
             first = self._first_step = step - 1 if self._first_step is None else self._first_step
             if first == step - 1:
@@ -308,7 +309,7 @@ def _duration(seconds: float) -> str:
 
 
 class _Board:
-    """A file for tensorboard. A step is written at once and whole, in the caller's thread.
+    """A file for tensorboard, written step by step in the caller's thread.
 
     torch's `SummaryWriter` writes in a thread of its own, which prints a traceback where the disk is full. Raises
     MissingExtra, ConfigError where tensorboard cannot be imported, OSError where the file cannot be written.
@@ -320,7 +321,7 @@ class _Board:
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ModuleNotFoundError as error:
             raise MissingExtra("tensorboard", "local") from error
-        except Exception as error:  # whatever one of its dozen dependencies raises
+        except Exception as error:  # any error of its dependencies
             raise ConfigError(
                 f"trainer_common.logger: tensorboard is installed but can't be imported ({type(error).__name__}: "
                 f"{error}); reinstall it (pip install --force-reinstall tensorboard), or remove it from the list"

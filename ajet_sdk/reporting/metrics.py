@@ -1,4 +1,4 @@
-"""Numbers of a step or a validation."""
+"""Metrics of a step or a validation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rewards(episodes: Iterable[Episode]) -> list[float]:
 
 
 def mean_reward(episodes: Iterable[Episode]) -> float:
-    """The mean reward of the sound episodes; NaN where there is none."""
+    """The mean reward of the sound episodes; NaN without any."""
     return _mean(rewards(episodes))
 
 
@@ -44,13 +44,13 @@ def episode_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float
 
 
 def group_metrics(prefix: str, episodes: Sequence[Episode], size: int) -> dict[str, float]:
-    """pass@1 and pass@size of groups of `size` episodes that stand one behind the other."""
+    """pass@1 and pass@size of consecutive groups of `size` episodes."""
     solved_counts = [sum(map(solved, episodes[i : i + size])) for i in range(0, len(episodes), size)]
     return {f"{prefix}/pass@{k}": _mean([pass_at_k(size, n, k) for n in solved_counts]) for k in sorted({1, size})}
 
 
 def staleness(episodes: Sequence[Episode], updates: int) -> dict[str, float]:
-    """By how many updates the policy that sampled a call was behind the one to be trained: the mean and the most."""
+    """Updates between the policy that sampled a call and the policy being trained: mean and maximum."""
     calls = [call for episode in episodes for call in episode.calls if is_trained(call)]
     lags = [updates - call.policy_version for call in calls if call.policy_version is not None]
     return {"train/staleness": _mean(lags), "train/staleness_max": max(lags)} if lags else {}
@@ -59,7 +59,7 @@ def staleness(episodes: Sequence[Episode], updates: int) -> dict[str, float]:
 def reason_for_no_samples(
     batch: Batch, episodes: Sequence[Episode], estimator: str, earlier: Mapping[int, float] | None = None
 ) -> str:
-    """Why a batch left no sample, and what to do, in plain words.
+    """Why a batch has no training samples, with advice.
 
     Args:
         batch: the batch without samples.
@@ -94,7 +94,7 @@ def _solved_at(episodes: Sequence[Episode]) -> str:
 
 
 def _advice_without_variance(episodes: Sequence[Episode], estimator: str, earlier: Mapping[int, float]) -> str:
-    """What to do about rewards that are all the same."""
+    """Advice for rewards that are all equal."""
     count, mean = sum(map(solved, episodes)), mean_reward(episodes)
     best = max(earlier, key=lambda step: earlier[step], default=0)
     if not count and best and earlier[best] > mean:

@@ -1,9 +1,9 @@
-"""Signs that a rising reward is not what was wanted: a judge that does not count says otherwise, the answers change in
-length, or more and more of them say the same phrase.
+"""Signs that a rising reward is not an improvement: a judge with weight 0 disagrees, answers change in length, or more
+of them use the same phrase.
 
 Each compares the newest steps of a run with those before them, and needs the reward to have risen beyond its noise.
 
-Sampled tokens that were not trained, where they are many; numbers of training that leave their range.
+Also warns of many sampled tokens that were not trained, and of training metrics that leave their range.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import numpy as np
 from ajet_sdk.types import Episode
 
 STEPS = 8
-"""Steps of each of the two spans that are compared."""
+"""Steps in each of the two spans that are compared."""
 _SURE = 2.0
-"""Standard errors from which a difference of means is more than noise."""
+"""Standard errors above which a difference of means is significant."""
 _GROWTH = 1.5
-"""Times the length from which answers have grown, and its inverse."""
+"""Factor of answer length, up or down, that is reported."""
 _SPREAD = 0.25
-"""What the share of a phrase must have gained, and twice that is what it must be."""
+"""Minimum gain of a phrase's share; the share must be twice that."""
 _WORDS = 5
-"""Of a phrase."""
+"""Words of a phrase."""
 _READ = 4000
-"""Characters of an answer that are read for phrases."""
+"""Characters of an answer to search for phrases."""
 
 
 def answer_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Of the sound episodes: the mean length of their outputs, the share that says the most frequent phrase of five
-    words, and the mean of each reward that has the weight 0, which is a judge's that only watches."""
+    """Of the sound episodes: the mean length of outputs, the share with the most frequent phrase of five words, and the
+    mean of each reward with weight 0."""
     sound = [e for e in episodes if e.status == "succeeded" and e.output is not None]
     texts = [text for e in sound if (text := _text(e.output))]
     metrics: dict[str, float] = {}
@@ -51,7 +51,7 @@ def answer_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]
 
 
 def _text(output: object) -> str:
-    """What the agent said, of a WorkflowOutput too."""
+    """The text of an output, also of a WorkflowOutput."""
     if isinstance(output, Mapping):
         metadata = output.get("metadata")
         fields = metadata if isinstance(metadata, Mapping) else {}
@@ -65,7 +65,7 @@ def _phrases(text: str) -> set[str]:
 
 
 def warning_signs(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
-    """What speaks against the reward of a run so far, by the metric that says so, each as a sentence.
+    """Warnings about the reward of a run so far, by metric.
 
     `history`: the values of each metric by step. Empty where the reward has not risen, or too few steps are done.
     """
@@ -95,7 +95,7 @@ def warning_signs(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
 
 
 _DISCARDED = 0.05
-"""A larger share of sampled tokens that were not trained is worth a word."""
+"""Share of untrained sampled tokens above which it is reported."""
 _CAUSES = {
     "stale": "sampled more updates ago than rollout.max_staleness allows: raise it, or let the trainer hand over "
     "its weights more often",
@@ -107,13 +107,13 @@ _CAUSES = {
     "superseded": "sampled after the checkpoint that the run was resumed at, or for steps that it did not come to: "
     "lower trainer_common.save_freq or rollout.max_staleness",
 }
-"""Why tokens of an outcome are not trained, and what to do. Others are not the policy's, or had nothing to teach."""
+"""Why tokens of an outcome are not trained, with advice; other outcomes need none."""
 
 
 def discarded(tokens: Mapping[str, float]) -> str:
-    """Which share of the sampled tokens was not trained and why, as a sentence; empty up to a share of 5 %.
+    """A warning with the share of sampled tokens that were not trained, and why; empty up to 5 %.
 
-    `tokens`: how many there are of each outcome of the ledger.
+    `tokens`: number of tokens by outcome of the ledger.
     """
     total = sum(count for outcome, count in tokens.items() if outcome not in ("evaluation", "untrainable"))
     lost = {outcome: tokens[outcome] for outcome in _CAUSES if tokens.get(outcome)}
@@ -139,14 +139,14 @@ _RANGES = {
         "sampler and trainer disagree: set model.dtype: float32, or lower max_staleness",
     ),
 }
-"""Times the median magnitude of the first `STEPS` steps, and the least magnitude, from which a number is out of range;
-below 1: the share of it that it fell to."""
+"""Factor of the median magnitude of the first `STEPS` steps (below 1: a fall), and minimum magnitude, at which a metric
+is out of range."""
 _SOLVED = 0.9
 
 
 def unstable(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
-    """Which numbers of training left the range of the first `STEPS` steps in both of the two newest steps, by metric,
-    each as a sentence. A low entropy is fine where nearly all tasks are solved."""
+    """Warnings, by metric, about training metrics that left the range of the first `STEPS` steps in both of the two
+    newest steps. Low entropy is fine if nearly all tasks are solved."""
     messages = {}
     for name, (times, least, advice) in _RANGES.items():
         values = history.get(name, {})
@@ -167,7 +167,7 @@ def unstable(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
 
 
 def _change(values: Mapping[int, float]) -> tuple[float, float, float] | None:
-    """The means of the two newest spans, and their difference in standard errors; None where steps are too few."""
+    """The means of the two newest spans, and their difference in standard errors; None for too few steps."""
     newest = [values[step] for step in sorted(values)][-2 * STEPS :]
     if len(newest) < 2 * STEPS:
         return None

@@ -1,7 +1,7 @@
-"""What is printed: the one way to a terminal, on which no text can move the cursor, colour, hide or turn itself round.
+"""Output to the terminal, in which no text can move the cursor, set colours, hide itself or change direction.
 
-`echo` prints a line and `console` makes a rich console; both spell out what a terminal would obey in a model's reply,
-a dataset's row or an error's message. Nothing else prints: a test looks for it.
+`echo` prints a line and `console` makes a rich console; both escape control characters in replies of models, rows of
+datasets and messages of errors. Nothing else prints; a test checks it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _KEPT = "\n\t"
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
 _JOINERS = "\u200c\u200d"
-"""Needed by scripts and emoji; they move nothing."""
+"""Needed by scripts and emoji; harmless."""
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _STYLED = re.compile("\ufdd0([1-3][1-6]?(?:;[12])?)\ufdd1(.*?)\ufdd2", re.S)
-"""What `style` made: its marks are no characters, and no text that holds them gets more than a colour."""
+"""Text from `style`, marked by noncharacters; such marks in other text can only add a colour."""
 
 
 def visible(text: str) -> str:
-    """The text with control characters, escape sequences and direction marks spelled out: \\x1b, \\u202e."""
+    """Escape control characters, escape sequences and direction marks of a text: \\x1b, \\u202e."""
     return "\n".join(line if line.isprintable() else "".join(map(_shown, line)) for line in text.split("\n"))
 
 
@@ -56,20 +56,20 @@ def style(text: str, fg: str | None = None, *, bold: bool = False, dim: bool = F
 def echo(text: str = "", *, err: bool = False) -> None:
     """Print a line, with `err` to standard error; colours only on a terminal."""
     stream = sys.stderr if err else sys.stdout
-    if stream is None or stream.closed:  # by users' code
+    if stream is None or stream.closed:  # closed by users' code
         return
     shown = "\x1b[\\1m\\2\x1b[0m" if stream.isatty() else "\\2"
     print(_STYLED.sub(shown, visible(text)), file=stream, flush=True)
 
 
 def json_line(value: object, *, indent: int | None = 2) -> str:
-    """A value as JSON that a terminal can show: what `visible` spells out is escaped as JSON has it."""
+    """A value as JSON for a terminal: what `visible` escapes is escaped in JSON's way."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=json_default)
     return "\n".join(line if line.isprintable() else "".join(map(_escaped, line)) for line in text.split("\n"))
 
 
 def json_default(value: object) -> float | str:
-    """What JSON has in place of a value that it does not know, as `default` of `json.dumps`.
+    """JSON for values that JSON does not know, as `default` of `json.dumps`.
 
     Decimals are numbers; dates, times and intervals are text; bytes are text where they are UTF-8, else base64.
     """

@@ -1,4 +1,4 @@
-"""A progress bar for what takes long."""
+"""A progress bar."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ProgressBar:
-    """A bar on stderr, where that is a terminal, for as long as the block runs."""
+    """Within the block, a bar on stderr if that is a terminal."""
 
     def __init__(self, title: str, total: int | None = None, *, quiet: bool = False) -> None:
         self._bar: Progress | None = None
@@ -38,11 +38,11 @@ class ProgressBar:
             self._bar.advance(self._task, by)
 
     def update(self, done: int, total: int) -> None:
-        """How many are done, and of how many; of 0 it is not known."""
+        """Set the number done and the total; a total of 0 is unknown."""
         if self._bar:
             self._bar.update(self._task, completed=done, total=total or None)
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """The same of a stage of its own."""
+        """`update` for a named stage."""
         if self._bar:
             self._bar.update(self._task, description=stage, completed=done, total=total or None)

@@ -1,4 +1,4 @@
-"""What `ajet.run` and `ajet.train` return: a score, a trained model. Both print as a person reads them.
+"""Results of `ajet.run` and `ajet.train`: a score, a trained model. Both print readably.
 
 `to_arrow()` gives either as a table, which pandas, polars and DuckDB read.
 """
@@ -26,7 +26,7 @@ SHOWN = 40
 
 
 def view_command(directory: Path) -> str:
-    """The command that shows a run: the viewer where it is installed, else the list of episodes."""
+    """The command that shows a run: the viewer if it is installed, else the list of episodes."""
     return f"ajet trace {'view' if find_spec('textual') else 'ls'} {directory}"
 
 
@@ -39,7 +39,7 @@ class TaskScore:
 
     @property
     def reward(self) -> float | None:
-        """Mean over the attempts that have one; None where none has."""
+        """Mean over the attempts with a reward; None without any."""
         rewards = [e.reward for e in self.episodes if e.reward is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
@@ -54,7 +54,7 @@ class TaskScore:
         return sum(e.status != "succeeded" for e in self.episodes)
 
     def pass_at(self, k: int) -> float | None:
-        """pass@k. The agent's own failures count as attempts; None where infrastructure left fewer than k."""
+        """pass@k. The agent's failures count as attempts; None if infrastructure failures left fewer than k."""
         counted = [e for e in self.episodes if not e.infrastructure]
         return pass_at_k(len(counted), sum(map(solved, counted)), k) if len(counted) >= k else None
 
@@ -75,13 +75,13 @@ class Report:
 
     @property
     def reward(self) -> float | None:
-        """Mean over tasks of their mean reward; None where no episode has one."""
+        """Mean over tasks of their mean reward; None without any."""
         rewards = [score.reward for score in self.tasks if score.reward is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
     @property
     def pass_at(self) -> dict[int, float]:
-        """pass@1 to pass@k, each a mean over the tasks that have it."""
+        """pass@1 to pass@k, each a mean over the tasks with enough attempts."""
         by_k = {}
         for k in range(1, self.k + 1):
             values = [value for score in self.tasks if (value := score.pass_at(k)) is not None]
@@ -96,7 +96,7 @@ class Report:
 
     @property
     def notices(self) -> list[str]:
-        """What else should be known before the numbers are believed."""
+        """Notices about the reliability of the score."""
         messages = failure_messages(self.episodes, cause=False)
         used = [call.sampling.get("temperature") for e in self.episodes for call in e.calls if call.phase == "rollout"]
         if self.k > 1 and used and all(temperature == 0 for temperature in used):
@@ -199,38 +199,37 @@ def _text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 _CURVES = ("val/reward", "val/greedy_reward", "train/reward")
-"""The metrics that say what was learnt, the first that is there first."""
+"""Metrics for the learning curve, the most important first."""
 
 
 @dataclass(frozen=True, repr=False)
 class TunedModel:
-    """A trained model: a Hugging Face checkpoint (`path`), and what was measured on the way to it."""
+    """A trained model: a Hugging Face checkpoint (`path`) and its training metrics."""
 
     path: Path | None
-    """None where nothing was trained (`debug`)."""
+    """None if nothing was trained (`debug`)."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The last value of each metric."""
     run_id: str = ""
     episodes: Sequence[Episode] = ()
     """The episodes of a run that trains nothing (`debug`); empty otherwise: they are in the trace."""
     history: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    """Each metric's value at each step that has one."""
+    """Each metric's values by step."""
     directory: Path | None = None
     """The experiment's directory, with the trace, the logs and the checkpoints."""
     outcomes: Mapping[str, int] | None = None
-    """Sampled tokens by their outcome in the ledger; None where nothing was trained (`debug`)."""
+    """Sampled tokens by their outcome in the ledger; None if nothing was trained (`debug`)."""
     best: Path | None = None
-    """The checkpoint with the best validation: `path`, an earlier one, or the model that training began with. None
-    where those weights were not kept."""
+    """The checkpoint with the best validation: `path`, an earlier one, or the initial model. None if those weights were
+    not kept."""
 
     @property
     def trained_tokens(self) -> int | None:
-        """Sampled tokens that the weights were updated on; 0: `path` is the model that training began with."""
+        """Sampled tokens that were trained on; if 0, `path` is the initial model."""
         return None if self.outcomes is None else self.outcomes.get("trained", 0)
 
     def warning(self) -> str:
-        """That tokens were sampled and not trained, no update was made, or the validation fell; empty where none is
-        so."""
+        """A warning if sampled tokens were not trained, no update was made, or the validation fell; else empty."""
         return "\n".join(filter(None, (discarded(self.outcomes or {}), self._result_warning())))
 
     def _result_warning(self) -> str:

@@ -1,7 +1,7 @@
-"""wandb and swanlab: services that keep the metrics of many runs, or their files where they are told to stay offline.
+"""wandb and swanlab.
 
-Whether they reach for the network is said to them, not to ajet: `WANDB_MODE=offline`, `SWANLAB_MODE=offline` (or
-`local`), `wandb login`, `swanlab login`.
+Configure network use in these tools: `WANDB_MODE=offline`, `SWANLAB_MODE=offline` (or `local`), `wandb login`,
+`swanlab login`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _END_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run at its beginning."""
+    """What a tracker needs to begin a run."""
 
     run_id: str
-    """Begun again with the same one, as a resume does, it is the same run there."""
+    """A resumed run with the same id is continued in the tracker."""
     project: str
     name: str
     config: Mapping[str, object]
     directory: Path
-    """Where the tracker keeps its files."""
+    """The tracker's files."""
 
 
 class _Service(Protocol):
     address: str
-    """Where the run is seen, in words."""
+    """Where to see the run, as text."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def finish(self, error: BaseException | None) -> None: ...
@@ -47,7 +47,7 @@ class _Wandb:
     def __init__(self, run: TrackedRun) -> None:
         import wandb
 
-        run.directory.mkdir(parents=True, exist_ok=True)  # else it takes the system's temporary one
+        run.directory.mkdir(parents=True, exist_ok=True)  # else it takes the system's temporary directory
         self._run = wandb.init(
             project=run.project,
             name=run.name,
@@ -57,7 +57,7 @@ class _Wandb:
             config=dict(run.config),
             settings=wandb.Settings(init_timeout=_BEGIN_SECONDS - 10, console="off", silent=True),
         )
-        # Its own step never goes back, which a resume from an earlier checkpoint does.
+        # Its own step never goes back, as a resume from an earlier checkpoint would.
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
         folder = Path(self._run.dir).parent
@@ -104,10 +104,10 @@ TRACKERS: Mapping[str, Callable[[TrackedRun], _Service]] = {"wandb": _Wandb, "sw
 
 
 class Tracker:
-    """One run in one of `TRACKERS`. What fails after its beginning is told by `say`, once, and stops no run.
+    """One run in one of `TRACKERS`. Later failures are printed once by `say` and do not stop the run.
 
-    Raises MissingExtra where the package is absent, and ConfigError where the run cannot be begun there: no key, no
-    network (after 40 seconds at most).
+    Raises MissingExtra if the package is absent, ConfigError if the run cannot be begun: no key, no network (after 40
+    seconds at most).
     """
 
     def __init__(self, name: str, run: TrackedRun, say: Callable[[str], None]) -> None:
@@ -118,7 +118,7 @@ class Tracker:
             if error.name != name:
                 raise
             raise MissingExtra(name, "loggers") from error
-        except Exception as error:  # a service's own kinds of error, whatever they are
+        except Exception as error:  # any error of the service
             raise ConfigError(
                 f"trainer_common.logger: {name} could not start the run ({type(error).__name__}: {error}); log in "
                 f"with `{name} login`, write files here with {name.upper()}_MODE=offline, or remove {name}"
@@ -126,7 +126,7 @@ class Tracker:
         say(f"{name}: {self._service.address}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand over the metrics of a step."""
+        """Log the metrics of a step."""
         if self._service is None:
             return
         try:
@@ -139,7 +139,7 @@ class Tracker:
             self._service = None
 
     def finish(self, error: BaseException | None) -> None:
-        """Close the run there, as finished, stopped or failed; waits for what it still uploads, a minute at most."""
+        """Close the run as finished, stopped or failed; waits at most a minute for uploads."""
         if self._service is None:
             return
         service, self._service = self._service, None
@@ -152,9 +152,9 @@ class Tracker:
 
 
 def _in_a_thread(function: Callable[[], T], seconds: float) -> T:
-    """What the function returns or raises; TimeoutError where it takes longer, and then it goes on alone.
+    """Run a function in a thread; raises TimeoutError if it takes longer, and lets it continue.
 
-    A service that begins in the main thread takes Ctrl-C for itself, and one that waits for the network never ends.
+    In the main thread a service would handle Ctrl-C itself, or wait for the network forever.
     """
     future = in_thread(function, "ajet-tracker")
     try:

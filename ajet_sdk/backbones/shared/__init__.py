@@ -1,1 +1,1 @@
-"""What several backbones do alike."""
+"""Code that several backbones share."""

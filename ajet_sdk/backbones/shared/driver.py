@@ -1,10 +1,6 @@
-"""A run on a Ray cluster as its driver sees it, whoever trains: the store, Ray, the nodes' traces, the books.
+"""The driver of a run on a Ray cluster: checkpoint store, Ray, the traces of the nodes, the ledger.
 
-The driver trains nothing. `trinity.backbone` and `verl.backbone` each add the trainer that they start.
-
-What every backbone of a cluster does in the driver: its size, the model, the learning rate, the exported model.
-
-Closing the books of a run whose calls lie in several files: what was sampled and never reached the trainer.
+The driver trains nothing; `trinity.backbone` and `verl.backbone` start their trainers.
 """
 
 from __future__ import annotations
@@ -51,7 +47,7 @@ P = TypeVar("P", bound=Place)
 
 @contextmanager
 def open_run(job: Job, writer: TraceWriter) -> Iterator[tuple[Job, Loggers, int]]:
-    """The job with the machines that it gets, its loggers, and its number of steps. Raises ConfigError."""
+    """The job with its machines filled in, its loggers and its number of steps. Raises ConfigError."""
     if not job.train:
         raise ConfigError("there is no training task; see task_reader")
     job = replace(job, config=config_for_cluster(job))
@@ -61,7 +57,7 @@ def open_run(job: Job, writer: TraceWriter) -> Iterator[tuple[Job, Loggers, int]
 
 
 class ClusterRun:
-    """What does not depend on who trains."""
+    """The parts of a cluster run that do not depend on the trainer."""
 
     def __init__(self, job: Job, writer: TraceWriter, loggers: Loggers, total: int) -> None:
         self.job, self.config, self.writer = job, job.config, writer
@@ -69,10 +65,10 @@ class ClusterRun:
         base = job.config.trainer_common.checkpoint_base_dir
         self.store = (Path(base) if base else job.directory / "checkpoint").resolve()
         self.traces = self.store / job.run_id / "traces" if base else job.directory.resolve()
-        """Where the nodes write: in the checkpoint store where that is a place of its own, since they all reach it."""
+        """The nodes' trace files: in the checkpoint store if one is configured, since every node reaches it."""
 
     async def place(self, kind: type[P], **more: object) -> P:
-        """Where the run is, with its model and learning rate; the model is made first where a recipe makes it."""
+        """The run's paths, model and learning rate. Builds the model first if the config names a recipe."""
         model = await model_to_train(self.job, self.loggers.say)
         return kind(
             run_id=self.job.run_id,
@@ -85,12 +81,12 @@ class ClusterRun:
         )
 
     def result(self, path: Path | None) -> TunedModel:
-        """What the backbone returns: the exported model, or none, and the newest metrics."""
+        """The exported model, if any, with the newest metrics."""
         start = self.config.model.path
         return self.loggers.tuned(path, self.job.directory, {0: Path(first_model(self.config))} if start else {})
 
     def cluster(self, beside: Sequence[Path] = ()) -> AbstractContextManager[RayCluster]:
-        """The Ray cluster of the job, or one that is started here. `beside` are folders that nodes need, too."""
+        """Join the job's Ray cluster, or start one here. Nodes also get the folders `beside`."""
         source = self.config.source
         package = package_code(
             self.job.workflow,
@@ -105,12 +101,12 @@ class ClusterRun:
         return cluster(address, package=package, namespace=namespace_of(self.job.run_id), quiet=True)
 
     def keep(self, mapping: Mapping[str, object], name: str) -> None:
-        """Keep what the trainer gets as a YAML file beside our own config."""
+        """Write the trainer's config as a YAML file next to ours."""
         shown = masked(json.loads(json.dumps(mapping, default=str)), "***")
         (self.job.directory / name).write_text(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
 
     def roll_back(self, step: int) -> None:
-        """Take up the run at a checkpoint: what was sampled after it is sampled again."""
+        """Resume at a checkpoint; what was sampled after it is superseded."""
         if step:
             self.loggers.say(f"resuming after step {step} of {self.total}")
             self.loggers.last |= self._newest_metrics(step)
@@ -132,7 +128,7 @@ class ClusterRun:
         return {row["name"]: row["value"] for row in rows.to_pylist()}
 
     def copy_traces(self) -> None:
-        """Copy what the nodes wrote beside the driver's trace, where every command looks."""
+        """Copy the nodes' trace files next to the driver's, where commands look for them."""
         if self.traces == self.job.directory.resolve():
             return
         for file in self.traces.glob("trace-*.duckdb"):
@@ -144,13 +140,13 @@ class ClusterRun:
                 shutil.copy2(log, stale)
 
     def close_books(self) -> None:
-        """Bring the nodes' traces, and book what no one has booked; see `ledger.close_books`."""
+        """Copy the nodes' traces and complete the ledger."""
         self.writer.flush()
         self.copy_traces()
         ledger.close_books(self.writer, self.job.directory, self.job.run_id)
 
     def export(self, checkpoint: Path) -> Path:
-        """Copy a Hugging Face checkpoint to where every backbone leaves its model, and say so once it loads there.
+        """Copy a Hugging Face checkpoint to the run's `model` directory and check that it loads.
 
         Raises CheckpointError where it is not the model that was trained; see `check_export`.
         """
@@ -161,21 +157,21 @@ class ClusterRun:
         return target
 
     def _validation_calls(self, version: int) -> list[Call]:
-        """The calls of the validation that weights after so many updates sampled."""
+        """The validation calls sampled by the weights of this version."""
         with open_trace(self.job.directory) as trace:
             validated = episodes(trace, self.job.run_id, version, split="val")
         return [call for episode in validated for call in episode.calls if call.policy_version == version]
 
 
 def check_installed(*packages: str) -> None:
-    """Raises MissingExtra for the first that is not there."""
+    """Raise MissingExtra for the first package that is not installed."""
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtra(package, "trinity")
 
 
 async def model_to_train(job: Job, say: Callable[[str], None]) -> str:
-    """The directory of the model, from the root, or a hub's name; made first where a recipe makes it."""
+    """The absolute directory of the model, or its name on the hub. Builds it first if a recipe does."""
     config = job.config
     if not config.model.path:
         raise ConfigError(
@@ -189,7 +185,7 @@ async def model_to_train(job: Job, say: Callable[[str], None]) -> str:
 
 
 def learning_rate(config: Config, model: str, say: Callable[[str], None]) -> float:
-    """The one that is given, or one by the number of the model's parameters."""
+    """The configured learning rate, or the default for a model of this size."""
     lr = config.trainer_common.optim.lr
     if lr is None:
         parameters = _parameters(model)
@@ -199,7 +195,7 @@ def learning_rate(config: Config, model: str, say: Callable[[str], None]) -> flo
 
 
 def config_for_cluster(job: Job) -> Config:
-    """The config, with the machines and GPUs that there are where it does not say how many to use."""
+    """The config, with the number of machines and GPUs taken from the cluster where it sets none."""
     config, common = job.config, job.config.trainer_common
     if config.is_set("trainer_common.n_gpus_per_node"):
         return config
@@ -218,9 +214,9 @@ def config_for_cluster(job: Job) -> Config:
 
 
 def export(checkpoint: Path, target: Path, calls: Sequence[Call] = ()) -> float | None:
-    """Copy a checkpoint in the format of transformers to `target`, whole and proven to load, or not at all.
+    """Copy a transformers checkpoint to `target` once it is shown to load.
 
-    Returns and raises what `check_export` does; `calls` are those that the final weights sampled.
+    Returns and raises as `check_export`; `calls` were sampled by the final weights.
     """
     draft = target.with_name(f"{target.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
@@ -245,7 +241,7 @@ def _parameters(model: str) -> int:
 
 
 _ENDING = 60.0
-"""Seconds."""
+"""Seconds to wait for other processes to close their trace files."""
 
 _UNBOOKED = f"""
     SELECT e.step, c.episode_id, c.call_id,
@@ -260,10 +256,10 @@ _UNBOOKED = f"""
 
 
 def close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
-    """Book what no one has booked, and check that every sampled token stands in the ledger once.
+    """Complete the ledger and check that every sampled token is in it once.
 
-    Sound episodes whose experiences never reached the trainer (explored ahead of the last step, or lost with a node)
-    are `superseded`, episodes that were cut off `failed`. A process that holds a file and was told to end has a minute.
+    Sound episodes that never reached the trainer (explored ahead of the last step, or lost with a node) are
+    `superseded`, interrupted ones `failed`. Waits a minute for processes that still have a file open.
     Raises TrainingError where a call is booked twice.
     """
     deadline = time.monotonic() + _ENDING
@@ -277,7 +273,6 @@ def close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
 
 
 def _close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
-    """May be done again: what is booked is not unbooked."""
     writer.flush()
     with open_trace(directory) as trace:
         for row in trace.query(_UNBOOKED, [run_id]).to_pylist():
@@ -289,9 +284,9 @@ def _close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
 
 
 def roll_back(writer: TraceWriter, directory: Path, run_id: str, step: int) -> None:
-    """What came after `step` of a resumed run is superseded: in the driver's file, and in those of `directory`.
+    """Mark everything after `step` as superseded, in the driver's file and in those of `directory`.
 
-    The writers of those are long gone. What the driver booked of their calls is not booked again.
+    The processes that wrote the latter have ended. Calls that the driver booked are not booked again.
     """
     writer.supersede(run_id, step)
     rows = writer.query("SELECT call_id FROM ledger WHERE run_id = ? AND step > ?", [run_id, step])

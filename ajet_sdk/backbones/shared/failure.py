@@ -1,7 +1,7 @@
-"""What ended a part of a cluster run: the cause, the actor, its node and its log, out of the reports of Ray.
+"""Why a part of a cluster run failed: cause, actor, node and log, read from Ray's error reports.
 
-A report is the text of a Ray error, or of one that was logged: tracebacks of several processes, one inside the other,
-with Ray's own advice behind them. The innermost is the first cause.
+A report is the text of a Ray error, raised or logged: nested tracebacks of several processes, followed by Ray's advice.
+The innermost traceback is the first cause.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Failure:
     node: str = ""
     pid: int | None = None
     died: bool = False
-    """Whether the process itself is gone, which no log of its own tells."""
+    """The process itself died; its log does not say why."""
 
     def __str__(self) -> str:
         process = self.actor + (f" on {self.node}" if self.node else "")
@@ -38,7 +38,7 @@ class Failure:
         return f"{self.cause} ({'; '.join(details)})" if details else self.cause
 
     def _log(self) -> str:
-        """What the process printed, as Ray keeps it on the node; its pattern where that is another machine."""
+        """The process's log on the node; a glob pattern if that is another machine."""
         if self.pid is None:
             return ""
         for directory in _log_directories(self.node):
@@ -48,7 +48,7 @@ class Failure:
 
 
 def failure_of(report: str) -> Failure:
-    """The first cause that a report of Ray's tells of."""
+    """The first cause in a Ray report."""
     text = _COLOURS.sub("", report)
     if "running low on memory" in text and (memory := _MEMORY.search(text)) is not None:
         return _out_of_memory(text, memory)
@@ -87,7 +87,7 @@ def _dead(text: str, fields: dict[str, str]) -> Failure:
 
 
 def _plain(text: str) -> str:
-    """The first line that says something, where there is neither a traceback nor a known form."""
+    """The first meaningful line, for a report without a traceback or a known form."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return next((line for line in lines if not line.startswith(("Traceback", "ray::", "File "))), "no message")
 

@@ -1,4 +1,4 @@
-"""What garbage collection need not look at while a run lasts."""
+"""Garbage collection during a run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SELDOM = 50_000
-"""New containers, less those freed, between two collections of the youngest; Python's own number is 700."""
+"""Threshold of the youngest generation; Python's default is 700."""
 FROZEN = 10_000
-"""As many objects are frozen by a program that freezes its own; Python 3.12 starts with some hundred."""
+"""Above this number the program has frozen objects itself; Python 3.12 starts with a few hundred."""
 
 
 @contextmanager
 def freeze_gc() -> Iterator[None]:
-    """Leave every object that is there now out of collections, as long as the block lasts, and collect more seldom.
+    """Within the block, exclude all existing objects from garbage collection and collect less often.
 
     A run makes small objects by the million, and with libraries of half a million objects loaded each full collection
     stops all threads for a third of a second: a tenth of a step of a small model's time. What it makes in a step lives

@@ -1,4 +1,4 @@
-"""What the training loop asks of a model: `local` has it in this process, `tinker` at a service."""
+"""The model interface of the training loop: in this process (`local`) or at a service (`tinker`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Trainer(Protocol):
     settings: TrainerSettings
     updates: int
     plain_only: bool
-    """It scores tokens that were sampled at temperature 1 without limits, masks or penalties, and no others."""
+    """Only tokens sampled at temperature 1 without limits, masks or penalties can be scored."""
 
     @property
     def parameters(self) -> Sequence[torch.Tensor]: ...
@@ -51,7 +51,7 @@ class _Trainer(Protocol):
 
 
 class Learner(Protocol):
-    """The model with everything that samples from it and trains it, wherever it is."""
+    """A model that can be sampled from and trained."""
 
     @property
     def engine(self) -> TokenEngine: ...
@@ -63,25 +63,25 @@ class Learner(Protocol):
     def tokenizer(self) -> HFTokenizer: ...
 
     def estimate(self, config: Config, *, steps: int, val_episodes: int) -> str:
-        """What the rest of a run will take, in words."""
+        """Estimated time of the rest of the run, as text."""
         ...
 
     def write(self, directory: Path) -> None:
-        """Put into a directory what the next step depends on."""
+        """Save the training state to a directory."""
         ...
 
     def read(self, directory: Path) -> None:
-        """Take up what `write` wrote. Raises CheckpointError."""
+        """Restore the state that `write` saved. Raises CheckpointError."""
         ...
 
     def export(self, run: Path) -> Path:
-        """Write the result below the run's directory of checkpoints, and check that it can be loaded."""
+        """Export the final model to the checkpoint directory and check that it loads."""
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """What else is worth logging after a step."""
+        """Further metrics of the last step."""
         ...
 
     def reason_to_stop(self) -> str:
-        """Why the run has to end after this step; empty where it goes on."""
+        """Why the run must stop after this step; empty if it continues."""
         ...

@@ -1,7 +1,7 @@
-"""What the mappings of a config to Trinity's and to verl's keys have in common.
+"""Shared parts of the mappings from ajet's config to those of Trinity and verl.
 
-A key that a trainer can't honour is an error where the result would differ, and a warning where it would not. The root
-that bears the backbone's name in the same file is merged last and wins.
+A key that a trainer cannot honour is an error if it would change the result, else a warning. The root named after the
+backbone in the same file is merged last and wins.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet")
 
 MICRO_BATCH_TOKENS = 8192
-"""Of a GPU's pass where the config names no number."""
+"""Tokens per GPU and pass if the config sets no number."""
 DUAL_CLIP_OFF = 1e9
 """Trinity and verl clip the loss of tokens with a negative advantage at this multiple; the local loss does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a run is, and what it needs besides the config: the same config gives the same mapping anywhere."""
+    """The run's paths, model and sizes, which the mapping needs beside the config."""
 
     name: ClassVar[str]
     """The name of the job inside the run's checkpoint directory."""
 
     run_id: str
     model: str
-    """A directory that every node can read, or a Hugging Face name."""
+    """A directory that every node can read, or a name on the hub."""
     steps: int
     """Training steps of the run."""
     lr: float | None
-    """None where it is decided by the model's size, which is not known yet."""
+    """None if it depends on the model's size, which is not known yet."""
     checkpoints: Path
     """The checkpoint store, which every node can reach; the trainer's job lies in `{checkpoints}/{run_id}/{name}`."""
     val_tasks: int = 0
-    """How many tasks there are for validation."""
+    """Number of validation tasks."""
 
     @property
     def directory(self) -> Path:
-        """Where the trainer keeps this job: checkpoints, logs and what its processes have to know."""
+        """The trainer's directory for this job: checkpoints, logs and files for its processes."""
         return self.checkpoints / self.run_id / self.name
 
 
@@ -61,10 +61,10 @@ def merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, 
 
 
 def merge_root(computed: Mapping[str, object], config: Config, name: str, ours: Mapping[str, str]) -> dict[str, object]:
-    """The mapping with the root `name:` of the same file over it.
+    """Merge the root `name:` of the config file over the computed mapping.
 
-    `ours`: the keys of the trainer that ajet goes by too, each with the key of ajet's that it is made of; "": ajet sets
-    it itself. Raises ConfigError where the root is no mapping, or says otherwise than that key.
+    `ours` lists trainer keys that ajet relies on, each with the ajet key it comes from ("" if ajet sets it itself).
+    Raises ConfigError if the root is not a mapping or contradicts one of them.
     """
     root = config.roots.plain().get(name) or {}
     if not isinstance(root, Mapping):
@@ -91,7 +91,7 @@ def value_at(mapping: Mapping[str, object], path: str) -> Any:
 
 
 def unsupported_keys(config: Config, trainer: str) -> list[str]:
-    """The keys that neither Trinity nor verl can honour, each with what to do; `trainer` is who is named."""
+    """Errors for keys that neither Trinity nor verl supports; messages name `trainer`."""
     model, wrong = config.model, []
     if config.trainer_common.algorithm.use_kl_in_reward:
         wrong.append("trainer_common.algorithm.use_kl_in_reward: use trainer_common.use_kl_loss with kl_loss_coef")
@@ -127,7 +127,7 @@ _NO_LORA = "{} samples without the adapter, and exports a model that transformer
 
 
 def refuse_lora(mapping: Mapping[str, object], trainer: str, *paths: str) -> None:
-    """Raise ConfigError where one of the paths, which ask for an adapter, has a value in what the trainer gets."""
+    """Raise ConfigError if one of the trainer's keys for LoRA adapters is set."""
     for path in paths:
         if value_at(mapping, path):
             raise ConfigError(
@@ -136,13 +136,13 @@ def refuse_lora(mapping: Mapping[str, object], trainer: str, *paths: str) -> Non
 
 
 def refuse(backbone: str, wrong: list[str]) -> None:
-    """Raise ConfigError where something is wrong, with all of it."""
+    """Raise one ConfigError that lists everything in `wrong`."""
     if wrong:
         raise ConfigError(f"backbone {backbone} does not support:\n  " + "\n  ".join(wrong))
 
 
 def warn(config: Config, backbone: str, without_effect: Mapping[str, str]) -> None:
-    """Warn of keys that are set and have no effect; `without_effect` says why, by path."""
+    """Warn about keys that have no effect; `without_effect` maps paths to reasons."""
     of_rewards = get_args(RewardEstimator)
     conditional = {
         f"trainer_common.{name}": f"a key of {', '.join(read_by)}, which only backbone local has"
@@ -167,24 +167,24 @@ def warn(config: Config, backbone: str, without_effect: Mapping[str, str]) -> No
 
 
 def dtype(config: Config) -> str:
-    """The type that passes are made in."""
+    """The dtype of forward and backward passes."""
     return {"auto": "bfloat16"}.get(config.model.dtype, config.model.dtype)
 
 
 def mixed_precision(config: Config) -> dict[str, str]:
-    """What verl's workers compute in: passes in `model.dtype`; weights and gradients' sums in float32."""
+    """Mixed precision of verl's workers: passes in `model.dtype`, weights and gradient sums in float32."""
     names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     return {"param_dtype": names[dtype(config)], "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
 def reply_and_prompt(config: Config) -> tuple[int, int]:
-    """The most tokens of a call's reply, and of the prompt before it; timelines are as long as `max_model_len`."""
+    """Maximum tokens of a reply and of its prompt; a timeline may be `max_model_len` long."""
     reply = min(config.rollout.max_response_length_in_one_turn, config.rollout.max_model_len - 1)
     return reply, config.rollout.max_model_len - reply
 
 
 def optimizer(config: Config, place: Place) -> dict[str, object]:
-    """The optimizer and the learning rate's course, by names that are the same in Trinity and in verl."""
+    """Optimizer and learning rate schedule, under the names that Trinity and verl share."""
     optim = config.trainer_common.optim
     return {
         **({} if place.lr is None else {"lr": place.lr}),

@@ -1,10 +1,7 @@
-"""The episodes of a run on one node of a cluster: the user's code, a gateway and a trace file of its own.
+"""Episodes on one node of a cluster, with the node's own gateway and trace file, and jobs as data sent to nodes.
 
-What one node records never depends on another; only ids, log-probabilities and rewards travel on.
-
-A job on its way to other processes: config, workflow and judge as plain data, and back.
-
-The modules that they come from travel as a `CodePackage`; here is only what refers to them.
+Nodes record independently; only ids, log-probabilities and rewards are sent on. The code of workflow and judge is sent
+as a `CodePackage`; a serialized job only refers to it.
 """
 
 from __future__ import annotations
@@ -40,10 +37,10 @@ S = TypeVar("S", bound=Sampler)
 
 
 class Node(Generic[S]):
-    """What a process on a node keeps for a run, as long as it lives.
+    """State of one process on a node, kept for the whole run.
 
-    `job` is the job as `serialize_job` returns it, with the directory for traces and the model; `sampler` makes the
-    one over what the trainer serves. `processes` share `rollout.max_env_worker` episodes at once.
+    `job` comes from `serialize_job`, with the trace directory and the model added. `sampler` builds the sampler over
+    the model that the trainer serves. `processes` processes share `rollout.max_env_worker` concurrent episodes.
     """
 
     def __init__(self, job: Mapping[str, Any], sampler: Callable[[Config, HFTokenizer], S], processes: int = 1) -> None:
@@ -66,7 +63,7 @@ class Node(Generic[S]):
         )
 
     async def run(self, group: Sequence[Attempt], sampling: SamplingOverride | None) -> list[Episode]:
-        """The episodes of a group of attempts, in their order; those of a validation are in the ledger at once."""
+        """Run a group of attempts; episodes are returned in their order. Validation is booked in the ledger at once."""
         token = current_workers.set(self._workers)
         try:
             episodes = await run_batch(
@@ -81,7 +78,7 @@ class Node(Generic[S]):
 
 
 def serialize_job(job: Job) -> dict[str, Any]:
-    """What a node needs to know of a job. Raises ConfigError where the workflow or the judge can't be pickled."""
+    """The job as plain data for nodes. Raises ConfigError if the workflow or the judge cannot be pickled."""
     from ray import cloudpickle
 
     code = {}
@@ -105,7 +102,7 @@ def serialize_job(job: Job) -> dict[str, Any]:
 
 
 def deserialize_job(job: Mapping[str, Any]) -> tuple[Config, Any, Any]:
-    """Config, workflow and judge, on the other side."""
+    """Config, workflow and judge of a serialized job."""
     from ray import cloudpickle
 
     config = load_config(values=job["config"])

@@ -1,4 +1,4 @@
-"""verl takes the padding from a batch with functions of flash-attn, whatever the attention; here without it."""
+"""verl removes padding with functions of flash-attn; this replaces them where it is not installed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from importlib.util import find_spec
 
 
 def unpad_without_flash_attention() -> None:
-    """Where flash-attn is not installed let verl 0.8, in this process, use its own functions for it.
+    """Let verl 0.8 use its own functions in this process if flash-attn is not installed.
 
-    They are plain torch, and give the same; verl keeps them for NPUs.
+    They are plain torch with the same results; verl has them for NPUs.
     """
     if find_spec("flash_attn") is not None:
         return

@@ -1,7 +1,4 @@
-"""What the driver of a cluster makes of the `Mailbox`: metrics under the names that `local` uses, and words.
-
-Each backbone adds what its trainer tells of: see `trinity.progress` and `verl.progress`.
-"""
+"""Turns the messages of the `Mailbox` into metrics, under the names that `local` uses, and log lines."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _SUMS = ("tokens", "splits", "timelines", "groups", "episodes")
 
 @dataclass
 class _Part:
-    """The groups of one step, or of one validation, that have come in."""
+    """The finished groups of one step or validation."""
 
     episodes: list[Episode] = field(default_factory=list)
     groups: int = 0
@@ -57,7 +54,7 @@ class _Part:
 
 
 class Progress:
-    """Listens to a run."""
+    """Logs the messages of a run; each backbone adds those of its trainer."""
 
     def __init__(self, loggers: Loggers, writer: TraceWriter, job: Job, val: Sequence[Task], total: int) -> None:
         self._loggers, self._writer, self._job, self._total = loggers, writer, job, total
@@ -70,13 +67,13 @@ class Progress:
         self._unsound: TrainingError | None = None
 
     def updates(self) -> int:
-        """Updates that the trainer has reported. Raises TrainingError where too few episodes of a step are sound."""
+        """Updates reported so far. Raises TrainingError if too few episodes of a step are sound."""
         if self._unsound is not None:
             raise self._unsound
         return self._steps
 
     async def listen(self, post: ActorHandle) -> None:
-        """Take what comes until `finish`, and then what is left."""
+        """Handle messages until `finish` is called, then the remaining ones."""
         while True:
             last = self._ended.is_set()
             for kind, content in await post.take.remote(0.01 if last else _WAIT):
@@ -85,7 +82,7 @@ class Progress:
                 return
 
     async def finish(self, listening: asyncio.Task[None]) -> None:
-        """Take what is still there, and stop; the cluster may be gone by now."""
+        """Handle the remaining messages and stop; the cluster may be gone already."""
         self._ended.set()
         done, _ = await asyncio.wait({listening}, timeout=10 * _WAIT)
         if not done:
@@ -127,7 +124,7 @@ class Progress:
         self._loggers.held_out(step, self._sets)
 
     def _log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step of training is done: log `metrics`, which the trainer reported, and what its episodes measured."""
+        """Log a finished training step: the trainer's `metrics` and those of its episodes."""
         self._steps = max(self._steps, step)
         part = self._parts.pop((step, "train"), None)
         totals = part.totals("train") if part is not None else {}

@@ -1,7 +1,4 @@
-"""The work of a training step or of a validation: tasks, attempts at them, how they sample, what is learnt from.
-
-Batches of episodes under way: the attempts of a step or of a validation, run beside whatever else goes on.
-"""
+"""The episodes of a training step or a validation: tasks, attempts, sampling, and training samples."""
 
 from __future__ import annotations
 
@@ -48,13 +45,13 @@ _UNBOOKED = f"""
     WHERE e.run_id = ? AND c.trainable AND c.phase = 'rollout' AND len(c.output_ids) > 0
         AND c.call_id NOT IN (SELECT call_id FROM ledger)"""
 _NEWEST = "latest_checkpointed_iteration.txt"
-"""Where Trinity's trainer and verl write the step of the newest checkpoint, once that is whole."""
+"""File in which Trinity's trainer and verl record the step of the newest complete checkpoint."""
 
 
 def saved_step(directory: Path) -> int:
-    """The step of the newest checkpoint that a trainer wrote into its directory; 0 where there is none.
+    """The step of the newest checkpoint in a trainer's directory; 0 if there is none.
 
-    An empty file is of a trainer that was killed as it wrote the number: the checkpoint itself is whole by then.
+    An empty file means that the trainer was killed while writing the number: the checkpoint itself is complete.
     """
     newest = directory / _NEWEST
     if not newest.exists():
@@ -81,7 +78,7 @@ def resume_at(directory: Path) -> int:
 
 
 def book_unfinished(writer: TraceWriter, run_id: str) -> None:
-    """Enter into the ledger what was sampled for a step or a validation that did not come to its end."""
+    """Book the tokens of an interrupted step or validation in the ledger."""
     writer.flush()
     for row in writer.query(_UNBOOKED, [run_id]).to_pylist():
         writer.put(LedgerEntry(run_id=run_id, **row))
@@ -93,7 +90,7 @@ def tasks_of_step(tasks: Sequence[Task], step: int, size: int, seed: int) -> lis
 
 
 def order_of_tasks(count: int, places: Iterable[int], seed: int) -> list[int]:
-    """Which of `count` tasks come at these places of an endless stream of epochs, each shuffled anew from the seed."""
+    """Indices of tasks at these positions of an endless stream of epochs, each shuffled from the seed."""
     chosen, orders = [], dict[int, list[int]]()
     for position in places:
         epoch, at = divmod(position, count)
@@ -107,9 +104,9 @@ def order_of_tasks(count: int, places: Iterable[int], seed: int) -> list[int]:
 def attempts_at(
     task: Task, position: int, attempts: Iterable[int], *, run_id: str, step: int, what: str, seed: int
 ) -> list[Attempt]:
-    """A group: the attempts of these numbers at the task at a position of a batch.
+    """The attempts of one group, at the task at this position of a batch.
 
-    `what` is "train", or what is validated: its seeds differ from those of others, and a step's from other steps'.
+    `what` is "train" or names the validation; seeds differ between them and between steps.
     """
     group, part = new_id(), step if what == "train" else what
     shared = seed_of(seed, part if what == "train" else "val", position)  # sampled and greedy: the same opponents
@@ -132,7 +129,7 @@ def attempts_at(
 def attempts_of(
     tasks: Sequence[Task], repeats: int, *, run_id: str, step: int, what: str, seed: int, first: int = 0
 ) -> list[Attempt]:
-    """`repeats` attempts at each task of a batch, those at one task behind one another.
+    """`repeats` attempts at each task of a batch, grouped by task.
 
     `first`: the position of the first task in its batch.
     """
@@ -154,13 +151,12 @@ def samples_of(
     plain_only: bool = False,
     estimator: Estimator | None = None,
 ) -> Batch:
-    """The training samples of a batch, and what became of each call.
+    """The training samples of a batch, and the outcome of each call.
 
-    Timelines are at most `max_tokens` long, by default the model's context. With a `policy_version`, the updates behind
-    the trainer, what is older than `rollout.max_staleness` is left out. `masks`: the trainer applies those of
-    grammars, as far as a grammar admits the reply by the tokenizer; else calls sampled under one are left out.
-    `plain_only`, and of `opd` with a teacher at an endpoint: every call is that was not sampled plainly.
-    `estimator`: in place of the config's.
+    Timelines have at most `max_tokens` tokens, by default the model's context. With a `policy_version`, calls older
+    than `rollout.max_staleness` are left out. With `masks` the trainer applies grammar masks, if the grammar admits the
+    reply; else calls sampled under a grammar are left out. With `plain_only`, and for `opd` with a teacher at an
+    endpoint, every call that was not sampled plainly is left out. `estimator` replaces the config's.
     """
     algorithm, rollout, data = config.trainer_common.algorithm, config.rollout, config.data
     return build(
@@ -191,7 +187,7 @@ def _scorable(tokenizer: Tokenizer, masks: bool, plain_only: bool, call: Call) -
 
 
 def training_sampling(config: Config) -> SamplingOverride | None:
-    """How training samples; None leaves it to the agent's own parameters."""
+    """Sampling parameters of training; None keeps those of the agent."""
     rollout = config.rollout
     if rollout.sampling == "request":
         return None
@@ -200,7 +196,7 @@ def training_sampling(config: Config) -> SamplingOverride | None:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Where the batches of one run come from."""
+    """Starts the batches of one run."""
 
     job: Job
     gateway: Gateway
@@ -216,9 +212,9 @@ class Rollouts:
         return self._begin(attempts, training_sampling(config))
 
     def begin_more(self, step: int, episodes: Sequence[Episode]) -> Rollout | None:
-        """Begin attempts at other tasks in place of a step's groups whose rewards are all the same; None without any.
+        """Begin attempts at other tasks to replace groups whose rewards are all equal; None if there are none.
 
-        `episodes`: those of the step so far, each task's behind one another. Tasks that the step had do not come again.
+        `episodes` are those of the step so far, grouped by task. Tasks of the step are not repeated.
         """
         size = self.job.config.rollout.num_repeat
         groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
@@ -234,11 +230,11 @@ class Rollouts:
     def begin_validation(
         self, tasks: Sequence[Task], repeats: int, sampling: SamplingOverride, what: str, step: int
     ) -> Rollout:
-        """Begin `repeats` attempts at each task after a step; `what` tells their seeds from those of others."""
+        """Begin `repeats` attempts at each task after a step; `what` names the validation and enters the seeds."""
         return self._begin(self._attempts(tasks, repeats, step, what), sampling)
 
     async def make_trials(self, step: int, attempts: Sequence[Attempt]) -> list[Episode]:
-        """Make attempts, after a step, at tasks that may be added. They train nothing, and are on disk at the end."""
+        """Attempt candidate tasks after a step. Nothing is trained; the episodes are on disk when it returns."""
         trials = [
             replace(attempt, run_id=self.job.run_id, step=step, split="trial", group_id=f"{step}/{attempt.group_id}")
             for attempt in attempts
@@ -257,7 +253,7 @@ class Rollouts:
 
 
 class Rollout:
-    """A batch under way, from its beginning on; `episodes` waits for its end."""
+    """A batch that is running; `episodes` waits for its end."""
 
     def __init__(self, of: Rollouts, attempts: Sequence[Attempt], sampling: SamplingOverride | None) -> None:
         self.size, self.finished = len(attempts), 0
@@ -288,7 +284,7 @@ class Rollout:
             self._display.advance()
 
     async def episodes(self, display: Display | None, title: str) -> list[Episode]:
-        """Wait for all of them, while the display shows how many there are; in the order of the attempts."""
+        """Wait for all episodes, in the order of the attempts; the display shows how many are done."""
         if display is not None:
             display.begin(title, self.size)
             display.advance(self.finished)
@@ -296,15 +292,15 @@ class Rollout:
         return await self._task  # who cancels the wait cancels the episodes, and waits for their end
 
     async def stop(self) -> None:
-        """Cancel what still runs and wait until it has ended: its episodes are `aborted`."""
+        """Cancel the running episodes, which become `aborted`, and wait for their end."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
     @property
     def seconds(self) -> float:
-        """How long it took, or has taken until now."""
+        """Duration in seconds, so far or in all."""
         return (self.ended or time.perf_counter()) - self.started
 
     def overlap(self, begin: float, end: float) -> float:
-        """Seconds between two times (of `time.perf_counter`) in which it ran."""
+        """Seconds of running time between two `time.perf_counter` values."""
         return max(0.0, min(end, self.ended or end) - max(begin, self.started))

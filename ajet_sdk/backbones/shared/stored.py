@@ -1,8 +1,8 @@
-"""Steps that learn from stored conversations: conversations of a file, of the tasks themselves, or of a trace.
+"""Training on stored conversations: from a file, from the tasks, or from a trace.
 
-A step's conversations become episodes of the run, under ids of their own and as token ids of its own tokenizer, so that
-they are merged, booked in the ledger, shown and counted as what was sampled is. The validation tasks of the job, and
-those of the runs of a trace, are left out; a file with a row that was made of one, or asks what one asks, is refused.
+A step's conversations become episodes of the run, with new ids and tokenized by the run's tokenizer, so they are
+merged, booked, shown and counted like sampled ones. Validation tasks of the job and of a trace's runs are left out; a
+file with a row that was made from one, or asks the same question, is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ajet_sdk.trace.writer import TraceWriter
 
 Load = Callable[[], Sequence[Episode]]
-"""The episodes of one thing to learn: a conversation to imitate, or the better and the worse attempt of a pair."""
+"""Loads the episodes of one item: a conversation to imitate, or the better and the worse attempt of a pair."""
 
 _SCORED = f"""
     SELECT e.episode_id, e.task_id, sum(r.value * r.weight) AS reward FROM episodes e JOIN rewards r USING (episode_id)
@@ -45,10 +45,10 @@ _TASKS = "SELECT task_id, any_value(task) AS task FROM episodes GROUP BY task_id
 
 
 def open_stored(job: Job) -> StoredSteps | None:
-    """What the run learns from without an attempt of its own, or replays beside its attempts; None without either.
+    """The stored conversations that the run trains on or replays; None if it has none.
 
-    Raises ConfigError where there is nothing of the kind, TaskError for a row that is no conversation (with its place),
-    TraceError as `open_trace` does.
+    Raises ConfigError if there is nothing to learn from, TaskError for a row that is not a conversation, TraceError as
+    `open_trace`.
     """
     common = job.config.trainer_common
     algorithm, pairs = common.algorithm, common.algorithm.adv_estimator == "dpo"
@@ -82,9 +82,9 @@ def open_stored(job: Job) -> StoredSteps | None:
 
 
 def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> tuple[list[Load], list[Load]]:
-    """What is learnt, and what belongs to validation tasks.
+    """The conversations to train on, and those of validation tasks.
 
-    Raises TaskError for a row that is no conversation, and one to be learnt that a validation task is in.
+    Raises TaskError for a row that is not a conversation, or one to train on that contains a validation task.
     """
     val_ids = {task.task_id for task in val}
     rows: list[tuple[str, Task, Load]] = []
@@ -120,7 +120,7 @@ def _row_of(task: Task) -> Mapping[str, object]:
 
 
 def _of_row(where: str, row: Mapping[str, Any], pairs: bool, task: Task | None = None) -> tuple[Task, Load]:
-    """A row of `messages`, of `prompt` and `completion`, or of `prompt`, `chosen` and `rejected`; checked now.
+    """Check a row of `messages`, of `prompt` and `completion`, or of `prompt`, `chosen` and `rejected`.
 
     The task is `task`, else what the row asks.
     """
@@ -211,14 +211,14 @@ def _load(reader: Trace, episode_ids: Sequence[str]) -> list[Episode]:
 
 @dataclass(frozen=True)
 class StoredSteps:
-    """What a run learns from, and in which order: each epoch shuffled anew from the seed, as tasks are."""
+    """The conversations of a run in their order: each epoch is shuffled from the seed, like tasks."""
 
     job: Job
     loads: Sequence[Load]
     origin: str
-    """What it is and where it comes from, for people."""
+    """Where the conversations come from, for log lines."""
     size: int
-    """How many a step takes."""
+    """Conversations per step."""
     held_out: Sequence[Load] = ()
     """Conversations of validation tasks."""
 
@@ -230,11 +230,11 @@ class StoredSteps:
         return StoredBatch(self._of_step(step), self.job.run_id, step, tokenizer, writer)
 
     def replayed(self, step: int, tokenizer: Tokenizer) -> Sequence[Sample]:
-        """The conversations of a step as samples to imitate, beside the trace: they are no episodes of the run."""
+        """The conversations of a step as samples to imitate; they are not episodes of the run."""
         return self._samples(self._of_step(step), tokenizer)
 
     def held_out_samples(self, tokenizer: Tokenizer) -> Sequence[Sample]:
-        """The conversations of validation tasks as samples to imitate, beside the trace."""
+        """The conversations of validation tasks as samples to imitate."""
         return self._samples(self.held_out, tokenizer)
 
     def _of_step(self, step: int) -> list[Load]:
@@ -247,7 +247,7 @@ class StoredSteps:
 
 
 class StoredBatch:
-    """The episodes of one step, as `steps.Rollout` gives those that are sampled."""
+    """The stored episodes of one step, with the interface of `steps.Rollout`."""
 
     def __init__(
         self, loads: Iterable[Load], run_id: str, step: int, tokenizer: Tokenizer, writer: TraceWriter
@@ -257,7 +257,7 @@ class StoredBatch:
         self._tokenizer, self._writer = tokenizer, writer
 
     async def episodes(self, display: Display | None, title: str) -> list[Episode]:
-        """Those of one conversation or pair behind one another, in the trace too. Raises TrainingError."""
+        """The episodes, grouped by conversation or pair, once they are in the trace. Raises TrainingError."""
         if display is not None:
             display.begin(title, len(self._loads))
         began = time.perf_counter()
@@ -288,7 +288,7 @@ class StoredBatch:
 
 
 def _retold(episode: Episode, group: str, attempt: int, run_id: str, step: int, tokenizer: Tokenizer) -> Episode:
-    """An episode as one of this run, its calls as the run's tokenizer spells them."""
+    """Copy an episode into this run, its calls tokenized by the run's tokenizer."""
     episode_id, ids = new_id(), {call.call_id: new_id() for call in episode.calls}
     fresh: dict[str, object] = {
         "episode_id": episode_id, "policy_version": None, "sampling": {},
@@ -310,7 +310,7 @@ def _retold(episode: Episode, group: str, attempt: int, run_id: str, step: int, 
 
 
 def _dated(call: Call, at: datetime) -> Call:
-    """The call at a time of this run, without log-probabilities: this policy did not sample it."""
+    """The call with a new time and without log-probabilities, since this policy did not sample it."""
     return call.model_copy(update={"logprobs": None, "started_at": at, "ended_at": at})
 
 

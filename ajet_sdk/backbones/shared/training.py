@@ -44,17 +44,17 @@ log = logging.getLogger("ajet")
 
 T = TypeVar("T")
 OpenModel = Callable[[int, Callable[[str], None]], Awaitable[tuple[Learner, torch.nn.Module | None]]]
-"""Opens the model for so many steps, told what to say; with the module, where that is in this process."""
+"""Opens the model for a number of steps; also returns the module if it is in this process."""
 
 _SOLVED_STEPS = 3
-"""In a row, after which tasks count as solved."""
+"""Solved steps in a row that end the run (`stop_when: solved`)."""
 
 _CALLS_AT_ONCE = 1024
-"""Rows of `trained` that wait to be written before the step waits for the disk."""
+"""Rows of `trained` in memory before the step waits for the disk."""
 
 
 async def train(job: Job, gateway: Gateway, writer: TraceWriter, open_model: OpenModel) -> TunedModel:
-    """Open what the run learns from, the model and its teacher; train; close them. Raises ConfigError."""
+    """Open the model and its teacher, train, and close them. Raises ConfigError."""
     config = job.config
     if not job.train:
         raise ConfigError("there is no training task; see task_reader")
@@ -75,7 +75,7 @@ async def train(job: Job, gateway: Gateway, writer: TraceWriter, open_model: Ope
 
 
 class TrainingRun:
-    """One run of the loop. What changes is the step, the weights (in the trainer) and what the loggers hold."""
+    """One run of the training loop."""
 
     def __init__(
         self,
@@ -99,14 +99,14 @@ class TrainingRun:
         self.validation = Validation(self.rollouts, loggers, total)
         self.checkpoints = checkpoint_base(job.config) / job.run_id
         self.done = 0
-        """Whole steps behind us."""
+        """Finished steps."""
         self.saved = -1
         self.has_samples = True
-        """Whether the newest step left samples to train on."""
+        """Whether the newest step had samples to train on."""
         self.solved = 0
-        """Newest steps in a row of which every attempt solved its task."""
+        """Number of newest steps in a row whose attempts were all solved."""
         self.ahead: Rollout | StoredBatch | None = None
-        """The next batch, begun before its turn."""
+        """The next batch, started early."""
 
     async def run(self) -> TunedModel:
         if self.job.resume:
@@ -174,7 +174,7 @@ class TrainingRun:
         self.loggers.say(f"{steps} {'step' if steps == 1 else 'steps'}: {guess}")
 
     async def _abandon(self) -> None:
-        """Stop the batch that was begun before its turn."""
+        """Stop the batch that was started early."""
         if self.ahead is not None:
             await self.ahead.stop()
             self.ahead = None
@@ -182,7 +182,6 @@ class TrainingRun:
     # Training
 
     async def _grow(self) -> None:
-        """Add tasks, where they are due."""
         growth = self.job.growth
         if growth is not None and growth.due(self.done):
             self.writer.flush()
@@ -211,7 +210,7 @@ class TrainingRun:
         return self.rollouts.begin_step(step)
 
     async def _learn(self, step: int, episodes: Sequence[Episode], started: float, rollout_seconds: float) -> None:
-        """Update the weights, and book the step as done: whoever stops the run stops it before or after all of this."""
+        """Update the weights and book the step; a stop of the run takes effect before or after all of it."""
         batch = self._samples(episodes)
         metrics = episode_metrics("train", episodes) | add_prefix("train", batch.metrics)
         metrics |= staleness(episodes, self.trainer.updates)
@@ -256,7 +255,7 @@ class TrainingRun:
         scores: TokenScores,
         replay: Sequence[Sample],
     ) -> dict[str, float]:
-        """One step of the trainer: with the model to itself, or beside the episodes of the next batch."""
+        """One trainer step, with exclusive use of the model or while the next batch runs."""
         if not self.config.rollout.max_staleness:
             async with self.sampler.exclusive():
                 learnt = await asyncio.to_thread(self.trainer.step, samples, sampling, scores, None, replay)
@@ -278,7 +277,7 @@ class TrainingRun:
         return await asyncio.to_thread(self.trainer.step, samples, sampling, scores, on_update, replay)
 
     async def _measure_loss(self) -> None:
-        """Log the loss on conversations of validation tasks, where there are any."""
+        """Log the loss on the conversations of validation tasks."""
         if self.stored is not None and self.stored.held_out:
             samples = await asyncio.to_thread(self.stored.held_out_samples, self.tokenizer)
             async with self.sampler.exclusive():
@@ -286,7 +285,7 @@ class TrainingRun:
             self.loggers.log(self.done, {"val/loss": loss})
 
     def _begin_next_batch(self, step: int, updates_left: int) -> None:
-        """Begin the next batch as soon as the updates still to come leave its tokens young enough to be trained."""
+        """Begin the next batch once the remaining updates keep its tokens within `max_staleness`."""
         bound = self.config.rollout.max_staleness
         if bound and updates_left <= bound and self.ahead is None and step <= self.total:
             self.ahead = self._begin_step(step)
@@ -294,7 +293,7 @@ class TrainingRun:
     def _record_scores(
         self, step: int, samples: Sequence[Sample], episodes: Sequence[Episode], scores: TokenScores
     ) -> None:
-        """Put what the step saw of each trained token into the trace, a few calls at a time: it can be much."""
+        """Write the scores of each trained token to the trace, a few calls at a time to bound memory."""
         rows = trained_calls(self.job.run_id, step, samples, episodes, scores.logprobs, scores.entropy)
         while chunk := list(itertools.islice(rows, _CALLS_AT_ONCE)):
             self.writer.put(*chunk)
@@ -320,7 +319,7 @@ class TrainingRun:
         return batch
 
     def _sampling(self, episodes: Sequence[Episode]) -> Mapping[str, Sampling]:
-        """How each call was drawn, which is how it is scored; what is imitated or preferred, as the model says it."""
+        """The sampling parameters of each call, under which it is scored; none for imitation and preference."""
         if self.common.algorithm.adv_estimator in ("sft", "dpo"):
             return {}
         return {c.call_id: Sampling.of(c.sampling) for e in episodes for c in e.calls}
@@ -336,7 +335,7 @@ class TrainingRun:
         return by_reward and "solved" in self.common.stop_when and self.solved >= _SOLVED_STEPS
 
     def _reason_to_stop(self) -> str:
-        """Why the run ends early (`trainer_common.stop_when`); empty where it goes on."""
+        """Why the run ends early (`trainer_common.stop_when`); empty if it continues."""
         if "drop" in self.common.stop_when and self.validation.dropped:
             return "the validation reward fell (trainer_common.stop_when: drop)"
         if "rise" in self.common.stop_when and rising(self.loggers.history["val/loss"]):
@@ -370,12 +369,12 @@ class TrainingRun:
 
 
 async def _run_in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Run in a thread, to its end even when cancelled: a checkpoint is whole or not begun."""
+    """Run in a thread; cancellation waits for its end, so a checkpoint is complete or not begun."""
     return await _complete(asyncio.to_thread(function, *arguments))
 
 
 async def _complete(work: Coroutine[object, None, T]) -> T:
-    """Await to the end even when cancelled, and be cancelled only then."""
+    """Await to the end; cancellation takes effect afterwards."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""Validation: each task sampled some times and once greedily, and nothing trained."""
+"""Validation: several sampled attempts at each task and a greedy one, without training."""
 
 from __future__ import annotations
 
@@ -20,34 +20,32 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
 
 GREEDY = SamplingOverride(temperature=0.0, greedy=True)
-"""How the attempts of val/greedy_reward sample."""
+"""Sampling of val/greedy_reward."""
 
 
 def validation_tasks(job: Job) -> Sequence[Task]:
-    """The tasks that a job validates on: all, or the first `val_tasks`."""
+    """The validation tasks of a job: all, or the first `val_tasks`."""
     limit = job.config.trainer_common.val_tasks
     return job.val if limit is None else job.val[:limit]
 
 
 def validation_sampling(config: Config) -> SamplingOverride:
-    """How the other attempts of a validation sample: at temperature 1, or as `val_kwargs` says."""
+    """Sampling of the other validation attempts: temperature 1, or `val_kwargs`."""
     kwargs = config.rollout.val_kwargs
     heat = 1.0 if kwargs.greedy else kwargs.temperature
     return SamplingOverride(temperature=heat, top_p=kwargs.top_p, top_k=kwargs.top_k)
 
 
 def validation_sets(job: Job) -> dict[str, set[str]]:
-    """The ids of the validation tasks by named set: of `val_by`, and of files that are named apart."""
+    """Ids of the validation tasks by named set: the keys of `val_by`, and separate files."""
     return sets_of(validation_tasks(job), [VALIDATION_SET, *job.config.trainer_common.val_by])
 
 
 def validation_metrics(
     sampled: Sequence[Episode], greedy: Sequence[Episode], repeats: int, sets: Mapping[str, set[str]]
 ) -> dict[str, float]:
-    """The numbers of a validation: `repeats` attempts at each task, and those that were sampled greedily.
-
-    Without the former (`repeats` 0) the greedy attempts stand for both.
-    """
+    """Metrics of a validation: `repeats` attempts at each task, and the greedy ones, which stand in for both if it is
+    0."""
     chosen = sampled if repeats else greedy
     metrics = episode_metrics("val", chosen)
     metrics |= {"val/greedy_reward": mean_reward(greedy)} if rewards(greedy) else {}
@@ -57,12 +55,12 @@ def validation_metrics(
 
 
 def due(step: int, frequency: int) -> bool:
-    """Whether a step is one of those that come every so often; a frequency of 0 or less: never."""
+    """Whether `step` is a multiple of `frequency`; never for a frequency of 0 or less."""
     return frequency > 0 and step % frequency == 0
 
 
 def validations_left(config: Config, done: int, total: int) -> int:
-    """How often a run that has `done` steps behind it will still validate: before, every so often, and at its end."""
+    """Validations that remain after `done` steps: at the start, every `test_freq` steps, and at the end."""
     common = config.trainer_common
     after = sum(step == total or due(step, common.test_freq) for step in range(done + 1, total + 1))
     return after + int(done == 0 and common.val_before_train)
@@ -77,11 +75,10 @@ class Validation:
     total: int
     """Steps of the run, for the display."""
     dropped: bool = field(default=False, init=False)
-    """Whether the newest validation is worse than the first, of all tasks or of a set of them."""
+    """Whether the newest validation is worse than the first, on all tasks or on a set of them."""
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """The tasks that are validated on."""
         return validation_tasks(self.rollouts.job)
 
     @property
