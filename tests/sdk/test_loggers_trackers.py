@@ -170,7 +170,7 @@ def test_a_service_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monk
 
 def test_a_service_that_breaks_is_told_once_and_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Breaking:
-        place = "nowhere"
+        address = "nowhere"
 
         def log(self, step: int, metrics: Any) -> None:
             raise OSError("gone")
