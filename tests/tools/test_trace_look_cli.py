@@ -118,6 +118,7 @@ def test_show_of_a_long_episode_stays_usable(trace: Path) -> None:
     assert len(json.loads(ajet("show", "long", str(trace), "--json"))["calls"]) == LONG
 
 
+@pytest.mark.slow
 def test_sql_from_stdin_and_as_csv(trace: Path) -> None:
     query = "SELECT step, [step] AS l, task->>'$.main_query' AS q, NULL AS n FROM episodes ORDER BY step LIMIT 2"
     rows = list(csv.reader(io.StringIO(ajet("sql", "-", str(trace), "--csv", stdin=query))))
@@ -125,6 +126,7 @@ def test_sql_from_stdin_and_as_csv(trace: Path) -> None:
     assert "exactly one SELECT" in ajet("sql", "-", str(trace), stdin="", code=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_sql_writes_files(trace: Path, tmp_path: Path, kind: str) -> None:
     import duckdb
@@ -138,6 +140,7 @@ def test_sql_writes_files(trace: Path, tmp_path: Path, kind: str) -> None:
     assert ".parquet" in ajet("sql", "SELECT 1", str(trace), "-o", str(tmp_path / "rows.xls"), code=2)
 
 
+@pytest.mark.slow
 def test_ledger_and_splits_over_a_filter(trace: Path) -> None:
     found = json.loads(ajet("ledger", str(trace), "-f", "step<3", "--json"))
     assert [(row["outcome"], row["tokens"]) for row in found["outcomes"]] == [("trained", 2), ("stale", 4)]
@@ -170,6 +173,7 @@ def at_a_terminal(command: list[str], pager: str, **environment: str) -> str:
     return written.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no pseudo-terminal")
 def test_what_is_longer_than_the_screen_goes_through_the_pager(trace: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ajet", "trace", "show", "long", str(trace)]
@@ -184,6 +188,7 @@ def test_what_is_longer_than_the_screen_goes_through_the_pager(trace: Path, tmp_
     assert "turn 59 said" in at_a_terminal(command, "no-such-pager"), "nor is one that is not there"
 
 
+@pytest.mark.slow
 def test_whoever_looks_at_a_part_says_so(tmp_path: Path) -> None:
     """Counts are of all episodes by default, however many; of a part, both numbers are there."""
     file = tmp_path / "trace.duckdb"
@@ -205,6 +210,7 @@ def test_whoever_looks_at_a_part_says_so(tmp_path: Path) -> None:
     assert "newest 1,000 of 1,203 episodes" in ajet("splits", str(file), "-n", "1000")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -71,6 +71,7 @@ def test_a_directory_without_a_run_and_a_foreign_file(tmp_path: Path, monkeypatc
     assert done.exit_code == 1 and "odd.duckdb" in done.output and "Traceback" not in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
 def test_in_a_real_terminal_it_opens_and_leaves(record: Path) -> None:
     two = str(record / "launcher_record" / "two")
@@ -80,6 +81,7 @@ def test_in_a_real_terminal_it_opens_and_leaves(record: Path) -> None:
     assert code == 2 and b"cannot position the cursor" in written
 
 
+@pytest.mark.slow
 def test_without_textual_it_says_what_to_install(record: Path, tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "textual.py").write_text("raise ModuleNotFoundError('gone', name='textual')")

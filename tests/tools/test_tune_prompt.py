@@ -104,6 +104,7 @@ def test_a_placeholder_survives_a_rewrite(text: str, other: str, wrong: str | No
     assert Prompts(Path("agent.py"), {"SYSTEM": text}, {}).wrong({"SYSTEM": other}) == wrong
 
 
+@pytest.mark.slow
 def test_a_candidate_without_its_placeholder_is_not_run(
     example: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -56,6 +56,7 @@ def path(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(sound, tmp_path))
 
 
+@pytest.mark.slow
 def test_a_sound_trace_has_nothing_broken(path: Path) -> None:
     assert check(path) == check(path.parent) == []
 
@@ -98,6 +99,7 @@ def test_every_invariant_has_a_way_to_break_it() -> None:
     assert set(BREAKS) == {*INVARIANTS, "ledger", "circles", "extended prompts", "schema"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("invariant", BREAKS)
 def test_what_is_broken_is_found_with_its_id(path: Path, invariant: str) -> None:
     change, id = BREAKS[invariant]
@@ -122,6 +124,7 @@ def test_what_a_kill_leaves_open_is_not_broken(tmp_path: Path) -> None:
     assert check(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_live_trace_can_be_checked(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer, Gateway(writer):
         writer.put(*records(finished=False), Call(call_id="open", episode_id="cut"))
@@ -132,6 +135,7 @@ def test_a_live_trace_can_be_checked(tmp_path: Path) -> None:
         assert [one.ids for one in check(tmp_path)] == [("nobody",)]
 
 
+@pytest.mark.slow
 def test_references_hold_across_the_files_of_a_directory(tmp_path: Path) -> None:
     made = records()
     with TraceWriter(tmp_path / "one.duckdb") as one, TraceWriter(tmp_path / "two.duckdb") as two:

@@ -55,6 +55,7 @@ def trace(*arguments: str, code: int = 0) -> Any:
     return json.loads(done.stdout) if code == 0 else done.stderr
 
 
+@pytest.mark.slow
 def test_each_mean_is_of_one_kind(runs: Path) -> None:
     [_, run] = trace("ls", str(runs))["runs"]
     means = {name: run[name] for name in ("train_reward", "val_reward", "val_greedy_reward", "val_unknown_reward")}
@@ -65,6 +66,7 @@ def test_each_mean_is_of_one_kind(runs: Path) -> None:
     assert (two["reward_of"], two["reward"], two["rewards"]) == ("train", 0.25, [0.25])
 
 
+@pytest.mark.slow
 def test_runs_are_compared_by_one_kind(runs: Path) -> None:
     for options, decoding, mean in (([], "sampled", 0.5), (["--decoding", "greedy"], "greedy", 1.0),
                                     (["--split", "train"], "sampled", 0.25)):  # fmt: skip
@@ -77,6 +79,7 @@ def test_runs_are_compared_by_one_kind(runs: Path) -> None:
     assert "choose with --split and --decoding" in trace("diff", "one", "two", str(runs), "--step", "3", code=2)
 
 
+@pytest.mark.slow
 def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:
     assert trace("ls", str(runs), "-f", "split=val decoding=greedy")["count"] == 6
     assert trace("ls", str(runs), "--sort", "decoding")["episodes"][0]["decoding"] == "greedy"
@@ -86,6 +89,7 @@ def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:
     assert "3 (val greedy)" in CliRunner().invoke(app, ["trace", "show", "onevalgreedy0", str(runs)]).stdout
 
 
+@pytest.mark.slow
 def test_trials_stand_apart_from_training_and_validation(runs: Path) -> None:
     assert trace("ls", str(runs), "-f", "split=trial")["count"] == 6
     [_, run] = trace("ls", str(runs))["runs"]
@@ -124,6 +128,7 @@ def test_a_resume_rolls_no_trial_back_and_books_those_that_a_kill_left(runs: Pat
     assert gone == [{"episode_id": "late train"}]
 
 
+@pytest.mark.slow
 def test_a_file_of_before_reads_as_unknown_and_can_be_packed_and_merged(tmp_path: Path) -> None:
     old, new = tmp_path / "old.duckdb", tmp_path / "new" / "trace.duckdb"
     write(old, "one", known=False)

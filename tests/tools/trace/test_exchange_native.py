@@ -171,6 +171,7 @@ def _small(path: Path, **changes: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_what_a_resume_rolled_back_stays_so(tmp_path: Path) -> None:
     trace = tmp_path / "trace.duckdb"
     with TraceWriter(trace) as writer:
@@ -186,6 +187,7 @@ def test_what_a_resume_rolled_back_stays_so(tmp_path: Path) -> None:
         assert [e.episode_id for e in episodes(reader)] == ["e1"]
 
 
+@pytest.mark.slow
 def test_importing_twice_adds_nothing_and_two_files_add_up(tmp_path: Path) -> None:
     back = _round_trip(_small(tmp_path / "a.duckdb"), tmp_path)
     again = import_files([tmp_path / "all.jsonl"], back)

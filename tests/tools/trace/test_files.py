@@ -80,6 +80,7 @@ def content(path: Path) -> dict[str, list[str]]:
     return said
 
 
+@pytest.mark.slow
 def test_prompts_become_suffixes_and_all_is_as_it_was(tmp_path: Path) -> None:
     path = swollen(tmp_path / "trace.duckdb")
     path.chmod(0o640)
@@ -103,6 +104,7 @@ def test_prompts_become_suffixes_and_all_is_as_it_was(tmp_path: Path) -> None:
     assert len(calls_of(open_trace(path), "d")) == 1
 
 
+@pytest.mark.slow
 def test_the_room_of_what_was_deleted_is_given_back(tmp_path: Path) -> None:
     path = swollen(tmp_path / "trace.duckdb")
     with duckdb.connect(str(path)) as connection:
@@ -111,6 +113,7 @@ def test_the_room_of_what_was_deleted_is_given_back(tmp_path: Path) -> None:
     assert packed.after < packed.before
 
 
+@pytest.mark.slow
 def test_a_copy_elsewhere_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     path = swollen(tmp_path / "trace.duckdb")
     before = path.read_bytes()
@@ -139,6 +142,7 @@ def test_what_is_live_or_not_ours_is_refused_and_untouched(tmp_path: Path) -> No
     assert sorted(file.name for file in tmp_path.iterdir()) == ["other.duckdb", "trace.duckdb"]
 
 
+@pytest.mark.slow
 def test_a_broken_prompt_stays_as_it_is(tmp_path: Path) -> None:
     path = swollen(tmp_path / "trace.duckdb")
     with duckdb.connect(str(path)) as connection:
@@ -163,6 +167,7 @@ pack(Path(sys.argv[1]), said=said)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [1, 12])
 def test_a_kill_leaves_the_old_file_whole(tmp_path: Path, moment: int) -> None:
     path = swollen(tmp_path / "trace.duckdb")
@@ -187,6 +192,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path) -> None:
     path = swollen(tmp_path / "trace.duckdb")
     before = content(path)
@@ -196,6 +202,7 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["trace.duckdb"]
 
 
+@pytest.mark.slow
 def test_the_oldest_duckdb_that_is_supported_can_read_a_new_file(tmp_path: Path) -> None:
     [oldest] = re.findall(r'"duckdb>=(\d+\.\d+)', (ROOT / "pyproject.toml").read_text())
     with TraceWriter(tmp_path / "new.duckdb") as writer:

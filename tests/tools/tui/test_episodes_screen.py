@@ -281,6 +281,7 @@ async def test_a_file_of_bookmarks_that_is_not_ours_is_told_and_left_alone(trace
     assert file.read_text() == "{"
 
 
+@pytest.mark.slow
 async def test_the_selection_outlives_a_filter_and_says_what_it_hides(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         await pilot.press("space", "shift+down")
@@ -293,6 +294,7 @@ async def test_the_selection_outlives_a_filter_and_says_what_it_hides(trace: Pat
         assert not screen.table.selected
 
 
+@pytest.mark.slow
 async def test_enter_opens_the_episode_at_what_was_found(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         await entered(pilot, "ctrl+f", "moon")
@@ -305,6 +307,7 @@ async def test_enter_opens_the_episode_at_what_was_found(trace: Path) -> None:
         assert pilot.app.screen is screen and screen.table.cursor_id == "ep0033"
 
 
+@pytest.mark.slow
 async def test_group_and_compare(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         await pilot.press("down", "g")
@@ -321,6 +324,7 @@ async def test_group_and_compare(trace: Path) -> None:
         assert opened.episode_ids == ("ep0038", "ep0036"), "the selected one and the one under the cursor"
 
 
+@pytest.mark.slow
 async def test_the_ids_are_copied(trace: Path) -> None:
     async with viewed(trace) as (pilot, _):
         await pilot.press("y")
@@ -372,6 +376,7 @@ def more(writer: TraceWriter, screen: EpisodesScreen, *numbers: int) -> None:
     screen.post_message(TraceChanged())
 
 
+@pytest.mark.slow
 async def test_at_the_top_new_episodes_appear_and_the_cursor_stays_on_its_own(live: TraceWriter) -> None:
     async with followed(live) as (pilot, screen):
         await pilot.press("down", "space")
@@ -382,6 +387,7 @@ async def test_at_the_top_new_episodes_appear_and_the_cursor_stays_on_its_own(li
         assert "new:" not in status(screen)
 
 
+@pytest.mark.slow
 async def test_scrolled_away_new_episodes_are_counted_until_asked_for(live: TraceWriter) -> None:
     async with followed(live) as (pilot, screen):
         await pilot.press("end")
@@ -402,6 +408,7 @@ async def test_scrolled_away_new_episodes_are_counted_until_asked_for(live: Trac
         assert screen.table.cursor_id == shown(screen)[0] == "ep0043", "on the first row it goes along"
 
 
+@pytest.mark.slow
 async def test_the_cursor_never_leaves_the_screen_as_episodes_come(live: TraceWriter) -> None:
     async with followed(live) as (pilot, screen):
         await pilot.press("down", "down")
@@ -418,6 +425,7 @@ async def test_the_cursor_never_leaves_the_screen_as_episodes_come(live: TraceWr
             assert table.cursor == 0 and table.at_top and table.cursor_id == f"ep{first + 3:04}"
 
 
+@pytest.mark.slow
 async def test_a_list_of_failed_episodes_says_why(live: TraceWriter) -> None:
     put = Episode(episode_id="lost", run_id="run-1", step=1, status="timeout", cause="EpisodeTimeout", error="it stood")
     live.put(put)
@@ -430,6 +438,7 @@ async def test_a_list_of_failed_episodes_says_why(live: TraceWriter) -> None:
         assert "cause" in lines(failed)[0] and "EpisodeTimeout: it" in "\n".join(lines(failed))
 
 
+@pytest.mark.slow
 async def test_in_another_order_nothing_moves_until_asked_for(live: TraceWriter) -> None:
     async with followed(live) as (pilot, screen):
         await pilot.press("4", "down")
@@ -442,6 +451,7 @@ async def test_in_another_order_nothing_moves_until_asked_for(live: TraceWriter)
         assert shown(screen)[0] == "ep0040" and screen.table.cursor_id == "ep0038"
 
 
+@pytest.mark.slow
 async def test_a_trace_without_a_run_an_episode_or_a_fit(tmp_path: Path) -> None:
     file = written(tmp_path / "empty.duckdb", 0)
     async with viewed(file) as (pilot, screen):
@@ -456,6 +466,7 @@ async def test_a_trace_without_a_run_an_episode_or_a_fit(tmp_path: Path) -> None
         assert status(screen).startswith("no episode fits")
 
 
+@pytest.mark.slow
 async def test_calls_without_episodes_are_listed_by_theirs(tmp_path: Path) -> None:
     file = tmp_path / "calls.duckdb"
     with TraceWriter(file) as writer:
@@ -467,6 +478,7 @@ async def test_calls_without_episodes_are_listed_by_theirs(tmp_path: Path) -> No
         await settled(pilot)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_id", [None, "run-1"])
 async def test_of_very_many_that_have_not_ended_the_newest_are_listed_and_all_counted(
     tmp_path: Path, run_id: str | None
@@ -481,6 +493,7 @@ async def test_of_very_many_that_have_not_ended_the_newest_are_listed_and_all_co
         assert screen.table.count == 1_000 and shown(screen)[0] == "ep1202"
 
 
+@pytest.mark.slow
 async def test_hostile_text_in_every_column_and_a_task_of_ten_megabytes(tmp_path: Path) -> None:
     task = Task(task_id=EVIL, main_query=EVIL + "x" * 10_000_000)
     evil = episode(99, task=task, group_id=EVIL, cause=EVIL, error=EVIL, output=EVIL)[1]
@@ -493,6 +506,7 @@ async def test_hostile_text_in_every_column_and_a_task_of_ten_megabytes(tmp_path
         assert "hit" in status(screen) and "\x1b" not in status(screen)
 
 
+@pytest.mark.slow
 async def test_any_size_of_terminal(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         for size, small in (((20, 5), True), ((1, 1), True), ((60, 15), False), ((300, 80), False)):
@@ -516,6 +530,7 @@ async def _looked_at(pilot: Pilot[None], *keys: str) -> None:
         await settled(pilot)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 def test_looks(trace: Path, snap_compare: Any, size: tuple[int, int]) -> None:
     with open_trace(trace) as reader:
@@ -524,6 +539,7 @@ def test_looks(trace: Path, snap_compare: Any, size: tuple[int, int]) -> None:
         assert snap_compare(app, terminal_size=size, run_before=lambda pilot: _looked_at(pilot, *keys))
 
 
+@pytest.mark.slow
 def test_looks_without_colour(trace: Path, snap_compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     with open_trace(trace) as reader:

@@ -86,6 +86,7 @@ async def test_asked_once_then_one_key_writes_to_a_name_that_is_free(tmp_path: P
         assert pilot.app.screen is screen
 
 
+@pytest.mark.slow
 async def test_a_file_that_is_there_is_not_overwritten_and_the_name_is_kept(tmp_path: Path) -> None:
     taken = tmp_path / "taken.jsonl"
     taken.write_text("mine")
@@ -111,6 +112,7 @@ async def test_a_file_that_is_there_is_not_overwritten_and_the_name_is_kept(tmp_
     assert taken.read_text() == "mine"
 
 
+@pytest.mark.slow
 async def test_escape_stops_and_nothing_is_written(tmp_path: Path) -> None:
     async with viewed(tmp_path) as (pilot, _):
         await pilot.press("e")

@@ -49,6 +49,7 @@ def given(trace: Path) -> list[dict[str, Any]]:
         return feedback_rows(reader, "e1")
 
 
+@pytest.mark.slow
 async def test_thumb_comment_and_correction_are_kept_and_shown_again(trace: Path) -> None:
     async with asked(trace) as (pilot, screen):
         assert "no feedback yet" in str(screen.query_one("#given Static").render())
@@ -66,6 +67,7 @@ async def test_thumb_comment_and_correction_are_kept_and_shown_again(trace: Path
         assert "ada" in said and f"{row['at']:%Y-%m-%d %H:%M}" in said and "[b]bad" in said and "should be: 42" in said
 
 
+@pytest.mark.slow
 async def test_a_score_of_ones_own_on_a_call(trace: Path) -> None:
     async with asked(trace, call_id="c1") as (pilot, screen):
         screen.query_one("#score", Input).focus()
@@ -75,6 +77,7 @@ async def test_a_score_of_ones_own_on_a_call(trace: Path) -> None:
     assert row["score"] == 0.5 and row["call_id"] == "c1" and row["comment"] is None
 
 
+@pytest.mark.slow
 async def test_a_score_that_is_no_number_is_said_and_the_text_stays(trace: Path) -> None:
     async with asked(trace) as (pilot, screen):
         for score in ("good", "nan", "inf", "1e999"):
@@ -88,6 +91,7 @@ async def test_a_score_that_is_no_number_is_said_and_the_text_stays(trace: Path)
     assert not given(trace)
 
 
+@pytest.mark.slow
 async def test_nothing_to_keep_and_leaving(trace: Path) -> None:
     async with asked(trace) as (pilot, screen):
         await pilot.press("ctrl+s")
@@ -98,6 +102,7 @@ async def test_nothing_to_keep_and_leaving(trace: Path) -> None:
     assert not given(trace)
 
 
+@pytest.mark.slow
 async def test_an_episode_that_is_not_there_is_said_and_the_text_stays(trace: Path) -> None:
     async with asked(trace, episode_id="nobody") as (pilot, screen):
         screen.query_one("#comment", TextArea).text = "as I said"

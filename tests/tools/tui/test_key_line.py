@@ -31,6 +31,7 @@ async def test_keys_that_fit_are_shown_and_where_all_are_always(
         assert ("y Copy id" in shown) or width < 80
 
 
+@pytest.mark.slow
 async def test_a_click_is_the_key(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, size=(100, 24)) as pilot:
         await until(pilot, lambda: "Episodes" in line(pilot) and getattr(pilot.app.screen, "runs", None))

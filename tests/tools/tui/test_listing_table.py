@@ -85,6 +85,7 @@ class Table(App[None]):
         return [self.table.render_line(y).text for y in range(self.table.scrollable_content_region.height)]
 
 
+@pytest.mark.slow
 async def test_100_000_rows_are_scrolled_and_only_those_on_screen_fetched() -> None:
     rows = Numbers(range(100_000))
     app = Table(rows)

@@ -39,6 +39,7 @@ def share(run: Run, rate: RefreshRate, costs: list[float], late: float = 0.0) ->
     return sum(costs) / (at - began)
 
 
+@pytest.mark.slow
 @given(cost=st.floats(0.001, 0.2), rounds=st.integers(1, 8))
 def test_answers_that_take_alike_take_one_part_of_so_many(cost: float, rounds: int) -> None:
     run = Run()

@@ -56,6 +56,7 @@ async def test_the_list_says_how_each_run_goes(training_trace: Path, viewing: An
         await until(pilot, lambda: "3 of 24: 1 TimeoutError, 1 ValueError, 1 [bold]Odd[/]" in shown(pilot.app))
 
 
+@pytest.mark.slow
 async def test_rows_drawn_before_they_are_measured(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, size=(120, 30)) as pilot:
         await until(pilot, lambda: len(cells(pilot.app.screen)) == 3)
@@ -78,6 +79,7 @@ async def test_news_of_known_runs_goes_into_their_cells(training_trace: Path, vi
         assert cleared == []
 
 
+@pytest.mark.slow
 async def test_keys_of_the_list(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace) as pilot:
         await until(pilot, lambda: pilot.app.screen.runs)
@@ -130,6 +132,7 @@ async def test_a_trace_without_a_run(tmp_path: Path, viewing: Any, until: Any) -
         assert isinstance(pilot.app.screen, RunsScreen)
 
 
+@pytest.mark.slow
 async def test_a_live_run_is_followed_and_the_cursor_stays(
     tmp_path: Path, viewing: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +162,7 @@ async def test_a_live_run_is_followed_and_the_cursor_stays(
             await until(pilot, lambda: "finished" in shown(pilot.app) and "0.75" in shown(pilot.app))
 
 
+@pytest.mark.slow
 async def test_a_run_has_its_curves_and_keys_to_page_and_zoom(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
         screen = pilot.app.screen
@@ -184,6 +188,7 @@ async def test_a_run_has_its_curves_and_keys_to_page_and_zoom(training_trace: Pa
         await until(pilot, lambda: titles()[0] == "versions behind" and "custom/score" in titles())  # the last page
 
 
+@pytest.mark.slow
 async def test_a_run_has_ledger_metrics_and_config(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, run_id="aaaa0001", size=(100, 30)) as pilot:
         screen = pilot.app.screen
@@ -207,6 +212,7 @@ async def test_a_run_has_ledger_metrics_and_config(training_trace: Path, viewing
         await until(pilot, lambda: screen.query_one(ContentSwitcher).current == "curves")
 
 
+@pytest.mark.slow
 async def test_a_metric_that_grows_is_shown_whole(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, run_id="aaaa0001", size=(100, 30)) as pilot:
         screen = pilot.app.screen
@@ -219,6 +225,7 @@ async def test_a_metric_that_grows_is_shown_whole(training_trace: Path, viewing:
         await until(pilot, lambda: "1234567" in shown(pilot.app))
 
 
+@pytest.mark.slow
 async def test_a_run_leads_to_its_episodes_and_to_sql(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
         await until(pilot, lambda: pilot.app.screen.panels)
@@ -230,6 +237,7 @@ async def test_a_run_leads_to_its_episodes_and_to_sql(training_trace: Path, view
         await until(pilot, lambda: "of 3" in shown(pilot.app))
 
 
+@pytest.mark.slow
 async def test_the_mouse_chooses_a_view_and_zooms(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
         screen = pilot.app.screen
@@ -242,6 +250,7 @@ async def test_the_mouse_chooses_a_view_and_zooms(training_trace: Path, viewing:
         await until(pilot, lambda: [c.panel.title for c in screen.query(Chart) if c.display] == ["loss"])
 
 
+@pytest.mark.slow
 async def test_a_run_without_a_metric_says_so(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, run_id="bbbb0002") as pilot:
         await until(pilot, lambda: "no metric yet" in shown(pilot.app))
@@ -249,6 +258,7 @@ async def test_a_run_without_a_metric_says_so(training_trace: Path, viewing: Any
         await until(pilot, lambda: "No ledger yet" in shown(pilot.app))
 
 
+@pytest.mark.slow
 async def test_a_run_that_is_killed_becomes_interrupted(
     tmp_path: Path, viewing: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ async def opened(pilot: Pilot[None], until: Any, sql: str = "") -> SqlScreen:
     return screen
 
 
+@pytest.mark.slow
 async def test_a_query_is_typed_asked_and_answered(
     training_trace: Path, viewing: Any, until: Any, own_home: Path
 ) -> None:
@@ -59,6 +60,7 @@ async def test_a_query_is_typed_asked_and_answered(
         assert pilot.app.screen.query_one(SqlEditor).text == "select count(*) as n from runs", "it stands there again"
 
 
+@pytest.mark.slow
 async def test_what_is_wrong_is_a_word(training_trace: Path, viewing: Any, until: Any, own_home: Path) -> None:
     async with viewing(training_trace) as pilot:
         screen = await opened(pilot, until)
@@ -89,6 +91,7 @@ def answering() -> list[int]:
 ENDLESS = "SELECT count(*) FROM range(10000000000) a, range(1000000) b WHERE a.range % 7 = b.range % 11"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("live", [False, True], ids=["at rest", "live"])
 async def test_a_query_is_stopped_in_duckdb_and_the_next_one_answered(
     training_trace: Path, viewing: Any, until: Any, own_home: Path, live: bool
@@ -116,6 +119,7 @@ async def test_a_query_is_stopped_in_duckdb_and_the_next_one_answered(
             await until(pilot, lambda: not answering())
 
 
+@pytest.mark.slow
 async def test_a_large_result_scrolls_with_a_cursor(
     training_trace: Path, viewing: Any, until: Any, own_home: Path
 ) -> None:
@@ -136,6 +140,7 @@ async def test_a_large_result_scrolls_with_a_cursor(
         assert table.cursor == (2, 1)
 
 
+@pytest.mark.slow
 async def test_enter_opens_an_id_and_shows_anything_else_whole(
     training_trace: Path, viewing: Any, until: Any, own_home: Path
 ) -> None:
@@ -156,12 +161,14 @@ async def test_enter_opens_an_id_and_shows_anything_else_whole(
         assert pilot.app.screen.run_id == "aaaa0001"
 
 
+@pytest.mark.slow
 async def test_explain(training_trace: Path, viewing: Any, until: Any, own_home: Path) -> None:
     async with viewing(training_trace) as pilot:
         pilot.app.open_sql("EXPLAIN SELECT count(*) FROM runs")
         await until(pilot, lambda: isinstance(pilot.app.screen, TextScreen) and "Scan" in shown(pilot))
 
 
+@pytest.mark.slow
 async def test_the_tables_put_names_into_the_query(
     training_trace: Path, viewing: Any, until: Any, own_home: Path
 ) -> None:
@@ -181,6 +188,7 @@ async def test_the_tables_put_names_into_the_query(
         await until(pilot, lambda: not tree.display)
 
 
+@pytest.mark.slow
 async def test_queries_are_kept_from_one_time_to_the_next(
     training_trace: Path, viewing: Any, until: Any, own_home: Path
 ) -> None:
@@ -202,6 +210,7 @@ async def test_queries_are_kept_from_one_time_to_the_next(
     assert json.loads((own_home / ".config" / "ajet" / "queries.json").read_text())["saved"] == {}
 
 
+@pytest.mark.slow
 async def test_a_spoilt_file_of_queries_is_a_word_and_stays(
     training_trace: Path, viewing: Any, until: Any, own_home: Path
 ) -> None:
@@ -215,6 +224,7 @@ async def test_a_spoilt_file_of_queries_is_a_word_and_stays(
     assert file.read_text() == "[1"
 
 
+@pytest.mark.slow
 async def test_a_result_is_exported(
     training_trace: Path, viewing: Any, until: Any, own_home: Path, tmp_path: Path
 ) -> None:
@@ -234,6 +244,7 @@ async def test_a_result_is_exported(
     assert [path.name for path in tmp_path.glob(".out*")] == []
 
 
+@pytest.mark.slow
 async def test_an_export_without_a_result_or_with_an_odd_name(
     training_trace: Path, viewing: Any, until: Any, own_home: Path
 ) -> None:

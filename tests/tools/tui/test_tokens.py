@@ -60,6 +60,7 @@ async def test_the_text_and_what_is_said_of_a_token(token_trace: Any) -> None:
         assert "sampler -0.0010" in panel and "entropy 0 nats" in panel and "call 0 g1" in panel
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_arrows_go_by_token_and_line(token_trace: Any) -> None:
     async with format_tokens(token_trace.file, "good") as (pilot, screen):
@@ -85,6 +86,7 @@ async def test_arrows_go_by_token_and_line(token_trace: Any) -> None:
         assert text.cursor == text.layout_shown.token_at(text.scroll_offset.y, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_jumps_to_spans_unlikely_tokens_and_gaps(token_trace: Any) -> None:
     async with format_tokens(token_trace.file, "good") as (pilot, screen):
@@ -110,6 +112,7 @@ async def test_jumps_to_spans_unlikely_tokens_and_gaps(token_trace: Any) -> None
         assert text.cursor == widest
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_forks_and_timelines(token_trace: Any) -> None:
     async with format_tokens(token_trace.file, "bad") as (pilot, screen):
@@ -129,6 +132,7 @@ async def test_forks_and_timelines(token_trace: Any) -> None:
         assert screen.view.index == 0
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_advantages_of_an_older_file_are_recomputed(token_trace: Any) -> None:
     async with format_tokens(token_trace.file, "bad") as (pilot, screen):
@@ -153,6 +157,7 @@ async def test_each_colouring_has_a_legend_and_is_told_without_colour(token_trac
         assert screen.text.shading == "entropy"
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_without_colour_marks_tell_what_was_trained(token_trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
@@ -163,6 +168,7 @@ async def test_without_colour_marks_tell_what_was_trained(token_trace: Any, monk
         assert underlined == "Let me see.<|im_end|>Très bien.<|im_end|>"
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_search_and_going_to_a_position(token_trace: Any) -> None:
     async with format_tokens(token_trace.file, "good") as (pilot, screen):
@@ -190,6 +196,7 @@ async def test_search_and_going_to_a_position(token_trace: Any) -> None:
         assert text.cursor == 7
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_copying_and_the_way_to_other_screens(token_trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async with format_tokens(token_trace.file, "good") as (pilot, screen):
@@ -227,6 +234,7 @@ async def test_hostile_text_cannot_leave_its_cells(token_trace: Any) -> None:
             assert "not trained: the episode failed" in said(screen, "TokenPanel")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("episode", "word"),
     [
@@ -260,6 +268,7 @@ def byte_level(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_ids_stand_in_for_text_where_the_tokenizer_is_not_at_hand(tmp_path: Path) -> None:
     file = tmp_path / "trace.duckdb"
@@ -283,6 +292,7 @@ async def test_ids_stand_in_for_text_where_the_tokenizer_is_not_at_hand(tmp_path
         assert shown.opened is not None and shown.opened.known is not None
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_call_that_comes_while_one_reads_keeps_the_cursor(tmp_path: Path) -> None:
     file = tmp_path / "trace.duckdb"
@@ -299,6 +309,7 @@ async def test_a_call_that_comes_while_one_reads_keeps_the_cursor(tmp_path: Path
         assert "ABC" in painted(screen)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_another_width_keeps_the_cursor_in_sight(token_trace: Any) -> None:
     async with format_tokens(token_trace.file, "good", size=(120, 40)) as (pilot, screen):
@@ -312,6 +323,7 @@ async def test_another_width_keeps_the_cursor_in_sight(token_trace: Any) -> None
         assert text.scroll_offset.y <= line < text.scroll_offset.y + text.size.height
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("episode", "keys", "size"),
     [

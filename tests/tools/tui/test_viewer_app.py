@@ -33,6 +33,7 @@ async def settled(pilot: Pilot[None], until: Any) -> None:
     await until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen) and pilot.app.screen.runs)
 
 
+@pytest.mark.slow
 async def test_every_screen_has_its_keys(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, size=(100, 50)) as pilot:
         await settled(pilot, until)
@@ -70,6 +71,7 @@ async def test_the_question_mark_too(training_trace: Path, viewing: Any, until: 
         assert isinstance(pilot.app.screen, RunsScreen)
 
 
+@pytest.mark.slow
 async def test_go_to_an_id(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace) as pilot:
         await settled(pilot, until)
@@ -85,6 +87,7 @@ async def test_go_to_an_id(training_trace: Path, viewing: Any, until: Any) -> No
             await until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen))
 
 
+@pytest.mark.slow
 async def test_an_id_that_fits_nothing_is_a_word(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace) as pilot:
         await settled(pilot, until)
@@ -95,6 +98,7 @@ async def test_an_id_that_fits_nothing_is_a_word(training_trace: Path, viewing: 
         await until(pilot, lambda: "is ambiguous" in shown(pilot))
 
 
+@pytest.mark.slow
 async def test_the_palette_has_our_commands(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace) as pilot:
         await settled(pilot, until)
@@ -111,6 +115,7 @@ async def test_the_palette_has_our_commands(training_trace: Path, viewing: Any, 
         await until(pilot, lambda: pilot.app.clipboard == "cccc0003")
 
 
+@pytest.mark.slow
 async def test_a_screen_can_be_left_while_its_title_changes(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace) as pilot:
         app = pilot.app
@@ -123,6 +128,7 @@ async def test_a_screen_can_be_left_while_its_title_changes(training_trace: Path
         await until(pilot, lambda: "aaaa0001" in shown(pilot))
 
 
+@pytest.mark.slow
 async def test_light_and_dark(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
         await until(pilot, lambda: pilot.app.screen.panels)
@@ -132,6 +138,7 @@ async def test_light_and_dark(training_trace: Path, viewing: Any, until: Any) ->
             assert "reward" in shown(pilot)
 
 
+@pytest.mark.slow
 async def test_a_small_terminal_says_what_it_needs(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, size=(20, 5)) as pilot:
         await until(pilot, lambda: "this is 20 × 5" in shown(pilot))
@@ -143,6 +150,7 @@ async def test_a_small_terminal_says_what_it_needs(training_trace: Path, viewing
         await until(pilot, lambda: isinstance(pilot.app.screen, TooSmallScreen))
 
 
+@pytest.mark.slow
 async def test_nothing_covers_the_word_about_a_small_terminal(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, size=(20, 5)) as pilot:
         app = pilot.app
@@ -160,6 +168,7 @@ async def test_nothing_covers_the_word_about_a_small_terminal(training_trace: Pa
         assert [type(screen) for screen in app.screen_stack[1:]] == [RunsScreen, RunScreen]
 
 
+@pytest.mark.slow
 async def test_without_colour(training_trace: Path, viewing: Any, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
@@ -184,6 +193,7 @@ async def test_an_error_of_ours_is_a_word_and_said_once(training_trace: Path, vi
         assert shown(pilot).count("the owner is gone") == 1
 
 
+@pytest.mark.slow
 async def test_a_fault_is_no_word(training_trace: Path, viewing: Any, until: Any) -> None:
     with pytest.raises(Exception, match="a fault"):
         async with viewing(training_trace) as pilot:

@@ -50,11 +50,13 @@ def test_runs(snap_compare: Any, training_trace: Path, until: Any, size: tuple[i
     assert look(snap_compare, training_trace, until, size, "down", "down")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "view"), zip(SIZES * 2, "clmo", strict=True), ids=str)
 def test_run(snap_compare: Any, training_trace: Path, until: Any, size: tuple[int, int], view: str) -> None:
     assert look(snap_compare, training_trace, until, size, view, run_id="aaaa0001")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_sql(
     snap_compare: Any, training_trace: Path, until: Any, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -66,9 +68,11 @@ def test_sql(
     assert look(snap_compare, training_trace, until, size, "s", "tab", "down", run_id="aaaa0001")
 
 
+@pytest.mark.slow
 def test_a_light_theme(snap_compare: Any, training_trace: Path, until: Any) -> None:
     assert look(snap_compare, training_trace, until, SIZES[0], "f2", run_id="aaaa0001")
 
 
+@pytest.mark.slow
 def test_keys(snap_compare: Any, training_trace: Path, until: Any) -> None:
     assert look(snap_compare, training_trace, until, SIZES[0], "question_mark", run_id="aaaa0001")
