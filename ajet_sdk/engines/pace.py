@@ -1,4 +1,4 @@
-"""`Pace`: when an endpoint may be asked, by whom ever: its rate, its 429s, and requests that are sent again."""
+"""`Pace`: when requests to an endpoint are sent, and sent again: its rate, its 429s, 5xx and lost connections."""
 
 from __future__ import annotations
 

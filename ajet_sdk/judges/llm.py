@@ -24,13 +24,13 @@ from ajet_sdk.errors import ConfigError, MissingResource, NoReward
 from ajet_sdk.judges import llm_prompts as prompts
 from ajet_sdk.judges.call import output_of
 from ajet_sdk.judges.llm_prompts import Example, Material
+from ajet_sdk.judges.load import RUBRIC_FILES
 from ajet_sdk.judges.model import JudgeModel, ScriptedModel, counted, gather, number_in, open_model, usage_metrics
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.text import text_of
 from ajet_sdk.types import Episode, Reward, Task
 
 log = logging.getLogger("ajet")
-RUBRIC_FILES = (".md", ".txt")
 LONGEST = 1024
 """Tokens of a verdict, where nothing is said."""
 T = TypeVar("T")

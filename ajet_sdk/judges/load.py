@@ -8,14 +8,14 @@ file.py:function, module->Name  a judge of the user's
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ajet_sdk.config.config import Config, load_config
-from ajet_sdk.config.judge_kinds import CUSTOM, KINDS, judge_forms, judge_kinds, kind_named
+from ajet_sdk.config.judge_kinds import CUSTOM, GROUP, KINDS, judge_forms, judge_kinds, kind_named
 from ajet_sdk.config.source import load_yaml
 from ajet_sdk.errors import AjetError, ConfigError
 
@@ -32,15 +32,12 @@ def load_judge(config: Config) -> Any | None:
     judge_type, path = config.task_judge.judge_type, config.task_judge.judge_protocol
     if judge_type == CUSTOM:
         return _custom(config, path) if path else None
-    kind = judge_kinds()[judge_type]
-    module, _, function = kind.opener.partition(":")
-    if judge_type in KINDS:
-        return getattr(import_module(module), function)(config)
+    kind = KINDS.get(judge_type) or judge_kinds()[judge_type]
     try:
-        return getattr(import_module(module), function)(config)
-    except AjetError:
-        raise
+        return EntryPoint(judge_type, kind.opener, GROUP).load()(config)
     except Exception as error:
+        if judge_type in KINDS or isinstance(error, AjetError):
+            raise
         raise ConfigError(
             f"task_judge.judge_type: {judge_type} ({kind.opener}) failed: {type(error).__name__}: {error}"
         ) from error
