@@ -89,26 +89,18 @@ Meaning = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="With --embeddings: cosine similarity from which rows are duplicates.")
 ]
 
-_FIELDS = ("main_query", "init_messages", "task_id", "env_type")
-
 SizedItem = TypeVar("SizedItem", bound=Sized)
 
 
 def mapping_of(pairs: Iterable[str] | None) -> dict[str, str]:
-    """Column -> field, of `question=main_query`; the other way round is understood too."""
+    """Column -> field, of `question=main_query`."""
     mapping: dict[str, str] = {}
     for pair in pairs or ():
         column, equals, field = (part.strip() for part in pair.partition("="))
         if not (column and equals and field):
             raise ConfigError(f"--map {pair}: write COLUMN=FIELD, such as question=main_query or label=metadata.answer")
-        if _is_field(column) and not _is_field(field):
-            column, field = field, column
         mapping[column] = field
     return mapping
-
-
-def _is_field(name: str) -> bool:
-    return name in _FIELDS or name.startswith("metadata.")
 
 
 @contextmanager

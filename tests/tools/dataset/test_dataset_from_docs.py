@@ -344,7 +344,7 @@ def test_an_endpoint_that_fails_is_one_message_and_what_was_made_is_kept(model_s
     server = model_server(say)
     docs, out = handbook(tmp_path / "docs"), tmp_path / "data"
     given = (docs, "--base-url", server.url, "--model", "w", "--yes", "--verify", "none", "--concurrency", "1")
-    assert ajet(*given, "--out", out, code=1).output.count("Incorrect API key") == 1
+    assert ajet(*given, "--out", out, code=2).output.count("Incorrect API key") == 1
     assert len(rows(out / "train.jsonl")) + len(rows(out / "validation.jsonl")) == 9
     prose = model_server(lambda body, number: "Sure! Here is what I think about pumps.")
     said = ajet(docs, "--base-url", prose.url, "--model", "w", "--yes", "--out", tmp_path / "b", "--json", code=1)

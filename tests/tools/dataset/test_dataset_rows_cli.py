@@ -275,12 +275,11 @@ def test_diff_shows_fields_and_its_exit_code_is_asked_for(tasks: Path, tmp_path:
     assert told["changes"][0]["fields"] == {"metadata.answer": {"before": "6", "after": "wrong"}}
 
 
-def test_columns_are_renamed_either_way_round(tmp_path: Path) -> None:
+def test_columns_are_renamed(tmp_path: Path) -> None:
     path = tmp_path / "qa.csv"
     path.write_text("q,label\nWhat is it?,a\n")
-    for pairs in (("q=main_query", "label=metadata.answer"), ("main_query=q", "metadata.answer=label")):
-        out = ajet("filter", path, "--map", pairs[0], "--map", pairs[1]).stdout
-        assert json.loads(out) == {"main_query": "What is it?", "metadata": {"answer": "a"}}
+    out = ajet("filter", path, "--map", "q=main_query", "--map", "label=metadata.answer").stdout
+    assert json.loads(out) == {"main_query": "What is it?", "metadata": {"answer": "a"}}
     assert "write COLUMN=FIELD" in ajet("filter", path, "--map", "q", code=2).stderr
 
 
