@@ -1,1 +1,1 @@
-"""What answers requests."""
+"""Engines, which answer requests."""

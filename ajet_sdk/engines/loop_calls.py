@@ -1,4 +1,4 @@
-"""Calls from one thread into another: into an event loop, where many wake it once, and into a thread of their own.
+"""Calls from other threads into an event loop, which many calls wake once, and calls in a new thread.
 
 `call_soon_threadsafe` writes to the loop's socket for each call, and at each write another thread may take the
 interpreter: with hundreds of episodes in one process most of them go to a loop that is on its way already.
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def in_thread(function: Callable[[], T], name: str, outcome: Future[T] | None = None) -> Future[T]:
-    """What a function comes to, called in a daemon thread; it cannot be called off. `outcome`: put it there.
+    """Call a function in a daemon thread; returns a future (`outcome`), which cannot be cancelled.
 
     A hung call fills no pool, and does not keep the process from ending.
     """
@@ -37,7 +37,7 @@ def in_thread(function: Callable[[], T], name: str, outcome: Future[T] | None = 
 
 
 class LoopCalls:
-    """What other threads ask a loop to do, in the order of asking. One for each loop: `for_loop`."""
+    """Calls from other threads to a loop, in order. One per loop: `for_loop`."""
 
     _all: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = weakref.WeakKeyDictionary()
 
@@ -51,7 +51,7 @@ class LoopCalls:
         return cls._all.get(loop) or cls._all.setdefault(loop, cls(loop))
 
     def call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Have the loop call a function soon, in an empty context. Raises RuntimeError where the loop is closed."""
+        """Have the loop call a function soon, in an empty context. Raises RuntimeError if the loop is closed."""
         loop = self._loop()
         if loop is None or loop.is_closed():
             raise RuntimeError("the event loop is closed")
@@ -61,7 +61,7 @@ class LoopCalls:
             loop.call_soon_threadsafe(self._run, context=contextvars.Context())
 
     def _run(self) -> None:
-        self._woken = False  # before the first is taken: what is called from here on wakes the loop again
+        self._woken = False  # before the first is taken: later calls wake the loop again
         while self._calls:
             function, arguments = self._calls.popleft()
             try:

@@ -1,4 +1,4 @@
-"""What answers requests: `scripted`, `remote`, `local` and `vllm`. Each loads only what it needs."""
+"""Opens engines: `scripted`, `remote`, `local` and `vllm`. Each loads only what it needs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet")
 
 AT_SERVICE = "tinker://"
-"""How the path of weights begins that a training service keeps."""
+"""Prefix of paths of weights at a training service."""
 LOCAL = "ajet_sdk.engines.local.loading"
-"""By name, for it loads torch."""
+"""By name, since it loads torch."""
 
 
 def at_endpoint(config: Config) -> Config:
-    """The config with OPENAI_BASE_URL as the model's address, where `model.path` is no path and the variable is set.
+    """The config with OPENAI_BASE_URL as the model's address, if it is set and `model.path` is not a path.
 
     A name without a directory here and without weights in the hub's cache is then one that the endpoint knows.
     """
@@ -49,7 +49,7 @@ def _has_weights(name: str) -> bool:
 
 
 def open_engine(config: Config) -> Engine:
-    """The engine that `config.model` names: a URL, a script, or weights. Raises ConfigError where it names none."""
+    """The engine of `config.model`: a URL, a script, or weights. Raises ConfigError without one."""
     model = config.model
     if model.scripted:
         replies = load_object(model.scripted, relative_to=config.source.parent if config.source else None)
@@ -87,7 +87,7 @@ def open_engine(config: Config) -> Engine:
 
 
 async def ready(engine: Engine) -> None:
-    """Wait until an engine answers that ajet has to start first; all others do at once. Raises EngineError."""
+    """Wait until an engine that ajet starts itself answers. Raises EngineError."""
     starting = getattr(getattr(engine, "sampler", None), "ready", None)
     if starting is not None:
         await starting()

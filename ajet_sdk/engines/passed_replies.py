@@ -1,4 +1,4 @@
-"""What is wrong with a reply that passed through to an agent, in the dialect of the vendor that sent it."""
+"""Validates replies passed through to an agent, in the vendor's dialect."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ajet_sdk.errors import EngineUnavailable
 
 
 def fault_in(route: str, request: Mapping[str, object], response: Mapping[str, object], source: str) -> str | None:
-    """Why a response of status 200 is no reply; None where it is one, or no model was asked.
+    """Why a response with status 200 is not a valid reply; None if it is, or is not from a model.
 
-    Other servers' own routes may end like a vendor's (`threads/…/messages`): the request says whether it is a model's.
+    Other routes may end like a vendor's (`threads/…/messages`); the request tells whether a model was asked.
     """
     if route == "chat/completions" or (route == "completions" and ("choices" in response or "prompt" in request)):
         try:
@@ -30,7 +30,7 @@ def fault_in(route: str, request: Mapping[str, object], response: Mapping[str, o
 
 
 def _message(message: Mapping[str, object], request: Mapping[str, object]) -> str | None:
-    """Anthropic's."""
+    """Anthropic's Messages."""
     blocks, usage = message.get("content"), message.get("usage")
     if not isinstance(blocks, list) or not all(isinstance(block, Mapping) and block.get("type") for block in blocks):
         return "content is no list of blocks"
@@ -46,7 +46,7 @@ def _message(message: Mapping[str, object], request: Mapping[str, object]) -> st
 
 
 def _response(response: Mapping[str, object], request: Mapping[str, object]) -> str | None:
-    """Of OpenAI's Responses."""
+    """OpenAI's Responses."""
     status, items = response.get("status"), response.get("output")
     if request.get("background") and status in ("queued", "in_progress"):
         return None
@@ -111,7 +111,7 @@ _READ = (
     (":streamGenerateContent", {"contents"}, _candidates),
     (":streamGenerateContent?alt=sse", {"contents"}, _candidates),
 )
-"""By the end of the route: the fields of a request, and what reads the reply."""
+"""By the end of the route: required fields of the request, and the validator of the reply."""
 
 
 def _ended(reason: object, has_text: bool, sampled: int) -> str | None:

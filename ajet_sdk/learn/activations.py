@@ -1,4 +1,4 @@
-"""What a training pass keeps of each token, and how many tokens a pass may have."""
+"""Activation memory per token, and the number of tokens in a training pass."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _FEWEST, _MOST = 512, 8192
-"""Tokens of a pass: fewer lose speed, more gain none."""
+"""Bounds of the tokens in a pass: fewer lose speed, more gain none."""
 _CPU_BYTES = 2 << 30
 _SHARE = 0.25
-"""Of the device's memory, for what a pass keeps."""
+"""Share of the device's memory for activations."""
 
 
 def tokens_of_a_pass(model: PreTrainedModel, *, checkpointing: bool) -> int:
-    """How many tokens a training pass has where the config names no number: what a pass keeps of them takes at most a
-    quarter of the device's memory, and on a CPU at most 2 GiB."""
+    """Default number of tokens in a training pass: activations take at most a quarter of the device's memory, and on a
+    CPU at most 2 GiB."""
     if model.device.type == "cuda":
         limit = torch.cuda.mem_get_info(model.device)[1] * _SHARE
     else:
@@ -29,12 +29,12 @@ def tokens_of_a_pass(model: PreTrainedModel, *, checkpointing: bool) -> int:
 
 
 def bytes_of_a_token(model: PreTrainedModel, *, checkpointing: bool) -> tuple[int, int, int]:
-    """What a pass keeps of a token in all layers, what it needs once, and what it keeps of a trained token's logits."""
+    """Bytes of a token's activations in all layers, of temporary ones, and of a trained token's logits."""
     shape, size = model.config.get_text_config(), model.dtype.itemsize
     hidden, layers = shape.hidden_size, shape.num_hidden_layers
     inner = getattr(shape, "intermediate_size", None) or 4 * hidden
     layer = size * (10 * hidden + 4 * inner)  # two norms, attention, gate and up with their product
     if hasattr(model, "disable_adapter") and size < 4:
-        layer += 4 * (6 * hidden + inner)  # an adapter is of float32, and so is its copy of each input
+        layer += 4 * (6 * hidden + inner)  # adapters, and their copy of each input, are float32
     logits = shape.vocab_size * (12 if size == 4 else 16)  # with gradient and log-probabilities, in float32
     return (layers * hidden * size, layer, logits) if checkpointing else (layers * layer, 0, logits)

@@ -1,4 +1,4 @@
-"""Samples as micro-batches: rows of samples that begin alike, padded, with the positions that are trained."""
+"""Samples as micro-batches: padded rows of samples with common prefixes, and the trained positions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The M trained tokens that were sampled with `top_p`, `top_k` or `min_p`: which of the N, and their limits."""
+    """The M trained tokens sampled with `top_p`, `top_k` or `min_p`: their indices among the N, and their limits."""
 
     rows_M: torch.Tensor
     top_k_M: torch.Tensor
@@ -40,18 +40,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Processing:
-    """The trained tokens of a reply whose request changed the logits: from the N's `begin` on, one for each place."""
+    """The trained tokens of a reply with logits processors: indices from `begin` on, one for each position."""
 
     begin: int
     processors: Callable[[], tuple[LogitsProcessor, ...]]
-    """Makes them anew for each pass."""
+    """New logits processors for each pass."""
     output_ids: npt.NDArray[np.int32]
     places_K: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows padded on the right, each the tree of its samples' tokens, and the trained tokens picked out of them.
+    """Rows padded on the right, each the tree of its samples' tokens, and the trained tokens in them.
 
     `positions_N` indexes the flattened (B, T) grid at the token before each trained one, whose logits predict it.
     """
@@ -62,16 +62,16 @@ class MicroBatch:
     sampler_N: torch.Tensor
     advantages_N: torch.Tensor
     temperatures_N: torch.Tensor | None
-    """None where every token was sampled at temperature 1."""
+    """None if every token was sampled at temperature 1."""
     limits: Limits | None = None
-    """None where every token was drawn from the whole vocabulary."""
+    """None if every token was drawn from the whole vocabulary."""
     processing: tuple[Processing, ...] = ()
     pairs_N: torch.Tensor | None = None
-    """Which of the batch's P pairs a token belongs to (`Sample.group_id`)."""
+    """Index of a token's pair among the batch's P (`Sample.group_id`)."""
     samples_N: torch.Tensor | None = None
-    """Which of the batch's samples a token belongs to."""
+    """Index of a token's sample in the batch."""
     turns_N: torch.Tensor | None = None
-    """Which of the batch's trained calls a token belongs to."""
+    """Index of a token's call among the batch's trained calls."""
     weights_N: torch.Tensor | None = None
     """The share of each token in the loss of the update."""
     old_N: torch.Tensor | None = None
@@ -93,7 +93,7 @@ def micro_batches(
     """The samples, by their `inputs`, in rows of those that begin alike (`trees.trees_of`), and rows of like length in
     groups of which rows × longest row stays within `budget` tokens.
 
-    A row longer than the budget stands alone. Samples of one list of `together` stay in one group, however large, and
+    A row longer than the budget is alone. Samples of one list of `together` stay in one group, however large, and
     share rows with each other only.
     """
     units: list[tuple[int, list[list[int]]]] = []
@@ -115,13 +115,13 @@ def micro_batches(
 
 
 def trained_positions(sample: Sample) -> npt.NDArray[np.intp]:
-    """Where the tokens stand that the loss counts: those masked in, but one at position 0, which has no context."""
+    """Positions of the tokens in the loss: those masked in, except position 0, which has no context."""
     at = np.flatnonzero(sample.timeline.loss_mask)
     return at[at > 0]
 
 
 def trained_inputs(sample: Sample) -> Tokens:
-    """The input tokens that the loss of a sample needs: up to the one before its last trained token."""
+    """The input tokens for a sample's loss: up to the one before its last trained token."""
     trained = np.flatnonzero(sample.timeline.loss_mask)
     return sample.timeline.token_ids[: int(trained[-1]) if len(trained) else 0]
 
@@ -195,7 +195,7 @@ def _processing(
     begin: int,
     tokenizer: Tokenizer | None,
 ) -> Iterator[Processing]:
-    """Of each reply in the sample whose request changed the logits; `at` are the trained tokens, N's from `begin`."""
+    """The replies of a sample with logits processors; `at` are its trained tokens, with indices from `begin`."""
     line = sample.timeline
     for span in line.spans:
         how = sampling.get(span.call_id, Sampling()) if isinstance(sampling, Mapping) else sampling

@@ -1,7 +1,7 @@
-"""Checkpoints: everything that the next step depends on, in a directory that is whole or absent.
+"""Checkpoints: the full training state, in a directory that is complete or absent.
 
 `checkpoint/{run_id}/step_000020/` holds the model (a Hugging Face checkpoint; with LoRA its adapter), `trainer.pt`
-(optimiser, master weights, random state) and `state.json`. It is written beside its place and renamed into it.
+(optimizer, master weights, random state) and `state.json`. It is written to a draft directory and renamed.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _TRAINER = "trainer.pt"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come. The data position is the step: the order of tasks follows from seed and step."""
+    """The progress of a run. The step is also the data position: the order of tasks follows from seed and step."""
 
     step: int
     """Steps done."""
     policy_version: int
     fingerprint: str
-    """Of the settings that a resumed run has to share."""
+    """Hash of the settings that a resumed run must share."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 def fingerprint(config: Config, settings: TrainerSettings, tasks: Sequence[Task]) -> str:
-    """Of what a resumed run has to share with the run that it goes on with: model, tasks, seed, batch, loss."""
+    """Hash of the settings that a resumed run must share: model, tasks, seed, batch, loss."""
     common = config.trainer_common
     shared = {
         "model": config.model.model_dump(mode="json", include={"path", "lora"}),
         "tasks": [task.task_id for task in tasks],
         "seed": common.seed,
         "batch": [config.data.train_batch_size, config.rollout.num_repeat],
-        "settings": repr(dataclasses.replace(settings, total_updates=1)),  # a longer run may go on
+        "settings": repr(dataclasses.replace(settings, total_updates=1)),  # a longer run may continue
         "algorithm": common.algorithm.model_dump(mode="json"),
     }
     return hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -61,7 +61,7 @@ def fingerprint(config: Config, settings: TrainerSettings, tasks: Sequence[Task]
 def save(
     directory: Path, write: Callable[[Path], None], progress: Progress, keep: int, best: int | None = None
 ) -> Path:
-    """Have `write` fill a checkpoint of this step, and remove all but the newest `keep` and that of step `best`.
+    """Write a checkpoint of this step by `write`; remove all but the newest `keep` and that of step `best`.
 
     Returns its path.
     """
@@ -81,12 +81,12 @@ def save(
 
 
 def latest(directory: Path) -> Path | None:
-    """The newest whole checkpoint of a run, or None."""
+    """The newest checkpoint of a run, or None."""
     return max(saved_steps(directory).items(), default=(0, None))[1]
 
 
 def read(path: Path) -> Progress:
-    """How far the run of a checkpoint had come. Raises CheckpointError where it cannot be read."""
+    """The progress in a checkpoint. Raises CheckpointError if it cannot be read."""
     try:
         return Progress(**json.loads((path / STATE).read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -94,7 +94,7 @@ def read(path: Path) -> Progress:
 
 
 def restore(path: Path, take_up: Callable[[Path], None], fingerprint: str) -> Progress:
-    """Have `take_up` put model and trainer back as they were. Raises CheckpointError where it is of another job."""
+    """Restore model and trainer by `take_up`. Raises CheckpointError for a checkpoint of another job."""
     progress = read(path)
     if progress.fingerprint != fingerprint:
         raise CheckpointError(
@@ -106,24 +106,24 @@ def restore(path: Path, take_up: Callable[[Path], None], fingerprint: str) -> Pr
 
 
 def write_trainer(directory: Path, trainer: Trainer, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write the model, and beside it what else the trainer's next step depends on."""
+    """Write the model and the trainer's state."""
     _write_model(directory, trainer.model, tokenizer)
     torch.save(trainer.state(), directory / _TRAINER)
 
 
 def read_trainer(path: Path, trainer: Trainer) -> None:
-    """Put model and trainer back as `write_trainer` wrote them. Raises CheckpointError."""
+    """Restore model and trainer from `write_trainer`. Raises CheckpointError."""
     try:
         read_weights(path, trainer.model)
         trainer.restore(torch.load(path / _TRAINER, weights_only=True, map_location="cpu"))
     except CheckpointError:
         raise
-    except Exception as error:  # what damaged bytes raise in pickle and torch has no common class
+    except Exception as error:  # errors of pickle and torch for damaged bytes have no common class
         raise CheckpointError(f"{path} cannot be restored: {type(error).__name__}: {error}") from error
 
 
 def export(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Write the result as a Hugging Face checkpoint; a LoRA model merged, its adapter beside it in `adapter/`."""
+    """Write a Hugging Face checkpoint; a LoRA model is merged, with its adapter in `adapter/`."""
     fresh = directory.with_name(f".{directory.name}.{os.getpid()}")
     if fresh.exists():
         shutil.rmtree(fresh)
@@ -139,7 +139,7 @@ def export(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
 
 def _write_merged(directory: Path, model: PreTrainedModel) -> None:
-    """Save the base model with the adapter's weights added in; the model itself is left as it was, to the bit."""
+    """Save the base model with the adapter merged, without changing the model in memory."""
     layers = {name: value for name, value in model.state_dict().items() if ".base_layer." in name}
     before = {name: value.to("cpu", copy=True) for name, value in layers.items()}
     model.merge_adapter()
@@ -156,7 +156,7 @@ def _write_merged(directory: Path, model: PreTrainedModel) -> None:
 
 
 def save_model(model: PreTrainedModel, directory: Path, **options: object) -> None:
-    """`save_pretrained` without its progress bar, which would break into ours."""
+    """`save_pretrained` without its progress bar, which would disturb ours."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -193,7 +193,7 @@ def read_weights(path: Path, model: PreTrainedModel) -> None:
 
 
 def replace(fresh: Path, target: Path) -> None:
-    """Rename a finished directory into its place; one that is there already is moved aside first."""
+    """Rename a finished directory to its target; an existing one is moved aside first."""
     if target.exists():
         aside = target.with_name(f".{target.name}.old")
         if aside.exists():

@@ -1,4 +1,5 @@
-"""What `rollout.deterministic` asks of training: operations that repeat, rows in one order, and a hash to compare."""
+"""Deterministic training (`rollout.deterministic`): deterministic operations, a fixed order of rows, a hash to
+compare."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from ajet_sdk.samples.timelines import is_trained
 from ajet_sdk.types import Episode, Sample
 
 _BITS = 52
-"""Of a hash: a metric is a float, which holds no more of an integer."""
+"""Bits of the hash: a metric is a float, which holds no larger integer."""
 
 
 @contextmanager
 def deterministic_torch(wanted: bool) -> Iterator[None]:
-    """Have torch choose operations that repeat to the bit, where it has them, as long as the block lasts."""
+    """Within the block, let torch use deterministic operations where it has them."""
     if not wanted:
         yield
         return
@@ -35,7 +36,7 @@ def deterministic_torch(wanted: bool) -> Iterator[None]:
 
 
 def in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:
-    """The samples in an order that only their content decides: parallel calls of an agent begin in any order."""
+    """Sort samples by their content, since parallel calls of an agent begin in any order."""
     return tuple(
         sorted(
             samples,
@@ -50,7 +51,7 @@ def in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:
 
 
 def step_hash(episodes: Sequence[Episode], weights: Iterable[torch.Tensor]) -> int:
-    """Of what the policy sampled in a step (prompts, tokens, log-probabilities) and of the weights after it."""
+    """Hash of a step's prompts, sampled tokens, log-probabilities, and the weights after it."""
     calls = [
         b"".join(part.tobytes() for part in (call.prompt_ids, call.output_ids, call.logprobs) if part is not None)
         for episode in episodes

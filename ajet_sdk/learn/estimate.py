@@ -1,4 +1,4 @@
-"""What a run will take, as far as it can be known before it starts: its episodes, and memory from the model's size."""
+"""Estimate of a run before it starts: its episodes, and its memory from the model's size."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a run will take; its time is not guessed, but measured on the first step, which says how much is left."""
+    """Resources of a run. Its time is not estimated; the first step measures it."""
 
     memory: int
-    """Bytes at the peak of a training step, above what the process takes anyway."""
+    """Peak bytes of a training step, without those of the process itself."""
     episodes: int
     longest: tuple[int, int] | None = None
-    """Tokens of the longest conversation, and the bytes that training on it takes, where it exceeds a pass."""
+    """Tokens of the longest conversation, and bytes to train on it, if it exceeds a pass."""
 
     def __str__(self) -> str:
         memory = f"about {self.memory / 2**30:.1f} GiB of memory"
@@ -32,7 +32,7 @@ class Estimate:
 def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool, trained: int | None = None) -> int:
     """Bytes of weights, gradients, AdamW's two moments, master weights, reference, and the activations of `tokens`.
 
-    `trained` is how many of them the loss counts; None: all. What eager attention keeps of pairs of tokens is left out.
+    `trained` is the number of tokens in the loss; None: all. Attention matrices of eager attention are not included.
     """
     model = trainer.model
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -45,7 +45,7 @@ def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool, trained:
 
 
 def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int) -> Estimate:
-    """What can be known before the first step: how many episodes there will be, and the memory of the largest step."""
+    """The number of episodes, and the memory of the largest step."""
     rollout = config.rollout
     stored = config.trainer_common.algorithm.stored
     per_step = config.data.train_batch_size * (1 if stored else rollout.num_repeat)
@@ -54,7 +54,7 @@ def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int)
     tokens = min(trainer.micro_batch_tokens, per_step * longest)
     checkpointing = config.model.gradient_checkpointing
     memory, most = (memory_bytes(trainer, n, checkpointing=checkpointing) for n in (tokens, longest))
-    if rollout.max_staleness:  # the sampler has trained weights of its own
+    if rollout.max_staleness:  # the sampler has its own copy of trained weights
         copy = sum(p.numel() * p.element_size() for p in trainer.parameters)
         memory, most = memory + copy, most + copy
     episodes = steps * per_step * (not stored) + val_episodes

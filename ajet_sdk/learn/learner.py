@@ -1,7 +1,4 @@
-"""The learner: one model, what samples from it, and what trains it, in this process.
-
-The weights in training as a server of vLLM's takes them: all of them, merged ones, or an adapter.
-"""
+"""The learner: a model with its sampler and trainer in this process, and the weights as a vLLM server loads them."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Learner:
-    """The model with everything that samples from it and trains it."""
+    """A model with its sampler and trainer."""
 
     engine: TokenEngine
     sampler: LocalSampler | VllmSampler
@@ -46,15 +43,15 @@ class Learner:
     tokenizer: HFTokenizer
 
     def estimate(self, config: Config, *, steps: int, val_episodes: int) -> str:
-        """What the rest of a run will take, in words."""
+        """Estimate of the rest of a run, as text."""
         return str(estimate(config, self.trainer, steps=steps, val_episodes=val_episodes))
 
     def write(self, directory: Path) -> None:
-        """Put into a directory what the next step depends on."""
+        """Save the training state to a directory."""
         checkpoint.write_trainer(directory, self.trainer, self.tokenizer.hf)
 
     def read(self, directory: Path) -> None:
-        """Take up what `write` wrote. Raises CheckpointError."""
+        """Restore the state that `write` saved. Raises CheckpointError."""
         checkpoint.read_trainer(directory, self.trainer)
 
     def export(self, run: Path) -> Path:
@@ -64,16 +61,15 @@ class Learner:
         return path
 
     def metrics(self) -> Mapping[str, float]:
-        """Nothing beside what the trainer reports."""
+        """No metrics beyond the trainer's."""
         return {}
 
     def reason_to_stop(self) -> str:
-        """Training here costs nothing that runs out."""
         return ""
 
 
 def default_lr(parameters: int, *, lora: bool) -> float:
-    """A learning rate for a model of that many parameters in all: smaller for larger models.
+    """Default learning rate for a model with this number of parameters: smaller for larger models.
 
     Full weights go from 1e-3 at a million parameters and less to 1e-6 at a billion and more; adapters, whose best rate
     hardly depends on the model's size (Schulman et al. 2025, "LoRA Without Regret"), from 1e-3 at 200 million and less
@@ -85,10 +81,7 @@ def default_lr(parameters: int, *, lora: bool) -> float:
 
 
 async def open_learner(config: Config, probe: Probe, steps: int, say: Callable[[str], None]) -> Learner:
-    """Load the model, or make it by its recipe, and put a sampler and a trainer around it, for a run of `steps` steps.
-
-    `say` tells how it goes.
-    """
+    """Load the model, or make it by its recipe, with a sampler and a trainer for `steps` steps; `say` prints progress."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -159,7 +152,7 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
 def _vllm_sampler(
     config: Config, path: Path | str, model: PreTrainedModel, tokenizer: HFTokenizer, max_model_len: int
 ) -> VllmSampler:
-    """A sampler over a server that begins with the model's weights and gets them anew after each step."""
+    """A sampler over a vLLM server that gets the model's weights after each step."""
     served = ServedWeights(model, tokenizer.hf)
     settings = settings_of(
         config,
@@ -182,12 +175,12 @@ def _vllm_sampler(
 _EMBEDDING, _REST = "output_embedding.safetensors", "model-00001-of-00001.safetensors"
 
 _LARGEST_RANK = 512
-"""Of an adapter that vLLM serves."""
+"""Largest rank of an adapter that vLLM serves."""
 
 
 @dataclass(frozen=True)
 class ServedWeights:
-    """How a model in training is given to its server."""
+    """Passes the weights of a model in training to its server."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -195,7 +188,7 @@ class ServedWeights:
 
     @property
     def lora_rank(self) -> int | None:
-        """The rank of the adapter where it is served as one; None where whole weights are."""
+        """The rank of the adapter, if it is served as one; None if full weights are served."""
         lora = getattr(self.model, "active_peft_config", None) if self._lora else None
         if lora is None or lora.r > _LARGEST_RANK:
             return None
@@ -204,7 +197,7 @@ class ServedWeights:
 
     @property
     def differs(self) -> bool:
-        """Whether what is served first is not what lies at `model.path`."""
+        """Whether the first weights to serve differ from those at `model.path`."""
         return self._lora or self._tied
 
     @property
@@ -222,7 +215,7 @@ class ServedWeights:
         return head is not None and head.weight is inner.get_input_embeddings().weight
 
     def write(self, directory: Path) -> None:
-        """Put the weights as they are now into a new directory."""
+        """Write the current weights to a new directory."""
         if self.lora_rank is not None:
             checkpoint.save_model(self.model, directory)
             return
@@ -236,7 +229,8 @@ class ServedWeights:
     def _untie(self, directory: Path) -> None:
         """Write the output embedding beside the input embedding that it is tied to.
 
-        On a CPU vLLM packs it apart, and reloads only what a checkpoint holds: a tied one would keep its old weights.
+        On a CPU vLLM stores it separately and reloads only tensors of the checkpoint: a tied one would keep old
+        weights.
         """
         head = self._inner.get_output_embeddings()
         name = next(name for name, module in self._inner.named_modules() if module is head) + ".weight"

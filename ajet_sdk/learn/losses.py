@@ -43,7 +43,7 @@ def score(
 
     def gather(_module: object, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         hidden_BTH = args[0]
-        # Gradients of samples that share a position add up there; in bfloat16 the sum would stand still.
+        # Gradients of samples that share a position add up there; a bfloat16 sum would lose them.
         exact = torch.promote_types(hidden_BTH.dtype, torch.float32)
         hidden_NH = hidden_BTH.reshape(-1, hidden_BTH.shape[-1]).to(exact)[batch.positions_N].to(hidden_BTH.dtype)
         return (hidden_NH.unsqueeze(0), *args[1:])
@@ -71,8 +71,8 @@ def score(
 
 
 def _processed(logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """The logits after what each reply's own request did to them; a forbidden token's stays finite, as in
-    `_limited`, by a low temperature too."""
+    """The logits after each reply's logits processors; those of forbidden tokens stay finite, as in `_limited`, even at
+    a low temperature."""
     parts: list[torch.Tensor] = []
     done = 0
     for reply in batch.processing:
@@ -86,7 +86,7 @@ def _processed(logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
 def _limited(
     logits_NV: torch.Tensor, batch: MicroBatch, support_MV: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits with those of tokens that could not be drawn at a value of no probability, and which could be."""
+    """The logits, with tokens outside the limits at a negligible probability; and a mask of those within."""
     assert batch.limits is not None
     rows_M = batch.limits.rows_M
     logits_MV = logits_NV if len(rows_M) == len(logits_NV) else logits_NV[rows_M]
@@ -103,7 +103,7 @@ Seen = dict[str, torch.Tensor]
 
 
 def units(samples: Sequence[Sample], settings: LossSettings) -> list[list[int]]:
-    """Positions of samples that a loss takes together: those of a pair, else each its own."""
+    """Indices of samples that belong to one loss: pairs, else single samples."""
     if settings.objective != "preference":
         return [[i] for i in range(len(samples))]
     pairs: dict[str, list[int]] = {}
@@ -115,7 +115,7 @@ def units(samples: Sequence[Sample], settings: LossSettings) -> list[list[int]]:
 def loss_of(
     scored: Scored, batch: MicroBatch, settings: LossSettings, reference_N: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Seen]:
-    """The loss of each trained token (N), or of each pair (P), and, detached, what is worth logging of it."""
+    """The loss of each trained token (N) or pair (P), and detached values to log."""
     loss, seen = _LOSSES[settings.objective](scored, batch, settings, reference_N)
     return loss, {name: value.detach() for name, value in seen.items()}
 

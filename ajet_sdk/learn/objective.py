@@ -46,12 +46,12 @@ from ajet_sdk.learn.batches import MicroBatch, trained_positions
 from ajet_sdk.types import Sample
 
 _MAX_LOG_RATIO = 20.0
-"""Bound of log-ratios, so that exp() stays finite: the one that verl has."""
+"""Bound of log-ratios, so that exp() stays finite; the same as verl's."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """Which loss, and its parts. `kl_coef` 0 and `entropy_coef` 0 leave those terms out."""
+    """The loss and its parts. `kl_coef` 0 and `entropy_coef` 0 leave those terms out."""
 
     ratio_level: RatioLevel = "token"
     ratio_base: Literal["sampler", "trainer"] = "sampler"
@@ -65,19 +65,19 @@ class LossSettings:
     importance_bounds: tuple[float, float] = (0.0, 2.0)
     loss_aggregation: Aggregation = "token"
     loss_length: int = 1
-    """Of the aggregation `constant`: tokens that a sample's sum is divided by."""
+    """Divisor of a sample's sum, in tokens, with the aggregation `constant`."""
     kl_coef: float = 0.0
     kl_type: str = "low_var_kl"
     entropy_coef: float = 0.0
     objective: Literal["policy", "imitation", "preference"] = "policy"
     beta: float = 0.1
-    """Of a preference: how strongly the policy is held to the reference."""
+    """Strength of the pull to the reference in the preference loss."""
     replay_coef: float = 1.0
     """Weight of the replayed conversations' mean negative log-likelihood per token."""
 
     @property
     def has_reference(self) -> bool:
-        """Whether the model as it was first is scored too."""
+        """Whether the initial model is scored, too."""
         return bool(self.kl_coef) or self.objective == "preference"
 
 
@@ -88,13 +88,13 @@ class Scored:
     logprobs_N: torch.Tensor
     entropy_N: torch.Tensor | None
     support_MV: torch.Tensor | None = None
-    """Which tokens could have been drawn, for each token of the batch's `limits`."""
+    """Mask of the tokens that could be drawn, for each token of the batch's `limits`."""
 
 
 def policy_loss(
     scored: Scored, batch: MicroBatch, settings: LossSettings, reference_N: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The negative objective of each trained token, shape (N,), before aggregation; and values worth logging."""
+    """The negative objective of each trained token, shape (N,), before aggregation; and values to log."""
     new_N = scored.logprobs_N
     apart_N = (new_N - batch.sampler_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     seen = {"gap": (new_N - batch.sampler_N).abs(), "sampler_kl": apart_N.exp() - 1.0 - apart_N}

@@ -1,4 +1,4 @@
-"""How well the real agent does with a model in the making: on training tasks, through the gateway, at temperature 1."""
+"""Measures the agent's reward with a model that a recipe is making: on training tasks, at temperature 1."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Probe:
-    """Runs a workflow on some training tasks against a model in memory. Nothing of it enters the trace."""
+    """Runs a workflow on some training tasks against a model in memory, without recording."""
 
     def __init__(
         self, config: Config, workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task]
@@ -40,7 +40,7 @@ class Probe:
 
     @classmethod
     def of(cls, config: Config) -> Probe:
-        """A probe of the workflow, judge and tasks that the config names."""
+        """A probe of the config's workflow, judge and tasks."""
         if config.rollout.user_workflow is None:
             raise ConfigError("rollout.user_workflow is not set; model.recipe needs the agent to measure its model")
         return cls(config, config.load(config.rollout.user_workflow), load_judge(config), load_tasks(config).train)
@@ -48,7 +48,7 @@ class Probe:
     async def reward(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int) -> float:
         """Mean reward over `count` tasks; an episode that failed by its own doing counts nothing.
 
-        Raises TrainingError where fewer of them are sound than `rollout.min_sound_share` asks for.
+        Raises TrainingError if fewer than `rollout.min_sound_share` of them are sound.
         """
         rollout = self.config.rollout
         exact = HFTokenizer(tokenizer)

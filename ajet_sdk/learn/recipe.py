@@ -50,7 +50,7 @@ __all__ = [
 log = logging.getLogger("ajet")
 
 Say = Callable[[str], None]
-"""Prints a line of how it goes."""
+"""Prints a progress line."""
 
 CHAT_TEMPLATE = """\
 {%- if tools %}
@@ -89,7 +89,7 @@ CHAT_TEMPLATE = """\
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A whole conversation as the agent would have it; the assistant's messages are what is learnt."""
+    """A whole conversation of the agent; the assistant's messages are learnt."""
 
     messages: list[dict[str, object]]
     tools: list[dict[str, object]] | None = None
@@ -110,7 +110,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to make a model that has an idea of a task.
+    """How to make a small model that can begin to learn a task.
 
     `demonstrate` writes a conversation; it may be wrong at times, for a model that only ever saw success has nothing
     left to learn. Every `check_every` steps from `min_steps` on the agent is run on training tasks at temperature 1,
@@ -133,7 +133,7 @@ class Recipe:
     chat_template: str = CHAT_TEMPLATE
 
     def key(self, seed: int) -> str:
-        """A hash of everything that the made model depends on: settings, template, and what is demonstrated."""
+        """A hash of everything that the model depends on: settings, template and demonstrations."""
         settings = {k: v for k, v in asdict(self).items() if k != "demonstrate"}
         draw = random.Random(seed)
         examples = [asdict(self.demonstrate(draw)) for _ in range(64)]
@@ -142,7 +142,7 @@ class Recipe:
 
 
 def wants_recipe(config: Config) -> bool:
-    """Whether `model.path` is a directory for a recipe to fill: it is what answers, and no Hugging Face name."""
+    """Whether `model.path` is a directory that a recipe must fill."""
     model, path = config.model, config.model.path
     if not model.recipe or not path or model.base_url or model.scripted:
         return False
@@ -151,14 +151,14 @@ def wants_recipe(config: Config) -> bool:
 
 
 _PROBE, _WARM_UP = "ajet_sdk.learn.probe", "ajet_sdk.learn.warm_up"
-"""Loaded only where a model is made: they import torch."""
+"""Loaded only if a model is made, since they import torch."""
 
 
 async def with_model(config: Config, agent: tuple[Any, Any, Sequence[Task]] | None = None) -> Config:
-    """The config with a recipe's model made and named by its own directory, which no run of another seed exchanges.
+    """Make a recipe's model; returns the config with its directory, which runs of other seeds do not replace.
 
-    `agent` is the workflow, judge and tasks to measure it with, in place of those that the config names. Raises what
-    `build_recipe` does.
+    `agent` is the workflow, judge and tasks to measure it with, by default those of the config. Raises as
+    `build_recipe`.
     """
     if not wants_recipe(config):
         return config
@@ -204,7 +204,7 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
 
 
 MARK = ".ajet"
-"""The file in a model's directory that says which recipe made it."""
+"""The file in a model's directory with the record of its recipe."""
 
 
 def recipe_of(path: Path) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def store_model(path: Path, write: Callable[[Path], None], record: dict[str, Any
 
 
 def _unused_path(path: Path) -> Path:
-    """A name that nothing has, not even what a killed run left: in a container it had the same process id."""
+    """An unused name. A process id would not do: a killed run in a container may have had the same."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}")
 
 
@@ -261,7 +261,7 @@ def _link(path: Path, model: Path) -> None:
 
 
 def _discard(model: Path) -> None:
-    """Remove it under another name: a directory that is removed by half must not be taken for a model."""
+    """Remove a model after renaming it, so that a half-removed directory is not taken for a model."""
     if model.exists():
         old = _unused_path(model)
         model.rename(old)

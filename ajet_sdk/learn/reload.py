@@ -1,4 +1,4 @@
-"""Whether what was exported is the model: it is loaded again, as a user would, before anybody hears of it."""
+"""Checks an exported model by loading it as a user would."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _FAR = 0.3
-"""Nats, in the mean over tokens, that the probabilities of one model may lie apart: bfloat16 and other kernels give
-some hundredths, another model's weights give whole nats."""
+"""Largest mean difference, in nats per token, of one model's log-probabilities: bfloat16 and other kernels give some
+hundredths, other weights whole nats."""
 _CALLS, _TOKENS = 4, 2048
 _SHARE = 0.25
-"""Share of the machine's memory that the weights may take to be loaded whole."""
+"""Share of the machine's memory up to which the weights are loaded completely."""
 
 
 def check_export(path: Path, calls: Sequence[Call] = ()) -> float | None:
@@ -77,7 +77,7 @@ def _load(path: Path, **options: object) -> tuple[PreTrainedModel, dict[str, Seq
 
 
 def _check_names(path: Path) -> None:
-    """Without any weight in memory."""
+    """Check names and shapes, without loading weights."""
     _, report = _load(path, device_map="meta")
     wrong = [
         f"{len(names)} {kind} ({', '.join(sorted(str(name) for name in names)[:3])})"
@@ -93,7 +93,7 @@ def _check_names(path: Path) -> None:
 
 
 def _check_values(path: Path) -> None:
-    """One tensor at a time."""
+    """Check that values are finite, one tensor at a time."""
     for file in sorted(path.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118  (not a mapping)
@@ -112,7 +112,7 @@ def _scores(path: Path, model: PreTrainedModel, ids_T: torch.Tensor) -> torch.Te
 
 
 def _comparable(calls: Sequence[Call]) -> list[Call]:
-    """The shortest of those whose log-probabilities are of the whole distribution at a temperature."""
+    """The shortest calls whose log-probabilities are of the whole distribution at a temperature."""
     fit: list[tuple[int, Call]] = []
     for call in calls:
         sampling = call.sampling

@@ -1,4 +1,4 @@
-"""What an optimiser step saw of each token, the rows of `trained` made of it, and its means."""
+"""Scores of each token in a training step, the rows of `trained` with them, and their means."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def trained_calls(
     logprobs: Sequence[npt.NDArray[np.float32]] = (),
     entropy: Sequence[npt.NDArray[np.float32]] = (),
 ) -> Iterator[Trained]:
-    """One record for each call that the samples hold: of a call, the places that its span covers.
+    """A record for each call in the samples, with the tokens in its span.
 
     Args:
         logprobs: for each sample an array of length T; empty where no trainer of ours has scored them.
@@ -47,14 +47,14 @@ def trained_calls(
 
 
 def _pad(values: Floats, size: int) -> npt.NDArray[np.float32]:
-    """The values of a call's trained tokens, and NaN for the rest, which was cut off."""
+    """The values of a call's trained tokens, padded by NaN for those cut off."""
     whole = np.full(size, np.nan, np.float32)
     whole[: len(values)] = values
     return whole
 
 
 class TokenScores:
-    """What the trainer thought of each token of each sample before a step's first update; NaN where it is not known."""
+    """The trainer's scores of each token before a step's first update; NaN if unknown."""
 
     def __init__(self) -> None:
         self.logprobs: list[npt.NDArray[np.float32]] = []
@@ -64,7 +64,7 @@ class TokenScores:
     def record(
         self, samples: Sequence[Sample], share: Sequence[int], seen: Sequence[tuple[Sequence[int], Scored]]
     ) -> None:
-        """Put the scores of micro-batches, whose positions count within `share`, where their tokens stand."""
+        """Store the scores of micro-batches, whose positions refer to `share`."""
         self.logprobs = [np.full(len(s.timeline.token_ids), np.nan, np.float32) for s in samples]
         self.entropy = [np.full(len(s.timeline.token_ids), np.nan, np.float32) for s in samples]
         for group, scored in seen:

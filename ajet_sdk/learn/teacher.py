@@ -1,4 +1,4 @@
-"""On-policy distillation: what a teacher thinks of the tokens that the student sampled, as their advantages.
+"""On-policy distillation: a teacher's scores of the tokens that the student sampled become their advantages.
 
 The objective is the reverse KL divergence from student to teacher over the student's own replies (Agarwal et al. 2024,
 "On-Policy Distillation of Language Models", arXiv:2306.13649, section 3; Gu et al. 2024, MiniLLM, arXiv:2306.08543,
@@ -43,26 +43,27 @@ if TYPE_CHECKING:
     from ajet_sdk.config.trainer_schema import Algorithm
 
 _AT_ONCE = 16
-"""Requests to an endpoint."""
+"""Concurrent requests to an endpoint."""
 _SECONDS = 600.0
 _ALIKE = 0.9
-"""Share of an endpoint's tokens that must read as ours do; how bytes and blanks are written differs."""
+"""Share of an endpoint's tokens whose text must equal ours; bytes and blanks are written differently."""
 
 
 class Teacher(Protocol):
-    """Whose log-probabilities are learnt from."""
+    """Scores tokens for distillation."""
 
     async def logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
-        """Of each sample's learnt tokens, in order, under the `sampling` of their calls, by `call_id`."""
+        """Log-probabilities of each sample's trained tokens, in order, under the `sampling` of their calls, by
+        `call_id`."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...
 
 
 async def open_teacher(config: Config, tokenizer: HFTokenizer, student: PreTrainedModel) -> Teacher | None:
-    """The teacher that the config names; None where none is. Raises ConfigError where its tokenizer is another one."""
+    """The config's teacher, if any. Raises ConfigError if its tokenizer differs."""
     algorithm = config.trainer_common.algorithm
     if algorithm.adv_estimator != "opd" or algorithm.teacher is None:
         return None
@@ -114,7 +115,7 @@ async def distill(
 
 
 def unscored(algorithm: Algorithm, batch: Batch) -> str | None:
-    """What a user is told of a batch in which the teacher cannot score calls as they were sampled; None: it can."""
+    """A message about calls that the teacher cannot score as they were sampled; None if it can."""
     tokens = int(batch.metrics.get("train/tokens_unmaskable", 0))
     if not tokens or not algorithm.remote_teacher:
         return None
@@ -133,7 +134,7 @@ class LocalTeacher:
     ) -> None:
         self.model, self._tokens, self._tokenizer, self._student = model, micro_batch_tokens, tokenizer, student
         with policy_pass(student):
-            self._pairs_per_token = min(pairs_per_token(model), pairs_per_token(student))  # both score the same rows
+            self._pairs_per_token = min(pairs_per_token(model), pairs_per_token(student))  # of shared rows
 
     async def logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
         return await asyncio.to_thread(self._logprobs, samples, sampling)
@@ -156,7 +157,7 @@ class LocalTeacher:
         return logprobs
 
     def _support(self, batch: MicroBatch) -> torch.Tensor:
-        """The tokens that the student could draw, as wide as the teacher's vocabulary, whose padding may differ."""
+        """Mask of the tokens that the student could draw, padded to the teacher's vocabulary."""
         with policy_pass(self._student):
             support_MV = score(self._student, batch, entropy=False).support_MV
         assert support_MV is not None
@@ -164,7 +165,6 @@ class LocalTeacher:
         return torch.nn.functional.pad(support_MV, (0, width - support_MV.shape[1]))
 
     async def aclose(self) -> None:
-        """There is nothing to let go of."""
 
 
 class RemoteTeacher:

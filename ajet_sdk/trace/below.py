@@ -1,4 +1,4 @@
-"""Which of the files in a directory and below it are traces to read as one list: nobody named each of them."""
+"""Selects the trace files to read in a directory and below it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def in_and_below(directory: Path, depth: int = _DEPTH) -> list[Path]:
 
 
 def distinct(files: Iterable[Path]) -> list[Path]:
-    """Each file once, whatever links lead to it."""
+    """Each file once, with links resolved."""
     places: dict[Path, str] = {}
     by_path: dict[str, Path] = {}
     for file in files:
@@ -35,7 +35,7 @@ def distinct(files: Iterable[Path]) -> list[Path]:
 def _walk(directory: Path, depth: int) -> Iterator[Path]:
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-    except OSError:  # a directory that may not be looked into, or is gone
+    except OSError:  # a directory without permission, or gone
         return
     for entry in entries:
         if entry.name.endswith(".duckdb") and entry.is_file():
@@ -57,7 +57,7 @@ def readable(
     near: Sequence[Path],
     looked: Mapping[Path, list[str] | TraceError],
 ) -> tuple[list[Path], dict[Path, str]]:
-    """The files that can be read together, and why each of the others is left out.
+    """The files to read together, and why each of the others is left out.
 
     `looked` are the runs of each file at rest, or why it cannot be read. The files `trace.duckdb` and `trace-*.duckdb`
     of a directory are parts of its runs. A run that is there again is a copy and counted once: where it was recorded,
@@ -105,14 +105,14 @@ def readable(
 
 
 def _unasked(file: Path, owner: Owner, *, deep: bool) -> list[str] | TraceError:
-    """Of a live file no runs are known, but whether it can be read."""
+    """The state of a live file: readable, or its error; its runs are not known."""
     if deep and owner.writes and not owner.url:
         return TraceError(f"{file} is being written by process {owner.pid}, which cannot be queried")
     return []
 
 
 def _changed(file: Path) -> float:
-    """When a trace was last written to: new rows go to the log beside the file first."""
+    """Time of the last write to a trace: new rows go to its WAL file first."""
     return max(
         (part.stat().st_mtime for part in (file, file.with_name(f"{file.name}.wal")) if part.exists()), default=0
     )

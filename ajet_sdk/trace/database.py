@@ -1,4 +1,4 @@
-"""Opening a trace file to write: the checks, and an error for each way in which it can fail."""
+"""Opens trace files for writing, with checks and specific errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ajet_sdk.trace.schema import SAMPLED, SCHEMA_VERSION, STORAGE_VERSION, crea
 _LOG = logging.getLogger("ajet.trace")
 _READER_WAIT = 5.0
 _WRITING = {**SETTINGS, "checkpoint_threshold": "128MB", "storage_compatibility_version": STORAGE_VERSION}
-"""Each checkpoint writes the last row group once more: at DuckDB's 16 MB half of the time went there."""
+"""Each checkpoint rewrites the last row group: at DuckDB's default of 16 MB it took half of the time."""
 
 
 def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> duckdb.DuckDBPyConnection:
@@ -40,9 +40,9 @@ def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> du
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not again:
-            announce(path, writes=True, brief=brief)  # before opening: readers at rest leave the file to its owner
+            announce(path, writes=True, brief=brief)  # before opening: readers leave the file to its owner
             if unborn(path):
-                path.unlink()  # its owner was killed while it made the file: nothing was in it
+                path.unlink()  # its owner was killed while creating the file: it is empty
         is_new = not path.exists()
         connection = _connect(path)
         if is_new:
@@ -63,7 +63,7 @@ def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> du
 
 
 def keep_private(path: Path) -> None:
-    """Give the log of a trace, which DuckDB makes for all to read, the rights of the file itself."""
+    """Give the WAL of a trace, which DuckDB makes readable for all, the permissions of the file itself."""
     log = path.with_name(path.name + ".wal")
     with contextlib.suppress(FileNotFoundError):
         wanted = path.stat().st_mode & 0o777
@@ -72,7 +72,7 @@ def keep_private(path: Path) -> None:
 
 
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:
-    """A reader at rest holds the file for the length of its queries: wait for it."""
+    """Connect, waiting for readers that hold the file during a query."""
     deadline = time.monotonic() + _READER_WAIT
     while True:
         try:
@@ -84,7 +84,7 @@ def _connect(path: Path) -> duckdb.DuckDBPyConnection:
 
 
 def _prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """An empty database becomes a trace, an older trace one of this version; any other must be one."""
+    """Create the tables of an empty database, or upgrade an older trace."""
     if not has_tables(connection):
         _all(connection, create_statements())
     elif (version := check_version(connection, path)) < SCHEMA_VERSION:
@@ -92,7 +92,7 @@ def _prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
 
 
 def has_tables(connection: duckdb.DuckDBPyConnection, database: str | None = None) -> bool:
-    """Whether there is anything in a database (the connection's own where None)."""
+    """Whether a database (by default the connection's own) has tables."""
     sql = "SELECT 1 FROM duckdb_tables() WHERE database_name = coalesce($1, current_database()) LIMIT 1"
     return bool(connection.execute(sql, [database]).fetchall())
 
@@ -178,7 +178,7 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str
 
 
 def locked(path: Path, pid: int | None) -> TraceLocked:
-    """The error for a file that a live process owns."""
+    """The error for a file owned by a live process."""
     if pid == os.getpid():
         return TraceLocked(f"{path} is already being written by this process (pid {pid}); use its TraceWriter")
     holder = "another process" if pid is None else f"process {pid}"
@@ -196,7 +196,7 @@ _FULL = re.compile(r"No space left|File too large|quota|could not write all", re
 
 
 def explain(path: Path, error: Exception) -> TraceError:
-    """The same failure as an error of ours that says what to do."""
+    """Convert a DuckDB error into one of ours with advice."""
     text = str(error)
     if isinstance(error, TraceError):
         return error
@@ -241,13 +241,13 @@ def _insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table
         connection.execute("UPDATE meta SET batch = ?", [batch])
         connection.execute("COMMIT")
     except duckdb.Error:
-        with contextlib.suppress(duckdb.Error):  # a commit that failed has ended the transaction itself
+        with contextlib.suppress(duckdb.Error):  # a failed commit ends the transaction itself
             connection.execute("ROLLBACK")
         raise
 
 
 _LATER = "SELECT episode_id FROM episodes WHERE run_id = $run AND step > $step AND split IS DISTINCT FROM 'trial'"
-"""Trials stay: a resumed run has the tasks that they chose."""
+"""Trials are kept: a resumed run has the tasks that they chose."""
 
 
 def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: int, booked: Sequence[str] = ()) -> None:

@@ -49,10 +49,7 @@ def _without_keys(text: str, by: str) -> str:
 
 
 def storable(value: object) -> Any:
-    """The value, or, where it cannot be stored as JSON, a text that says why.
-
-    It calls methods of users' objects, which may raise anything.
-    """
+    """The value, or the reason, as text, why it cannot be stored as JSON. Methods of users' objects may raise anything."""
     try:
         _ENCODER.encode(scrub(value))
     except BaseException as error:  # noqa: BLE001  a `__str__` that exits, say
@@ -68,7 +65,7 @@ def _as_text(value: object) -> str:
 
 
 def size_of(record: Record) -> int:
-    """About how many bytes a record holds while it waits, quickly."""
+    """A fast estimate of a record's bytes in memory."""
     if isinstance(record, Trained):
         return 1024 + record.advantages.nbytes + record.logprobs.nbytes + record.entropy.nbytes
     if not isinstance(record, Call):
@@ -87,7 +84,7 @@ def size_of(record: Record) -> int:
 
 
 class StoredCalls:
-    """The calls that a file is known to have, for later ones to refer to: no call may refer to one that is not there.
+    """The calls known to be in a file, to which later calls may refer.
 
     Bounded; a call whose parent is not known is stored whole.
     """
@@ -108,7 +105,7 @@ class StoredCalls:
         return known
 
     def clear(self) -> None:
-        """Calls that were added may have been lost."""
+        """Forget all, since calls that were added may be lost."""
         self._calls.clear()
 
     def __len__(self) -> int:
@@ -217,11 +214,11 @@ def _settings_of(spelling: bytes) -> str:
 
 
 _WITHOUT_REFERENCES = 2
-"""The last format of `marshal` in which what is equal is spelt equally, shared or not."""
+"""The last `marshal` format in which equal values have equal bytes, shared or not."""
 
 
 def _simple(message: object) -> bool:
-    """Nothing but a role and a text: there is no key to look at."""
+    """Whether a message has only a role and a text, and so no secret keys."""
     return isinstance(message, dict) and message.keys() <= _SPOKEN and type(message.get("content")) in LEAVES
 
 
@@ -244,7 +241,7 @@ _ROWS_OF: dict[type, Callable[[Any, StoredCalls], list[tuple[str, Row]]]] = {
 
 
 def _plain(record: BaseModel) -> Row:
-    """The fields of a record that are columns as they are."""
+    """The fields of a record that are stored unchanged."""
     values = record.__dict__
     texts, plain = _COLUMNS_OF[type(record)]
     row = {name: values[name] for name in plain}
@@ -282,7 +279,7 @@ _COLUMNS_OF: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def _text(text: str) -> str:
-    """Text that UTF-8 cannot hold (a lone surrogate) keeps its place as `?`."""
+    """Replace lone surrogates, which UTF-8 cannot encode, by `?`."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -293,7 +290,7 @@ def _json(value: object) -> str:
     if type(value) is dict and not value:
         return "{}"
     text = _ENCODER.encode(value)
-    if "NaN" in text or "Infinity" in text:  # which are no JSON: as texts
+    if "NaN" in text or "Infinity" in text:  # which are not JSON: stored as texts
         text = _ENCODER.encode(json.loads(text, parse_constant=str))
     return _text(text)
 

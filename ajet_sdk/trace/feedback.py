@@ -32,7 +32,7 @@ def give(path: Path, *feedback: Feedback) -> None:
 
 
 def _places(path: Path, feedback: tuple[Feedback, ...]) -> dict[Path, list[Feedback]]:
-    """Which file holds the episode, and the call, of each feedback."""
+    """Group feedback by the file that has its episode and call."""
     unplaced, by_file = list(feedback), dict[Path, list[Feedback]]()
     for file in trace_files(path):
         if not unplaced:
@@ -50,7 +50,7 @@ def _places(path: Path, feedback: tuple[Feedback, ...]) -> dict[Path, list[Feedb
 
 
 def _known(file: Path, episode_ids: list[str]) -> tuple[set[str], set[tuple[str, str]]]:
-    """Those of the episodes that are in a file, finished or running, and their calls."""
+    """The ids of these episodes and their calls in a file, finished or running."""
     with open_trace(file) as reader:
         ended = reader.query("SELECT episode_id FROM episodes WHERE list_contains(?, episode_id)", [episode_ids])
         table = reader.query("SELECT episode_id, call_id FROM calls WHERE list_contains(?, episode_id)", [episode_ids])
@@ -59,7 +59,7 @@ def _known(file: Path, episode_ids: list[str]) -> tuple[set[str], set[tuple[str,
 
 
 def _tell(file: Path, owner: Owner, feedback: list[Feedback]) -> bool:
-    """Hand feedback to the live owner; False where it is gone since."""
+    """Send feedback to the live owner; False if it is gone."""
     if not owner.url:
         raise TraceLocked(
             f"{file} is being written by process {owner.pid}, which has no gateway to receive feedback; send it "
@@ -79,7 +79,7 @@ def _tell(file: Path, owner: Owner, feedback: list[Feedback]) -> bool:
 
 
 def _write(file: Path, feedback: list[Feedback]) -> None:
-    """Open a file that nobody writes, for as long as it takes."""
+    """Write feedback into a file without an owner."""
     rows = encode(feedback, StoredCalls())
     if len(rows["feedback"]) != len(feedback):
         raise TraceError(f"the feedback could not be stored in {file}; see the log")

@@ -18,11 +18,11 @@ from ajet_sdk.trace.query import SETTINGS, Scan
 from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, selected
 
 FEW = 16
-"""So many files are read where they lie."""
+"""Up to so many files are read in place."""
 AT_ONCE = 32
 """Files attached at a time: with each the statements of all take longer, and there is a limit to open files."""
 _ROWS = 20_000
-"""A table of more rows is read where it lies."""
+"""Larger tables are read in place."""
 _TOGETHER = frozenset({"runs", "episodes", "rewards", "calls"})
 """What a list of episodes reads: attaching the files costs more than copying a table."""
 _SMALL = frozenset({"VARCHAR", "INTEGER", "DOUBLE", "BOOLEAN", "TIMESTAMPTZ"})
@@ -44,11 +44,11 @@ class Gathered:
         self._large: dict[str, set[Path]] = {}
 
     def is_of(self, stamps: Mapping[Path, Stamp]) -> bool:
-        """Whether it was copied from just these files, as they are now."""
+        """Whether it was copied from exactly these files in their current state."""
         return self._stamps == stamps
 
     def covers(self, stamps: Mapping[Path, Stamp]) -> bool:
-        """Whether it was copied from these files, as they are now, and maybe from others."""
+        """Whether it includes these files in their current state."""
         return stamps.items() <= self._stamps.items()
 
     def has(self, tables: Iterable[str]) -> bool:
@@ -56,7 +56,7 @@ class Gathered:
         return self._tables >= set(tables)
 
     def look(self) -> dict[Path, list[str] | TraceError]:
-        """The runs of each file, or why it cannot be read: then it is left out."""
+        """The runs of each file, or why it cannot be read."""
         runs: dict[Path, list[str]] = {file: [] for file in self._numbered}
         with self._opened() as connection:
             failed = self._copy(connection, _TOGETHER)
@@ -66,7 +66,7 @@ class Gathered:
         return {**runs, **failed}
 
     def keep(self, files: Collection[Path]) -> None:
-        """Remove what was copied of other files."""
+        """Remove copies of other files."""
         gone = [str(i) for i, file in enumerate(self._numbered) if file in self._stamps and file not in files]
         with self._opened() as connection:
             for table in self._tables:
@@ -75,7 +75,7 @@ class Gathered:
         self._stamps = {file: self._stamps[file] for file in files}
 
     def copy(self, tables: Iterable[str]) -> None:
-        """Copy tables that are not here yet. Raises TraceError where a file is no trace, or cannot be read."""
+        """Copy missing tables. Raises TraceError if a file is not a trace, or cannot be read."""
         with self._opened() as connection:
             for error in self._copy(connection, (set(tables) | _TOGETHER) - self._tables).values():
                 raise error
@@ -130,11 +130,11 @@ class Gathered:
         return failed
 
     def answers(self, table: str, scan: Scan) -> bool:
-        """Whether what a query reads of a table has been copied, but for tables that are large."""
+        """Whether a query's columns of a table are copied; large tables are not."""
         return scan.columns <= set(_COPIED[table])
 
     def files(self, connection: duckdb.DuckDBPyConnection, table: str, scan: Scan) -> set[Path]:
-        """The files that must be read where they lie."""
+        """The files that must be read in place."""
         if self.answers(table, scan):
             return self._large[table]
         if scan.ids is None:
@@ -231,7 +231,7 @@ def quoted(file: Path) -> str:
 
 
 def stamp_of(file: Path) -> Stamp:
-    """What differs once a file has been written to."""
+    """A stamp that changes whenever the file is written."""
     stamp: list[int] = []
     for part in (str(file), f"{file}.wal"):
         try:

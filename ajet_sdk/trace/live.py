@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 FEEDBACK_PATH = "/trace/feedback"
 
 COST_HEADER = "x-ajet-processor-seconds"
-"""Of an answer: what it cost the process that gave it."""
+"""Response header with the CPU seconds it took."""
 
 _EXCHANGE = 0.002
-"""Processor seconds of taking a question and sending its answer, beside those of reading."""
+"""CPU seconds to receive a request and send its response, without reading."""
 
 _ARROW = "application/vnd.apache.arrow.stream"
 
 _BODY_BYTES = 1 << 20
 
 _AT_ONCE = 2
-"""Answers that are worked out at a time."""
+"""Concurrent responses."""
 
 _FEEDBACK = TypeAdapter(list[Feedback])
 
 
 def post(owner: Owner, path: str, body: object) -> httpx.Response | None:
-    """Ask a live owner; None where it is gone since. Raises TraceError where it lives and does not answer."""
+    """Send a request to a live owner; None if it is gone. Raises TraceError if it lives and does not answer."""
     if not owner.url:
         raise ValueError(f"process {owner.pid} does not answer")
     import httpx  # a quarter of what `ajet trace ls` takes to start, and only a live run is asked
@@ -62,7 +62,7 @@ def post(owner: Owner, path: str, body: object) -> httpx.Response | None:
 
 
 def refusal(answer: httpx.Response) -> str:
-    """What an owner says is wrong."""
+    """The error message of an owner's response."""
     try:
         return str(answer.json()["error"])
     except (ValueError, KeyError, TypeError):
@@ -120,7 +120,7 @@ async def _rows(turns: asyncio.Semaphore, writer: TraceWriter, raw: bytes) -> Re
 
 
 async def _feedback(writer: TraceWriter, raw: bytes) -> Response:
-    """Nothing but feedback can be written here; it is in the file when the answer comes."""
+    """Store feedback; it is in the file when the response is sent."""
     import anyio.to_thread
     from starlette.responses import JSONResponse
 
@@ -142,7 +142,7 @@ async def _feedback(writer: TraceWriter, raw: bytes) -> Response:
 
 
 def _stream(writer: TraceWriter, wanted: RowsOf) -> tuple[bytes, float]:
-    """The answer, and the processor's seconds that it took; waiting for a busy run is no cost to the run."""
+    """The response and its CPU seconds; waiting for a busy run is not counted."""
     import pyarrow as pa
 
     began = time.thread_time()

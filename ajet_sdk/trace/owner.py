@@ -1,4 +1,4 @@
-"""Which live process owns a trace file: `gateway.json` beside it says, and the process is asked whether it is there."""
+"""The live process that owns a trace file, as announced in `gateway.json` beside it."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _LOOPBACK = re.compile(r"https?://(localhost|127\.|\[::1\]|0\.0\.0\.0)")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The live process that writes a trace file; `url` is None where it gives no rows."""
+    """The live process that writes a trace file; `url` is None if it serves no rows."""
 
     trace: str
     pid: int
     started: str
     host: str
     writes: bool = False
-    """Its TraceWriter has the file; a gateway alone has not."""
+    """Whether a TraceWriter of it has the file open; a gateway alone does not."""
     url: str | None = None
     token: str | None = None
     brief: bool = False
-    """It has the file for a moment only, to add something to it: wait."""
+    """Whether it has the file open only for a moment, so others should wait."""
     source: Path | None = None
-    """The gateway.json that says so."""
+    """Its gateway.json."""
 
     @property
     def alive(self) -> bool:
@@ -101,7 +101,7 @@ def announce(
 
 
 def retract(path: Path, *, writes: bool = False) -> None:
-    """Take back what `announce` said: the url, or (`writes`) the ownership and with it everything."""
+    """Withdraw the url, or (`writes`) the ownership and the whole announcement."""
     owner = owner_of(path)
     if not owner or owner.pid != os.getpid() or not owner.source:
         return
@@ -113,17 +113,17 @@ def retract(path: Path, *, writes: bool = False) -> None:
 
 
 def owners(directory: Path) -> list[Owner]:
-    """Everything announced in a directory, alive or not."""
+    """All owners announced in a directory, alive or not."""
     return [owner for source in sorted(directory.glob("*gateway.json")) if (owner := _read(source))]
 
 
 def owner_of(path: Path) -> Owner | None:
-    """The live owner of a trace file; None where nobody writes it."""
+    """The live owner of a trace file, if any."""
     return next((o for o in owners(path.resolve().parent) if o.trace == path.name and o.alive), None)
 
 
 def settled_owner(path: Path) -> Owner | None:
-    """The live owner, once one that has the file for a moment only is done with it."""
+    """The live owner, after waiting for one that has the file only for a moment."""
     deadline = time.monotonic() + _MOMENT
     while (owner := owner_of(path)) and owner.brief and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -152,9 +152,9 @@ def _read(source: Path) -> Owner | None:
 
 
 def _announcement_path(path: Path) -> Path:
-    """gateway.json, or a name of its own where another live process of this directory has that.
+    """gateway.json, or a name derived from the file if another live process of the directory has that.
 
-    A file that is one of many, `trace-...`, has its own at once: processes that start together race for the other.
+    A file `trace-...` always has its own, since processes that start together would race for gateway.json.
     """
     per_trace, home = path.with_name(f"{path.stem}.gateway.json"), path.with_name("gateway.json")
     there = _read(home) if home.exists() else None

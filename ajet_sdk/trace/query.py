@@ -1,7 +1,4 @@
-"""One SELECT, safely: read-only, bounded in time and size, the same on a file and on a live run.
-
-What a query reads of the tables, by DuckDB's own plan: which columns, and of which episodes.
-"""
+"""Runs one SELECT read-only, with limits of time and size, and finds the columns and episodes that it reads."""
 
 from __future__ import annotations
 
@@ -31,14 +28,14 @@ SETTINGS: dict[str, object] = {
     "memory_limit": "768MB",
     "threads": 2,
 }
-"""How every connection is opened: no file, network or extension is reachable from SQL, and memory is capped."""
+"""Settings of every connection: no access to files, network or extensions from SQL, and limited memory."""
 
 _FORBIDDEN = re.compile(
     r"\b(arrow_scan\w*|pandas_scan|python_map_function|checkpoint|force_checkpoint|query|query_table)\b\W*\(", re.I
 )
 
 _ROWS = 2048
-"""Rows between two looks at the size: as many as DuckDB works on at a time."""
+"""Rows between two checks of the size: DuckDB's vector size."""
 
 
 def select(
@@ -95,7 +92,7 @@ def select(
 
 
 def only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
-    """The one SELECT or EXPLAIN that a text is. Raises QueryError where it is anything else."""
+    """Parse a text as one SELECT or EXPLAIN. Raises QueryError for anything else."""
     try:
         statements = cursor.extract_statements(sql)
     except duckdb.Error as error:
@@ -151,14 +148,14 @@ def _stopped() -> QueryError:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What is read of one table."""
+    """The columns and rows that a query reads of a table."""
 
     columns: frozenset[str]
     ids: tuple[str, frozenset[str]] | None = None
-    """A column and the values that its rows have, where the query reads no others; None: any row."""
+    """A column and its values, if the query reads only rows with these; None: any row."""
 
     def __or__(self, other: Scan) -> Scan:
-        """What two scans of a table read together."""
+        """The union of two scans of a table."""
         same_column = self.ids is not None and other.ids is not None and self.ids[0] == other.ids[0]
         ids = (self.ids[0], self.ids[1] | other.ids[1]) if same_column and self.ids and other.ids else None
         return Scan(self.columns | other.columns, ids)
@@ -175,7 +172,7 @@ _ID = r"'[0-9A-Za-z_-]+'"
 _ONLY = re.compile(rf"(?:optional: )?\((episode_id|call_id|run_id) (?:= ({_ID})|IN \(({_ID}(?:, {_ID})*)\))\)")
 
 _PRUNING = "statistics_propagation,empty_result_pullup"
-"""Optimizers that would leave out the scan of an empty table, which all of ours are here."""
+"""Optimizers that would remove scans of empty tables, as all tables are here."""
 
 
 class Planner:

@@ -85,14 +85,14 @@ def trace_files(path: Path) -> list[Path]:
 
 
 class _Gone(TraceError):
-    """The owner of a file ended while it was asked."""
+    """The owner of a file ended during the request."""
 
 
 class Trace(AbstractContextManager["Trace"]):
-    """A TraceReader over files that may each have a live owner."""
+    """Reads trace files, each live through its owner or at rest."""
 
     skipped: Mapping[Path, str]
-    """Files below a directory that are not read, and why."""
+    """Files below a directory that are not read, with the reason."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
@@ -125,11 +125,11 @@ class Trace(AbstractContextManager["Trace"]):
             time.sleep(0.02)
 
     def episodes(self) -> TraceTable:
-        """One row an episode, the oldest first."""
+        """A row per episode, oldest first."""
         return TraceTable(self, "episodes", "episode_id")
 
     def calls(self) -> TraceTable:
-        """One row a call, the oldest first, prompts and requests whole."""
+        """A row per call, oldest first, with whole prompts and requests."""
         return TraceTable(self, "calls_full", "call_id")
 
     def files(self) -> list[Path]:
@@ -196,7 +196,7 @@ def _opening(owner: Owner) -> bool:
 
 
 class _Cost:
-    """What answers have cost the runs that gave them, in processor seconds."""
+    """CPU seconds that live runs spent on responses."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -208,7 +208,7 @@ class _Cost:
 
 
 def _ask(cost: _Cost, file: Path, owner: Owner, wanted: RowsOf, stop: Stop | None = None) -> pa.Table:
-    """The live owner's answer."""
+    """The live owner's response."""
     if not owner.url:
         raise locked(file, owner.pid)
     if stop and stop.is_set:
@@ -345,7 +345,7 @@ def _arrays(column: pa.ChunkedArray) -> list[npt.NDArray[Any] | None]:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A call's prompt as it is stored."""
+    """The stored part of a call's prompt."""
 
     call_id: str
     parent_call_id: str | None

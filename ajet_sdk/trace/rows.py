@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 MOST = 20_000
-"""Rows in one answer."""
+"""Maximum rows in a response."""
 _BYTES = 64 << 20
-"""Of an answer of several rows."""
+"""Maximum bytes of a response with several rows."""
 _COLUMNS = {**COLUMNS, "meta": {"schema_version": "INTEGER"}}
 _MARKS = {
     "runs": "coalesce(sum(hash(run_id, status, config, error, ended_at)::HUGEINT) % 1000000007, 0)",
@@ -44,12 +44,12 @@ class RowsOf(BaseModel):
     after: Annotated[int, Field(ge=-1, lt=1 << 63)] = -1
     most: Annotated[int, Field(ge=1, le=MOST)] = MOST
     by: str | None = None
-    """A column; then only rows that have one of `among` there."""
+    """A column to filter by: only rows whose value is in `among`."""
     among: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _known(self) -> RowsOf:
-        """Names go into SQL as they are: each must be one of the schema's."""
+        """Check names against the schema, since they go into SQL."""
         known = _COLUMNS.get(self.table)
         if known is None:
             raise ValueError(f"there is no table {self.table!r}; tables: {', '.join(_COLUMNS)}")

@@ -31,7 +31,7 @@ Owned = Mapping[Path, Owner]
 _Scans = Mapping[str, Scan]
 
 _Stamps = Mapping[Path, Stamp]
-"""Of the files at rest, where they are many; else empty."""
+"""Stamps of the files at rest, if there are many; else empty."""
 
 
 class AskOwner(Protocol):
@@ -117,7 +117,7 @@ class Attached:
         return runs
 
     def close(self) -> None:
-        """Let go of the files, unless a query is running. What was copied of them stays."""
+        """Close the files, unless a query is running; copies are kept."""
         with self._free:
             if self._users:
                 return
@@ -129,7 +129,7 @@ class Attached:
                 self._connection = None
 
     def end(self) -> None:
-        """Close, and remove what was copied."""
+        """Close, and remove copies."""
         self.close()
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -162,7 +162,7 @@ class Attached:
     def _serving(
         self, files: tuple[Path, ...], owned: Owned, stamps: _Stamps, scans: _Scans
     ) -> duckdb.DuckDBPyConnection | None:
-        """The open connection, where it has all that a query reads."""
+        """The open connection, if it has everything that a query reads."""
         connection = self._connection
         if connection is None or (self._files, self._owned) != (files, owned):
             return None
@@ -268,7 +268,7 @@ def _where_they_lie(gathered: Gathered, connection: duckdb.DuckDBPyConnection, s
 def _prepare(
     sql: str, views: Mapping[str, tuple[str, Mapping[str, pa.Table]]], cursor: duckdb.DuckDBPyConnection
 ) -> None:
-    """Views that only this query sees."""
+    """Create views for this query only."""
     for table, (source, tables) in views.items():
         for name, rows in tables.items():
             cursor.register(name, rows)
@@ -282,7 +282,7 @@ Ask = Callable[[RowsOf], pa.Table]
 
 @dataclass(slots=True)
 class _Copied:
-    """How far a table has been copied."""
+    """The copied part of a table."""
 
     columns: frozenset[str]
     mark: int

@@ -1,4 +1,4 @@
-"""The values of a query's result as Python and JSON have them.
+"""Converts the values of a query's result to Python and JSON.
 
 DuckDB's HUGEINT, which every sum of integers is, comes from Arrow as a decimal; a date may be infinite or beyond the
 year 9999, which Python's is not; an interval has months, which are no number of days.
@@ -36,12 +36,12 @@ def _values(column: pa.ChunkedArray) -> list[object]:
     try:
         values: list[object] = column.to_pylist()
         return values
-    except (OverflowError, ValueError):  # a time that Python's types cannot hold
+    except (OverflowError, ValueError):  # out of the range of Python's types
         return [value_of(scalar) for scalar in column]
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether Arrow gives what we want of a type, unless it fails."""
+    """Whether Arrow's own conversion of a type is right, unless it fails."""
     types = pa.types
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _is_plain(kind.value_type)

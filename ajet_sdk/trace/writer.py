@@ -1,4 +1,4 @@
-"""The one writer of a trace file: records are put by any thread and written by a thread of its own."""
+"""The writer of a trace file: any thread puts records, a background thread writes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Command = Callable[[duckdb.DuckDBPyConnection], None]
 
 
 class _Order:
-    """Statements that run in their place among the records, as one transaction."""
+    """Statements to run between records, as one transaction."""
 
     def __init__(self, command: _Command) -> None:
         self.command = command
@@ -96,7 +96,7 @@ class TraceWriter:
 
         An Episode stores its own row and its rewards; its calls are put one by one as they finish.
         """
-        if os.getpid() != self._pid:  # before the lock, which a fork may have left taken
+        if os.getpid() != self._pid:  # before the lock, which a fork may have left locked
             self._drop("this process was forked from the writing process")
             return
         size = sum(map(size_of, records))
@@ -116,12 +116,12 @@ class TraceWriter:
             self._raise_failure()
 
     def _raise_failure(self) -> None:
-        """Raise what the disk said: a new error each time, for many threads raise it and each adds its trace."""
+        """Raise the disk's error as a new exception, since many threads raise it and each adds its traceback."""
         if self._raises and self._failure:
             raise type(self._failure)(*self._failure.args)
 
     def flush(self, timeout: float | None = 30.0) -> bool:
-        """Wait until everything put so far is in the file; False where `timeout` seconds did not suffice."""
+        """Wait until everything put so far is in the file; False after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             target = self._put
@@ -181,7 +181,7 @@ class TraceWriter:
                 self._put += 1
 
     def close(self) -> None:
-        """Write what is left, close the file and give up its ownership. Raises what `put` would."""
+        """Write the remaining records, close the file and release its ownership. Raises as `put`."""
         atexit.unregister(self.close)
         if os.getpid() != self._pid:
             return
@@ -229,7 +229,7 @@ class TraceWriter:
                 self._changed.notify_all()
 
     def _turn(self) -> bool:
-        """Write what is due; False once there is no more to do."""
+        """Write what is due; False once closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._taken or self._due())
             self._changed.wait_for(self._due, timeout=self._pause())
@@ -297,7 +297,7 @@ class TraceWriter:
         self._settle(len(records))
 
     def _settle(self, count: int) -> None:
-        """The first `count` items taken are in the file."""
+        """Mark the first `count` items as written."""
         settled, self._taken = self._taken[:count], self._taken[count:]
         with self._changed:
             self._bytes -= sum(size_of(item) for item in settled if not isinstance(item, _Order))
@@ -314,7 +314,7 @@ class TraceWriter:
 
     def _report(self, error: TraceError) -> None:
         if self._raises:
-            self._failure = type(error)(*error.args)  # without its trace, whose frames hold the connection
+            self._failure = type(error)(*error.args)  # without its traceback, whose frames hold the connection
         elif not self._warned:
             self._warned = True
             _LOG.warning("%s. The agent continues, but some records are lost.", error)

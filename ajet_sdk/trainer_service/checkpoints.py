@@ -14,25 +14,25 @@ from ajet_sdk.trainer_service.policies import Policy
 SAVE, SNAPSHOT, EXPORT = "save_weights", "save_weights_for_sampler", "save_weights_external"
 _PARTS = {SAVE: "weights", SNAPSHOT: "sampler_weights", EXPORT: "external_weights"}
 _SESSIONS = "sessions"
-"""Unnamed weights, each of one sampling session."""
+"""Directory of unnamed weights, one per sampling session."""
 _KEPT = 16
-"""Sampling sessions of a policy whose unnamed weights are kept."""
+"""Number of sampling sessions per policy whose weights are kept."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PATH = re.compile(rf"tinker://([^/]+)/({'|'.join([*_PARTS.values(), _SESSIONS])})/({_NAME.pattern})")
 
 
 class Checkpoints:
-    """The weights of all policies in one directory. What is there is whole: it is written beside its place."""
+    """The weights of all policies in one directory. Checkpoints are written to a draft and renamed."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
 
     def directory(self, policy_id: str) -> Path:
-        """Where all of a policy is."""
+        """The directory of a policy."""
         return self.state / policy_id.replace(":", "_")
 
     def keep(self, policy_id: str, seq: int, policy: Policy) -> Path:
-        """Write the weights as they are behind a request, for the next server on this state."""
+        """Save the weights after a request, for the next server on this state."""
         directory = self.directory(policy_id) / f"step-{seq}"
         shutil.rmtree(directory, ignore_errors=True)  # of a server that was killed while it wrote
         policy.save(directory, optimiser=True)

@@ -41,7 +41,7 @@ def messages() -> ModuleType:
 
 
 def pass_address(body: bytes) -> tuple[str, int]:
-    """The policy that a `ForwardBackwardRequest` is to, and its number. Raises RequestRefused."""
+    """The policy id and number of a `ForwardBackwardRequest`. Raises RequestRefused."""
     from google.protobuf.message import DecodeError
 
     try:
@@ -53,7 +53,7 @@ def pass_address(body: bytes) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one request trains on: B sequences, and for each place of one the token to predict and its share."""
+    """The data of one request: B sequences, and for each position the target token and its weight."""
 
     loss: str
     config: Mapping[str, float]
@@ -65,7 +65,7 @@ class Batch:
     """Log-probabilities under the weights that sampled; zeros for `cross_entropy`."""
 
     def check(self, vocabulary: int, longest: int) -> None:
-        """Raises RequestRefused where the model can't take the tokens."""
+        """Raise RequestRefused if a sequence is too long or has ids outside the vocabulary."""
         for index, (ids_T, targets_T) in enumerate(zip(self.ids, self.targets, strict=True)):
             if len(ids_T) > longest:
                 raise RequestRefused(
@@ -131,7 +131,7 @@ def _ids(datum: Message, index: int) -> npt.NDArray[np.int64]:
 
 
 def _input(datum: Message, name: str, index: int, size: int) -> npt.NDArray[np.float32 | np.int64 | np.int32]:
-    """One of a datum's inputs, of as many values as it has tokens."""
+    """An input of a datum, with a value for each token."""
     if name not in datum.loss_fn_inputs:
         raise RequestRefused(f"datum {index} lacks the input {name!r}; it needs a value for each token of model_input")
     tensor, pb = datum.loss_fn_inputs[name], messages()
@@ -164,7 +164,7 @@ def pass_result(logprobs: Sequence[Floats], loss: float) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Log-probabilities of a prompt's T tokens, NaN for those that were not scored; with the K likeliest of each."""
+    """Log-probabilities of a prompt's T tokens (NaN if not scored), and the K likeliest at each position."""
 
     logprobs_T: Floats
     ids_TK: npt.NDArray[np.int32]

@@ -1,7 +1,7 @@
-"""What outlives a killed server: requests with their replies, where each policy's weights are, sampling sessions.
+"""The state that survives a killed server: requests, replies, checkpoints of policies, sampling sessions.
 
-A request is written before it is accepted, and its reply in one transaction with the place of the weights that it
-made. So after a kill the requests since those weights are applied again, in their order, and each is applied once.
+A request is written before it is accepted; its reply in one transaction with the path of the resulting weights. After a
+kill the requests since those weights are applied again in order, each once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from ajet_sdk.errors import ConfigError
 
 _KEPT = 256
-"""Replies of a policy that are kept behind its newest step."""
+"""Replies kept per policy after its newest step."""
 
 _SCHEMA = """
     CREATE TABLE IF NOT EXISTS policies (
@@ -32,7 +32,7 @@ _SCHEMA = """
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One request to a policy; `seq` is its place among them."""
+    """One request to a policy; `seq` is its number."""
 
     policy_id: str
     seq: int
@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a request led to."""
+    """The reply to a request."""
 
     body: bytes
     media: str = "application/json"
@@ -61,7 +61,7 @@ class Journal:
     """One SQLite file. For one thread."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError where another server has the file."""
+        """Raises ConfigError if another server has the file open."""
         self._connection = sqlite3.connect(path, isolation_level=None, timeout=1.0)
         try:
             self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -91,17 +91,17 @@ class Journal:
     # Policies and their requests
 
     def add_policy(self, policy_id: str, session_id: str, about: Mapping[str, object]) -> None:
-        """A policy whose first request has the number 0."""
+        """Add a policy, whose first request has number 0."""
         row = (policy_id, session_id, json.dumps(about))
         self._connection.execute("INSERT OR IGNORE INTO policies VALUES (?, ?, ?, -1, NULL)", row)
 
     def policies(self) -> dict[str, tuple[str, dict[str, object], int, Path | None]]:
-        """Session, what is known, number of the last request in the saved weights, and where those are."""
+        """By policy: session, metadata, number of the last request in the saved weights, and their path."""
         rows = self._connection.execute("SELECT * FROM policies ORDER BY rowid").fetchall()
         return {id_: (session, json.loads(about), seq, path and Path(path)) for id_, session, about, seq, path in rows}
 
     def add(self, entry: Entry) -> None:
-        """Keep a request before it is accepted."""
+        """Store a request before it is accepted."""
         row = (entry.policy_id, entry.seq, entry.kind, entry.body)
         self._connection.execute("INSERT INTO requests VALUES (?, ?, ?, ?, NULL, NULL)", row)
 
@@ -113,7 +113,7 @@ class Journal:
         return None if row is None else str(row[0])
 
     def unapplied(self) -> list[tuple[Entry, bool]]:
-        """Requests that saved weights don't have, in their order, and whether each has its reply."""
+        """Requests after the saved weights, in order, and whether each has a reply."""
         rows = self._connection.execute(
             "SELECT r.policy_id, r.seq, r.kind, r.body, r.reply IS NOT NULL FROM requests r "
             "JOIN policies p USING (policy_id) WHERE r.seq > p.applied ORDER BY r.policy_id, r.seq"
@@ -121,7 +121,7 @@ class Journal:
         return [(Entry(id_, seq, kind, body), bool(replied)) for id_, seq, kind, body, replied in rows]
 
     def finish(self, entry: Entry, reply: Reply, checkpoint: Path | None = None, *, applied: bool = False) -> None:
-        """Keep a reply; `applied` where all requests up to this one are in the weights of `checkpoint`, for good."""
+        """Store a reply; `applied` if the weights of `checkpoint` include all requests up to this one."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE requests SET reply = ?, media = ? WHERE policy_id = ? AND seq = ?",
@@ -149,7 +149,7 @@ class Journal:
     # Sampling sessions
 
     def add_sampler(self, sampler_id: str, session_id: str, path: str | None) -> None:
-        """A sampling session over the weights that a tinker:// path names; None: the base model."""
+        """Add a sampling session over a tinker:// path, or the base model (None)."""
         self._connection.execute("INSERT OR IGNORE INTO samplers VALUES (?, ?, ?)", (sampler_id, session_id, path))
 
     def samplers(self) -> dict[str, tuple[str, str | None]]:

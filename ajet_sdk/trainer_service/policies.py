@@ -1,7 +1,7 @@
-"""One base model in memory, and over its weights as many policies as there are clients, each with a LoRA adapter.
+"""One base model in memory, shared by the policies of all clients, each with a LoRA adapter.
 
-The loss is the API's: a plain sum over the tokens of all sequences, so that what a client sends in several requests
-adds up. Gradients gather until the next step. Letters of shapes: B sequences, T the length of one, N tokens of a
+The loss is that of the API: a sum over the tokens of all sequences, so several requests add up. Gradients accumulate
+until the next step. Letters of shapes: B sequences, T the length of one, N tokens of a
 micro-batch, V the vocabulary.
 """
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from ajet_sdk.dialects.json import Json
 
 _ALPHA = 32
-"""Of every adapter: what it adds is scaled by `_ALPHA / rank`, so that a learning rate suits all ranks."""
+"""LoRA alpha: adapters are scaled by `_ALPHA / rank`, so that a learning rate suits all ranks."""
 _LORA, _OPTIMISER = "lora.json", "optimiser.pt"
 
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """Which adapter: its rank, and which kinds of layers it changes."""
+    """The rank of an adapter, and the kinds of layers that it changes."""
 
     rank: int
     seed: int | None = None
@@ -69,7 +69,7 @@ class BaseModel:
     """The frozen weights that all policies share."""
 
     def __init__(self, path: str, *, device: str = "auto", max_model_len: int | None = None) -> None:
-        """Raises ConfigError where there is no model at `path`."""
+        """Raises ConfigError if there is no model at `path`."""
         self.path = path
         self.model = load_model(path, device=device).requires_grad_(False)
         shape = self.model.config.get_text_config()
@@ -81,7 +81,7 @@ class BaseModel:
         self._kinds = _layers(self.model)
 
     def policy_module(self, lora: Lora | None) -> PreTrainedModel:
-        """Another module over the same weights, with an adapter of its own: two threads may not use one module."""
+        """A new module over the same weights, with its own adapter, since threads cannot share a module."""
         weights = {id(parameter): parameter for parameter in self.model.parameters()}
         module = copy.deepcopy(self.model, dict[int, object](weights)).eval()
         return module if lora is None else self._with_adapter(module, lora)
@@ -154,7 +154,7 @@ class Policy:
         return policy
 
     def restore(self, path: Path, *, optimiser: bool) -> None:
-        """Take up saved weights, with their optimiser or a fresh one. Raises CheckpointError."""
+        """Restore saved weights, with their optimizer or a fresh one. Raises CheckpointError."""
         if replace(lora := read_lora(path), seed=None) != replace(self.lora, seed=None):
             raise CheckpointError(
                 f"{path.name} is another kind of adapter ({lora}; this one is {self.lora}); make a training client "
@@ -169,7 +169,7 @@ class Policy:
             if optimiser:
                 device = self.parameters[0].device
                 self._optimiser.load_state_dict(torch.load(path / _OPTIMISER, weights_only=True, map_location=device))
-        except Exception as error:  # what damaged bytes raise in pickle and torch has no common class
+        except Exception as error:  # errors of pickle and torch for damaged bytes have no common class
             raise CheckpointError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
 
     def save(self, directory: Path, *, optimiser: bool, about: dict[str, object] | None = None) -> None:
@@ -183,7 +183,7 @@ class Policy:
     def score(self, batch: Batch, *, backward: bool) -> tuple[list[Floats], float]:
         """The log-probabilities of all targets, and the sum of the loss; `backward` adds its gradient.
 
-        Raises RequestRefused for tokens that the model has not, TrainingError where the loss is not finite.
+        Raises RequestRefused for tokens outside the vocabulary, TrainingError if the loss is not finite.
         """
         batch.check(self.base.vocabulary, self.base.max_model_len)
         torch.set_num_threads(self.base.threads)  # each thread has a number of its own
@@ -240,16 +240,16 @@ class Policy:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether passes have added something since the last step."""
+        """Whether there are gradients since the last step."""
         return any(parameter.grad is not None for parameter in self.parameters)
 
     def drop_gradients(self) -> None:
-        """Forget what passes have added since the last step."""
+        """Drop the gradients since the last step."""
         self._optimiser.zero_grad(set_to_none=True)
 
 
 def _token_losses(batch: Batch, scored: Scored, micro: MicroBatch) -> torch.Tensor:
-    """The API's losses of each token, before they are summed up. DRO: Richemond et al. 2024, arXiv:2405.19107."""
+    """The API's loss of each token, before the sum. DRO: Richemond et al. 2024, arXiv:2405.19107."""
     if batch.loss == "cross_entropy":
         return -scored.logprobs_N * micro.advantages_N
     if batch.loss == "dro":
@@ -266,7 +266,7 @@ def _token_losses(batch: Batch, scored: Scored, micro: MicroBatch) -> torch.Tens
 
 
 def adam_of(parameters: Json) -> Adam:
-    """The parameters of a step as JSON has them. Raises RequestRefused."""
+    """Read the parameters of a step from JSON. Raises RequestRefused."""
     names = {field.name for field in fields(Adam)}
     if unknown := set(parameters) - names - {"type"}:
         raise RequestRefused(f"AdamW has no parameter {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}")
@@ -282,7 +282,7 @@ def adam_of(parameters: Json) -> Adam:
 def prompt_scores(
     module: PreTrainedModel, ids_T: Sequence[int], top: int, last: int | None, threads: int
 ) -> PromptScores:
-    """Log-probabilities of a prompt's own tokens, but the first, and the `top` likeliest at each place."""
+    """Log-probabilities of a prompt's tokens except the first, and the `top` likeliest at each position."""
     torch.set_num_threads(threads)
     size = len(ids_T)
     begin = max(1, size - last if last is not None else 1)

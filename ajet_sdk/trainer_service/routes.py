@@ -1,7 +1,7 @@
 """The Tinker API's HTTP routes over a `Service`.
 
-Bodies are JSON but for passes and their results and samples, which are protobuf. Work is promised at once and its
-result fetched by `retrieve_future`, which waits for it.
+Bodies are JSON, except those of passes and samples, which are protobuf. Requests return a promise at once;
+`retrieve_future` waits for the result.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from ajet_sdk.types import new_id
 _POLL = 30.0
 """Seconds that `retrieve_future` waits; the SDK waits for 45."""
 _LINK = 24 * 3600
-"""Seconds for which a link to a file is good."""
+"""Seconds for which a link to a file is valid."""
 _KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 
 
 def application(service: Service, api_key: str | None = None, poll: float = _POLL) -> ASGIApp:
-    """The ASGI application; with `api_key` only who sends it is answered."""
+    """The ASGI application; with `api_key` it answers only requests that send it."""
     return _keyed(_Routes(service, poll).app(), api_key) if api_key else _Routes(service, poll).app()
 
 
 def _keyed(app: ASGIApp, api_key: str) -> ASGIApp:
-    """The application behind a key, as the SDK sends it. A link to a file has a signature of its own."""
+    """Require the API key in the SDK's headers. Links to files have their own signature."""
 
     async def keyed(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] != "/api/v1/healthz" and not scope["path"].startswith("/files/"):
@@ -132,7 +132,7 @@ class _Routes:
         return self._create(CREATE, await _json(request))
 
     async def load_weights(self, request: Request) -> Response:
-        """Into a policy, or as the first request of a new one."""
+        """Load weights into a policy, or create one from them."""
         body = await _json(request)
         return self._create(LOAD, body) if body.get("model_id") is None else self._accept(LOAD, body)
 
@@ -151,13 +151,13 @@ class _Routes:
         return _promise(self.service.accept(PASS, *pass_address(body), body))
 
     async def retrieve_future(self, request: Request) -> Response:
-        """A result, or 408 where there is none yet, on which the SDK asks again."""
+        """A result, or 408 if there is none yet, on which the SDK retries."""
         promise = (await _json(request))["request_id"]
         try:
             reply = await self.service.reply(promise, self._poll)
-        except Unknown as error:  # on 410 the SDK samples again; what trains may not be done again
+        except Unknown as error:  # on 410 the SDK samples again; training must not be repeated
             return JSONResponse({"detail": str(error)}, 410 if ":sample:" in promise else 404)
-        except asyncio.CancelledError:  # the server ends: the client asks the next one on this state
+        except asyncio.CancelledError:  # the server stops; the client asks the next server on this state
             reply = None
         if reply is not None:
             return Response(reply.body, media_type=reply.media)
@@ -241,7 +241,7 @@ class _Routes:
         return hmac.new(self._secret, f"{end} {name}".encode(), hashlib.sha256).hexdigest()
 
     async def file(self, request: Request) -> Response:
-        """What a link leads to: a file, or a directory as a tar archive."""
+        """Serve a link: a file, or a directory as a tar archive."""
         name, end = request.path_params["file"], int(request.query_params.get("expires", 0))
         if end < time.time() or not hmac.compare_digest(
             self._signature(name, end), request.query_params.get("signature", "")
@@ -314,7 +314,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _fail(request: Request, error: Exception) -> Response:
-    """Anything unforeseen: told to the client, and kept whole in the log (Starlette raises it again)."""
+    """Report any other error to the client; Starlette raises it again, so it is logged."""
     if isinstance(error, KeyError):
         return JSONResponse({"detail": f"the request lacks {error}"}, 400)
     return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, 500)

@@ -1,4 +1,4 @@
-"""Sampling sessions: each over the base model or saved weights, which are loaded when they are first asked."""
+"""Sampling sessions over the base model or saved weights, which are loaded at first use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ajet_sdk.trainer_service.data import sample_result
 from ajet_sdk.trainer_service.policies import BaseModel, prompt_scores
 
 _LOADED = 4
-"""Sets of weights that are kept ready to sample from."""
+"""Maximum sets of weights that stay loaded."""
 
 
 class _Weights:
@@ -37,7 +37,7 @@ class _Weights:
 
 
 class _Slot:
-    """Weights that are loaded or being loaded, and how many requests use or await them."""
+    """Weights that are loaded or loading, and the number of requests that use them."""
 
     def __init__(self, loading: Awaitable[_Weights]) -> None:
         self.loading = asyncio.ensure_future(loading)
@@ -92,13 +92,13 @@ class Samplers:
                 self._slots.pop(path, None)
 
     async def _unload(self, keep: int) -> None:
-        """Unload those that nobody uses, until so many are left."""
+        """Unload idle weights until `keep` are left."""
         idle = [path for path, slot in self._slots.items() if not slot.users and slot.loading.done()]
         for slot in [self._slots.pop(path) for path in idle[: max(0, len(self._slots) - keep)]]:
             await slot.loading.result().sampler.aclose()
 
     async def aclose(self) -> None:
-        """Unload all; what is being sampled fails."""
+        """Unload all; running requests fail."""
         for slot in self._slots.values():
             if slot.loading.done() and slot.loading.exception() is None:
                 await slot.loading.result().sampler.aclose()
@@ -131,5 +131,5 @@ def _sampling(body: Json) -> Sampling:
         n=int(body.get("num_samples") or 1),
         stop=tuple(text for text in stops if isinstance(text, str)),
         stop_token_ids=tuple(int(token) for token in stops if not isinstance(token, str)),
-        ignore_eos=stop is not None,  # the API's: a list of stops takes the place of the end-of-turn token
+        ignore_eos=stop is not None,  # in the API a list of stops replaces the end-of-turn token
     )

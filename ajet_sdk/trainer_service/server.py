@@ -20,7 +20,7 @@ from ajet_sdk.trainer_service.routes import application
 from ajet_sdk.trainer_service.service import Service
 
 _PREFIX = "tml-"
-"""What the SDK wants every key to begin with."""
+"""Prefix of API keys that the SDK requires."""
 
 
 def serve_trainer(

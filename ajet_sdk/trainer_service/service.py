@@ -1,8 +1,8 @@
-"""The policies of all clients: requests to each in the order of their numbers, each applied once.
+"""The policies of all clients. Requests to a policy are applied once each, in the order of their numbers.
 
-A client sends requests ahead, over several connections, and again where an answer was lost. What it gets at once is a
-promise: the policy's id and the request's number. A request waits for all numbers before its own. The computing is one
-at a time; sampling goes on beside it.
+A client sends requests ahead, over several connections, and again if an answer was lost. It gets a promise at once: the
+policy's id and the request's number. A request waits for all earlier numbers. Requests compute one at a time; sampling
+runs beside them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ajet_sdk.trainer_service.sampling import Samplers
 
 _log = logging.getLogger("ajet.trainer")
 _SAMPLES = 4096
-"""Samples that are kept for clients that have not taken them."""
+"""Maximum samples that wait for their clients."""
 _IN_MEMORY = 8
-"""Policies that are kept in memory; others are read again when they are asked."""
+"""Policies kept in memory; others are loaded again at use."""
 
 PASS, STEP, CREATE, LOAD = "forward_backward", "optim_step", "create_model", "load_weights"
 
@@ -51,7 +51,7 @@ class _Run:
     next: int = 0
     policy: Policy | None = None
     incomplete: str = ""
-    """Why the gradient lacks a part, until the next step."""
+    """Why the gradient is incomplete, until the next step."""
     waiting: dict[int, tuple[Entry, bool]] = field(default_factory=dict)
     done: dict[int, asyncio.Event] = field(default_factory=dict)
     working: asyncio.Task[None] | None = None
@@ -59,10 +59,10 @@ class _Run:
 
 
 class Service:
-    """All that the routes do."""
+    """The state and operations behind the routes."""
 
     def __init__(self, base: BaseModel, tokenizer: Tokenizer, state: Path, name: str, seed: int = 0) -> None:
-        """`name` is what clients call the base model. Raises ConfigError where `state` is used by another server."""
+        """`name` is the base model's name for clients. Raises ConfigError if another server uses `state`."""
         self.base, self.name = base, name
         messages()
         state.mkdir(parents=True, exist_ok=True)
@@ -78,14 +78,14 @@ class Service:
         self._samples: dict[str, asyncio.Task[Reply]] = {}
 
     def resume(self) -> None:
-        """Apply what was accepted before the server was last ended."""
+        """Apply the requests accepted before the last stop."""
         for entry, replied in self.journal.unapplied():
             self._runs[entry.policy_id].waiting[entry.seq] = (entry, replied)
         for run in self._runs.values():
             self._work_on(run)
 
     async def aclose(self) -> None:
-        """End; what is not done is done when a server is next started on this state."""
+        """Stop; the next server on this state applies the remaining requests."""
         tasks = [run.working for run in self._runs.values() if run.working is not None]
         tasks += self._samples.values()  # type: ignore[arg-type]
         for task in tasks:
@@ -98,7 +98,7 @@ class Service:
     # Requests to a policy
 
     def accept(self, kind: str, policy_id: str, seq: int | None, body: bytes) -> str:
-        """Keep a request, once; returns its promise. Raises Unknown, RequestRefused."""
+        """Accept a request once; returns its promise. Raises Unknown, RequestRefused."""
         run = self._run(policy_id)
         if seq is None:
             raise RequestRefused("the request has no seq_id; use the SDK (tinker 0.25 or later)", "seq_id")
@@ -137,7 +137,7 @@ class Service:
             run.working = asyncio.create_task(self._work(run))
 
     async def _work(self, run: _Run) -> None:
-        """Do the requests that may be done now."""
+        """Apply the requests that are next in order."""
         while run.next in run.waiting:
             entry, replied = run.waiting[run.next]
             if not replied or entry.kind == PASS:  # the gradient of a pass was lost with the process
@@ -161,7 +161,7 @@ class Service:
         except Exception as error:  # noqa: BLE001  (kept and handed to the client that it concerns)
             reply = _failure(entry.kind, error)
             if changes:
-                run.policy = None  # what is in memory may be half changed; what is on disk is whole
+                run.policy = None  # the state in memory may be half changed; that on disk is whole
             elif entry.kind == PASS and not messages().ForwardBackwardRequest.FromString(entry.body).forward_only:
                 run.incomplete = str(error)
         if replied:
@@ -176,7 +176,7 @@ class Service:
             await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
 
     def _apply(self, run: _Run, entry: Entry) -> tuple[Path | None, Reply]:
-        """In a thread: the new place of the weights where they changed, and the reply."""
+        """Apply a request, in a thread; returns the checkpoint if the weights changed, and the reply."""
         if entry.kind == PASS:
             message = messages().ForwardBackwardRequest.FromString(entry.body)
             batch, policy = read_batch(message), self._policy(run)
@@ -229,7 +229,7 @@ class Service:
         return Lora(**{name: value for name, value in lora.items() if name in known})
 
     def check_base(self, base_model: str | None) -> None:
-        """Raises RequestRefused where another base model is asked for."""
+        """Raise RequestRefused for another base model."""
         same = base_model in (None, self.name, self.base.path)
         if not same and Path(str(base_model)).resolve() != Path(self.base.path).resolve():
             raise RequestRefused(
@@ -250,7 +250,7 @@ class Service:
     # Promises, sampling, sessions
 
     async def reply(self, promise: str, seconds: float) -> Reply | None:
-        """What a request led to; None where that takes longer. Raises Unknown."""
+        """The reply to a request; None after `seconds`. Raises Unknown."""
         if (sample := self._samples.get(promise)) is not None:
             await asyncio.wait({sample}, timeout=seconds)
             return sample.result() if sample.done() else None
@@ -269,7 +269,7 @@ class Service:
         return self.journal.reply(policy_id, seq)
 
     def holds_up(self, promise: str) -> str:
-        """What a request waits for that is the client's to do; nothing where it is being worked on."""
+        """What the client must send before a request can run; empty if it is running."""
         run = self._runs.get(promise.rpartition(":")[0])
         if run is None or run.next in run.waiting or not run.waiting:
             return ""
@@ -289,13 +289,13 @@ class Service:
         return sampler_id
 
     def sampler(self, sampler_id: str) -> str | None:
-        """The path of what a sampling session samples from; None: the base model. Raises Unknown."""
+        """The path of a sampling session's weights; None for the base model. Raises Unknown."""
         if sampler_id not in self._sessions:
             raise Unknown(f"there is no sampling session {sampler_id} on this server; make a new sampling client")
         return self._sessions[sampler_id][1]
 
     def sample(self, sampler_id: str, seq: int, body: Json) -> str:
-        """Begin to sample, once; returns the promise. Raises Unknown."""
+        """Begin to sample, once per request; returns the promise. Raises Unknown."""
         promise = f"{sampler_id}:{seq}"
         if promise not in self._samples:
             path = self.sampler(sampler_id)
@@ -313,12 +313,12 @@ class Service:
             return _failure("asample", error)
 
     def cancel(self, promise: str) -> None:
-        """Stop sampling what nobody waits for any more."""
+        """Cancel a sample request."""
         if (task := self._samples.pop(promise, None)) is not None:
             task.cancel()
 
     def finish(self, session_id: str) -> None:
-        """A client is done: its policies leave memory, and stay on disk."""
+        """End a client's session: its policies are unloaded, and stay on disk."""
         for run in self._runs.values():
             if run.session_id == session_id and not run.waiting:
                 run.policy = None
@@ -339,7 +339,7 @@ class Service:
         }
 
     def policies(self, policy_id: str | None = None) -> list[str]:
-        """All that the state has, oldest first, or the one of this id. Raises Unknown."""
+        """Ids of all policies, oldest first, or only `policy_id`. Raises Unknown."""
         return list(self._runs) if policy_id is None else [self._run(policy_id).policy_id]
 
 
@@ -350,7 +350,7 @@ def _no_other_optimiser(config: Json | None) -> Json:
 
 
 def _failure(kind: str, error: Exception) -> Reply:
-    """What the SDK raises of a request that failed: the client's own mistake, or the server's."""
+    """The reply for a failed request, as an error of the client or of the server."""
     if isinstance(error, torch.OutOfMemoryError):
         return Reply.error(
             "out of GPU memory; send shorter sequences, or start the server with --max-model-len", "server"
