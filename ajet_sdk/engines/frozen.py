@@ -130,7 +130,8 @@ def _named(config: Config) -> Iterator[str | ModelSource]:
 
 
 def before_training(config: Config) -> Config:
-    """The config for episodes with a model that a recipe is still making: it replaces the initial model as an opponent."""
+    """The config for episodes with a model that a recipe is still making: it replaces the initial model as an
+    opponent."""
 
     def now(named: str | ModelSource) -> str | ModelSource:
         is_policy = isinstance(named, str) and named in (f"{_OWN}@0", *(f"{_OWN}@{word}" for word in _MOVING))

@@ -81,7 +81,8 @@ def default_lr(parameters: int, *, lora: bool) -> float:
 
 
 async def open_learner(config: Config, probe: Probe, steps: int, say: Callable[[str], None]) -> Learner:
-    """Load the model, or make it by its recipe, with a sampler and a trainer for `steps` steps; `say` prints progress."""
+    """Load the model, or make it by its recipe, with a sampler and a trainer for `steps` steps; `say` prints
+    progress."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

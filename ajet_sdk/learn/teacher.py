@@ -165,6 +165,7 @@ class LocalTeacher:
         return torch.nn.functional.pad(support_MV, (0, width - support_MV.shape[1]))
 
     async def aclose(self) -> None:
+        """Does nothing."""
 
 
 class RemoteTeacher:

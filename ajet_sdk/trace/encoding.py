@@ -49,7 +49,8 @@ def _without_keys(text: str, by: str) -> str:
 
 
 def storable(value: object) -> Any:
-    """The value, or the reason, as text, why it cannot be stored as JSON. Methods of users' objects may raise anything."""
+    """The value, or the reason, as text, why it cannot be stored as JSON. Methods of users' objects may raise
+    anything."""
     try:
         _ENCODER.encode(scrub(value))
     except BaseException as error:  # noqa: BLE001  a `__str__` that exits, say

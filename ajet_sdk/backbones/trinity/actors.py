@@ -1,8 +1,7 @@
-"""Trinity's explorer, whose runners may die: what a dead one was at is run again by another.
+"""Trinity's explorer, which repeats the task of a dead runner, and its trainer, whose step is one update of a whole
+batch.
 
-Trinity's scheduler starts another runner too, but forgets the task, and waits for it until its time is up.
-
-Trinity's trainer, whose step is one update of the whole batch, however many timelines the step's episodes gave.
+Trinity's own scheduler replaces the runner, but loses the task and waits until it times out.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 _LIVES = 4
-"""Runners that one task may cost; then the fault is the task's, and it counts as failed."""
+"""Runners that a task may crash before it counts as failed."""
 
 _PAUSE = 5.0
-"""Seconds before another is started: a node that is gone is still given work for a while."""
+"""Seconds before the next runner is started: a dead node is still given work for a while."""
 
 
 class SteadyExplorer(Explorer):  # type: ignore[misc]
@@ -44,7 +43,7 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
         await super().prepare()
 
     async def benchmark(self) -> bool:
-        """Evaluate the newest checkpoint where that is asked for, else each, as Trinity does.
+        """Evaluate the newest checkpoint if the config says so, else each, as Trinity does.
 
         Trinity asks its synchroniser which is the newest, and in this mode that looks for none: it says 0.
         """
@@ -57,7 +56,7 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
         return True
 
     async def shutdown(self) -> None:
-        """Trinity's way, once the driver can have all that was reported."""
+        """Shut down once the driver has all messages."""
         if self.monitor is not None:
             await self.monitor.flush()
         await super().shutdown()
@@ -89,7 +88,7 @@ class _Scheduler(Scheduler):  # type: ignore[misc]
 
 class _Runner(RunnerWrapper):  # type: ignore[misc]
     async def run_with_retry(self, *arguments: object, **named: object) -> Any:
-        """Trinity's way, and again in a new process as long as it is the process that failed."""
+        """Run as Trinity does, and again in a new process if the process died."""
         lost, result = "", None
         for _ in range(_LIVES):
             try:
@@ -122,13 +121,13 @@ class WholeBatchTrainer(Trainer):  # type: ignore[misc]
         await super().prepare()
 
     async def train(self) -> str:
-        """Trinity's loop; when it returns the driver can have all that it reported."""
+        """Trinity's loop; returns once the driver has all messages."""
         name = str(await super().train())
         await self.monitor.flush()
         return name
 
     async def train_step(self, exps: list[Experience]) -> dict[str, object]:
-        """One update; metrics of it."""
+        """One update; returns its metrics."""
         if self.config.trainer.trainer_type == "verl":
             set_mini_batch_size(self.engine.config, len(exps))
         metrics: dict[str, object] = await super().train_step(exps)

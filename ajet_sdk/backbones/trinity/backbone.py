@@ -1,9 +1,9 @@
-"""The `trinity` backbone in the driver: prepare a job for the cluster, run it, gather what comes back, close the books.
+"""The driver of the `trinity` backbone: prepares the job, runs Trinity, collects results, completes the ledger.
 
 The driver trains nothing. It writes the tasks and Trinity's config to the checkpoint store, starts what the config
 needs, listens to the `Mailbox`, and owns the run's metrics and the ledger's rows of what was trained.
 
-What the driver makes of what Trinity tells: metrics of its explorer and trainer, and rows of the ledger.
+`TrinityProgress` turns messages into metrics and rows of the ledger.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Run(ClusterRun):
 
     @asynccontextmanager
     async def _learner(self, place: TrinityPlace) -> AsyncIterator[None]:
-        """Ajet's CPU learner, where Trinity looks for `tinker`."""
+        """Start ajet's CPU learner and point Trinity's `tinker` client to it."""
         rollout = self.config.rollout
         settings = TrainerSettings.of(self.config, place.lr or 0.0, self.total)
         if schedule_is_trinitys(self.config):
@@ -157,7 +157,7 @@ class _Run(ClusterRun):
             await engine.aclose()
 
     def _roll_back(self, place: TrinityPlace) -> None:
-        """Go on from the newest checkpoint: Trinity's explorer is told where to begin, too. Logs begin anew."""
+        """Resume from the newest checkpoint, Trinity's explorer included, with new logs."""
         step = resume_at(place.directory)
         self.roll_back(step)
         place.directory.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ class Tasks:
 
 
 def _readable(mapping: Mapping[str, object]) -> dict[str, object]:
-    """The mapping without pickled code, which is nothing to read."""
+    """The mapping without pickled code, for printing."""
     shown: dict[str, Any] = json.loads(json.dumps(mapping, default=str))
     inputs = shown["buffer"]["explorer_input"]
     for taskset in (*inputs["tasksets"], *inputs["eval_tasksets"]):
@@ -194,7 +194,7 @@ def _readable(mapping: Mapping[str, object]) -> dict[str, object]:
 
 
 def _newest_model(place: TrinityPlace, cpu: bool) -> Path:
-    """The newest checkpoint in the format of transformers. Raises TrainingError where there is none."""
+    """The newest checkpoint in transformers format. Raises TrainingError if there is none."""
 
     def step(path: Path) -> int:
         return int(path.name.removeprefix("global_step_"))
@@ -211,14 +211,14 @@ def _newest_model(place: TrinityPlace, cpu: bool) -> Path:
 
 
 class TrinityProgress(Progress):
-    """Listens to the `Mailbox` for what `monitor` and `batches` put there, too."""
+    """Handles the messages of `plugins` and `batches`, too."""
 
     def _metrics(self, message: MetricsMessage) -> None:
         log = self._log_step if message["role"] == "trainer" else self._loggers.log
         log(int(message["step"]), message["metrics"])
 
     def _trained(self, message: TrainedMessage) -> None:
-        """Book what the trainer took from the buffer."""
+        """Book the calls that the trainer took from the buffer."""
         self._writer.put(
             *(
                 LedgerEntry(

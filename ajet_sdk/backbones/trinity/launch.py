@@ -1,4 +1,4 @@
-"""Trinity's explorer and trainer, started, watched and ended by us.
+"""Starts, watches and stops Trinity's explorer and trainer.
 
 Trinity's own launcher reports success when a stage fails: its loops log the error and return. Here each end is checked
 against what should have been done, and the first error of the logs is the message.
@@ -34,7 +34,7 @@ T = TypeVar("T")
 _ACTORS = "ajet_sdk.backbones.trinity.actors"
 """Loaded once Trinity is known to be installed."""
 _POLL_SECONDS = 2.0
-"""Seconds between two looks at the logs while both work."""
+"""Seconds between two checks of the logs while both run."""
 _ERROR_SECONDS = 40.0
 """Seconds that the trainer has after the explorer is done, without a step in between, where the logs hold an error."""
 _STEP_SECONDS = 3600.0
@@ -43,7 +43,7 @@ _ENDING = 30.0
 
 
 def parse_config(mapping: dict[str, object]) -> TrinityConfig:
-    """Trinity's Config of the mapping. Raises ConfigError for a key that Trinity does not know, or a wrong type."""
+    """Trinity's Config from the mapping. Raises ConfigError for an unknown key or a wrong type."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from trinity.common.config import Config
@@ -83,7 +83,7 @@ def _check_engine_arguments(model: InferenceModelConfig, prefix: str) -> None:
 
 @contextmanager
 def environment(**added: str) -> Iterator[None]:
-    """This process's environment variables with more of them."""
+    """Within the block, set environment variables of this process."""
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     try:
@@ -133,7 +133,7 @@ def _ranks(config: TrinityConfig) -> int:
 
 
 async def explore_and_train(config: TrinityConfig, updates: Callable[[], int]) -> None:
-    """Run both to their end. `updates()` is the number of training steps that the driver has heard of.
+    """Run both to their end. `updates()` is the number of training steps reported to the driver.
 
     How far the trainer came is what its last checkpoint says: news of it may be on their way yet.
     Raises TrainingError, with the first cause and its log, where one of them died, stopped early, or does not move.
@@ -182,7 +182,7 @@ async def explore_only(config: TrinityConfig) -> None:
 
 
 def last_checkpoint(config: TrinityConfig) -> TrinityConfig:
-    """The config of a job that is trained, for evaluating what came of it."""
+    """The config for evaluating the last checkpoint of a trained job."""
     from trinity.common.constants import SyncMethod
 
     config = copy.deepcopy(config)
@@ -220,7 +220,7 @@ def _stop_message(who: str, steps: int, total: int, logs: Path) -> str:
 
 @contextlib.contextmanager
 def _raise_ray_errors(logs: Path) -> Iterator[None]:
-    """Ray's errors as ours, with the first cause: a process that is gone, else what the logs say."""
+    """Convert Ray's errors to TrainingError, with the first cause: a dead process, else an error in the logs."""
     import ray
 
     try:
@@ -235,7 +235,7 @@ def _raise_ray_errors(logs: Path) -> Iterator[None]:
 async def _actors(
     config: TrinityConfig, *kinds: type[SteadyExplorer | WholeBatchTrainer]
 ) -> AsyncIterator[tuple[ActorHandle, ...]]:
-    """The actors of a job; shut down, and killed where they do not end by themselves. Their GPUs are free then."""
+    """Start the actors of a job; shut them down at the end, or kill them, so that their GPUs are free."""
     import ray
 
     before = _placement_groups()

@@ -1,9 +1,9 @@
-"""The `verl` backbone in the driver: prepare a job for the cluster, run it, gather what comes back, close the books.
+"""The driver of the `verl` backbone: prepares the job, runs verl, collects results, completes the ledger.
 
 The driver trains nothing. It writes the job to the checkpoint store, starts verl's trainer, listens to the `Mailbox`
 and to verl's metrics, and owns the run's metrics and the ledger's rows of what was trained.
 
-What the driver makes of a verl run: the Post's news and verl's own file of metrics, under the names of `local`.
+`VerlProgress` turns messages and verl's metrics file into metrics under the names of `local`.
 """
 
 from __future__ import annotations
@@ -135,14 +135,14 @@ _OTHERS = ("actor/", "perf/", "timing_s/", "response_length/", "prompt_length/")
 
 
 class VerlProgress(Progress):
-    """Listens to the Post, and follows the file into which verl's `file` logger writes a line for each step."""
+    """Handles messages, and follows the file in which verl's `file` logger writes a line per step."""
 
     def __init__(self, loggers: Loggers, writer: TraceWriter, job: Job, val: Sequence[Task], total: int) -> None:
         super().__init__(loggers, writer, job, val, total)
         self._batches: dict[int, BatchMessage] = {}
 
     async def follow(self, path: Path) -> None:
-        """Read what is written until `finish`, and then what is left."""
+        """Read lines until `finish` is called, then the remaining ones."""
         offset, partial = 0, b""
         while True:
             last = self._ended.is_set()
@@ -156,10 +156,10 @@ class VerlProgress(Progress):
             await asyncio.sleep(_POLL_SECONDS)
 
     def _line(self, record: Mapping[str, Any]) -> None:
-        """A step is done once verl says so: then its metrics are logged and its tokens are booked as trained."""
+        """Log the metrics of a finished step and book its tokens as trained."""
         step, values = int(record["step"]), record["data"]
         if "training/global_step" not in values:
-            return  # a validation, whose episodes the Post tells of
+            return  # a validation, whose episodes arrive as messages
         metrics: dict[str, float] = {}
         batch = self._batches.pop(step, None)
         if batch is not None:
@@ -173,7 +173,7 @@ class VerlProgress(Progress):
         self._log_step(step, metrics)
 
     def _batch(self, message: BatchMessage) -> None:
-        """The samples of a step are on their way into the trainer."""
+        """Keep the samples of a step until the step is done."""
         self._batches[int(message["step"])] = message
         for line in message["words"]:
             self._loggers.say(f"step {message['step']}: {line}")
@@ -189,7 +189,7 @@ def _read(path: Path, offset: int) -> bytes:
 
 
 def compose_config(mapping: Mapping[str, object]) -> DictConfig:
-    """verl's default config with the values of the mapping. Raises ConfigError for a key that verl does not know."""
+    """verl's default config with the mapping's values. Raises ConfigError for unknown keys."""
     import verl
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf, open_dict
@@ -275,7 +275,7 @@ async def fit(config: DictConfig, metrics: Path) -> None:
 
 
 def cause_of(error: BaseException) -> str:
-    """The first cause in plain words: what we raised ourselves, else what Ray tells of it."""
+    """The first cause as text: ajet's own error, else Ray's report."""
     inner = error
     while isinstance(getattr(inner, "cause", None), BaseException):
         inner = inner.cause  # type: ignore[attr-defined]

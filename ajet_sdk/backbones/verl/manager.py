@@ -1,7 +1,7 @@
-"""`AjetManager`: what verl's trainer takes for its agent loop. A step's batch in, our samples as rows out.
+"""`AjetManager` replaces the agent loop of verl's trainer: it returns our samples as the rows of a step.
 
-verl's training loop wants exactly as many rows back as it put in, and only counts: which tasks are run follows from the
-step and the seed, in the order of `local`. Importing this module tells verl of the advantage estimator `ajet_given`.
+verl requires as many rows as it sent; the tasks follow from the step and the seed, in the order of `local`. Importing
+this module registers the advantage estimator `ajet_given`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient
 
 _LOSSES = 3
-"""How often a group is run again whose node was lost."""
+"""Repeats of a group whose node was lost."""
 
 
 @register_adv_est(ESTIMATOR)  # type: ignore[untyped-decorator]
@@ -55,7 +55,7 @@ def recorded_advantages(
 
 
 class AjetManager:
-    """Implements what verl calls of an `AgentLoopManager`: `create` and `generate_sequences`."""
+    """Implements the part of `AgentLoopManager` that verl calls: `create` and `generate_sequences`."""
 
     def __init__(self, config: DictConfig, llm_client: LLMServerClient, *_: object, **__: object) -> None:
         self._job = read_job(Path(config.ajet.job))
@@ -71,13 +71,13 @@ class AjetManager:
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> AjetManager:
-        """As verl makes it."""
+        """Called by verl."""
         return cls(*args, **kwargs)
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """The rows of a training step, or of a validation; as many as there are in `prompts`.
 
-        Raises TrainingError where too few episodes are sound or the ledger does not balance.
+        Raises TrainingError if too few episodes are sound or the ledger does not balance.
         """
         step = int(prompts.meta_info["global_steps"])
         if prompts.meta_info.get("validate"):
@@ -121,7 +121,7 @@ class AjetManager:
         return training_rows(samples, count, self._padding)
 
     def _validate(self, step: int, count: int) -> DataProto:
-        """verl gets the mean reward of each task; the driver hears of every episode, and makes the metrics."""
+        """Return the mean reward of each task to verl; the driver computes metrics from the episodes."""
         config = self.config
         if count != len(self._val):
             raise TrainingError(f"verl validates on {count} rows, but there are {len(self._val)} validation tasks")
@@ -144,7 +144,7 @@ class AjetManager:
         return attempts_of(tasks, repeats, run_id=self.run_id, step=step, what=what, seed=seed)
 
     def _run(self, attempts: Sequence[Attempt], what: str, sampling: SamplingOverride | None) -> list[Episode]:
-        """Run every group somewhere; in the order of the attempts. A group whose process is lost is run again."""
+        """Run all groups on the nodes, in order; groups whose process is lost are repeated."""
         groups: dict[str, list[Attempt]] = {}
         for attempt in attempts:
             groups.setdefault(attempt.group_id, []).append(attempt)
@@ -171,7 +171,7 @@ class AjetManager:
     def _gather(
         self, running: dict[ObjectRef, tuple[str, ActorHandle]], done: dict[str, list[Episode]], what: str
     ) -> list[RayActorError]:
-        """Wait for all, and tell the driver of each as it comes. Returns why some are lost; their runners are new."""
+        """Wait for all groups and send each to the driver. Returns the errors of lost runners, which are replaced."""
         lost = []
         while running:
             (reference,), _ = ray.wait(list(running), num_returns=1)
@@ -192,7 +192,7 @@ class AjetManager:
         return actor.remote(_without_tasks(self._job), self._client, max(1, len(_nodes())))
 
     def _replace(self, runner: ActorHandle) -> None:
-        """A new process for the one that is gone, on a node that is there."""
+        """Replace a dead runner by a new one on a live node."""
         nodes = _nodes()
         self._runners = [
             self._start(nodes[at % len(nodes)]) if old is runner else old for at, old in enumerate(self._runners)
@@ -205,5 +205,5 @@ def _nodes() -> list[str]:
 
 
 def _without_tasks(job: Mapping[str, object]) -> dict[str, object]:
-    """A job without its tasks, which travel with the attempts."""
+    """The job without its tasks, which are sent with the attempts."""
     return {name: value for name, value in job.items() if name not in ("train", "val")}

@@ -1,4 +1,4 @@
-"""The process on each node that runs groups of attempts for `manager`, and the job's way to it.
+"""The process on each node that runs groups of attempts for `manager`, and the job file.
 
 `ClientSampler`: token ids in and out of the engines that verl keeps, by verl's own client.
 """
@@ -33,7 +33,7 @@ _BARE: dict[str, object] = {"request": {}, "response": {}}
 
 
 def write_job(path: Path, job: Job, val: Sequence[Task], model: str, traces: Path) -> None:
-    """Put what other processes need of a job into a file, which only its owner can read.
+    """Write a job for other processes to a private file.
 
     `traces` is the directory for the nodes' trace files.
     """
@@ -49,7 +49,7 @@ def write_job(path: Path, job: Job, val: Sequence[Task], model: str, traces: Pat
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """The same, on the other side."""
+    """Read a job written by `write_job`."""
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 
@@ -65,7 +65,7 @@ class Runner:
         self._rooms: dict[int, asyncio.Semaphore] = {}
 
     async def run(self, group: Sequence[Attempt], sampling: SamplingOverride | None) -> list[Episode]:
-        """The episodes of one group, without what was said in them."""
+        """The episodes of a group, without requests and responses."""
         async with self._places(len(group)):
             episodes = await self._node.run(group, sampling)
         self._node.writer.flush()
@@ -77,7 +77,7 @@ class Runner:
 
 
 def _without_bodies(episode: Episode) -> Episode:
-    """The episode with the ids of its calls, which training needs, and without anything that may not travel."""
+    """The episode with the ids of its calls, without requests, responses and output."""
     calls = tuple(call.model_copy(update=_BARE) for call in episode.calls)
     return episode.model_copy(update={"calls": calls, "output": None})
 
@@ -85,8 +85,8 @@ def _without_bodies(episode: Episode) -> Episode:
 class ClientSampler:
     """A `Sampler` over verl's `LLMServerClient`.
 
-    Calls of one session go to the same engine while it is there, so its prefix cache serves them. The version is the
-    training step after which the engine was given its weights, which is the number of updates.
+    Calls of a session go to the same engine, for its prefix cache. The version is the training step whose weights the
+    engine has, which is the number of updates.
     """
 
     def __init__(self, client: LLMServerClient, tokenizer: Tokenizer, model: str, max_model_len: int) -> None:
@@ -94,7 +94,7 @@ class ClientSampler:
         self.model, self.max_model_len = model, max_model_len
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
-        """Raises EngineUnavailable where the engine failed or gave the call up, EngineError for an answer in part."""
+        """Raises EngineUnavailable if the engine fails or aborts, EngineError for an incomplete response."""
         each = [
             replace(sampling, n=1, seed=None if sampling.seed is None else sampling.seed + index)
             for index in range(sampling.n)
@@ -116,7 +116,7 @@ class ClientSampler:
             output = await self._client.generate(
                 session, prompt_ids=[int(i) for i in prompt_ids], sampling_params=parameters
             )
-        except Exception as error:  # Ray wraps whatever the engine raised, and verl raises what it likes
+        except Exception as error:  # Ray wraps any error of the engine
             raise EngineUnavailable(f"verl's engine failed: {type(error).__name__}: {_first_line(error)}") from error
         if output.stop_reason is not None and finish_of(output.stop_reason) is None:
             raise EngineUnavailable(f"verl's engine ended the call for {output.stop_reason!r}")
@@ -148,7 +148,7 @@ class ClientSampler:
         return text[: min(places)] if places else None
 
     def forget(self, session: str) -> None:
-        """The engines drop what they kept in their own time."""
+        """Does nothing: the engines manage their caches."""
 
     async def aclose(self) -> None:
         """The client holds nothing of ours."""

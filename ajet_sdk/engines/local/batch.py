@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _PREFILL_TOKENS = 8192
 """Tokens of one prefill pass, padding included."""
 _PADDING = 256
-"""Padded tokens that cost less than another pass."""
+"""Padding tokens that cost less than another pass."""
 _Places = npt.NDArray[np.int64]
 
 
@@ -36,7 +36,7 @@ class _Joiner:
     continuation: Continuation
     row: int
     begin: int
-    """Tokens of the prompt that need no computing."""
+    """Prompt tokens that are already computed."""
     todo: int
 
 
@@ -64,7 +64,7 @@ class RunningBatch:
         self._changed()
 
     def clear(self, broken: bool = False) -> None:
-        """Forget every conversation. The memory is kept on a CPU, unless what it holds may be `broken`."""
+        """Forget every conversation. On a CPU the memory is kept, unless its content may be `broken`."""
         if broken or self._device.type != "cpu":
             self._cache.drop()
         self._forward.refresh()
@@ -80,17 +80,17 @@ class RunningBatch:
         return int((self._table.state == RESTING).sum())
 
     def continuations(self) -> list[Continuation]:
-        """What runs."""
+        """The running continuations."""
         return [continuation for continuation in self._table.continuations if continuation is not None]
 
     def _changed(self) -> None:
-        """Which rows run has changed: prepare what every step needs of them."""
+        """Prepare per-step data after the running rows have changed."""
         self._rows: _Places = np.flatnonzero(self._table.state == RUNNING)
         self._watched = self._stop_watches(self._rows)
         self._how = self._token_draw(self._rows) if len(self._rows) else None
 
     def _stop_watches(self, rows: _Places) -> list[tuple[int, StopWatch]]:
-        """Those of the rows, by position, that have stop strings to look for."""
+        """The stop watches of rows with stop strings, by position."""
         continuations = self._table.continuations
         return [
             (i, continuation.stop)
@@ -105,7 +105,7 @@ class RunningBatch:
     # Joining and leaving
 
     def admit(self, continuations: Sequence[Continuation]) -> list[Continuation]:
-        """Prefill the prompts and sample a first token of each; returns those that are finished by it."""
+        """Prefill the prompts and sample a first token of each; returns finished continuations."""
         known: set[tuple[str, bytes]] = set()
         first: list[Continuation] = []
         later: list[Continuation] = []
@@ -141,14 +141,14 @@ class RunningBatch:
         return done
 
     def cancel(self, continuations: Iterable[Continuation]) -> None:
-        """Stop continuations that run; what they computed stays as their session's."""
+        """Stop running continuations; their computed tokens stay cached for the session."""
         for continuation in continuations:
             if continuation.row is not None and self._table.continuations[continuation.row] is continuation:
                 self._table.park(continuation.row)
         self._changed()
 
     def forget(self, session: str) -> None:
-        """Free a session's rows: at once where they rest, when they end where they run."""
+        """Free a session's rows: resting ones at once, running ones at their end."""
         self._table.forget(session)
 
     # Forward passes
@@ -193,7 +193,7 @@ class RunningBatch:
         ids = table.ids[batch, places].astype(np.int64)[:, None]
         write = self._tensor(batch * self._cache.capacity + places)
         if dense:
-            # Rows between that do not run are computed along, behind their last token, and nothing is read of it.
+            # Rows in between that do not run are computed, too; the result is ignored.
             self._cache.dense(write, slice(first, behind), window)
         else:
             self._cache.extend(write, self._tensor(rows), window)
@@ -205,7 +205,7 @@ class RunningBatch:
     # Sampling
 
     def step(self) -> list[Continuation]:
-        """One more token for every running job; returns those that are finished by it."""
+        """Sample a token for every running continuation; returns finished ones."""
         if self._how is None:
             return []
         tokens, logprobs = self._sample(self._rows, self._how, self._decode())
@@ -234,7 +234,7 @@ class RunningBatch:
         return sampled
 
     def _processed(self, rows: _Places, logits: torch.Tensor) -> torch.Tensor:
-        """The logits after what the rows' own requests do to them."""
+        """Apply the logits processors of each row's request."""
         changed = list[tuple[int, torch.Tensor]]()
         for i, row in enumerate(rows):
             continuation = self._table.continuations[row]
@@ -256,7 +256,7 @@ class RunningBatch:
         logprobs: npt.NDArray[np.float32],
         watched: Sequence[tuple[int, StopWatch]],
     ) -> list[Continuation]:
-        """Write down one sampled token a row, and end the rows that it finishes."""
+        """Record a sampled token per row, and end finished rows."""
         table = self._table
         places = table.length[rows]
         table.ids[rows, places] = tokens

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _FAMILY = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 _FUSE_BELOW = 20_000_000
-"""Parameters up to which weights are copied side by side, to be multiplied at once."""
+"""Parameters up to which weights are concatenated into a copy, to be multiplied at once."""
 
 
 class UnsupportedModel(Exception):
@@ -41,12 +41,12 @@ class Forward(Protocol):
     ) -> torch.Tensor: ...
 
     def refresh(self) -> None:
-        """The weights have changed."""
+        """Update copies after the weights have changed."""
         ...
 
 
 class ModelForward:
-    """The model's own pass. `last_B` None: each row's last token is its T-th."""
+    """The model's own forward pass. `last_B` None: each row's last token is its T-th."""
 
     def __init__(self, model: PreTrainedModel, cache: RowCache) -> None:
         self._model, self._cache = model, {cache_name(model): cache}
@@ -81,13 +81,13 @@ class ModelForward:
 
 
 def cache_name(model: PreTrainedModel) -> str:
-    """What the model's forward pass calls its cache: `cache` in newer versions of transformers."""
+    """The name of the model's cache argument: `cache` in newer versions of transformers."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
 
 
 def causal_mask(places_BT: torch.Tensor, window: int, dtype: torch.dtype) -> torch.Tensor:
-    """Which of the first `window` places each token sees: 0 there, else -inf; [B, 1, T, window]."""
+    """Additive mask of the first `window` positions that each token attends to: 0, else -inf; [B, 1, T, window]."""
     hidden = torch.arange(window, device=places_BT.device) > places_BT[:, :, None]
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
 
@@ -98,7 +98,7 @@ class _Layer:
     projections: list[tuple[torch.Tensor, torch.Tensor | None]]
     """Weight and bias of query, key and value; one pair where they are fused."""
     head_norm: torch.Tensor | None
-    """The scale of the query and key heads' own norm, [heads of both, D]."""
+    """The scale of the norm of query and key heads, [heads of both, D]."""
     out: tuple[torch.Tensor, torch.Tensor | None]
     mlp_norm: torch.Tensor
     gates: list[torch.Tensor]
@@ -257,7 +257,7 @@ def _small(model: PreTrainedModel) -> bool:
 
 
 def forward_of(model: PreTrainedModel, cache: RowCache) -> Forward:
-    """The shortest pass that gives the model's own logits. Raises Unsuited where rows cannot be told apart by masks."""
+    """The fastest forward pass with the model's logits. Raises UnsupportedModel if masks cannot separate rows."""
     bare = model.get_base_model() if hasattr(model, "get_base_model") else model
     if reason := unsupported_reason(model.config.get_text_config()):
         raise UnsupportedModel(f"{type(bare).__name__} has {reason}.")
@@ -270,7 +270,7 @@ def forward_of(model: PreTrainedModel, cache: RowCache) -> Forward:
     fast = ModelForward(model, cache)
     try:
         gap = _gap(model, fast, cache)
-    except Exception as error:  # a model may refuse such a pass in any way
+    except Exception as error:  # a model may fail in any way
         raise UnsupportedModel(f"{type(bare).__name__} does not support batches ({error}).") from error
     if not gap <= tolerance(model):
         raise UnsupportedModel(f"{type(bare).__name__} computes different results in a batch (by {gap:.2g}).")
@@ -278,7 +278,7 @@ def forward_of(model: PreTrainedModel, cache: RowCache) -> Forward:
 
 
 def unsupported_reason(config: PretrainedConfig) -> str | None:
-    """What keeps a model's layers from seeing the whole context, as far as its config tells."""
+    """Why a model's layers do not attend to the whole context, according to its config; None if they do."""
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
         return "layers of type " + ", ".join(sorted(kinds))
@@ -295,7 +295,7 @@ def rope_kinds(text_config: PretrainedConfig) -> list[tuple[str, dict[str, objec
 
 
 def check_rope(config: PretrainedConfig, max_model_len: int) -> None:
-    """Refuse lengths at which a model turns positions by other angles than below.
+    """Refuse lengths at which a model changes the angles of its rotary embedding.
 
     Dynamic NTK and LongRoPE choose the angles by the longest conversation of a pass. What was cached before it passed
     that length, and what shares a batch with it, would not be the model's. Raises ConfigError.
@@ -314,7 +314,7 @@ def check_rope(config: PretrainedConfig, max_model_len: int) -> None:
 
 
 def tolerance(model: PreTrainedModel) -> float:
-    """How far logits may be off that were computed in another order, in the measure of `distance`.
+    """Largest `distance` of logits that were computed in another order.
 
     Rounding adds up over layers: to 1.5 % in bfloat16 and to 1e-6 in float32 over 24 of them. A token too many or too
     few in view is worth tens of per cent.

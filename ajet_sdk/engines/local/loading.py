@@ -1,4 +1,4 @@
-"""Loading a causal language model from a directory or a name, and making an engine of it."""
+"""Loads a causal language model from a directory or a name, and makes an engine of it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _with_lora(model: PreTrainedModel, lora: Lora) -> PreTrainedModel:
 
 
 def local_engine(config: Config) -> TokenEngine:
-    """An engine over the model that `config.model` names, in this process, to sample from and not to train."""
+    """An engine over the model of `config.model` in this process, for sampling only."""
     spec = config.model
     if spec.path is None:
         raise ConfigError("model.path is not set: the local engine needs a local directory or a Hugging Face name")

@@ -1,4 +1,4 @@
-"""What a request's own parameters do to the logits: a grammar's mask, bias, forbidden words, a least length, penalties.
+"""Logits processors of a request: grammar masks, bias, forbidden words, minimum length, penalties.
 
 The sampler and the trainer go through the same `processors`, so a token is scored under the distribution that it was
 drawn from. The order is vLLM's: what forbids and the bias, then penalties, and behind them temperature, min_p, top_k
@@ -23,7 +23,7 @@ from ajet_sdk.tokens.matching import Matcher
 class LogitsProcessor(Protocol):
     """Changes the logits of one reply.
 
-    One is made for each reply that is sampled, and for each that is scored.
+    A new one is made for each reply that is sampled or scored.
     """
 
     def __call__(self, logits_KV: torch.Tensor, output_ids: Sequence[int], places_K: Sequence[int]) -> torch.Tensor:
@@ -36,7 +36,7 @@ class LogitsProcessor(Protocol):
 
 
 def processors(sampling: Sampling, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> tuple[LogitsProcessor, ...]:
-    """What `sampling` does to the logits of one reply to the prompt, in order."""
+    """The logits processors of a reply to the prompt, in order."""
     chain: list[LogitsProcessor] = []
     if sampling.grammar:
         chain.append(_GrammarMask(sampling.grammar, tokenizer))
@@ -57,7 +57,7 @@ def process(
     output_ids: Sequence[int],
     places_K: Sequence[int],
 ) -> torch.Tensor:
-    """The logits after all of `how`."""
+    """Apply all processors to the logits."""
     for processor in how:
         logits_KV = processor(logits_KV, output_ids, places_K)
     return logits_KV
@@ -74,7 +74,7 @@ class _GrammarMask:
         self._taken = 0
 
     def __call__(self, logits_KV: torch.Tensor, output_ids: Sequence[int], places_K: Sequence[int]) -> torch.Tensor:
-        """Raises EngineError where the reply so far is none of the grammar's."""
+        """Raises EngineError if the grammar does not accept the reply so far."""
         words_KW = np.concatenate([self._allowed(output_ids, position) for position in places_K])
         allowed_KV = np.unpackbits(words_KW.view(np.uint8), axis=1, bitorder="little")
         forbidden_KV = np.ones(tuple(logits_KV.shape), dtype=bool)
@@ -83,7 +83,7 @@ class _GrammarMask:
         return logits_KV.masked_fill(torch.from_numpy(forbidden_KV).to(logits_KV.device), -torch.inf)
 
     def _allowed(self, output_ids: Sequence[int], position: int) -> npt.NDArray[np.int32]:
-        """The bits of the tokens that may stand at a place of the reply."""
+        """The bit mask of tokens allowed at a position of the reply."""
         for token_id in output_ids[self._taken : position]:
             if not self._matcher.take(int(token_id)):
                 raise EngineError(f"the grammar of the reply does not allow token {self._taken}, {int(token_id)}")
@@ -93,7 +93,7 @@ class _GrammarMask:
 
 @dataclass(frozen=True, slots=True)
 class _Bias:
-    """Adds a number to the logits of named tokens."""
+    """Adds a bias to the logits of tokens."""
 
     bias: tuple[tuple[int, float], ...]
 
@@ -107,7 +107,7 @@ class _Bias:
 
 @dataclass(frozen=True, slots=True)
 class _MinTokens:
-    """Forbids what ends a reply until it has so many tokens: end-of-sequence ids under `ignore_eos` too, as in vLLM."""
+    """Forbids tokens that end a reply up to a minimum length; end-of-turn ids even under `ignore_eos`, as vLLM."""
 
     least: int
     ends: tuple[int, ...]
@@ -121,7 +121,7 @@ class _MinTokens:
 
 @dataclass(frozen=True, slots=True)
 class _BadWords:
-    """Forbids the last token of a word whose others were sampled just before."""
+    """Forbids the last token of a word after its other tokens."""
 
     words: tuple[tuple[int, ...], ...]
 
@@ -135,7 +135,7 @@ class _BadWords:
 
 
 def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The ids of each word as a text begins with it, and behind a blank where it is as many others; vLLM's rule."""
+    """The ids of each word at the start of a text, and after a blank if they are as many; vLLM's rule."""
     spellings: list[tuple[int, ...]] = []
     for word in words:
         first, inner = (tuple(tokenizer.encode(blank + word.lstrip())) for blank in ("", " "))

@@ -1,9 +1,7 @@
-"""Drawing tokens from logits: temperature, top-k, top-p, and noise that belongs to the request alone.
+"""Draws tokens from logits: temperature, top-k, top-p, and noise that depends only on the request.
 
-B is the number of rows, V the size of the vocabulary. The noise of a token is a hash of its request's seed and its
-place in the reply, so what a request gets does not depend on which others share its batch.
-
-One continuation to be sampled, and the watch for its stop strings.
+B is the number of rows, V the size of the vocabulary. The noise of a token is a hash of the request's seed and the
+token's position, so a reply does not depend on other requests in the batch.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ def mix(*parts: int) -> int:
 
 
 def uniform(seeds_B: npt.NDArray[np.uint64], places_B: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1), one per row, a function of the row's seed and of the token's place in the reply alone."""
+    """A number in [0, 1) per row, a function of the row's seed and the token's position."""
     bits = _scramble(seeds_B + (places_B.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -78,7 +76,7 @@ class TokenDraw:
 
 
 def limit(logits_BV: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor, min_p_B: torch.Tensor) -> torch.Tensor:
-    """Which tokens can be drawn, a boolean of shape (B, V).
+    """Mask of the tokens that can be drawn, of shape (B, V).
 
     Those are the `top_k` most likely ones that have at least `min_p` of the most likely one's probability, and of them
     the smallest set of the most likely whose probability reaches `top_p`. No gradient goes through it.
@@ -93,7 +91,7 @@ def limit(logits_BV: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor,
 
 
 def _drawn_from(logits_BV: torch.Tensor, how: TokenDraw) -> torch.Tensor:
-    """The logits at the temperature, without what cannot be drawn."""
+    """The logits at the temperature, with -inf for tokens that cannot be drawn."""
     logits = logits_BV.float()
     if how.scale_B1 is not None:
         logits = logits / how.scale_B1
@@ -145,7 +143,7 @@ class StopWatch:
         ignore_eos: bool = False,
     ) -> None:
         self.ignore_eos = ignore_eos
-        """The ids that end a turn do not end the reply."""
+        """End-of-turn ids do not end the reply."""
         self._ids, self._least, self._begin = frozenset(ids), least, 0
         self._stops = [text.encode() for text in stop if text]
         self._longest = max(map(len, self._stops), default=0)
@@ -155,7 +153,7 @@ class StopWatch:
         """The text before the stop string, once one was found."""
 
     def feed(self, token_id: int) -> bool:
-        """Take one more token; True when the reply is at its end by it."""
+        """Add a token; True if it ends the reply."""
         if token_id in self._ids:
             return True
         if not self._stops:
@@ -185,7 +183,7 @@ class SamplingRequest:
     continuations: list[Continuation] = field(default_factory=list)
     unfinished: int = 0
     started: bool = False
-    """One of its continuations has begun: the others belong to the same policy version."""
+    """Whether a continuation has begun; the others must use the same policy version."""
 
 
 @dataclass(eq=False, slots=True)
@@ -200,7 +198,7 @@ class Continuation:
     logprobs: list[float] = field(default_factory=list)
     reason: Literal["stop", "length"] = "length"
     top: list[list[tuple[int, float]]] = field(default_factory=list)
-    """The most likely tokens at each place, where they are wanted."""
+    """The most likely tokens at each position, if requested."""
     row: int | None = None
     """Its row of the cache while it runs."""
     policy_version: int | None = None
@@ -211,6 +209,6 @@ class Continuation:
         return Sampled(self.output, self.logprobs, self.reason, self.policy_version, text, top)
 
     def keep_top(self, tokens: list[int], logprobs: list[float]) -> None:
-        """Keep the most likely tokens at a place; what could not be drawn is left out."""
+        """Store the most likely tokens at a position, without those that could not be drawn."""
         wanted = self.request.sampling.top_logprobs
         self.top.append([(t, p) for t, p in zip(tokens[:wanted], logprobs, strict=False) if p > -math.inf])

@@ -1,4 +1,4 @@
-"""The sampler: one worker thread that owns the model, a queue in front of it, futures behind it.
+"""The sampler: a worker thread that owns the model, with a queue of requests and futures for results.
 
 Requests come from any event loop. The worker drains its queue into the running batch before every token, so a new
 request waits for one token of the others and never for the end of a reply.
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Batch(Protocol):
-    """What advances continuations token by token: `RunningBatch`, or `SingleConversation` where a model needs it."""
+    """Advances continuations token by token: `RunningBatch`, or `SingleConversation` for models that need it."""
 
     @property
     def running(self) -> int: ...
@@ -162,12 +162,12 @@ class LocalSampler:
         return request
 
     def forget(self, session: str) -> None:
-        """Drop what is kept of a session."""
+        """Drop a session's cache."""
         self._order(lambda: self._batch.forget(session))
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """The model to oneself: running calls finish first, new ones wait, and all keys and values are dropped."""
+        """Exclusive use of the model: running calls finish first, new ones wait, and the KV cache is dropped."""
         gate = _Gate(asyncio.get_running_loop())
         with self._condition:
             if self._closed:
@@ -184,7 +184,7 @@ class LocalSampler:
             self._order(lambda: None)
 
     async def aclose(self) -> None:
-        """Stop; calls that run or wait fail with EngineUnavailable."""
+        """Stop; running and waiting calls fail with EngineUnavailable."""
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -214,7 +214,7 @@ class LocalSampler:
         )
 
     def _next(self) -> bool:
-        """Wait for something to do, and take it in; False once closed."""
+        """Wait for requests and accept them; False once closed."""
         with self._condition:
             while not (self._arrived or self._orders or self._closed or self._startable()):
                 self._condition.wait()
@@ -245,7 +245,7 @@ class LocalSampler:
         self._deliver(self._batch.step())
 
     def _half_started(self) -> bool:
-        """The next continuation's request runs already, so that it may not wait for other weights."""
+        """Whether the next continuation's request is already running, so that it must not wait for other weights."""
         return bool(self._waiting) and self._waiting[0].request.started
 
     def _admit(self, continuations: list[Continuation]) -> None:
@@ -298,7 +298,7 @@ class LocalSampler:
 
 
 class _Gate:
-    """One user of `exclusive`, from asking to leaving."""
+    """One use of `exclusive`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -342,7 +342,7 @@ def _kv_budget(device: torch.device) -> int:
 
 
 class SamplingCopy:
-    """A second model over the frozen weights of the first, with trained weights of its own until `catch_up`.
+    """A second model that shares the frozen weights, with a copy of the trained ones that `catch_up` updates.
 
     Two threads may not use one module at once: training mode, hooks on its layers and a switched-off adapter are
     seen by both. A model of which all weights are trained is held twice; of a LoRA model only the adapter is.
@@ -355,7 +355,7 @@ class SamplingCopy:
         self._pairs = [(copies[name], p) for name, p in model.named_parameters() if p.requires_grad]
 
     def catch_up(self) -> None:
-        """Take over the model's weights as they are now; nobody may use this one, or change that one, meanwhile."""
+        """Copy the model's current weights; neither model may be in use meanwhile."""
         with torch.no_grad():
             for copied, trained in self._pairs:
                 copied.copy_(trained)

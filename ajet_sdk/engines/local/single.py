@@ -1,4 +1,4 @@
-"""The plain path: one conversation at a time through whatever cache the model brings.
+"""One conversation at a time, through the model's own cache.
 
 For models whose layers are not all plain attention (sliding windows, state spaces, ...). Correct for all of them and
 much slower than `slots`.
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Conversation:
-    """A cache and the ids whose states it holds."""
+    """A cache and its token ids."""
 
     cache: object
     ids: list[int] = field(default_factory=list)
@@ -86,7 +86,7 @@ class SingleConversation:
         return logits[:, -1]
 
     def _cache_works(self) -> bool:
-        """Whether the cache that transformers makes for the model serves; where not, every token costs a full pass."""
+        """Whether the model's cache works; if not, every token costs a full pass."""
         ids = [(i * 7919 + 13) % self.model.config.vocab_size for i in range(5)]
         self._cached = True
         self.model.eval()

@@ -1,1 +1,1 @@
-"""A training service that speaks the Tinker API: the seam, the official SDK behind it, what samples from it."""
+"""Training services with the Tinker API: the interface, its implementation by the official SDK, and a sampler."""

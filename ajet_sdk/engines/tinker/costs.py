@@ -1,4 +1,4 @@
-"""Tokens that a service has worked on for a run, and what they cost by the config's price table."""
+"""Tokens that a service processed for a run, and their cost by the config's prices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Costs:
         self.prices = prices
         self.prefilled = self.sampled_tokens = self.trained_tokens = 0
         self.step = 0.0
-        """Dollars of the dearest step so far, with the validation behind it."""
+        """Dollars of the most expensive step so far, with its validation."""
         self._before = 0.0
         self._lock = threading.Lock()
 
@@ -44,14 +44,14 @@ class Costs:
 
     @property
     def dollars(self) -> float:
-        """By the prices; 0 where none are given."""
+        """Cost by the prices; 0 without any."""
         prices = self.prices
         parts = ((self.prefilled, prices.prefill), (self.sampled_tokens, prices.sample),
                  (self.trained_tokens, prices.train))  # fmt: skip
         return sum(tokens * price for tokens, price in parts) / 1e6
 
     def metrics(self) -> dict[str, float]:
-        """Of the run so far, asked for once after each step."""
+        """Metrics of the run so far; called once after each step."""
         self.step, self._before = max(self.step, self.dollars - self._before), self.dollars
         counts = {"prefilled": self.prefilled, "sampled": self.sampled_tokens, "trained": self.trained_tokens}
         priced = {"cost/dollars": self.dollars} if any(self.prices.model_dump().values()) else {}

@@ -1,4 +1,4 @@
-"""`TinkerSampler`: continues token ids with the weights that a service serves, and an engine of it."""
+"""`TinkerSampler`: continues token ids with a service's weights, and an engine over it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TinkerSampler:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """The weights may change; new calls get them from the end of the block on."""
+        """The weights may change within the block; calls after it use the new ones."""
         yield
         if self._publish is not None and self._current[1] != self.policy_version:
             self._current = (await asyncio.to_thread(self._publish), self.policy_version)
@@ -74,7 +74,7 @@ class TinkerSampler:
         return [self._cut(reply, sampling, frozenset(ids), version) for reply in replies]
 
     def _cut(self, reply: Continued, sampling: Sampling, ends: frozenset[int], version: int | None) -> Sampled:
-        """The reply up to the first thing that ends it, whether or not the service ended it there."""
+        """Cut the reply at its first stop, whether or not the service ended it there."""
         watch = StopWatch(sampling.stop, self._tokenizer.token_bytes)
         for count, token in enumerate(map(int, reply.output_ids), 1):
             if token in ends or watch.feed(token):
@@ -93,7 +93,7 @@ class TinkerSampler:
 
 
 def _refuse(sampling: Sampling) -> None:
-    """Raise RequestRefused for what the Tinker API has no parameter for."""
+    """Raise RequestRefused for parameters that the Tinker API does not have."""
     plain = Sampling()
     for name in ("min_p", "grammar", "top_logprobs"):
         if getattr(sampling, name) != getattr(plain, name):
@@ -102,7 +102,7 @@ def _refuse(sampling: Sampling) -> None:
 
 
 def tinker_engine(config: Config) -> TokenEngine:
-    """An engine over weights that a service keeps (`model.path: tinker://…`), to sample from and not to train."""
+    """An engine over weights at a service (`model.path: tinker://…`), for sampling only."""
     path = str(config.model.path)
     session = Session(config)
     base = config.model.name or session.base_of(path)

@@ -1,7 +1,7 @@
 """`TrainingService` over the official SDK of the Tinker API (the package `tinker`, 0.22 and later).
 
-The SDK retries what was lost on the way (429, 5xx, cut connections) under the number of the request, so that the
-service does it once. Its telemetry is off unless the config asks for it.
+The SDK retries lost requests (429, 5xx, broken connections) under the same number, so that the service applies them
+once. Its telemetry is off unless the config enables it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _PAUSE = 0.25
-"""Seconds between two attempts to reach a service that is not there yet."""
+"""Seconds between two attempts to reach a service that has not started yet."""
 _LOCAL_KEY = "tml-local"
-"""For a server on this machine that asks for no key: the SDK wants one that begins so."""
+"""Key for a local server without keys: the SDK requires this prefix."""
 
 
 class Session:
-    """A connection to the service that the config names. Raises ConfigError, MissingExtra, TrainingError."""
+    """A connection to the config's service. Raises ConfigError, MissingExtra, TrainingError."""
 
     def __init__(self, config: Config) -> None:
         if sys.version_info < (3, 11):
@@ -76,8 +76,8 @@ class Session:
         self.rest = self.call("opening a connection", connect)
 
     def _reach(self) -> None:
-        """Wait until the service answers at all. The SDK waits for an absent one under a lock of the process, in which
-        a session with another service, or with this one once it is there, would hang too."""
+        """Wait until the service answers. The SDK would wait for it under a process-wide lock, which would block all
+        other sessions."""
         if self.url is None:
             return
         deadline = time.monotonic() + self.stall
@@ -97,11 +97,11 @@ class Session:
 
     @property
     def name(self) -> str:
-        """The service, to be named in messages."""
+        """The service's name for messages."""
         return public(self.url) if self.url else "the hosted service"
 
     def call(self, action: str, function: Callable[[], Any]) -> Any:
-        """What the SDK answers, waited for. In a context without an episode: its requests are not an agent's."""
+        """Call the SDK and wait, in a context without an episode: its requests are not an agent's."""
         started = in_thread(lambda: _future(contextvars.Context().run(function)).result(), f"ajet-tinker {action}")
         try:
             return wait(started, self.stall, action)
@@ -111,7 +111,7 @@ class Session:
             raise self.failed(action, error) from error
 
     def send(self, action: str, function: Callable[[], Any], read: Callable[[Any], T]) -> Future[T]:
-        """What the SDK will answer, read by `read`."""
+        """Call the SDK; returns a future of its result, converted by `read`."""
         outcome: Future[T] = Future()
 
         def done(future: Future[Any]) -> None:
@@ -132,7 +132,7 @@ class Session:
         return TrainingError(f"{self.name} failed at {action}: {type(error).__name__}: {error}")
 
     def max_model_len(self, model: str) -> int | None:
-        """The context of a model as the service tells it. Raises ConfigError where it does not have the model."""
+        """The context length of a model at the service. Raises ConfigError if it does not have the model."""
         client = self.rest if self.newer else self.client
         known = self.call("get_server_capabilities", client.get_server_capabilities).supported_models
         names = [each.model_name for each in known]
@@ -141,12 +141,12 @@ class Session:
         return next((getattr(each, "max_context_length", None) for each in known if each.model_name == model), None)
 
     def base_of(self, path: str) -> str:
-        """The base model of weights that the service keeps."""
+        """The base model of weights at the service."""
         info = self.call(f"looking up {path}", lambda: self.rest.get_weights_info_by_tinker_path(path))
         return str(info.base_model)
 
     def weights(self, path: str | None = None) -> SdkWeights:
-        """Kept weights of the service, or the base model's, to sample from."""
+        """Weights at the service, or those of the base model, to sample from."""
         which = {"model_path": path} if path else {"base_model": self.model}
         sampling = self.call(f"opening {path or self.model}", lambda: self.client.create_sampling_client(**which))
         return SdkWeights(self, sampling)
@@ -215,7 +215,7 @@ class SdkService:
         create = self._session.client.create_training_client_from_state_with_optimizer
         try:
             self._training = self._session.call("loading a state", lambda: create(path))
-        except TrainingError:  # servers that know only the older way of the wire
+        except TrainingError:  # servers with the older protocol
             load = getattr(self._training, "load_state_with_optimizer", self._training.load_state)
             self._session.call("load_weights", lambda: load(path))
 
@@ -248,7 +248,7 @@ class SdkService:
         return path
 
     def _archive(self, path: str) -> str:
-        """The address of a sampler's archive."""
+        """The URL of a sampler's archive."""
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
         name, ask = checkpoint.removeprefix("sampler_weights/"), self._session.rest.get_checkpoint_archive_url
         try:
@@ -316,14 +316,14 @@ class SdkWeights:
     def logprobs(self, token_ids: Sequence[int]) -> Future[Floats]:
         prompt = self._tinker.ModelInput.from_ints([int(i) for i in token_ids])
 
-        def read(values: Sequence[float | None]) -> Floats:  # some servers leave out the first, which has none
+        def read(values: Sequence[float | None]) -> Floats:  # some servers omit the first, which has no value
             return np.array(list(values)[-(len(token_ids) - 1) :], np.float32)
 
         return self._session.send("compute_logprobs", lambda: self._sampling.compute_logprobs(prompt), read)
 
 
 def _future(value: object) -> Future[Any]:
-    """What the SDK returned as a future of the standard library: newer SDKs return futures in more places."""
+    """Convert the SDK's result to a standard future; newer SDKs return futures in more places."""
     if hasattr(value, "future"):
         inner: Future[Any] = value.future()
         return inner

@@ -1,8 +1,4 @@
-"""What ajet asks of a service that holds, trains and samples a model elsewhere.
-
-A hosted variant with an SDK of its own is another implementation of `TrainingService`; that of the Tinker API is in
-`sdk`.
-"""
+"""The interface of a service that holds, trains and samples a model; `sdk` implements it for the Tinker API."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ class Datum:
 
     token_ids: Sequence[int]
     weights: Floats
-    """What multiplies each target's loss, length T - 1: advantages of policy losses, weights of cross_entropy."""
+    """Factor of each target's loss, length T - 1: advantages of policy losses, weights of cross_entropy."""
     logprobs: Floats | None = None
     """Of each target under the weights that sampled it, length T - 1; None for cross_entropy."""
 
@@ -42,7 +38,7 @@ class Adam:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     grad_clip: float = 0.0
-    """Maximum norm of the gradient; 0: none."""
+    """Maximum norm of the gradient; 0: no clipping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +48,9 @@ class Continued:
     output_ids: Sequence[int]
     logprobs: Sequence[float]
     stopped: bool
-    """By a stop token or string, and not by the limit."""
+    """Whether a stop token or string, rather than the limit, ended it."""
     cached: int = 0
-    """Tokens of the prompt that cost as a hit of the service's prefix cache."""
+    """Prompt tokens charged as hits of the service's prefix cache."""
 
 
 class ServedWeights(Protocol):
@@ -83,12 +79,12 @@ class ServedWeights(Protocol):
 class TrainingService(Protocol):
     """One LoRA adapter in training. Work is done in the order of the calls.
 
-    What returns a Future returns at once, so that the next call may be sent ahead; the others block. Not to be called
-    from a thread with a running event loop. All raise TrainingError where the service fails.
+    Methods that return a Future return at once, so that calls can be pipelined; others block. Do not call them from a
+    thread with a running event loop. All raise TrainingError if the service fails.
     """
 
     max_model_len: int | None
-    """Tokens of prompt and reply together; None where the service does not say."""
+    """Tokens of prompt and reply together; None if unknown."""
 
     def forward(self, data: Sequence[Datum]) -> Future[list[Floats]]:
         """Log-probabilities of each datum's targets."""
@@ -101,11 +97,11 @@ class TrainingService(Protocol):
         ...
 
     def optim_step(self, adam: Adam) -> Future[Mapping[str, float]]:
-        """Apply the gradient and clear it. Returns what the service measured."""
+        """Apply the gradient and clear it. Returns the service's metrics."""
         ...
 
     def publish(self) -> ServedWeights:
-        """The weights as they are now, to sample from."""
+        """The current weights, to sample from."""
         ...
 
     def base(self) -> ServedWeights:
@@ -113,23 +109,23 @@ class TrainingService(Protocol):
         ...
 
     def save(self, name: str) -> str:
-        """Keep weights and optimiser state at the service; returns their path there."""
+        """Save weights and optimizer state at the service; returns their path."""
         ...
 
     def load(self, path: str) -> None:
-        """Take up what `save` kept."""
+        """Restore the state that `save` saved."""
         ...
 
     def trial(self) -> TrainingService:
-        """Another new adapter of the same session, to measure with."""
+        """A new adapter in the same session, for measurements."""
         ...
 
     def keep_sampler(self, name: str) -> str:
-        """Keep the weights at the service to be sampled from later; returns their path there."""
+        """Save the weights at the service for sampling; returns their path."""
         ...
 
     def download(self, name: str, directory: Path) -> str:
-        """Put the adapter into a directory, as peft keeps it. Returns the path at which the service keeps it too."""
+        """Write the adapter to a directory in peft's format. Returns its path at the service."""
         ...
 
     def close(self) -> None:
@@ -138,7 +134,7 @@ class TrainingService(Protocol):
 
 
 def wait(future: Future[T], seconds: float, action: str) -> T:
-    """The result of a future. Raises TrainingError that names what hangs where it takes longer."""
+    """The result of a future. Raises TrainingError, which names `action`, if it takes longer."""
     try:
         return future.result(seconds)
     except FutureTimeout as error:

@@ -1,1 +1,1 @@
-"""A vLLM server of ours."""
+"""vLLM servers started by ajet."""

@@ -1,4 +1,4 @@
-"""vLLM's completions route, token ids in and out: what is asked, and what is read of the answer."""
+"""Requests to and responses of vLLM's completions route, with token ids in and out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def request_body(
     eos_ids: Iterable[int],
     drawn_from: int | str,
 ) -> dict[str, object]:
-    """The request as JSON, with every parameter named: what is left out is the server's to choose.
+    """The request as JSON, with every parameter, since the server chooses those left out.
 
     `drawn_from` is what the seed is made of where `sampling` has none. A greedy request asks for one choice, whatever
     `sampling.n` is. Raises ContextOverflow, RequestRefused.
@@ -91,7 +91,7 @@ def _sampled(choice: ReplyChoice, version: int | None) -> Sampled:
 
 
 def _alternatives(choice: ReplyChoice) -> list[list[tuple[int, float]]] | None:
-    """The most likely tokens at each place, the likeliest first; None where the server names no ids."""
+    """The most likely tokens at each position, the likeliest first; None if the server sends no ids."""
     places = choice.logprobs.top_logprobs if choice.logprobs is not None else None
     if not places or not all(token.startswith(_ID) for alternatives in places for token in alternatives or ()):
         return None

@@ -1,4 +1,4 @@
-"""vLLM as the sampler of `local` and `debug`: a server process of ours, exact ids in and out, weights that change."""
+"""vLLM as the sampler of `local` and `debug`: a server process with exact ids and changing weights."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["VllmSampler", "gpus_for", "samples_with_vllm", "settings_of", "vllm_engine"]
 
 ALONE, SHARED = 0.85, 0.5
-"""Share of a GPU's memory where nothing else is on it, and beside a trainer."""
+"""Share of a GPU's memory without and with a trainer on it."""
 
 
 def samples_with_vllm(config: Config) -> bool:
-    """Whether `rollout.name` means vLLM here. Raises ConfigError where it is asked for and not installed."""
+    """Whether `rollout.name` means vLLM here. Raises ConfigError if it is required and not installed."""
     engine = config.rollout.name
     if engine == "transformers":
         return False
@@ -97,7 +97,7 @@ def _at_once(config: Config) -> int:
 
 
 def _base(path: Path) -> str:
-    """The model itself, where `path` is that of a LoRA adapter."""
+    """The base model, if `path` is a LoRA adapter."""
     adapter = path / "adapter_config.json"
     if adapter.is_file():
         return str(json.loads(adapter.read_text())["base_model_name_or_path"])
@@ -105,7 +105,7 @@ def _base(path: Path) -> str:
 
 
 def vllm_engine(config: Config) -> TokenEngine:
-    """An engine over a server of the model that `config.model` names, to sample from and not to train.
+    """An engine over a server of the model of `config.model`, for sampling only.
 
     The server starts while this returns; `engines.ready` waits for it.
     """

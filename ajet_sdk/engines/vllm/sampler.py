@@ -1,4 +1,4 @@
-"""`VllmSampler`: continues token ids with a vLLM server that it starts, watches, starts anew, and gives new weights.
+"""`VllmSampler`: continues token ids with a vLLM server that it starts, restarts, and updates with new weights.
 
 Everything that happens to the server happens in one thread with an event loop of its own; `sample` may be awaited in
 any other. What a call gets is of one version of the weights: they change between calls, never under one.
@@ -27,11 +27,11 @@ log = logging.getLogger("ajet")
 T = TypeVar("T")
 
 RESTARTS = 3
-"""How often in a run a server that died is started anew."""
+"""Maximum restarts of a dead server per run."""
 _NOT_LOADED = re.compile(r"were not loaded from checkpoint|(?<!RotaryEmbedding): Failed to load weights")
 """What vLLM says of old weights that it kept. The tables of rotary embeddings are computed and are in no file."""
 _DYING = 5.0
-"""Seconds that a server which broke a connection is given to turn out dead."""
+"""Seconds after a broken connection in which the server may turn out dead."""
 
 
 class VllmSampler:
@@ -82,13 +82,13 @@ class VllmSampler:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that holds the server."""
+        """Process id of the server's keeper."""
         return self._server.pid if self._server is not None else None
 
     # What any event loop may call
 
     async def ready(self) -> None:
-        """Wait until the server answers. Raises EngineError where it does not start."""
+        """Wait until the server answers. Raises EngineError if it does not start."""
         await self._there(self._until_open())
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
@@ -108,7 +108,7 @@ class VllmSampler:
         return choices_of(reply, version, sampling.n)
 
     def forget(self, session: str) -> None:
-        """Nothing is kept by session: the server's prefix cache drops what is oldest."""
+        """Does nothing: the server's prefix cache drops the oldest entries."""
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
@@ -135,7 +135,7 @@ class VllmSampler:
         return directory
 
     async def aclose(self) -> None:
-        """End the server; calls that run or wait fail with EngineUnavailable."""
+        """Stop the server; running and waiting calls fail with EngineUnavailable."""
         if self._closed:
             return
         self._closed = True
@@ -146,7 +146,7 @@ class VllmSampler:
         await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
     async def _there(self, work: Coroutine[object, None, T]) -> T:
-        """Await something in the sampler's own loop; cancelled here, it is cancelled there."""
+        """Await a coroutine in the sampler's own loop; cancellation is passed on."""
         if self._closed:
             work.close()
             raise EngineUnavailable(f"the sampler of {self.model} is closed")
@@ -155,7 +155,7 @@ class VllmSampler:
     # Requests
 
     async def _ask(self, body: dict[str, object]) -> tuple[dict[str, object], int | None]:
-        """The reply, and the version of the weights that it is of."""
+        """The reply, and the version of its weights."""
         try:
             return await self._ask_once(body)
         except EngineUnavailable as error:
