@@ -59,6 +59,7 @@ def run(program: list[str], place: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_student_is_distilled_in_two_steps(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "tiny")
@@ -69,6 +70,7 @@ def test_a_student_is_distilled_in_two_steps(tmp_path: Path) -> None:
         assert "validation: reward" in said
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_round_without_a_thumb_up_promotes_nothing(tmp_path: Path) -> None:
     """A model of random weights reaches no goal; the served walks are in a trace all the same."""
@@ -80,6 +82,7 @@ def test_a_round_without_a_thumb_up_promotes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "launcher_record/flywheel/round-1/served/trace.duckdb").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_flywheel_goes_on_from_the_model_in_service_and_with_a_round_that_was_killed(tmp_path: Path) -> None:
     """The walks of round 2 are there, and what it learnt of them is not: they are learnt, and none is walked again."""

@@ -85,6 +85,7 @@ def test_a_killed_instance_costs_no_episode(tmp_path: Path) -> None:
         assert {episode.output: episode.reward for episode in tuned.episodes} == {"goal": 1.0, "lost": 0.0}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_learns_while_instances_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tutorial with fewer steps; one of every 200 instances is killed."""

@@ -167,6 +167,7 @@ def test_one_line_switches_to_a_model_of_the_hub(file: Path) -> None:
     assert not wants_recipe(load_config(file, ["ajet.model.path=Qwen/Qwen2.5-0.5B-Instruct"]))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_main_job_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tutorial with fewer steps: from the recipe's model to a clearly better one, the ledger balanced."""

@@ -171,6 +171,7 @@ def test_in_training_each_choice_counts_for_its_own_call(tmp_path: Path) -> None
         assert one.value == (float(game.opposed(me, int(said))) if against else 0.5)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_side_alone_can_be_trained(tmp_path: Path) -> None:
     played = games(

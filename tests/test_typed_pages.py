@@ -275,7 +275,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("pages", SESSIONS, ids=lambda pages: Path(pages[0]).stem)
+@pytest.mark.parametrize(
+    "pages",
+    [pytest.param(p, marks=[pytest.mark.long] * ("quickstart" in p[0]), id=Path(p[0]).stem) for p in SESSIONS],
+)
 def test_pages_do_what_they_show(pages: list[str], installed: Path, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     shutil.copytree(

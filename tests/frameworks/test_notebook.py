@@ -53,6 +53,7 @@ def execute(notebook: Any, folder: Path) -> Any:
     return client.execute()
 
 
+@pytest.mark.long
 def test_the_tutorial_trains_what_its_cells_define(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     tutorial = Path(__file__).parents[2] / "tutorial/example_notebook"

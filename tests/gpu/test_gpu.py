@@ -30,6 +30,7 @@ def program() -> ModuleType:
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_a_dry_run_goes_through_every_part(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     command = [sys.executable, "-m", "tests.gpu", "--dry", "--json", str(out)]

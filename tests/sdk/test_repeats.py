@@ -19,6 +19,7 @@ CALLS = 3 * 3 * 7
 """Of a step."""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_under_load_that_is_killed_twenty_times_repeats_to_the_bit(tmp_path: Path, tiny_model: Path) -> None:
     """And whenever calls arrive: `repeat` lets them come in another order every time."""

@@ -34,6 +34,7 @@ def group_of(sampler: Any, prompt: list[int], seed: int) -> tuple[list[types.Dat
     return data, float(rewards.mean())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo"])
 def test_a_policy_learns_which_tokens_are_wanted(loss: Any, server: Server, service: Any) -> None:

@@ -101,6 +101,7 @@ def test_the_page_and_its_pictures_are_current(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.glob("pictures/*")} == {p.name for p in ROOT.glob("docs/pictures/bench-*.svg")}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_steps_of_the_calculator_are_measured(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "tutorial/example_math_agent", tmp_path / "example_math_agent")

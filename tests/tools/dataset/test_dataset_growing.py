@@ -94,6 +94,7 @@ TRIALS = """
     FROM episodes WHERE split = 'trial' GROUP BY ALL ORDER BY ALL"""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_adds_what_it_can_learn_from_and_a_resumed_one_has_the_same_tasks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
