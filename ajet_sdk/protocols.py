@@ -7,6 +7,7 @@ an output. A backbone runs a `Job`.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import threading
@@ -22,8 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from ajet_sdk.types import Episode, Task
 
 if TYPE_CHECKING:
-    import asyncio
-
     import pyarrow as pa
 
     from ajet_sdk.config.config import Config
@@ -41,6 +40,7 @@ __all__ = [
     "Sampled",
     "Sampler",
     "Sampling",
+    "SamplingCancelled",
     "Stop",
     "Tokenizer",
     "TraceReader",
@@ -200,7 +200,8 @@ class Engine(Protocol):
     """The model's name in requests."""
 
     async def answer(self, ask: Ask) -> Answer:
-        """Raises RequestRefused (400), ContextOverflow, EngineUnavailable. Cancelling frees the request's resources."""
+        """Raises RequestRefused (400), ContextOverflow, EngineUnavailable. Cancelling frees what the request holds, and
+        raises SamplingCancelled where it is known what was drawn."""
         ...
 
     async def count(self, ask: Ask) -> int:
@@ -230,6 +231,14 @@ class Sampled:
     """The most likely tokens at each position and their log-probabilities, if `top_logprobs` requests them."""
 
 
+class SamplingCancelled(asyncio.CancelledError):
+    """Cancelled in the middle of sampling: `tokens` were drawn by then, of all continuations together."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"{tokens} tokens were drawn")
+        self.tokens = tokens
+
+
 class Sampler(Protocol):
     """Continues token ids."""
 
@@ -237,7 +246,10 @@ class Sampler(Protocol):
     max_model_len: int
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
-        """`sampling.n` continuations. Prompts of a `session` tend to extend each other, so its KV may be cached."""
+        """`sampling.n` continuations. Prompts of one `session` tend to extend each other: its KV may be kept.
+
+        Cancelled, it raises SamplingCancelled where it knows what was drawn.
+        """
         ...
 
     def forget(self, session: str) -> None: ...

@@ -7,6 +7,7 @@ asked for is behind that, with or without a version (`ajet_sdk/dialects/table.py
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,15 @@ from urllib.parse import parse_qs, unquote
 from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.dialects.json import json_value
 from ajet_sdk.dialects.table import CHAT, DIALECTS, ApiRoute, Counter, Dialect, Vendor, endpoint, instead_of, vendor
-from ajet_sdk.errors import AjetError, RequestRefused
+from ajet_sdk.errors import (
+    AjetError,
+    ConfigError,
+    ContextOverflow,
+    EngineUnavailable,
+    ModelAmbiguous,
+    RequestRefused,
+    place_of,
+)
 from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.protocols import Client
 from ajet_sdk.types import Phase
@@ -26,6 +35,8 @@ REMEMBERED_KEYS = 200_000
 """Keys of finished episodes that are still told apart from foreign ones."""
 LARGEST_BODY = 16 * 2**20
 """Bytes of a request: four million tokens of text. To read one takes some twenty times as much memory for a moment."""
+
+log = logging.getLogger("ajet")
 
 
 class HTTPError(Exception):
@@ -230,6 +241,27 @@ async def count(episode: OpenEpisode, request: Request, counter: Counter) -> dic
         raise HTTPError(400, str(error), "unsupported_parameter", error.parameter) from error
     except AjetError as error:
         raise HTTPError(503 if error.infrastructure else 400, str(error), "engine_failed") from error
+
+
+def refusal(episode: OpenEpisode, error: Exception) -> HTTPError:
+    """What the client is told of it. A fault that is not the request's becomes the episode's too."""
+    if isinstance(error, HTTPError):
+        return error
+    if isinstance(error, RequestRefused):
+        return HTTPError(400, str(error), error.code, error.parameter)
+    if not isinstance(error, AjetError):  # the boundary: the engine's fault is the call's error
+        fault = EngineUnavailable(f"the engine failed: {type(error).__name__}: {error}{place_of(error)}")
+        log.error("In episode %s %s", episode.episode_id, fault, exc_info=error)
+        episode.fail(fault)
+        return HTTPError(500, str(fault), "engine_failed")
+    episode.fail(error)
+    if isinstance(error, ContextOverflow):
+        return HTTPError(400, str(error), "context_length_exceeded", "messages")
+    if isinstance(error, ModelAmbiguous):
+        return HTTPError(400, str(error), "model_ambiguous", "model")
+    if isinstance(error, ConfigError):
+        return HTTPError(400, str(error), "not_configured")
+    return HTTPError(503 if error.infrastructure else 502, str(error), "engine_failed")
 
 
 def joined(events: Iterable[bytes], large: int) -> list[bytes]:

@@ -20,16 +20,12 @@ from ajet_sdk.engines.reply_schema import checked_answer
 from ajet_sdk.errors import (
     AjetError,
     ConfigError,
-    ContextOverflow,
     EngineUnavailable,
-    ModelAmbiguous,
-    RequestRefused,
     TraceError,
-    place_of,
 )
-from ajet_sdk.gateway.access import ClientGone, HTTPError, Request, headers_of, joined, unknown_route
+from ajet_sdk.gateway.access import ClientGone, HTTPError, Request, headers_of, joined, refusal, unknown_route
 from ajet_sdk.gateway.episode import OpenEpisode, mix_seed, override
-from ajet_sdk.protocols import Answer, Ask, Engine, Sampling
+from ajet_sdk.protocols import Answer, Ask, Engine, Sampling, SamplingCancelled
 from ajet_sdk.types import Call, new_id, now
 
 HEARTBEAT = 10.0
@@ -75,8 +71,11 @@ class CallInFlight:
         """Done when there is nothing to wait for: an answer, the client gone, the episode over, or the time up."""
         self._timer = loop.call_later(episode.spec.call_timeout, self.settle)
         self.client.gone.add_done_callback(self.settle)
-        self._recorded = False
+        self._recorded = self._ended = False
         self._answer: Answer | None = None
+        self._error = UNDELIVERED
+        self._drawn = 0
+        """Tokens that were sampled before the engine was cancelled."""
         episode.in_flight.add(self)
 
     def settle(self, _: object = None) -> None:
@@ -84,12 +83,19 @@ class CallInFlight:
         if not self.settled.done():
             self.settled.set_result(None)
 
-    def worked(self, work: asyncio.Future[Answer]) -> None:
-        """The engine is done. What it raised is asked for here: nobody else does where the client has left."""
-        error = None if work.cancelled() else work.exception()
-        if error is not None and self._recorded:
-            log.debug("The engine failed after the end of call %s: %r", self.request_id, error)
-        self.settle()
+    async def ask(self) -> Answer:
+        """Ask the engine. Raises what it raises."""
+        try:
+            return await self.engine.answer(self.asked)
+        except SamplingCancelled as cancelled:
+            self._drawn = cancelled.tokens
+            raise
+        except Exception as error:
+            if self._ended:
+                log.debug("The engine failed after the end of call %s: %r", self.request_id, error)
+            raise
+        finally:
+            self.settle()
 
     def choose_engine(self, ask: Ask) -> Sampling:
         """Choose the engine, and what to sample by in place of what was asked for. Raises ConfigError."""
@@ -179,7 +185,8 @@ class CallInFlight:
         common["sampling"] = (replace(self.sampling, grammar=grammar) if grammar else self.sampling).as_dict()
         if answer is None:
             index = next(self.episode.indices)
-            self.episode.add(Call(**common, index=index, model=self.engine.model, response=self._completion))
+            model, drawn = self.engine.model, self._drawn
+            self.episode.add(Call(**common, index=index, model=model, response=self._completion, cut_tokens=drawn))
             return
         for index, choice in enumerate(answer.choices):
             known: dict[str, Any] = {
@@ -203,15 +210,28 @@ class CallInFlight:
         return {**self.neutral, WITHOUT_EFFECT: unused} if unused else self.neutral
 
     def end(self, error: str | None = None) -> None:
-        """It goes no further: record it, as undelivered where no error is given, and cancel the engine's work."""
-        if not self._recorded:
-            with suppress(TraceError):  # the writer raises it again to the run, at its next record
-                self.record(error or self._undelivered())
-        self.episode.in_flight.discard(self)
+        """It goes no further: cancel the engine's work, and then record it, as undelivered where no error is given."""
+        if self._ended:
+            return
+        self._ended = True
         self._timer.cancel()
         self.client.gone.remove_done_callback(self.settle)
-        if self.work is not None and not self.work.done():
+        if self._recorded:
+            self.episode.in_flight.discard(self)
+            return
+        self._error = error or self._undelivered()
+        if self.work is None or self.work.done():
+            self.close()
+        else:
             self.work.cancel()
+            self.work.add_done_callback(self.close)
+
+    def close(self, _: object = None) -> None:
+        """Record it if nobody has, and wait no longer for the engine."""
+        if not self._recorded:
+            with suppress(TraceError):  # the writer raises it again to the run, at its next record
+                self.record(self._error)
+        self.episode.in_flight.discard(self)
 
     def cancel(self) -> None:
         """The episode is over."""
@@ -269,8 +289,7 @@ async def answer(episode: OpenEpisode, request: Request) -> Reply:
     call = CallInFlight(episode, request)
     try:
         call.asked = _read(call, request)
-        call.work = asyncio.ensure_future(call.engine.answer(call.asked))
-        call.work.add_done_callback(call.worked)
+        call.work = asyncio.ensure_future(call.ask())
         if call.dialect.streams(request.body):
             await asyncio.wait((call.settled,), timeout=HEARTBEAT)
             if call.settled.done():
@@ -283,9 +302,9 @@ async def answer(episode: OpenEpisode, request: Request) -> Reply:
         call.end()
         raise
     except Exception as error:
-        refusal = _http_error(call, error)
-        call.end(str(refusal))
-        raise refusal from error
+        refused = refusal(call.episode, error)
+        call.end(str(refused))
+        raise refused from error
 
 
 def _read(call: CallInFlight, request: Request) -> Ask:
@@ -313,27 +332,6 @@ def _read(call: CallInFlight, request: Request) -> Ask:
     return replace(ask, sampling=call.choose_engine(ask))
 
 
-def _http_error(call: CallInFlight, error: Exception) -> HTTPError:
-    """What the client is told of it. A fault that is not the request's becomes the episode's too."""
-    if isinstance(error, HTTPError):
-        return error
-    if isinstance(error, RequestRefused):
-        return HTTPError(400, str(error), error.code, error.parameter)
-    if not isinstance(error, AjetError):  # the boundary: the engine's fault is the call's error
-        fault = EngineUnavailable(f"the engine failed: {type(error).__name__}: {error}{place_of(error)}")
-        log.error("In episode %s %s", call.episode.episode_id, fault, exc_info=error)
-        call.episode.fail(fault)
-        return HTTPError(500, str(fault), "engine_failed")
-    call.episode.fail(error)
-    if isinstance(error, ContextOverflow):
-        return HTTPError(400, str(error), "context_length_exceeded", "messages")
-    if isinstance(error, ModelAmbiguous):
-        return HTTPError(400, str(error), "model_ambiguous", "model")
-    if isinstance(error, ConfigError):
-        return HTTPError(400, str(error), "not_configured")
-    return HTTPError(503 if error.infrastructure else 502, str(error), "engine_failed")
-
-
 async def _whole(call: CallInFlight, body: bytes) -> Chunks:
     call.size = len(body)
     if len(body) > LARGE or call.client.in_parts:  # the last byte is held back until the client has taken the others
@@ -356,10 +354,10 @@ async def _events(call: CallInFlight) -> Chunks:
                 call.keep_answer()
     except ClientGone:
         raise
-    except Exception as error:  # noqa: BLE001  # `_http_error` sorts them, and the client is told
-        refusal = _http_error(call, error)
-        call.end(str(refusal))
-        yield call.dialect.error_event(refusal.body_in(call.dialect)), True
+    except Exception as error:  # noqa: BLE001  # `refusal` sorts them, and the client is told
+        refused = refusal(call.episode, error)
+        call.end(str(refused))
+        yield call.dialect.error_event(refused.body_in(call.dialect)), True
         return
     *events, last = call.dialect.events(call.response, call.body)
     call.size = call.sent + sum(map(len, events)) + len(last)

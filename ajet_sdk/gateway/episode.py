@@ -124,6 +124,10 @@ class InFlight(Protocol):
         """The episode is over."""
         ...
 
+    def close(self) -> None:
+        """Record it if nobody has, and wait no longer for the engine."""
+        ...
+
 
 class OpenEpisode:
     """One episode of a gateway, from `Gateway.open` to `finish`. Its public methods may be called from any thread."""
@@ -284,6 +288,8 @@ class OpenEpisode:
         working = [call.work for call in ending if call.work is not None]
         if working:
             await asyncio.wait(working, timeout=CANCELLING)
+        for call in ending:
+            call.close()
         if final:
             for engine in self.asked.values():
                 engine.forget(self.episode_id)

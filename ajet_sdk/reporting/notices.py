@@ -100,6 +100,7 @@ _CAUSES = {
     "stale": "sampled more updates ago than rollout.max_staleness allows: raise it, or let the trainer hand over "
     "its weights more often",
     "failed": "of episodes without a reward: `ajet trace ls --status failed` lists those that failed",
+    "cancelled": "the agent's client left, or its episode ended, while the reply was sampled: raise the time limit",
     "undelivered": "the agent's client did not take the reply: raise its time limit",
     "truncated": "beyond the longest training sequence or the batch's rows: raise rollout.max_model_len, "
     "data.max_response_length, rollout.multi_turn.max_sample_per_task or (verl) rollout.multi_turn.expected_steps",

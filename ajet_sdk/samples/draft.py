@@ -90,7 +90,7 @@ class Draft:
             elif not is_trained(call):
                 outcome = "untrainable"
             elif call.error is not None:
-                outcome = "undelivered"
+                outcome = "cancelled" if call.output_ids is None and call.cut_tokens else "undelivered"
             elif not _has_ids(call, self.scored):
                 outcome = "untrainable"
             elif self.failed:

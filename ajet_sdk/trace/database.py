@@ -257,7 +257,7 @@ def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: in
         SELECT $run, coalesce(e.step, $step + 1), c.episode_id, c.call_id,
             if(e.split = 'trial', 'evaluation', 'superseded'), {SAMPLED}
         FROM calls c LEFT JOIN episodes e USING (episode_id)
-        WHERE c.trainable AND c.phase = 'rollout' AND len(c.output_ids) > 0
+        WHERE c.trainable AND c.phase = 'rollout' AND {SAMPLED} > 0
           AND (e.run_id = $run AND (e.step > $step OR e.split = 'trial')
                OR e.episode_id IS NULL AND c.started_at >= (SELECT min(started_at) FROM runs WHERE run_id = $run))
           AND c.call_id NOT IN (SELECT call_id FROM ledger) AND c.call_id NOT IN (SELECT unnest($booked::VARCHAR[]))"""

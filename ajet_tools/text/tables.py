@@ -68,6 +68,7 @@ _STATUS = {
     "timeout": "yellow",
     "aborted": "yellow",
     "interrupted": "yellow",
+    "cancelled": "yellow",
     "undelivered": "yellow",
     "superseded": "dim",
 }

@@ -141,10 +141,10 @@ class RunningBatch:
         return done
 
     def cancel(self, continuations: Iterable[Continuation]) -> None:
-        """Stop running continuations; their computed tokens stay cached for the session."""
+        """Stop running continuations, with the tokens sampled so far; computed tokens stay cached for the session."""
         for continuation in continuations:
             if continuation.row is not None and self._table.continuations[continuation.row] is continuation:
-                self._table.park(continuation.row)
+                self._finish(continuation.row, stopped=False)
         self._changed()
 
     def forget(self, session: str) -> None:

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,7 +28,7 @@ from ajet_sdk.engines.local.requests import Continuation, SamplingRequest, StopW
 from ajet_sdk.engines.local.single import SingleConversation
 from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.errors import ContextOverflow, EngineUnavailable, RequestRefused
-from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
+from ajet_sdk.protocols import Sampled, Sampling, SamplingCancelled, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -113,7 +113,10 @@ class LocalSampler:
     # The asyncio side
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
-        """`sampling.n` continuations of the prompt. Raises ContextOverflow, RequestRefused, EngineUnavailable."""
+        """`sampling.n` continuations of the prompt. Raises ContextOverflow, RequestRefused, EngineUnavailable.
+
+        Cancelled, it ends after the token that is being computed, with SamplingCancelled.
+        """
         request = self._request(prompt_ids, sampling, session)
         with self._condition:
             if self._closed:
@@ -121,10 +124,12 @@ class LocalSampler:
             self._arrived.append(request)
             self._condition.notify()
         try:
-            return await request.future
-        finally:
-            if request.unfinished:
-                self._order(lambda: self._cancel(request))
+            return await asyncio.shield(request.future)
+        except asyncio.CancelledError:
+            self._order(lambda: self._cancel(request))
+            with suppress(EngineUnavailable):
+                await request.future
+            raise SamplingCancelled(sum(len(one.output) for one in request.continuations)) from None
 
     def _request(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> SamplingRequest:
         prompt = np.asarray(prompt_ids, dtype=np.int32)
@@ -283,6 +288,7 @@ class LocalSampler:
     def _cancel(self, request: SamplingRequest) -> None:
         self._batch.cancel(request.continuations)
         self._waiting = deque(continuation for continuation in self._waiting if continuation.request is not request)
+        _call(request.loop, _resolve, [request])
 
     def _fail(self, continuations: Iterable[Continuation], error: Exception) -> None:
         if not isinstance(error, EngineUnavailable):

@@ -15,7 +15,7 @@ from ajet_sdk.trace.gathered import attach
 from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.reader import calls_of, ledger_balance, open_trace, trace_files
 from ajet_sdk.trace.schema import TABLES, columns_of
-from ajet_sdk.types import Call
+from ajet_sdk.types import OUTCOMES, Call
 from ajet_tools.trace.queries.base import rows
 
 _NAMED = 20
@@ -170,9 +170,8 @@ INVARIANTS: dict[str, tuple[str, str]] = {
     ),
     "outcomes": (
         "a ledger entry has an unknown outcome or a negative number of tokens",
-        "SELECT call_id AS id FROM ledger WHERE tokens IS NULL OR tokens < 0 OR outcome IS NULL OR outcome NOT IN "
-        "('superseded', 'evaluation', 'untrainable', 'undelivered', 'failed', 'stale', 'unmaskable', "
-        "'zero_advantage', 'cut', 'truncated', 'trained')",
+        "SELECT call_id AS id FROM ledger WHERE tokens IS NULL OR tokens < 0 OR outcome IS NULL "
+        f"OR outcome NOT IN {OUTCOMES}",
     ),
     "runs of episodes": (
         "an episode belongs to a run that does not exist",

@@ -68,6 +68,7 @@ TABLES = (
         WHEN NOT c.learnt THEN 'evaluation'
         WHEN NOT c.trainable OR c.error IS NULL
             AND (c.output_ids IS NULL OR c.logprobs IS NULL OR c.prompt_suffix IS NULL) THEN 'untrainable'
+        WHEN c.error IS NOT NULL AND c.output_ids IS NULL AND c.cut_tokens > 0 THEN 'cancelled'
         WHEN c.error IS NOT NULL THEN 'undelivered'
         WHEN c.status <> 'succeeded' AND NOT c.given THEN 'failed'
         WHEN c.before - c.policy_version > r.max_staleness THEN 'stale'
@@ -284,7 +285,7 @@ CHECKS = {
             OR (run_id, name) IN (SELECT (run_id, name) FROM s_metrics)) f
         FULL JOIN (SELECT m.* FROM s_metrics m JOIN runs r USING (run_id)
             WHERE r.trains AND (name IN (SELECT name FROM followed) OR name ~ 'train/tokens_(superseded|untrainable|'
-                'undelivered|failed|stale|unmaskable|zero_advantage|cut|truncated)' AND value <> 0))
+                'cancelled|undelivered|failed|stale|unmaskable|zero_advantage|cut|truncated)' AND value <> 0))
             m USING (run_id, step, name)
         WHERE f.value IS DISTINCT FROM m.value AND NOT (f.value IS NULL AND name LIKE 'train/tokens%' AND m.value = 0)
             AND coalesce(abs(f.value - m.value) > 1e-6 * (1 + abs(f.value)), true)

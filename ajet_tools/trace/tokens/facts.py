@@ -27,6 +27,7 @@ _REASONS = {
     "superseded": "not trained: its step was rolled back by a resume",
     "evaluation": "not trained: the episode is an evaluation",
     "untrainable": "not trained: it does not belong to the policy, or its ids or log-probabilities are unknown",
+    "cancelled": "not trained: it was sampled for a reply that was cancelled",
     "undelivered": "not trained: the reply did not reach the agent",
     "failed": "not trained: the episode failed",
     "stale": "not trained: it is older than rollout.max_staleness allows",

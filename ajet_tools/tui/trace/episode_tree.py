@@ -27,7 +27,8 @@ from ajet_tools.tui.widgets.long_text import LineView, drop_zero_width
 
 _DEEPEST = 6
 
-_OUTCOMES = {"trained": "green", "failed": "red", "undelivered": "yellow", "stale": "yellow", "truncated": "yellow"}
+_OUTCOMES = {"trained": "green", "failed": "red"}
+_OUTCOMES |= dict.fromkeys(("cancelled", "undelivered", "stale", "truncated"), "yellow")
 
 
 class CallTree(LineView, can_focus=True):
