@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ _BROKEN = re.compile(r"\{\s*\"")
 _TAGGED = re.compile(
     r"<(task|query|question|answer|response|output|reference|rubric|example|quote)\b[^>]*>.*?</\1>", re.DOTALL
 )
+_FENCE = re.compile(r"```\w*|~~~\w*")
 _MARKS = tuple("\"'`“”‘’«»")
 
 
@@ -18,8 +20,9 @@ def object_in(reply: str, fields: Collection[str] = (), quoted: Sequence[str] = 
     """The object that a reply consists of or states, whatever prose or fence is around it.
 
     What stands in a block quote, in quotation marks, between tags of the question or, as a value, in a text of `quoted`
-    is none. Raises ValueError where there is no object with one of `fields`, where two differ, and where one is broken
-    off by what it quotes: it is not JSON, names a field twice, or a field stands outside.
+    is none; beside other words neither is what gives a field the value that such a text gives it. Raises ValueError
+    where there is no object with one of `fields`, where two differ, and where one is broken off by what it quotes: it
+    is not JSON, names a field twice, or a field stands outside.
 
     Args:
         reply: what the model said, its thoughts too.
@@ -41,6 +44,13 @@ def object_in(reply: str, fields: Collection[str] = (), quoted: Sequence[str] = 
         else:
             stated[_key(value)] = value
     rest = "".join([*outside, text[end:]])
+    if _FENCE.sub("", rest).strip():
+        repeated = [
+            key for key, one in stated.items() if any(n in one and _is_claimed(n, one[n], quoted) for n in fields)
+        ]
+        was_quoted = was_quoted or bool(repeated)
+        for key in repeated:
+            del stated[key]
     if any(re.search(rf'"{re.escape(name)}"\s*:', rest) for name in fields):
         raise ValueError("the JSON object in it is not whole: one of its fields stands outside")
     if len(stated) > 1:
@@ -83,6 +93,24 @@ def _is_quoted(text: str, start: int) -> bool:
     before = text[:start].rstrip(" ")
     line = before.rpartition("\n")[2].lstrip()
     return line.startswith(">") or (before.endswith(_MARKS) and not before.endswith("```"))
+
+
+def _is_claimed(name: str, value: Any, quoted: Sequence[str]) -> bool:
+    """Whether a text gives a field this value, however it is spelt: as JSON, escaped, in Python, in words.
+
+    Of a list it is enough that a text has the field.
+    """
+    given = re.compile(rf"{re.escape(name)}\W{{1,12}}?(-?\d[\d.]*(?:e[+-]?\d+)?|\w+)", re.IGNORECASE)
+    claims = {_scalar(one.rstrip(".")) for text in quoted for one in given.findall(html.unescape(text))}
+    return bool(claims) if isinstance(value, (list, Mapping)) else _scalar(value) in claims
+
+
+def _scalar(value: Any) -> float | str:
+    text = str(value).strip().lower()
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _within(text: str) -> Iterator[dict[str, Any]]:

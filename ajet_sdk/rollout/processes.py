@@ -113,7 +113,7 @@ class RayWorkers(Workers):
         process: _Process | None = None
         try:
             process = await self._take()
-            outcome = await self._do(process, data, timeout, label)
+            outcome = await self._do(process, data, call)
         except WorkerLost as lost:
             return Outcome(error=lost)
         except BaseException:
@@ -139,7 +139,8 @@ class RayWorkers(Workers):
 
     # One call
 
-    async def _do(self, process: _Process, data: bytes, timeout: float | None, label: str) -> Outcome:
+    async def _do(self, process: _Process, data: bytes, call: RemoteCall) -> Outcome:
+        label, timeout, environment = call.label, call.timeout, call.environment
         new = {key: self._data[key] for key in self._data if key not in process.has}
         process.has |= set(new)
         self.calls[process.node.node_id] += 1
@@ -157,6 +158,8 @@ class RayWorkers(Workers):
             raise await self._explain_loss(process, error, f"while {label} ran") from error
         reply: Reply = loads(done)
         outcome = reply.outcome()
+        if environment is not None:  # the process had a copy
+            environment.fault = environment.fault or reply.fault
         process.memory = process.memory or memory
         if isinstance(outcome.error, EpisodeTimeout) or memory > process.memory + _MOST_GROWTH:
             self._end(process, lost=isinstance(outcome.error, EpisodeTimeout))
@@ -312,10 +315,9 @@ class AgentProcess:
             self._kept |= {key: loads(value) for key, value in zip(keys, values, strict=True)}
             call: RemoteCall = loads(data, self._kept)
         except BaseException as error:  # noqa: BLE001  importing the user's file may raise anything
-            outcome = Outcome(error=error)
-        else:
-            outcome = asyncio.run(_run(self._workers, call))
-        return dump_outcome(outcome, label), _memory()
+            return dump_outcome(Outcome(error=error), label), _memory()
+        outcome = asyncio.run(_run(self._workers, call))
+        return dump_outcome(outcome, label, call.environment), _memory()
 
 
 async def _run(workers: Workers, call: RemoteCall) -> Outcome:

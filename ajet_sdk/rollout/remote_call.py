@@ -13,7 +13,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -23,7 +23,8 @@ import ray.cloudpickle as cloudpickle
 from ajet_sdk.agent.context import ActiveEpisode
 from ajet_sdk.cluster.code import installed_code, is_library_file
 from ajet_sdk.config.config import Config
-from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.environments.client import GymEnv
+from ajet_sdk.errors import AjetError, ConfigError, EnvironmentUnavailable
 from ajet_sdk.rollout.outcomes import UserError, describe_error, is_infrastructure_error
 from ajet_sdk.rollout.threads import Outcome
 
@@ -39,6 +40,15 @@ class RemoteCall:
     active: ActiveEpisode | None
     """The episode that its requests belong to."""
 
+    @property
+    def environment(self) -> GymEnv | None:
+        """The environment that the function is given, by itself or in its task."""
+        function = self.function
+        if not isinstance(function, partial):
+            return None
+        given = (getattr(value, "gym_env", value) for value in (*function.args, *function.keywords.values()))
+        return next((value for value in given if isinstance(value, GymEnv)), None)
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -46,6 +56,8 @@ class Reply:
 
     value: Any = None
     error: AjetError | _ErrorReport | None = None
+    fault: EnvironmentUnavailable | None = None
+    """Of the environment, whether or not the function let it out."""
 
     def outcome(self) -> Outcome:
         """As the run takes it: an exception of a user's class comes as a `UserError` that bears its name."""
@@ -67,18 +79,19 @@ class _ErrorReport:
     infrastructure: bool
 
 
-def dump_outcome(outcome: Outcome, label: str) -> bytes:
+def dump_outcome(outcome: Outcome, label: str, environment: GymEnv | None = None) -> bytes:
     """An outcome as it goes back. A value that cannot travel is an error that says so."""
+    fault = None if environment is None else environment.fault
     if outcome.error is not None:
-        return dumps(Reply(error=_report_error(outcome.error)))
+        return dumps(Reply(error=_report_error(outcome.error), fault=fault))
     try:
-        return dumps(Reply(outcome.value))
+        return dumps(Reply(outcome.value, fault=fault))
     except Exception as error:  # noqa: BLE001  what any object's pickling raises
         wrong = ConfigError(
             f"{label} returned {type(outcome.value).__name__}, which cannot be sent between processes "
             f"({type(error).__name__}: {error}); return text, numbers, lists and dictionaries of them, or Rewards"
         )
-        return dumps(Reply(error=wrong))
+        return dumps(Reply(error=wrong, fault=fault))
 
 
 def _report_error(error: BaseException) -> AjetError | _ErrorReport:

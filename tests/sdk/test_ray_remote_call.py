@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ from ajet_sdk.errors import ConfigError, ContextOverflow, EnvironmentUnavailable
 from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.outcomes import describe_error
-from ajet_sdk.rollout.remote_call import ObjectStore, dump_object, dump_outcome, dumps, loads
+from ajet_sdk.rollout.remote_call import ObjectStore, RemoteCall, dump_object, dump_outcome, dumps, loads
 from ajet_sdk.rollout.threads import Outcome
+from ajet_sdk.types import Task
+from tests.serving import answering, serving
 
 AGENT = """
 import threading
@@ -51,6 +55,22 @@ def test_a_users_function_goes_by_file_and_name(agent: Any, tmp_path: Path) -> N
     data = dumps((solve, "x"))
     assert loads(data)[0] is solve
     assert str(tmp_path / "agent_of_calls.py").encode() in data
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["by itself", "in its task"])
+def test_a_fault_of_the_environment_comes_back_though_nobody_raised_it(inside: bool) -> None:
+    def swallows(given: Any) -> float:
+        with suppress(EnvironmentUnavailable):
+            (given.gym_env if inside else given).step({"role": "assistant", "content": "1"})
+        return 0.0
+
+    with serving(answering({}, 500)) as url:
+        env = ajet.GymEnv(url, "count", "0")
+        call = RemoteCall(partial(swallows, WorkflowTask(task=Task(), gym_env=env) if inside else env), "w", 9.0, None)
+        there = loads(dumps(call))
+        reply = loads(dump_outcome(Outcome(there.function()), "w", there.environment))
+    assert call.environment is env and env.fault is None
+    assert reply.value == 0.0 and isinstance(reply.fault, EnvironmentUnavailable) and reply.fault.status == 500
 
 
 def test_a_function_made_inside_another_goes_by_value() -> None:

@@ -22,6 +22,7 @@ from ajet_sdk.reporting.results import Report
 from ajet_sdk.rollout import processes as ray_workers
 from ajet_sdk.run import run
 from ajet_sdk.trace.reader import open_trace
+from tests.serving import replying, serving
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +102,28 @@ def leaks(question: str) -> int:
 def raises(question: str) -> str:
     raise LookupError("nothing here")
 
+@ajet.workflow
+def swallows(question: str, env: ajet.GymEnv) -> list:
+    try:
+        env.step({"role": "assistant", "content": ask(question)})
+    except Exception:
+        pass
+    return ["0?", *where()]
+
+class Swallows(ajet.Workflow):
+    async def execute(self, workflow_task, tuner):
+        try:
+            workflow_task.gym_env.step({"role": "assistant", "content": ask("0")})
+        except Exception:
+            return ajet.WorkflowOutput(reward=0.0)
+
+@ajet.judge
+def swallowing(output, env: ajet.GymEnv) -> float:
+    try:
+        return env.evaluate()
+    except Exception:
+        return 0.0
+
 class Class(ajet.Workflow):
     trainable_targets: list | None = ["wolf"]
     async def execute(self, workflow_task, tuner):
@@ -157,8 +180,13 @@ def start(nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> St
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
 
-    def one(name: str, count: int = 4, *, judge: Any = "judge", k: int = 1, row: Any = None, **rollout: Any) -> Report:
-        rows = [{"question": f"{i}?", "answer": f"{i}", "flag": "", **(row(i) if row else {})} for i in range(count)]
+    def one(
+        name: str, count: int = 4, *, judge: Any = "judge", k: int = 1, row: Any = None, env: str = "", **rollout: Any
+    ) -> Report:
+        kind = {"env_type": "count"} if env else {}
+        rows = [
+            {"question": f"{i}?", "answer": f"{i}", "flag": "", **kind, **(row(i) if row else {})} for i in range(count)
+        ]
         (away / "tasks.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
         values = {
             "experiment_name": "e",
@@ -171,6 +199,7 @@ def start(nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> St
             },
             "task_judge": {"judge_protocol": f"{away}/agent_on_ray.py->{judge}"},
             "task_reader": {
+                **({"env_service": {"env_url": env}} if env else {}),
                 "type": "jsonl_dataset_file",
                 "jsonl_dataset_file": {"training": {"file_path": str(away / "tasks.jsonl")}},
             },
@@ -199,6 +228,21 @@ def test_episodes_run_on_both_nodes_in_processes_used_again(start: Start) -> Non
     calls = [c for e in report.episodes for c in e.calls]
     assert len(calls) == 24
     assert all(c.output_ids is not None for c in calls)
+
+
+@pytest.mark.parametrize(
+    ("workflow", "judge", "broken"),
+    [("swallows", "fine", "/step"), ("Swallows", "fine", "/step"), ("solve", "swallowing", "/evaluate")],
+)
+def test_a_fault_of_the_environment_that_the_agent_swallows_is_no_reward(
+    start: Start, workflow: str, judge: str, broken: str
+) -> None:
+    service = replying(lambda path, headers, body: (500 if path == broken else 200, {"data": []}))
+    with serving(service) as url:
+        report = start(workflow, 1, judge=judge, env=url, max_retries=0)
+    [episode] = report.episodes
+    assert (episode.status, episode.cause, episode.infrastructure) == ("failed", "EnvironmentUnavailable", True)
+    assert episode.rewards == () and episode.calls
 
 
 def test_a_group_is_judged_once_in_a_process_whatever_processes_its_attempts_ran_in(start: Start) -> None:
