@@ -112,8 +112,10 @@ def swallows(question: str, env: ajet.GymEnv) -> list:
 
 class Swallows(ajet.Workflow):
     async def execute(self, workflow_task, tuner):
+        model = tuner.as_raw_openai_sdk_client("a")
+        await model.chat.completions.create(workflow_task.task.init_messages)
         try:
-            workflow_task.gym_env.step({"role": "assistant", "content": ask("0")})
+            workflow_task.gym_env.step({"role": "assistant", "content": "1"})
         except Exception:
             return ajet.WorkflowOutput(reward=0.0)
 
