@@ -232,14 +232,17 @@ def test_episodes_run_on_both_nodes_in_processes_used_again(start: Start) -> Non
     assert all(c.output_ids is not None for c in calls)
 
 
+STATE = [{"role": "user", "content": "0"}]
+
+
 @pytest.mark.parametrize(
     ("workflow", "judge", "broken"),
-    [("swallows", "fine", "/step"), ("Swallows", "fine", "/step"), ("solve", "swallowing", "/evaluate")],
+    [("swallows", "fine", "/step"), ("Swallows", "fine", "/step"), ("swallows", "swallowing", "/evaluate")],
 )
 def test_a_fault_of_the_environment_that_the_agent_swallows_is_no_reward(
     start: Start, workflow: str, judge: str, broken: str
 ) -> None:
-    service = replying(lambda path, headers, body: (500 if path == broken else 200, {"data": []}))
+    service = replying(lambda path, headers, body: (500 if path == broken else 200, {"data": {"state": STATE}}))
     with serving(service) as url:
         report = start(workflow, 1, judge=judge, env=url, max_retries=0)
     [episode] = report.episodes
