@@ -74,7 +74,7 @@ def _enter(folder: Path) -> None:
     here = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
     for name, module in list(sys.modules.items()):
         place = _folder_of(module, name)
-        if place in folders and name.partition(".")[0] in here:
+        if place is not None and place in folders and name.partition(".")[0] in here:
             sys.modules[_apart(name, place)] = sys.modules.pop(name)
             if place in sys.path and str(folder) in sys.path:
                 sys.path.remove(str(folder))
