@@ -95,7 +95,8 @@ class CallInFlight:
                 log.debug("The engine failed after the end of call %s: %r", self.request_id, error)
             raise
         finally:
-            self.settle()
+            if not self.settled.done():
+                self.settled.set_result(None)
 
     def choose_engine(self, ask: Ask) -> Sampling:
         """Choose the engine, and what to sample by in place of what was asked for. Raises ConfigError."""
