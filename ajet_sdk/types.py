@@ -164,7 +164,7 @@ class Call(_Frozen):
     logprobs: Floats | None = None
     """Log-probability of each output id under the distribution sampled from."""
     cut_tokens: Annotated[int, BeforeValidator(lambda stored: stored or 0)] = 0
-    """Tokens sampled behind `output_ids` and cut off (`parallel_tool_calls: false`), or until a cancelled call ended."""
+    """Tokens sampled behind `output_ids` and cut off (`parallel_tool_calls: false`), or before a call was cancelled."""
     finish_reason: str | None = None
     started_at: datetime = Field(default_factory=now)
     ended_at: datetime = Field(default_factory=now)

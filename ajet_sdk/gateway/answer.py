@@ -113,8 +113,9 @@ class CallInFlight:
         ordinal = next(self.episode.ordinals[self.identity.agent, content])
         own_seed = sampling.seed is not None and (spec.sampling is None or not self.trainable)
         seed = sampling.seed if own_seed else mix_seed(sampling.seed, spec.seed, self.identity.agent, ordinal, content)
-        if self.trainable:
-            sampling = override(sampling, spec.sampling, max_tokens=spec.max_tokens)
+        if self.phase == "rollout" and self.engine is spec.engine:
+            overrides = spec.sampling if self.trainable else None
+            sampling = override(sampling, overrides, max_tokens=spec.max_tokens)
         self.sampling = sampling if seed == sampling.seed else replace(sampling, seed=seed)
         return self.sampling
 

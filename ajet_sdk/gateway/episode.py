@@ -86,7 +86,7 @@ class EpisodeSpec:
     """A call's seed depends on what it asks and not on its place among the agent's calls, which parallel calls take in
     any order."""
     max_tokens: int | None = None
-    """Of one reply."""
+    """Of one reply of the policy to the workflow, trained or not."""
     debug_models: Mapping[str, Engine] = field(default_factory=dict)
     """By agent, target tag or name of a debug model: what answers in its place."""
     opponent: Engine | None = None

@@ -575,3 +575,17 @@ def test_every_call_is_in_the_trace_once_and_can_be_read_live(tmp_path: Path) ->
             assert reader.query("select count(*), count(distinct call_id) from calls").to_pylist() == [
                 {"count_star()": 20, "count(DISTINCT call_id)": 20}
             ]
+
+
+def test_the_longest_reply_holds_for_every_reply_of_the_policy_to_the_workflow(open_episode: Opener) -> None:
+    """Trained or not; another model's replies and a judge's are as long as they are asked for."""
+    opponent = ScriptedEngine(lambda ask: "x" * 40)
+    episode = open_episode("x" * 40, max_tokens=6, debug_models={"frozen": opponent})
+    for agent, trainable in (("trained", True), ("untrained", False), ("frozen", False)):
+        client = episode.model(agent, trainable=trainable).openai()
+        client.chat.completions.create(model="m", messages=USER)
+    with episode.judging():
+        episode.model().openai().chat.completions.create(model="m", messages=USER)
+    lengths = [len(call.output_ids) for call in episode.calls if call.output_ids is not None]
+    assert lengths == [6, 6, 41, 41]
+    assert [call.trainable for call in episode.calls] == [True, False, False, False]
