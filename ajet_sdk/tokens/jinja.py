@@ -20,6 +20,7 @@ from jinja2 import pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from ajet_sdk.errors import ConfigError
@@ -34,6 +35,8 @@ _OF_A_LOOP = frozenset(("first", "last", "index", "index0", "length", "previtem"
 _BUDGET, _LOOP, _VALUE = "ajet steps left", "ajet loop", "ajet value"
 """A variable and filters that no template can name."""
 _WIDEST = 10_000
+_ITEM = 256
+"""Characters that an item of a list or an object counts as, beside its own."""
 _WIDE = re.compile(r"\d{5,}")
 
 
@@ -117,10 +120,25 @@ def _charge(context: Context, steps: int) -> None:
 
 
 def _check_value(value: Any) -> Any:
-    """A value that is kept in a variable."""
-    if isinstance(value, (str, list, tuple, dict)):
-        _check_length(len(value))
+    """A value that is kept in a variable, or made of others."""
+    if isinstance(value, (str, list, tuple, dict, Namespace)):
+        _check_length(len(value) if isinstance(value, str) else _size(value))
     return value
+
+
+def _size(value: Any) -> int:
+    """Characters of a value as it is written, about: what is in it twice counts twice. Counted up to `LONGEST`."""
+    size, left = 0, [value]
+    while left and size <= LONGEST:
+        item = left.pop()
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, (Mapping, list, tuple, Namespace)):
+            inner = object.__getattribute__(item, "_Namespace__attrs") if isinstance(item, Namespace) else item
+            size += _ITEM * len(inner)
+            if size <= LONGEST:
+                left.extend(inner.values() if isinstance(inner, Mapping) else inner)
+    return size
 
 
 def _check_replace(text: str, old: Any, new: Any) -> None:
@@ -139,6 +157,13 @@ class _Bounded(NodeTransformer):
         self.generic_visit(node)
         node.node = _filtered(node.node, _VALUE)
         return node
+
+    def visit_List(self, node: Any) -> Any:
+        self.generic_visit(node)
+        made = getattr(node, "ctx", "load") == "load" and node.find(jinja2.nodes.Name) is not None
+        return _filtered(node, _VALUE) if made else node
+
+    visit_Tuple = visit_Dict = visit_List
 
     def visit_AssignBlock(self, node: jinja2.nodes.AssignBlock) -> jinja2.nodes.Node:
         self.generic_visit(node)
@@ -184,9 +209,11 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         _charge(__context, 1)
-        for value in args:
-            if isinstance(value, str):
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, (str, list)):
                 _check_length(len(value))
+        if isinstance(__obj, LoopContext) and args:  # a recursive loop
+            args = (_charge_loop(__context, args[0]), *args[1:])
         text = getattr(__obj, "__self__", None)
         if isinstance(text, str):
             if __obj.__name__ == "replace" and len(args) > 1:
@@ -195,7 +222,8 @@ class _Environment(ImmutableSandboxedEnvironment):
                 _check_length(len(text) * len(args[0]) + sum(len(str(argument)) for argument in args[0]))
             else:
                 _check_width(*(argument for argument in (*args, *kwargs.values()) if isinstance(argument, int)))
-        return super().call(__context, __obj, *args, **kwargs)
+        made = super().call(__context, __obj, *args, **kwargs)
+        return _check_value(made) if __obj is dict else made
 
     def wrap_str_format(self, value: Any) -> Any:
         wrapped = super().wrap_str_format(value)
@@ -259,6 +287,8 @@ def compile_template(source: str) -> jinja2.Template:
         return template
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"the chat template cannot be parsed: {error} (line {error.lineno})") from error
+    except (RecursionError, SyntaxError, MemoryError) as error:
+        raise ConfigError(f"the chat template cannot be parsed: it is nested too deeply ({error})") from error
 
 
 def render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
@@ -269,7 +299,7 @@ def render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
             size += len(piece)
             _check_length(size)
             pieces.append(piece)
-    except (SecurityError, OverflowError, MemoryError) as error:
+    except (SecurityError, OverflowError, MemoryError, RecursionError) as error:
         raise ConfigError(
             f"the chat template is broken or hostile and was stopped: {error}. Take the checkpoint from a source that "
             "you trust, or replace its chat template"
