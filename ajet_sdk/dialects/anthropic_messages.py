@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from ajet_sdk.dialects.anthropic_requests import MESSAGE_FIELDS, read
 from ajet_sdk.dialects.finish import Finish
@@ -32,10 +31,10 @@ ERRORS = {
 }
 
 SIGNATURE = "unsigned"
-"""Of a block of thinking: clients drop what has none, and nothing here checks it."""
+"""Signature of thinking blocks: clients drop blocks without a signature. It is not checked."""
 
 TOO_LONG = "prompt is too long"
-"""By these words clients know that they have to shorten the conversation."""
+"""Clients recognize this text and shorten the conversation."""
 
 
 class Messages(ChatDialect):
@@ -47,12 +46,12 @@ class Messages(ChatDialect):
     def __init__(self, *, counts: bool = False) -> None:
         self.counts = counts
 
-    def neutral(self, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-        """The request as a chat completion has it. Raises RequestRefused."""
+    def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
+        """The request as a chat completion. Raises RequestRefused."""
         return read(body, counts=self.counts, stored=stored)
 
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
-        """The whole message. Where it is of a thread, a later request of the episode may continue from it."""
+        """The whole message. In a thread, later requests of the episode can continue from it."""
         choice = completion["choices"][0]
         message, stop = choice["message"], choice.get("stop_reason")
         reason = STOP_REASONS[choice["finish_reason"]]
@@ -73,8 +72,8 @@ class Messages(ChatDialect):
             "usage": _usage(completion["usage"]),
         }
 
-    def events(self, response: Mapping[str, Any], body: Mapping[str, Any]) -> list[bytes]:
-        """The message as server-sent events, each block after the other."""
+    def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
+        """The message as server-sent events, block by block."""
         usage = {**response["usage"], "output_tokens": 0}
         start = {**response, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         events = [_event({"type": "message_start", "message": start}), self.waiting]
@@ -89,28 +88,28 @@ class Messages(ChatDialect):
         events.append(_event({"type": "message_stop"}))
         return events
 
-    def error(self, status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
-        """The response that says an error."""
+    def error(self, status: int, message: str, code: str | None, param: str | None) -> Json:
+        """The error response."""
         if code == "context_length_exceeded":
             message = f"{TOO_LONG}: {message}"
         kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
         details = {"details": {"error_code": code}} if code == "thread_not_found" else {}  # its client sends all anew
         return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
-    def error_event(self, error: Mapping[str, Any]) -> bytes:
+    def error_event(self, error: Json) -> bytes:
         """An error in the middle of a stream."""
         return _event(error)
 
-    def count(self, tokens: int) -> dict[str, Any]:
-        """How many tokens a request has."""
+    def count(self, tokens: int) -> Json:
+        """The response with the number of tokens in a request."""
         return {"input_tokens": tokens}
 
-    def model(self, name: str) -> dict[str, Any]:
+    def model(self, name: str) -> Json:
         """One model."""
         return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
-    def models(self, names: list[str]) -> dict[str, Any]:
-        """The models that answer."""
+    def models(self, names: list[str]) -> Json:
+        """The list of models."""
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
         return {"data": [self.model(name) for name in names], "has_more": False, **ends}
 
@@ -121,7 +120,7 @@ MESSAGES, COUNT = Messages(), Messages(counts=True)
 # Responses
 
 
-def _blocks(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _blocks(message: Json) -> Iterator[Json]:
     thought, text, calls = message.get("reasoning_content"), message.get("content"), message.get("tool_calls") or ()
     if thought:
         yield {"type": "thinking", "thinking": thought, "signature": SIGNATURE}
@@ -132,7 +131,7 @@ def _blocks(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments_of(function)}
 
 
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+def _usage(usage: Json) -> Json:
     return {
         "input_tokens": usage.get("prompt_tokens", 0),
         "output_tokens": usage.get("completion_tokens", 0),
@@ -141,8 +140,8 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _opened(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block as it begins, and what is added to it."""
+def _opened(block: Json) -> tuple[Json, list[Json]]:
+    """The block of the start event, and its deltas."""
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces(block["text"])]
     if block["type"] == "thinking":
@@ -153,5 +152,5 @@ def _opened(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, An
     return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(spelt)]
 
 
-def _event(value: Mapping[str, Any]) -> bytes:
+def _event(value: Json) -> bytes:
     return b"event: " + str(value["type"]).encode() + b"\ndata: " + json_bytes(value) + b"\n\n"

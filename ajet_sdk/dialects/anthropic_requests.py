@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from ajet_sdk.dialects.fields import Field, Fields, fields, refuse
-from ajet_sdk.dialects.json import joined, json_text
+from ajet_sdk.dialects.json import Json, joined, json_text
 from ajet_sdk.errors import RequestRefused
 
 MESSAGE_FIELDS: Fields = {
@@ -44,7 +43,7 @@ TOOL_FIELDS: Fields = {
 """Every field of a tool."""
 
 
-def read(body: Mapping[str, Any], *, counts: bool, stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read(body: Mapping[str, object], *, counts: bool, stored: Mapping[str, Json] | None = None) -> Json:
     """The body of a chat completion. With `counts` it is only counted. Raises RequestRefused.
 
     `stored` has the threads, by the ids of their last messages.
@@ -53,7 +52,7 @@ def read(body: Mapping[str, Any], *, counts: bool, stored: Mapping[str, Any] | N
     if not counts and body.get("max_tokens") is None:
         raise RequestRefused("max_tokens: field required", "max_tokens")
     thread = _thread(body.get("thread"), stored or {})
-    chat: dict[str, Any] = {"model": body.get("model", ""), "messages": [*thread["messages"], *_messages(body)]}
+    chat: Json = {"model": body.get("model", ""), "messages": [*thread["messages"], *_messages(body)]}
     if not chat["messages"]:
         raise RequestRefused("messages: at least one message is required", "messages")
     if thread["tools"]:
@@ -74,8 +73,8 @@ def read(body: Mapping[str, Any], *, counts: bool, stored: Mapping[str, Any] | N
     return chat
 
 
-def _thread(value: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Messages and tools of the thread that a request continues; none of one that begins."""
+def _thread(value: object, stored: Mapping[str, Json]) -> Json:
+    """Messages and tools of the thread that a request continues; empty for a new thread."""
     if value is None or value == {"type": "create"}:
         return {"messages": [], "tools": None}
     named = value.get("previous_message_id") if isinstance(value, dict) and value.get("type") == "continue" else None
@@ -91,19 +90,18 @@ def _thread(value: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
             "thread",
             code="thread_not_found",
         )
-    thread: Mapping[str, Any] = stored[named]
-    return thread
+    return stored[named]
 
 
-def _list(holder: Mapping[str, Any], name: str, where: str = "") -> list[Any]:
+def _list(holder: Mapping[str, object], name: str, where: str = "") -> list[object]:
     value = holder.get(name)
     if not isinstance(value, list):
         raise RequestRefused(f"{where}{name} must be a list (got {value!r:.100})", name)
     return value
 
 
-def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    messages = list[dict[str, Any]]()
+def _messages(body: Mapping[str, object]) -> list[Json]:
+    messages = list[Json]()
     if body.get("system"):
         messages.append({"role": "system", "content": _text(body["system"], "system")})
     for index, message in enumerate(_list(body, "messages")):
@@ -122,15 +120,15 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return messages
 
 
-def _text(value: Any, where: str) -> str:
+def _text(value: object, where: str) -> str:
     if isinstance(value, str):
         return value
     blocks = value if isinstance(value, list) else [value]
     return "\n".join(str(_block(block, ("text",), f"{where}.{index}")["text"]) for index, block in enumerate(blocks))
 
 
-def _block(block: Any, kinds: tuple[str, ...], where: str) -> dict[str, Any]:
-    """A content block of one of these kinds. Raises RequestRefused naming another."""
+def _block(block: object, kinds: tuple[str, ...], where: str) -> Json:
+    """Check that a content block is of one of these kinds. Raises RequestRefused."""
     kind = block.get("type") if isinstance(block, dict) else type(block).__name__
     if not isinstance(block, dict) or kind not in kinds:
         raise RequestRefused(
@@ -151,8 +149,8 @@ _NEEDED = {
 }
 
 
-def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
-    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
+def _assistant(blocks: list[object], where: str) -> Json:
+    texts, thoughts, calls = list[str](), list[str](), list[Json]()
     for index, value in enumerate(blocks):
         block = _block(value, ("text", "thinking", "redacted_thinking", "tool_use"), f"{where}.content.{index}")
         if block["type"] == "text":
@@ -163,7 +161,7 @@ def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
             arguments = json_text(block.get("input") or {})
             function = {"name": block["name"], "arguments": arguments}
             calls.append({"id": block["id"], "type": "function", "function": function})
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
+    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
     if any(thoughts):
         message["reasoning_content"] = "".join(thoughts)
     if calls:
@@ -171,9 +169,9 @@ def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
     return message
 
 
-def _user(blocks: list[Any], where: str) -> Iterator[dict[str, Any]]:
-    """Tool results as messages of their own, and what is said between and behind them."""
-    parts = list[dict[str, Any]]()
+def _user(blocks: list[object], where: str) -> Iterator[Json]:
+    """Tool results as separate messages, with the user content between and after them."""
+    parts = list[Json]()
     for index, value in enumerate(blocks):
         path = f"{where}.content.{index}"
         block = _block(value, ("text", "image", "document", "tool_result"), path)
@@ -188,7 +186,7 @@ def _user(blocks: list[Any], where: str) -> Iterator[dict[str, Any]]:
         yield {"role": "user", "content": joined(parts)}
 
 
-def _result(block: Mapping[str, Any], where: str) -> Any:
+def _result(block: Json, where: str) -> object:
     content = block.get("content") or ""
     if not isinstance(content, str):
         if not isinstance(content, list):
@@ -200,7 +198,7 @@ def _result(block: Mapping[str, Any], where: str) -> Any:
     return content
 
 
-def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _part(block: Json, where: str) -> Json:
     if block["type"] == "text":
         return {"type": "text", "text": str(block["text"])}
     source = block["source"] if isinstance(block["source"], dict) else {}
@@ -221,7 +219,7 @@ def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _tool(tool: Any, where: str) -> dict[str, Any]:
+def _tool(tool: object, where: str) -> Json:
     kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
     if not isinstance(tool, dict) or kind not in (None, "custom"):
         raise RequestRefused(
@@ -232,7 +230,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     refuse(tool, TOOL_FIELDS)
     if not isinstance(tool.get("name"), str) or not isinstance(tool.get("input_schema"), dict):
         raise RequestRefused(f"{where} needs a name and an input_schema", "tools")
-    function: dict[str, Any] = {"name": tool["name"]}
+    function: Json = {"name": tool["name"]}
     if tool.get("description") is not None:
         function["description"] = tool["description"]
     function["parameters"] = tool["input_schema"]
@@ -244,20 +242,20 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def _tool_choice(choice: Any) -> dict[str, Any]:
+def _tool_choice(choice: object) -> Json:
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if not isinstance(choice, dict) or (kind not in _CHOICES and not (kind == "tool" and choice.get("name"))):
         raise RequestRefused(
             f"tool_choice must be auto, any, none, or tool with a name (got {choice!r})", "tool_choice"
         )
     named = {"type": "function", "function": {"name": choice.get("name")}}
-    options: dict[str, Any] = {"tool_choice": _CHOICES.get(str(kind), named)}
+    options: Json = {"tool_choice": _CHOICES.get(str(kind), named)}
     if choice.get("disable_parallel_tool_use"):
         options["parallel_tool_calls"] = False
     return options
 
 
-def _thinking(value: Any) -> dict[str, Any]:
+def _thinking(value: object) -> Json:
     kind = value.get("type") if isinstance(value, dict) else value
     if kind not in (None, "enabled", "disabled", "adaptive", "between_tools"):
         raise RequestRefused(f"thinking.type must be enabled, disabled or adaptive (got {kind!r})", "thinking")
@@ -266,7 +264,7 @@ def _thinking(value: Any) -> dict[str, Any]:
     return {"chat_template_kwargs": {"enable_thinking": kind != "disabled"}}
 
 
-def _output(body: Mapping[str, Any]) -> dict[str, Any]:
+def _output(body: Mapping[str, object]) -> Json:
     config = body.get("output_config") or {}
     if not isinstance(config, dict):
         raise RequestRefused("output_config must be an object", "output_config")

@@ -1,4 +1,4 @@
-"""What becomes of each field of a request: honoured, without effect on what is sampled, or refused."""
+"""How each field of a request is treated: honoured, without effect on sampling, or refused."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from ajet_sdk.dialects.json import Json
 from ajet_sdk.errors import RequestRefused
 
 WITHOUT_EFFECT = "x_without_effect"
-"""Under this name a recorded request has the fields that only its dialect has and that change nothing of the reply."""
+"""Key of a recorded request for fields that only its dialect has and that don't change the reply."""
 
 Effect = Literal["honoured", "no effect", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field. `note` says how it is honoured, or for a refused one what to do instead."""
+    """The treatment of a field. `note` says how it is honoured, or what to use instead of a refused one."""
 
     effect: Effect
     note: str = ""
-    nothing: tuple[Any, ...] = ()
-    """Values of a refused field that ask for nothing: they pass."""
+    nothing: tuple[object, ...] = ()
+    """Values of a refused field that request nothing and are accepted."""
 
 
 Fields = Mapping[str, Field]
-"""By name. A field that stands in no table is refused as unknown; those that begin with `x_` pass."""
+"""By name. A field in no table is refused as unknown, unless it begins with `x_`."""
 
 
 def fields(effect: Effect, names: str, note: str = "") -> dict[str, Field]:
-    """Fields of one effect, their names separated by blanks."""
+    """Fields with the same effect; `names` is separated by spaces."""
     return dict.fromkeys(names.split(), Field(effect, note))
 
 
@@ -71,11 +72,11 @@ COMPLETIONS: Fields = {
     "functions": Field("refused", "pass them as tools", ([],)),
     "function_call": Field("refused", "use tools and tool_choice", ("none", "auto")),
 }
-"""Of chat completions and completions, with vLLM's own: by these names an engine gets the options of every dialect."""
+"""Chat completions and completions, with vLLM's fields. Engines get the options of every dialect by these names."""
 
 
-def without_effect(body: Mapping[str, Any], known: Fields) -> dict[str, Any]:
-    """What a request names that changes nothing of what is sampled: it is recorded. Google spells names in two ways."""
+def without_effect(body: Mapping[str, object], known: Fields) -> Json:
+    """The fields of a request that don't affect sampling, for the record. Google's names have two spellings."""
 
     def field(name: str) -> Field | None:
         return known.get(name) or known.get(re.sub(r"_([a-z])", lambda match: match[1].upper(), name))
@@ -87,8 +88,8 @@ def without_effect(body: Mapping[str, Any], known: Fields) -> dict[str, Any]:
     }
 
 
-def refuse(body: Mapping[str, Any], known: Fields) -> None:
-    """Raise RequestRefused for the first field of a request that can't be honoured, with what to do."""
+def refuse(body: Mapping[str, object], known: Fields) -> None:
+    """Raise RequestRefused for the first field that can't be honoured; the message says what to do."""
     for name, value in body.items():
         if value is None or name.startswith("x_"):
             continue

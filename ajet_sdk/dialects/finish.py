@@ -1,14 +1,14 @@
-"""Why a reply ended, by the words of every vendor and server: one table for all engines and dialects.
+"""Finish reasons of all vendors and servers.
 
-A reason that is not here (`abort`, `error`, `network_error`, a new one) says nothing of the reply: it is a fault.
+A reason that is not in the table (`abort`, `error`, `network_error`) is an error, not the end of a reply.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 Finish = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
-"""OpenAI's words, which engines, calls and the trace have."""
+"""OpenAI's finish reasons, which engines, calls and the trace use."""
 
 _WORDS: dict[Finish, str] = {
     # OpenAI, Responses | Anthropic, Bedrock | TGI, Together | Cohere, Baidu | llama.cpp, LM Studio, ExLlama
@@ -21,7 +21,7 @@ _WORDS: dict[Finish, str] = {
     # OpenAI | Anthropic | Cohere | LM Studio
     "tool_calls": "tool_calls | tool_use | tool_call | toolcalls",
     "function_call": "function_call",
-    # The provider withheld what the model said. OpenAI | Anthropic | Bedrock | Gemini | Cohere, Zhipu
+    # The provider withheld the reply. OpenAI | Anthropic | Bedrock | Gemini | Cohere, Zhipu
     "content_filter": "content_filter | refusal | "
     "content_filtered guardrail_intervened malformed_model_output malformed_tool_use | "
     "safety recitation language other blocklist prohibited_content spii jailbreak model_armor escalation "
@@ -31,13 +31,13 @@ _WORDS: dict[Finish, str] = {
 FINISH: dict[str, Finish] = {
     word: finish for finish, words in _WORDS.items() for word in words.replace("|", " ").split()
 }
-"""By the word in lower case, with `_` for `-`."""
+"""By reason in lower case, with `_` for `-`."""
 
 
-def finish_of(reason: Any) -> Finish | None:
-    """What a reason means; None where nobody knows.
+def finish_of(reason: object) -> Finish | None:
+    """OpenAI's finish reason for a vendor's; None if it is unknown.
 
-    Gemini's route for OpenAI's clients writes its own word behind another: `function_call_filter: MALFORMED_…`.
+    Gemini's route for OpenAI's clients sends two reasons: `function_call_filter: MALFORMED_…`.
     """
     if not isinstance(reason, str):
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ajet_sdk.dialects.fields import Fields
 from ajet_sdk.dialects.finish import Finish
@@ -59,15 +58,15 @@ class Gemini:
 
     @property
     def waiting(self) -> bytes:
-        """What says nothing: Google's client reads a comment as JSON."""
+        """A blank line: Google's client would read a comment as JSON."""
         return b"\n"
 
-    def neutral(self, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-        """The request as a chat completion has it. Raises RequestRefused."""
+    def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
+        """The request as a chat completion. Raises RequestRefused."""
         return read(body, self.name, self.method)
 
-    def streams(self, body: Mapping[str, Any]) -> bool:
-        """Whether the client wants the reply in parts."""
+    def streams(self, body: Mapping[str, object]) -> bool:
+        """Whether the client asked for a stream."""
         return self.method == "streamGenerateContent"
 
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
@@ -85,10 +84,10 @@ class Gemini:
             "responseId": str(completion["id"]).rpartition("-")[2],
         }
 
-    def events(self, response: Mapping[str, Any], body: Mapping[str, Any]) -> list[bytes]:
+    def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
         """The response in parts: texts in pieces, each call whole, and with the last the reason of the end."""
         common = {name: value for name, value in response.items() if name not in ("candidates", "usageMetadata")}
-        chunks = list[dict[str, Any]]()
+        chunks = list[Json]()
         for candidate in response["candidates"]:
             parts = [piece for part in candidate["content"]["parts"] for piece in _in_pieces(part)]
             for part in parts[:-1]:
@@ -103,36 +102,36 @@ class Gemini:
         encoded[-1] += b"]"
         return encoded
 
-    def error(self, status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
-        """The response that says an error."""
+    def error(self, status: int, message: str, code: str | None, param: str | None) -> Json:
+        """The error response."""
         name = STATUS.get(status, "INVALID_ARGUMENT" if status < 500 else "INTERNAL")
         return {"error": {"code": status, "message": message, "status": name}}
 
-    def error_event(self, error: Mapping[str, Any]) -> bytes:
+    def error_event(self, error: Json) -> bytes:
         """An error in the middle of a stream."""
         return b"data: " + json_bytes(error) + b"\n\n" if self.sse else b"[" + json_bytes(error) + b"]"
 
-    def count(self, tokens: int) -> dict[str, Any]:
-        """How many tokens a request has."""
+    def count(self, tokens: int) -> Json:
+        """The response with the number of tokens in a request."""
         return {"totalTokens": tokens}
 
-    def model(self, name: str) -> dict[str, Any]:
+    def model(self, name: str) -> Json:
         """One model."""
         methods = ["generateContent", "countTokens"]
         return {"name": f"models/{name}", "displayName": name, "version": "1", "supportedGenerationMethods": methods}
 
-    def models(self, names: list[str]) -> dict[str, Any]:
-        """The models that answer."""
+    def models(self, names: list[str]) -> Json:
+        """The list of models."""
         return {"models": [self.model(name) for name in names]}
 
 
 # Responses
 
 
-def _candidate(choice: Mapping[str, Any], shown: bool) -> dict[str, Any]:
+def _candidate(choice: Json, shown: bool) -> Json:
     message = choice["message"]
     thought, text, calls = message.get("reasoning_content"), message.get("content"), message.get("tool_calls") or ()
-    parts = list[dict[str, Any]]()
+    parts = list[Json]()
     if text or not calls:
         parts.append({"text": text or ""})
     for call in calls:
@@ -142,7 +141,7 @@ def _candidate(choice: Mapping[str, Any], shown: bool) -> dict[str, Any]:
         parts[0]["thoughtSignature"] = base64.b64encode(SIGNED + thought.encode("utf-8", "replace")).decode()
         if shown:
             parts.insert(0, {"text": thought, "thought": True})
-    candidate: dict[str, Any] = {
+    candidate: Json = {
         "content": {"parts": parts, "role": "model"},
         "finishReason": FINISH[choice["finish_reason"]],
         "index": choice["index"],
@@ -157,11 +156,11 @@ def _candidate(choice: Mapping[str, Any], shown: bool) -> dict[str, Any]:
     return candidate
 
 
-def _token(token: Mapping[str, Any]) -> dict[str, Any]:
+def _token(token: Json) -> Json:
     return {"token": token["token"], "logProbability": token["logprob"]}
 
 
-def _in_pieces(part: dict[str, Any]) -> list[dict[str, Any]]:
+def _in_pieces(part: Json) -> list[Json]:
     if "text" not in part:
         return [part]
     texts = pieces(part["text"]) or [""]

@@ -6,10 +6,9 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from ajet_sdk.dialects.fields import Field, Fields, fields, refuse
-from ajet_sdk.dialects.json import joined, json_text
+from ajet_sdk.dialects.json import Json, JsonView, joined, json_text
 from ajet_sdk.errors import RequestRefused
 
 GEMINI_FIELDS: Fields = {
@@ -25,7 +24,7 @@ GEMINI_FIELDS: Fields = {
         "refused", "send the whole conversation; repeated prefixes are computed once in any case", ("",)
     ),
 }
-"""Every field of a request, in camelCase; snake_case is read alike."""
+"""Every field of a request in camelCase; snake_case is accepted too."""
 
 SAMPLING = {
     "temperature": "temperature",
@@ -40,7 +39,7 @@ SAMPLING = {
     "responseLogprobs": "logprobs",
     "logprobs": "top_logprobs",
 }
-"""Of generationConfig: what has another name only."""
+"""Fields of generationConfig that only need another name."""
 
 CONFIG_FIELDS: Fields = {
     **fields("honoured", " ".join(SAMPLING)),
@@ -61,16 +60,16 @@ CONFIG_FIELDS: Fields = {
 """Every field of generationConfig."""
 
 SIGNED = b"ajet:"
-"""How a thoughtSignature of ours begins; the reasoning follows, so that a client that is not shown it sends it back."""
+"""Prefix of thoughtSignatures made here. The reasoning follows, so that clients send it back without showing it."""
 
 
-def read(body: Mapping[str, Any], model: str, method: str) -> dict[str, Any]:
+def read(body: Mapping[str, object], model: str, method: str) -> Json:
     """The body of a chat completion. Raises RequestRefused."""
     request = camel(body, "the request")
     if method == "countTokens" and "generateContentRequest" in request:
         request = camel(request["generateContentRequest"], "generateContentRequest")
     refuse(request, GEMINI_FIELDS)
-    chat: dict[str, Any] = {"model": model, "messages": list(_messages(request))}
+    chat: Json = {"model": model, "messages": list(_messages(request))}
     if method == "streamGenerateContent":
         chat["stream"] = True
     tools = [function for tool in _list(request, "tools") for function in _functions(tool)]
@@ -83,19 +82,19 @@ def read(body: Mapping[str, Any], model: str, method: str) -> dict[str, Any]:
     return chat
 
 
-def shows_thoughts(body: Mapping[str, Any]) -> bool:
-    """Whether a request asks to see the reasoning."""
+def shows_thoughts(body: Mapping[str, object]) -> bool:
+    """Whether a request asks for the reasoning."""
     config = camel(camel(body, "the request").get("generationConfig") or {}, "generationConfig")
     return bool(camel(config.get("thinkingConfig") or {}, "thinkingConfig").get("includeThoughts"))
 
 
-def _list(holder: Mapping[str, Any], name: str) -> list[Any]:
-    """A repeated field; one that is given alone is a list of one."""
+def _list(holder: Mapping[str, object], name: str) -> list[object]:
+    """The value of a repeated field; a single value becomes a list."""
     value = holder.get(name)
     return [] if value is None else value if isinstance(value, list) else [value]
 
 
-def _messages(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _messages(request: Mapping[str, object]) -> Iterator[Json]:
     if not request.get("contents"):
         raise RequestRefused("contents is not specified", "contents")
     system = request.get("systemInstruction")
@@ -104,7 +103,7 @@ def _messages(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         texts = [part if isinstance(part, str) else _text(camel(part, "systemInstruction.parts")) for part in parts]
         yield {"role": "system", "content": "\n".join(texts)}
     waiting = list[tuple[str, str]]()
-    """Id and name of the calls that have no answer yet, for an answer may go without its id."""
+    """Id and name of unanswered calls: an answer may lack its id."""
     for index, value in enumerate(_list(request, "contents")):
         where = f"contents[{index}]"
         content = camel({"parts": value} if isinstance(value, str) else value, where)
@@ -121,7 +120,7 @@ def _messages(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield from _user(read_parts, where, waiting)
 
 
-def _text(part: Mapping[str, Any]) -> str:
+def _text(part: Json) -> str:
     if not isinstance(part.get("text"), str):
         raise RequestRefused(
             f"a part with {', '.join(sorted(part)) or 'no fields'} is not supported; send text", "contents"
@@ -129,9 +128,9 @@ def _text(part: Mapping[str, Any]) -> str:
     return str(part["text"])
 
 
-def _assistant(parts: list[dict[str, Any]], where: str, index: int) -> dict[str, Any]:
+def _assistant(parts: list[Json], where: str, index: int) -> Json:
     texts, thoughts, signed = list[str](), list[str](), list[str]()
-    calls = list[dict[str, Any]]()
+    calls = list[Json]()
     for part in parts:
         signed += _of_signature(part.get("thoughtSignature"))
         if "functionCall" in part:
@@ -143,7 +142,7 @@ def _assistant(parts: list[dict[str, Any]], where: str, index: int) -> dict[str,
             calls.append({"id": known, "type": "function", "function": function})
         elif set(part) - {"thoughtSignature"}:
             (thoughts if part.get("thought") else texts).append(_text(part))
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
+    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
     reasoning = "".join(thoughts) or "".join(signed)
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -152,8 +151,8 @@ def _assistant(parts: list[dict[str, Any]], where: str, index: int) -> dict[str,
     return message
 
 
-def _user(parts: list[dict[str, Any]], where: str, waiting: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-    content = list[dict[str, Any]]()
+def _user(parts: list[Json], where: str, waiting: list[tuple[str, str]]) -> Iterator[Json]:
+    content = list[Json]()
     for part in parts:
         if "functionResponse" not in part:
             content.append(_content_part(part))
@@ -177,7 +176,7 @@ def _user(parts: list[dict[str, Any]], where: str, waiting: list[tuple[str, str]
         yield {"role": "user", "content": joined(content)}
 
 
-def _content_part(part: Mapping[str, Any]) -> dict[str, Any]:
+def _content_part(part: Json) -> Json:
     if "inlineData" in part:
         data = camel(part["inlineData"], "inlineData")
         if str(data.get("mimeType")).startswith("image/"):
@@ -185,8 +184,8 @@ def _content_part(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": _text(part)}
 
 
-def _result(response: Any) -> str:
-    """What a tool said: the value of `result` or `output` where that is all, else the object as JSON."""
+def _result(response: object) -> str:
+    """The text of a tool's result: `result` or `output` if it is the only field, else the object as JSON."""
     if isinstance(response, dict) and len(response) == 1:
         ((name, value),) = response.items()
         if name in ("result", "output", "error"):
@@ -195,7 +194,7 @@ def _result(response: Any) -> str:
     return json_text(response or {})
 
 
-def _functions(tool: Any) -> Iterator[dict[str, Any]]:
+def _functions(tool: object) -> Iterator[Json]:
     entry = camel(tool, "tools")
     server_tools = [name for name, value in entry.items() if name != "functionDeclarations" and value is not None]
     if server_tools:
@@ -207,7 +206,7 @@ def _functions(tool: Any) -> Iterator[dict[str, Any]]:
         declared = camel(declaration, "functionDeclarations")
         if not isinstance(declared.get("name"), str):
             raise RequestRefused("tools: every function declaration needs a name", "tools")
-        function: dict[str, Any] = {"name": declared["name"]}
+        function: Json = {"name": declared["name"]}
         if declared.get("description") is not None:
             function["description"] = declared["description"]
         parameters = declared.get("parametersJsonSchema")
@@ -217,7 +216,7 @@ def _functions(tool: Any) -> Iterator[dict[str, Any]]:
         yield {"type": "function", "function": function}
 
 
-def _tool_choice(config: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_choice(config: Mapping[str, object]) -> Json:
     calling = camel(config.get("functionCallingConfig") or {}, "functionCallingConfig")
     mode = str(calling.get("mode") or "AUTO").upper()
     names = _list(calling, "allowedFunctionNames")
@@ -236,8 +235,8 @@ def _tool_choice(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"tool_choice": {"ANY": "required", "NONE": "none"}.get(mode, "auto")}
 
 
-def _config(config: Mapping[str, Any]) -> dict[str, Any]:
-    options = dict[str, Any]()
+def _config(config: JsonView) -> Json:
+    options = Json()
     refuse(config, CONFIG_FIELDS)
     for name, value in config.items():
         if name in SAMPLING and value is not None and value is not False and value != []:
@@ -253,7 +252,7 @@ def _config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **_response_format(config)}
 
 
-def _response_format(config: Mapping[str, Any]) -> dict[str, Any]:
+def _response_format(config: JsonView) -> Json:
     kind = config.get("responseMimeType") or "text/plain"
     schema = config.get("responseJsonSchema")
     if schema is None and config.get("responseSchema") is not None:
@@ -270,7 +269,7 @@ def _response_format(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"response_format": {"type": "json_object"}} if kind == "application/json" else {}
 
 
-def _of_signature(value: Any) -> list[str]:
+def _of_signature(value: object) -> list[str]:
     """The reasoning in a signature of ours; nothing in another's."""
     try:
         data = base64.b64decode(re.sub(r"\s", "", str(value or "")).translate(_URL_SAFE))
@@ -288,7 +287,7 @@ _SCHEMAS = {"defs": "$defs", "$defs": "$defs", "properties": "properties"}
 _DROPPED = frozenset(("example", "propertyOrdering", "nullable"))
 
 
-def camel(value: Any, where: str) -> dict[str, Any]:
+def camel(value: object, where: str) -> Json:
     """An object with its names in camelCase: Google takes both. Raises RequestRefused where it is no object."""
     if not isinstance(value, Mapping):
         raise RequestRefused(f"{where} must be an object (got {value!r:.100})", where)
@@ -299,13 +298,13 @@ def _camel(name: str) -> str:
     return re.sub(r"_([a-z])", lambda match: match.group(1).upper(), name)
 
 
-def json_schema(schema: Any) -> dict[str, Any]:
+def json_schema(schema: object) -> Json:
     """A JSON schema of one of Google's: types in upper case, `nullable`, numbers as strings.
 
     Names stand in the order they were given in, properties in that of `propertyOrdering`.
     """
     source = camel(schema, "a schema")
-    converted = dict[str, Any]()
+    converted = Json()
     for name, value in source.items():
         if value is None or name in _DROPPED:
             continue
@@ -330,7 +329,7 @@ def json_schema(schema: Any) -> dict[str, Any]:
     return converted
 
 
-def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+def _nullable(schema: Json) -> Json:
     if "anyOf" in schema:
         return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
     kinds = schema.get("type")

@@ -9,11 +9,14 @@ from typing import Any
 from pydantic_core import from_json
 
 Json = dict[str, Any]
-Stored = MutableMapping[str, Any]
-"""What dialects keep of an open episode's responses, by their ids."""
+"""A JSON object. Whoever reads a value checks its type first, unless the object was built here."""
+JsonView = Mapping[str, Any]
+"""A JSON object that is only read."""
+Stored = MutableMapping[str, Json]
+"""An open episode's responses and conversations, by their ids."""
 
 
-def json_bytes(value: Any) -> bytes:
+def json_bytes(value: object) -> bytes:
     """Compact JSON in UTF-8; lone surrogates (a reply cut inside a character) become escapes."""
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
@@ -22,27 +25,27 @@ def json_bytes(value: Any) -> bytes:
 
 
 def json_value(data: bytes | str) -> Any:
-    """The value that JSON says. Raises ValueError, RecursionError."""
+    """Parse JSON. Raises ValueError, RecursionError."""
     try:
         return from_json(data)
     except ValueError:  # lone surrogates, deep nesting, UTF-16: the slower reader takes them
         return json.loads(data)
 
 
-def json_text(value: Any) -> str:
-    """JSON as tool calls spell it, so that one call is spelt alike whatever dialect it comes from."""
+def json_text(value: object) -> str:
+    """JSON as written in tool calls: one call has one spelling, whatever dialect it comes from."""
     return json.dumps(value, ensure_ascii=False)
 
 
-def joined(parts: list[dict[str, Any]]) -> Any:
-    """A message's content of parts: one string where all is text, whose blocks stand on lines of their own."""
+def joined(parts: list[Json]) -> str | list[Json]:
+    """The content of a message: the texts joined by newlines, or the parts where one is not text."""
     if any(part["type"] != "text" for part in parts):
         return parts
     return "\n".join(part["text"] for part in parts)
 
 
-def arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool call's arguments as an object; what is none is its one value, under the name that Anthropic gives it."""
+def arguments_of(function: JsonView) -> Json:
+    """A tool call's arguments as an object. Text that is no object becomes `INVALID_JSON`, as Anthropic names it."""
     try:
         value = json_value(function["arguments"] or "{}")
     except (ValueError, RecursionError):

@@ -1,23 +1,24 @@
-"""What another server sent in parts, put together as one response."""
+"""Joins the streamed parts of another server's response."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+
+from ajet_sdk.dialects.json import Json, JsonView
 
 FINAL = ("response.completed", "response.incomplete", "response.failed")
 """The last event of a stream of OpenAI's Responses."""
 CUT = "the stream ended before the reply did"
 
 
-def join_events(text: str) -> dict[str, Any]:
-    """The response that a stream of server-sent events spelt out, as far as it went.
+def join_events(text: str) -> Json:
+    """The response that a stream of server-sent events contains, as far as it was received.
 
-    Completions, Anthropic's messages and Gemini's candidates are put together; of OpenAI's Responses it is that of the
-    last event. What is wrong with the stream itself (it breaks off, an event is no JSON) stands under `stream_error`.
+    Completions, Anthropic's messages and Gemini's candidates are joined; OpenAI's Responses send the whole response in
+    the last event. `stream_error` says if the stream broke off or an event is not JSON.
     """
-    events, broken, done = list[dict[str, Any]](), "", False
+    events, broken, done = list[Json](), "", False
     for data in _data(text):
         if data == "[DONE]":
             done = True
@@ -35,8 +36,8 @@ def join_events(text: str) -> dict[str, Any]:
     return response
 
 
-def join_parts(parts: list[dict[str, Any]], *, done: bool = False) -> dict[str, Any]:
-    """The response of the parts of a stream; `done`: the stream said that it was at its end."""
+def join_parts(parts: list[Json], *, done: bool = False) -> Json:
+    """Join the parts of a stream. `done` means that the stream sent its end mark."""
     final = [part["response"] for part in parts if part.get("type") in FINAL and "response" in part]
     if final:
         return dict(final[-1])
@@ -53,7 +54,7 @@ def join_parts(parts: list[dict[str, Any]], *, done: bool = False) -> dict[str, 
 
 
 def _data(text: str) -> Iterator[str]:
-    """The data of each event, whose lines belong together."""
+    """The data of each event, its lines joined."""
     lines = list[str]()
     for line in [*text.splitlines(), ""]:
         if line.startswith("data:"):
@@ -64,9 +65,9 @@ def _data(text: str) -> Iterator[str]:
             lines = []
 
 
-def _completion(events: list[dict[str, Any]], done: bool) -> dict[str, Any]:
-    response: dict[str, Any] = {}
-    choices: dict[int, dict[str, Any]] = {}
+def _completion(events: list[Json], done: bool) -> Json:
+    response: Json = {}
+    choices: dict[int, Json] = {}
     for chunk in events:
         response.update({k: v for k, v in chunk.items() if k != "choices" and v is not None})
         for part in _objects(chunk.get("choices")):
@@ -85,7 +86,7 @@ def _completion(events: list[dict[str, Any]], done: bool) -> dict[str, Any]:
     return {**response, "choices": [choices[index] for index in sorted(choices)]}
 
 
-def _extend(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+def _extend(message: Json, delta: JsonView) -> None:
     for key, value in delta.items():
         if key == "tool_calls":
             calls = message.setdefault("tool_calls", [])
@@ -106,10 +107,10 @@ def _extend(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
 _GROWS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 
 
-def _message(events: list[dict[str, Any]]) -> dict[str, Any]:
+def _message(events: list[Json]) -> Json:
     """Anthropic's message."""
-    message: dict[str, Any] = {"stop_reason": None}
-    blocks: dict[int, dict[str, Any]] = {}
+    message: Json = {"stop_reason": None}
+    blocks: dict[int, Json] = {}
     for event in events:
         kind, delta = event.get("type"), event.get("delta") or {}
         block = blocks.setdefault(event["index"], {}) if isinstance(event.get("index"), int) else {}
@@ -137,10 +138,10 @@ def _message(events: list[dict[str, Any]]) -> dict[str, Any]:
     return {**message, "content": [blocks[index] for index in sorted(blocks)]}
 
 
-def _candidates(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+def _candidates(chunks: list[Json]) -> Json:
     """Gemini's response."""
-    response: dict[str, Any] = {}
-    candidates: dict[int, dict[str, Any]] = {}
+    response: Json = {}
+    candidates: dict[int, Json] = {}
     for chunk in chunks:
         response |= {name: value for name, value in chunk.items() if name != "candidates"}
         for part in _objects(chunk.get("candidates")):
@@ -154,5 +155,5 @@ def _candidates(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     return {**response, "candidates": [candidates[index] for index in sorted(candidates)]}
 
 
-def _objects(value: Any) -> list[Mapping[str, Any]]:
+def _objects(value: object) -> list[JsonView]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import repeat
-from typing import Any
 
 from ajet_sdk.dialects.fields import Fields
-from ajet_sdk.dialects.json import Json, Stored, json_bytes
+from ajet_sdk.dialects.json import Json, JsonView, Stored, json_bytes
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampling
 
@@ -20,7 +19,7 @@ PIECE = 48
 
 MOST_CHOICES = 128
 MOST_ALTERNATIVES = 20
-"""To each token. As many as OpenAI and, unless told otherwise, vLLM give."""
+"""For each token: the limit of OpenAI, and the default of vLLM."""
 
 NUMBERS: dict[str, tuple[float | None, bool]] = {
     "max_completion_tokens": (1, True),
@@ -37,21 +36,21 @@ NUMBERS: dict[str, tuple[float | None, bool]] = {
     "presence_penalty": (-2, False),
     "repetition_penalty": (0, False),
 }
-"""Parameters that are numbers: the lowest, and whether only whole ones are taken."""
+"""Numeric parameters: the lowest value, and whether it must be a whole number."""
 
 NAMED = frozenset((
     "model", "stream", "stream_options", "temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop",
     "seed", "n",
 ))  # fmt: skip
-"""Parameters that are the gateway's to read, or say how to sample."""
+"""Parameters that the gateway reads or that control sampling."""
 
 
-def error_body(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+def error_body(message: str, kind: str, code: str | None = None, param: str | None = None) -> Json:
     """An error in OpenAI's shape."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def _event(value: Mapping[str, Any]) -> bytes:
+def _event(value: Json) -> bytes:
     """One server-sent event."""
     return b"data: " + json_bytes(value) + b"\n\n"
 
@@ -67,17 +66,17 @@ class Completions:
         self.form = self
         self.fields: Fields = {}
 
-    def neutral(self, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-        """The very same."""
+    def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
+        """The request itself."""
         return body
 
-    def ask(self, body: Mapping[str, Any], episode_id: str, agent: str) -> Ask:
-        """The request for an engine, with the sampling that it names. Raises RequestRefused where it is malformed."""
+    def ask(self, body: Mapping[str, object], episode_id: str, agent: str) -> Ask:
+        """The request for an engine, with its sampling. Raises RequestRefused if it is malformed."""
         route, needed = ("chat/completions", "messages") if self.chat else ("completions", "prompt")
         subject = body.get(needed)
         if not isinstance(subject, list if self.chat else (str, list)) or not subject:
             raise RequestRefused(f"{route} needs {needed}", needed)
-        options, named = dict[str, Any](), dict[str, Any]()
+        options, named = Json(), Json()
         taken = ("messages", "tools") if self.chat else ("prompt",)
         for name, value in body.items():
             if name not in taken:
@@ -100,13 +99,13 @@ class Completions:
             logprobs=wanted is not None and wanted is not False,  # of completions it is a number, 0 too
         )
 
-    def streams(self, body: Mapping[str, Any]) -> bool:
-        """Whether the client wants events."""
+    def streams(self, body: Mapping[str, object]) -> bool:
+        """Whether the client asked for a stream."""
         return bool(body.get("stream"))
 
-    def completion(self, answer: Answer, ask: Ask, request_id: str) -> dict[str, Any]:
-        """The whole response. Ids and log-probabilities are in it only where they were asked for."""
-        response: dict[str, Any] = {
+    def completion(self, answer: Answer, ask: Ask, request_id: str) -> Json:
+        """The whole response, with ids and log-probabilities if they were requested."""
+        response: Json = {
             "id": ("chatcmpl-" if self.chat else "cmpl-") + request_id,
             "object": "chat.completion" if self.chat else "text_completion",
             "created": int(time.time()),
@@ -119,10 +118,10 @@ class Completions:
         return response
 
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
-        """The very same."""
+        """The completion itself."""
         return completion
 
-    def events(self, response: Mapping[str, Any], body: Mapping[str, Any]) -> list[bytes]:
+    def events(self, response: JsonView, body: JsonView) -> list[bytes]:
         """The response as server-sent events: role, text, tool calls, finish, usage; the end mark is of the last."""
         base = {key: response[key] for key in ("id", "created", "model")}
         base["object"] = "chat.completion.chunk" if self.chat else "text_completion"
@@ -144,20 +143,20 @@ class Completions:
         events[-1] += b"data: [DONE]\n\n"
         return events
 
-    def error(self, status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
-        """The response that says an error."""
+    def error(self, status: int, message: str, code: str | None, param: str | None) -> Json:
+        """The error response."""
         return error_body(message, "invalid_request_error" if status < 500 else "server_error", code, param)
 
-    def error_event(self, error: Mapping[str, Any]) -> bytes:
+    def error_event(self, error: Json) -> bytes:
         """An error in the middle of a stream."""
         return _event(error)
 
-    def model(self, name: str) -> dict[str, Any]:
+    def model(self, name: str) -> Json:
         """One model."""
         return {"id": name, "object": "model", "created": 0, "owned_by": "ajet"}
 
-    def models(self, names: list[str]) -> dict[str, Any]:
-        """The models that answer."""
+    def models(self, names: list[str]) -> Json:
+        """The list of models."""
         return {"object": "list", "data": [self.model(name) for name in names]}
 
 
@@ -165,31 +164,31 @@ CHAT, TEXT = Completions(chat=True), Completions(chat=False)
 
 
 class ChatDialect:
-    """What dialects share whose requests become chat completions."""
+    """Base of dialects whose requests become chat completions."""
 
     form = CHAT
     fields: Fields = {}
     media_type = CHAT.media_type
     waiting = CHAT.waiting
 
-    def streams(self, body: Mapping[str, Any]) -> bool:
-        """Whether the client wants events."""
+    def streams(self, body: Mapping[str, object]) -> bool:
+        """Whether the client asked for a stream."""
         return bool(body.get("stream"))
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> Json:
-        """The response that says an error."""
+        """The error response."""
         return CHAT.error(status, message, code, param)
 
 
 @lru_cache(maxsize=256)
 def _sampling_of(spelling: bytes) -> Sampling:
-    """Of parameters as `marshal` spells them: nearly all calls of a run name the same."""
+    """Sampling of marshalled parameters; cached, as nearly all calls of a run have the same."""
     return read_sampling(marshal.loads(spelling))
 
 
-def read_sampling(body: Mapping[str, Any]) -> Sampling:
-    """The sampling that a request's JSON asks for. Raises RequestRefused naming a parameter of a wrong kind."""
-    named = dict[str, Any]()
+def read_sampling(body: Mapping[str, object]) -> Sampling:
+    """The sampling of a request. Raises RequestRefused for a parameter of a wrong type."""
+    named = Json()
     for name, (low, whole) in NUMBERS.items():
         value = body.get(name)
         named[name] = None if value is None else _number(name, value, low, whole)
@@ -227,8 +226,8 @@ def read_sampling(body: Mapping[str, Any]) -> Sampling:
     )
 
 
-def _alternatives(logprobs: Any, top: float | None) -> int:
-    """How many alternatives are wanted: `top_logprobs` of chat, whose `logprobs` is a boolean, or `logprobs` itself."""
+def _alternatives(logprobs: object, top: float | None) -> int:
+    """Number of alternatives per token: `top_logprobs` for chat, where `logprobs` is a boolean, else `logprobs`."""
     if logprobs is None or isinstance(logprobs, bool):
         count = int(top or 0) if logprobs else 0
     else:
@@ -238,27 +237,29 @@ def _alternatives(logprobs: Any, top: float | None) -> int:
     return count
 
 
-def _bias(value: Any) -> tuple[tuple[int, float], ...]:
+def _bias(value: object) -> tuple[tuple[int, float], ...]:
     """`logit_bias`, an object of token ids and numbers from -100 to 100."""
-    pairs = list(value.items()) if isinstance(value, Mapping) else [] if value is None else [("", value)]
-    for token, bias in pairs:
-        number = isinstance(bias, (int, float)) and not isinstance(bias, bool) and -100 <= bias <= 100
-        if not (str(token).isdecimal() and number):
+    biases = list[tuple[int, float]]()
+    for token, bias in value.items() if isinstance(value, Mapping) else () if value is None else (("", value),):
+        number = bias if isinstance(bias, (int, float)) and not isinstance(bias, bool) else None
+        if number is None or not -100 <= number <= 100 or not str(token).isdecimal():
             raise RequestRefused(
                 f"logit_bias must be an object that maps token ids to numbers from -100 to 100 (got {value!r:.200})",
                 "logit_bias",
             )
-    return tuple(sorted((int(token), float(bias)) for token, bias in pairs if bias))
+        if number:
+            biases.append((int(token), float(number)))
+    return tuple(sorted(biases))
 
 
-def _ids(name: str, value: Any) -> tuple[int, ...]:
+def _ids(name: str, value: object) -> tuple[int, ...]:
     ids = [] if value is None else value
     if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise RequestRefused(f"{name} must be a list of token ids (got {value!r:.200})", name)
     return tuple(sorted(set(ids)))
 
 
-def _number(name: str, value: Any, low: float | None, whole: bool) -> float | int:
+def _number(name: str, value: object, low: float | None, whole: bool) -> float | int:
     kind = "a whole number" if whole else "a number"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RequestRefused(f"{name} must be {kind} (got {value!r})", name)
@@ -269,15 +270,15 @@ def _number(name: str, value: Any, low: float | None, whole: bool) -> float | in
     return value
 
 
-def _strings(name: str, value: Any) -> tuple[str, ...]:
+def _strings(name: str, value: object) -> tuple[str, ...]:
     strings = [value] if isinstance(value, str) else value or []
     if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
         raise RequestRefused(f"{name} must be a string or a list of strings (got {value!r})", name)
     return tuple(filter(None, strings))
 
 
-def _choice(index: int, choice: Choice, ask: Ask) -> dict[str, Any]:
-    shaped: dict[str, Any] = {"index": index}
+def _choice(index: int, choice: Choice, ask: Ask) -> Json:
+    shaped: Json = {"index": index}
     if ask.messages is not None:
         message = choice.message or {"role": "assistant", "content": choice.text}
         shaped["message"] = {"role": "assistant", "content": None, **message}
@@ -301,12 +302,12 @@ def _token_texts(choice: Choice) -> list[tuple[str, list[int] | None]]:
     return [(f"token_id:{i}", None) for i in choice.output_ids or ()]
 
 
-def _chat_logprobs(choice: Choice, top: int) -> dict[str, Any] | None:
+def _chat_logprobs(choice: Choice, top: int) -> Json | None:
     if choice.logprobs is None:
         return None
     content = []
     for place, ((text, data), logprob) in enumerate(zip(_token_texts(choice), choice.logprobs, strict=True)):
-        entry: dict[str, Any] = {"token": text, "logprob": float(logprob), "bytes": data}
+        entry: Json = {"token": text, "logprob": float(logprob), "bytes": data}
         # Where the engine knows no alternatives, the sampled token is all there is to show.
         best = [entry] if choice.top is None else [
             {"token": token.decode("utf-8", "replace"), "logprob": value, "bytes": list(token)}
@@ -316,7 +317,7 @@ def _chat_logprobs(choice: Choice, top: int) -> dict[str, Any] | None:
     return {"content": content, "refusal": None}
 
 
-def _text_logprobs(choice: Choice) -> dict[str, Any] | None:
+def _text_logprobs(choice: Choice) -> Json | None:
     if choice.logprobs is None:
         return None
     texts = [text for text, _ in _token_texts(choice)]
@@ -346,8 +347,8 @@ def _usage(answer: Answer) -> dict[str, int]:
 SECRETS = frozenset(("api_key", "api-key", "apikey", "authorization", "headers", "extra_headers"))
 
 
-def remove_secrets(body: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the body without keys and headers that some proxies take in it."""
+def remove_secrets(body: Json) -> Json:
+    """A copy of the body without the keys and headers that some proxies accept there."""
     cleaned = dict(body)
     for name in body:
         if name.lower() in SECRETS:
@@ -355,8 +356,8 @@ def remove_secrets(body: dict[str, Any]) -> dict[str, Any]:
     return cleaned
 
 
-def _chat_deltas(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    def delta(value: Mapping[str, Any], **extra: Any) -> dict[str, Any]:
+def _chat_deltas(choice: Json) -> Iterator[Json]:
+    def delta(value: Json, **extra: object) -> Json:
         return {"delta": dict(value), "finish_reason": None, "logprobs": None, **extra}
 
     message = choice["message"]
@@ -379,12 +380,12 @@ def _chat_deltas(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield end
 
 
-def _text_deltas(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _text_deltas(choice: Json) -> Iterator[Json]:
     for piece in pieces(choice["text"]):
         yield {"text": piece, "finish_reason": None, "logprobs": None}
     yield {"text": "", "finish_reason": choice["finish_reason"], "logprobs": choice.get("logprobs")}
 
 
 def pieces(text: str) -> list[str]:
-    """A text in pieces as they are streamed."""
+    """Split a text into the pieces that are streamed."""
     return [text[start : start + PIECE] for start in range(0, len(text), PIECE)]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 from ajet_sdk.dialects.fields import COMPLETIONS, Field, fields, refuse
-from ajet_sdk.dialects.json import Json, Stored, json_bytes
+from ajet_sdk.dialects.json import Json, JsonView, Stored, json_bytes
 from ajet_sdk.dialects.openai_chat import PIECE, ChatDialect
 from ajet_sdk.dialects.response_items import ItemReader, items_of, qualified
 from ajet_sdk.errors import RequestRefused
@@ -16,7 +15,7 @@ _OTHERWISE = (
     "messages", "prompt", "tools", "n", "max_tokens", "max_completion_tokens", "response_format", "logprobs",
     "reasoning_effort", "stream_options", "continue_final_message", "return_tokens_as_token_ids",
 )  # fmt: skip
-"""Fields of chat completions that Responses spell otherwise, or have not."""
+"""Fields of chat completions that Responses lack or name differently."""
 
 _OF_CHAT = [name for name, field in COMPLETIONS.items() if field.effect == "honoured" and name not in _OTHERWISE]
 
@@ -50,7 +49,7 @@ AS_THEY_ARE = (
     *_OF_CHAT, "metadata", "user", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention",
 )  # fmt: skip
-"""Fields that chat completions have under the same name."""
+"""Fields with the same name in chat completions."""
 
 
 class Responses(ChatDialect):
@@ -58,10 +57,10 @@ class Responses(ChatDialect):
 
     fields = RESPONSE_FIELDS
 
-    def neutral(self, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-        """The request as a chat completion's."""
+    def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
+        """The request as a chat completion. Raises RequestRefused."""
         refuse(body, RESPONSE_FIELDS)
-        chat: dict[str, Any] = {name: body[name] for name in AS_THEY_ARE if body.get(name) is not None}
+        chat: Json = {name: body[name] for name in AS_THEY_ARE if body.get(name) is not None}
         chat["messages"] = _messages(body, stored)
         tools = [function for i, tool in enumerate(_list(body, "tools")) for function in _tools(tool, f"tools[{i}]")]
         if tools:
@@ -84,7 +83,7 @@ class Responses(ChatDialect):
         return chat
 
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
-        """The whole response. Unless `store` is false, a later request of the episode may name it."""
+        """The whole response. Unless `store` is false, later requests of the episode can continue from it."""
         choice, request_id = completion["choices"][0], completion["id"].partition("-")[2]
         output = items_of(choice, body, request_id)
         cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(choice["finish_reason"])
@@ -115,46 +114,46 @@ class Responses(ChatDialect):
             stored.update((item["id"], item) for item in output)
         return response
 
-    def count(self, tokens: int) -> dict[str, Any]:
-        """How many tokens a request has."""
+    def count(self, tokens: int) -> Json:
+        """The response with the number of tokens in a request."""
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
-    def look_up(self, method: str, response_id: str, stored: MutableMapping[str, Any]) -> dict[str, Any] | None:
-        """The answer to GET or DELETE of a response; None where there is no such response."""
+    def look_up(self, method: str, response_id: str, stored: Stored) -> Json | None:
+        """Answer GET or DELETE of a response; None if there is no such response."""
         if method == "GET":
             return stored[response_id]["response"] if response_id in stored else None
         deleted = stored.pop(response_id, None)
         return deleted and {"id": response_id, "object": "response", "deleted": True}
 
-    def events(self, response: Mapping[str, Any], body: Mapping[str, Any]) -> list[bytes]:
+    def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
         """The response as events, created to completed."""
         return response_events(response)
 
-    def error_event(self, error: Mapping[str, Any]) -> bytes:
+    def error_event(self, error: Json) -> bytes:
         """An event of type error."""
         return error_event(error)
 
 
 RESPONSES = Responses()
 
-_ECHOED: dict[str, Any] = {
+_ECHOED: Json = {
     "background": False, "instructions": None, "max_output_tokens": None, "max_tool_calls": None, "metadata": {},
     "parallel_tool_calls": True, "previous_response_id": None, "prompt_cache_key": None, "reasoning": None,
     "safety_identifier": None, "service_tier": "default", "store": True, "temperature": 1.0,
     "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_logprobs": 0, "top_p": 1.0,
     "truncation": "disabled", "user": None,
 }  # fmt: skip
-"""What a response repeats of its request, and what it says where the request names nothing."""
+"""Fields that a response repeats from its request, with their defaults."""
 
 
-def _list(body: Mapping[str, Any], name: str) -> list[Any]:
+def _list(body: Mapping[str, object], name: str) -> list[object]:
     value = body.get(name) or []
     if not isinstance(value, list):
         raise RequestRefused(f"{name} must be a list (got {str(value)[:100]})", name)
     return value
 
 
-def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _object(body: Mapping[str, object], name: str) -> JsonView:
     value = body.get(name) or {}
     if not isinstance(value, Mapping):
         raise RequestRefused(f"{name} must be an object (got {str(value)[:100]})", name)
@@ -164,11 +163,11 @@ def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 # The conversation
 
 
-def _messages(body: Mapping[str, Any], stored: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _messages(body: Mapping[str, object], stored: Mapping[str, Json]) -> list[Json]:
     request_input, before = body.get("input"), body.get("previous_response_id")
     if request_input is None or (request_input == [] and before is None):
         raise RequestRefused("responses needs input", "input")
-    if before is not None and before not in stored:
+    if before is not None and (not isinstance(before, str) or before not in stored):
         raise RequestRefused(
             f"Previous response with id {str(before)!r} not found.",
             "previous_response_id",
@@ -188,8 +187,8 @@ def _messages(body: Mapping[str, Any], stored: Mapping[str, Any]) -> list[dict[s
     return [{"role": "system", "content": instructions}, *messages]
 
 
-def _without(instructions: Any, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages of a request less its instructions, which hold for one response only."""
+def _without(instructions: str | None, messages: list[Json]) -> list[Json]:
+    """The messages without the instructions, which apply to one response only."""
     if not instructions:
         return messages
     remaining = messages[0]["content"][len(instructions) + 2 :]
@@ -199,8 +198,8 @@ def _without(instructions: Any, messages: list[dict[str, Any]]) -> list[dict[str
 # Tools and formats
 
 
-def _tools(tool: Any, where: str) -> Iterator[dict[str, Any]]:
-    """One tool, or those of a namespace."""
+def _tools(tool: object, where: str) -> Iterator[Json]:
+    """A tool, or the tools of a namespace."""
     if not isinstance(tool, Mapping) or tool.get("type") != "namespace":
         yield _tool(tool, where)
         return
@@ -210,8 +209,9 @@ def _tools(tool: Any, where: str) -> Iterator[dict[str, Any]]:
         yield function
 
 
-def _tool(tool: Any, where: str) -> dict[str, Any]:
-    kind = tool.get("type") if isinstance(tool, Mapping) else None
+def _tool(tool: object, where: str) -> Json:
+    tool = tool if isinstance(tool, Mapping) else {}
+    kind = tool.get("type")
     if kind == "function":
         function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
         return {"type": "function", "function": {**function, **({"strict": True} if tool.get("strict") else {})}}
@@ -229,13 +229,14 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
 
 
 CUSTOM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-"""A custom tool's free text, as a function's only argument."""
+"""The schema of a custom tool: its text is the only argument."""
 
 
-def _tool_choice(choice: Any) -> Any:
+def _tool_choice(choice: object) -> object:
     if isinstance(choice, str):
         return choice
-    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    choice = choice if isinstance(choice, Mapping) else {}
+    kind = choice.get("type")
     if kind in ("function", "custom"):
         return {"type": "function", "function": {"name": choice.get("name")}}
     if kind == "allowed_tools":
@@ -249,8 +250,9 @@ def _tool_choice(choice: Any) -> Any:
     )
 
 
-def _response_format(form: Any) -> dict[str, Any]:
-    kind = form.get("type") if isinstance(form, Mapping) else None
+def _response_format(form: object) -> Json:
+    form = form if isinstance(form, Mapping) else {}
+    kind = form.get("type")
     if kind == "json_schema":
         return {"type": kind, "json_schema": {name: value for name, value in form.items() if name != "type"}}
     if kind in ("text", "json_object"):
@@ -258,7 +260,7 @@ def _response_format(form: Any) -> dict[str, Any]:
     raise RequestRefused(f"text.format must be of type text, json_object or json_schema (got {kind!r})", "text")
 
 
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+def _usage(usage: Json) -> Json:
     return {
         "input_tokens": usage.get("prompt_tokens", 0),
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -270,10 +272,10 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 # Events
 
-Event = dict[str, Any]
+Event = Json
 
 
-def response_events(response: Mapping[str, Any]) -> list[bytes]:
+def response_events(response: Json) -> list[bytes]:
     """From `response.created` to `response.completed` (or `incomplete`), each with its sequence_number."""
     begun = {**response, "status": "in_progress", "output": [], "usage": None, "completed_at": None}
     begun["incomplete_details"] = None
@@ -288,7 +290,7 @@ def response_events(response: Mapping[str, Any]) -> list[bytes]:
     return [_bytes({**event, "sequence_number": next(numbers)}) for event in events]
 
 
-def error_event(error: Mapping[str, Any]) -> bytes:
+def error_event(error: Json) -> bytes:
     """An error in the middle of a stream: the fields of the event, and the object that OpenAI's clients raise."""
     inner = error["error"]
     details = {name: inner.get(name) for name in ("code", "message", "param")}
@@ -299,14 +301,14 @@ def _bytes(event: Event) -> bytes:
     return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"
 
 
-def _deltas(kind: str, text: str, done: str, **common: Any) -> Iterator[Event]:
-    """The text in parts, and then whole under the name `done`."""
+def _deltas(kind: str, text: str, done: str, **common: object) -> Iterator[Event]:
+    """The text in pieces, then the whole text under the key `done`."""
     for start in range(0, len(text), PIECE):
         yield {"type": f"{kind}.delta", **common, "delta": text[start : start + PIECE]}
     yield {"type": f"{kind}.done", **common, done: text}
 
 
-def _message(item: Mapping[str, Any]) -> Iterator[Event]:
+def _message(item: Json) -> Iterator[Event]:
     for index, part in enumerate(item["content"]):
         at = {"content_index": index}
         yield {"type": "response.content_part.added", **at, "part": {**part, "text": "", "logprobs": []}}
@@ -319,7 +321,7 @@ def _message(item: Mapping[str, Any]) -> Iterator[Event]:
         yield {"type": "response.content_part.done", **at, "part": part}
 
 
-def _reasoning(item: Mapping[str, Any]) -> Iterator[Event]:
+def _reasoning(item: Json) -> Iterator[Event]:
     for index, part in enumerate(item["summary"]):
         at = {"summary_index": index}
         yield {"type": "response.reasoning_summary_part.added", **at, "part": {**part, "text": ""}}
@@ -332,18 +334,18 @@ def _reasoning(item: Mapping[str, Any]) -> Iterator[Event]:
         yield {"type": "response.content_part.done", **at, "part": part}
 
 
-def _function_call(item: Mapping[str, Any]) -> Iterator[Event]:
+def _function_call(item: Json) -> Iterator[Event]:
     *deltas, done = _deltas("response.function_call_arguments", item["arguments"], "arguments")
     yield from deltas
     yield {**done, "name": item["name"]}
 
 
-def _custom_tool_call(item: Mapping[str, Any]) -> Iterator[Event]:
+def _custom_tool_call(item: Json) -> Iterator[Event]:
     return _deltas("response.custom_tool_call_input", item["input"], "input")
 
 
-def _begun(*empty: tuple[str, Any]) -> Any:
-    def begin(item: Mapping[str, Any]) -> Event:
+def _begun(*empty: tuple[str, object]) -> Callable[[Json], Event]:
+    def begin(item: Json) -> Event:
         return {**item, **{name: value for name, value in empty if name in item}, "status": "in_progress"}
 
     return begin
@@ -361,4 +363,4 @@ _EMPTY = {
     "function_call": _begun(("arguments", "")),
     "custom_tool_call": _begun(("input", "")),
 }
-"""How each kind of item stands in the event that begins it."""
+"""Each type of item as it is in its first event."""

@@ -6,28 +6,28 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+from ajet_sdk.dialects.json import Json, JsonView
 from ajet_sdk.errors import RequestRefused
 
 OURS = "ajet:"
-"""How reasoning begins that was encrypted here; nobody but its provider reads another's."""
+"""Prefix of encrypted reasoning made here. Reasoning of other providers can't be decrypted."""
 REPLY_ID = re.compile(r"(?:msg|fc|ctc|rs)_([0-9a-f]{32})")
-"""How ids of items begin that are of replies of ours."""
+"""Ids of items of replies made here."""
 
 
 class ItemReader:
-    """Items as messages: what one reply said (reasoning, text, tool calls) is one message."""
+    """Converts items to messages; the reasoning, text and tool calls of a reply become one message."""
 
-    def __init__(self, stored: Mapping[str, Any]) -> None:
+    def __init__(self, stored: Mapping[str, Json]) -> None:
         self._stored = stored
-        self._messages: list[dict[str, Any]] = []
-        self._reply: dict[str, Any] | None = None
-        """The last message, where it is a reply that may go on."""
+        self._messages: list[Json] = []
+        self._reply: Json | None = None
+        """The last message, if it is a reply that further items can extend."""
         self._of: str | None = None
-        """The reply of ours that it is."""
+        """Request id of that reply."""
 
-    def messages(self, items: Iterable[Any]) -> list[dict[str, Any]]:
+    def messages(self, items: Iterable[object]) -> list[Json]:
         for index, item in enumerate(items):
             where = f"input[{index}]"
             if isinstance(item, Mapping) and item.get("type") == "item_reference":
@@ -37,7 +37,7 @@ class ItemReader:
             self._read(item, where)
         return self._messages
 
-    def _read(self, item: Mapping[str, Any], where: str) -> None:
+    def _read(self, item: JsonView, where: str) -> None:
         kind = item.get("type") or "message"
         if kind == "message":
             self._message(item, where)
@@ -61,7 +61,7 @@ class ItemReader:
             known = "message, reasoning, function_call, custom_tool_call, their outputs, item_reference"
             raise RequestRefused(f"{where} of type {kind!r} is not supported ({known} are); leave it out", "input")
 
-    def _message(self, item: Mapping[str, Any], where: str) -> None:
+    def _message(self, item: JsonView, where: str) -> None:
         role, content = item.get("role"), _content(item.get("content"), f"{where}.content")
         if role not in ("user", "assistant", "system", "developer"):
             raise RequestRefused(f"{where}.role must be user, assistant, system or developer (got {role!r})", "input")
@@ -72,24 +72,24 @@ class ItemReader:
         else:
             self._append({"role": "system" if role == "developer" else role, "content": content})
 
-    def _append(self, message: dict[str, Any]) -> None:
+    def _append(self, message: Json) -> None:
         self._messages.append(message)
         self._reply = self._of = None
 
-    def _begin_or_go_on(self, item: Mapping[str, Any], *ended_by: str) -> None:
-        """Begin a reply; go on with the last unless it has one of `ended_by`, or the item is of another of ours."""
+    def _begin_or_go_on(self, item: JsonView, *ended_by: str) -> None:
+        """Extend the last reply, or begin a new one if it has a field of `ended_by` or the item is of another reply."""
         match = REPLY_ID.match(str(item.get("id")))
         of = match[1] if match else None
         another = of is not None and self._of is not None and of != self._of
         if self._reply is None or another or any(self._reply.get(name) is not None for name in ended_by):
-            reply: dict[str, Any] = {"role": "assistant", "content": None}
+            reply: Json = {"role": "assistant", "content": None}
             self._append(reply)
             self._reply = reply
         self._of = of or self._of
 
 
-def _content(value: Any, where: str) -> Any:
-    """Text where it is all text, else the parts of a chat message."""
+def _content(value: object, where: str) -> object:
+    """The joined text, or the parts of a chat message if one is not text."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not all(isinstance(part, Mapping) for part in value):
@@ -100,7 +100,7 @@ def _content(value: Any, where: str) -> Any:
     return parts
 
 
-def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _part(part: JsonView, where: str) -> Json:
     kind = part.get("type")
     if kind in ("input_text", "output_text", "text", "refusal"):
         text = part.get("refusal" if kind == "refusal" else "text")
@@ -117,8 +117,8 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     raise RequestRefused(f"{where} is of type {kind!r}; only text and inline images and files are supported", "input")
 
 
-def _reasoning(item: Mapping[str, Any]) -> str:
-    """What was thought: from the content, else the summary, else what was encrypted here."""
+def _reasoning(item: JsonView) -> str:
+    """The reasoning of an item: its content, else its summary, else the reasoning encrypted here."""
     for name in ("content", "summary"):
         texts = [part.get("text") for part in item.get(name) or () if isinstance(part, Mapping)]
         if thought := "".join(text for text in texts if isinstance(text, str)):
@@ -129,14 +129,14 @@ def _reasoning(item: Mapping[str, Any]) -> str:
     return ""
 
 
-def qualified(namespace: Any, name: Any) -> Any:
-    """The name of a tool, which for the model bears that of its namespace."""
+def qualified(namespace: object, name: object) -> object:
+    """The name of a tool for the model, with its namespace as prefix."""
     return f"{namespace}__{name}" if namespace else name
 
 
-def items_of(choice: Mapping[str, Any], body: Mapping[str, Any], request_id: str) -> list[dict[str, Any]]:
+def items_of(choice: JsonView, body: JsonView, request_id: str) -> list[Json]:
     """The items of a reply."""
-    message, output = choice["message"], list[dict[str, Any]]()
+    message, output = choice["message"], list[Json]()
     thought = message.get("reasoning_content")
     if thought:
         output.append(_reasoning_item(thought, body, f"rs_{request_id}"))
@@ -163,9 +163,9 @@ def items_of(choice: Mapping[str, Any], body: Mapping[str, Any], request_id: str
     return output
 
 
-def _reasoning_item(thought: str, body: Mapping[str, Any], item_id: str) -> dict[str, Any]:
+def _reasoning_item(thought: str, body: JsonView, item_id: str) -> Json:
     reasoning = body.get("reasoning") or {}
-    item: dict[str, Any] = {"id": item_id, "type": "reasoning", "summary": []}
+    item: Json = {"id": item_id, "type": "reasoning", "summary": []}
     if reasoning.get("summary") or reasoning.get("generate_summary"):
         item["summary"] = [{"type": "summary_text", "text": thought}]
     else:

@@ -1,4 +1,4 @@
-"""Which dialect the clients of a route speak."""
+"""The dialect of each route."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import parse_qs, unquote
 
 from ajet_sdk.dialects.anthropic_messages import COUNT, MESSAGES
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Dialect(Protocol):
-    """How clients spell requests, and what they read.
+    """The format of requests and responses of one API.
 
     `body` is a request's JSON as it was sent, `asked` the same as JSON of OpenAI's completions: everything behind a
     dialect (engines, the record, merging, the trace) reads and writes completions only.
@@ -42,31 +42,31 @@ class Dialect(Protocol):
 
     @property
     def form(self) -> Completions:
-        """Whether `asked` is of chat completions or of text completions."""
+        """Chat completions or text completions."""
         ...
 
     @property
     def fields(self) -> Fields:
-        """What becomes of each field, where they are not those of completions."""
+        """How each field is treated; empty for completions."""
         ...
 
-    def neutral(self, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-        """The request as completions have it. Raises RequestRefused where it is malformed, or can't be honoured.
+    def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
+        """The request in the format of completions. Raises RequestRefused if it is malformed or can't be honoured.
 
-        `stored` is what `response` kept of the open episode's earlier calls.
+        `stored` has what `response` stored for earlier calls of the open episode.
         """
         ...
 
-    def streams(self, body: Mapping[str, Any]) -> bool:
-        """Whether the client wants events."""
+    def streams(self, body: Mapping[str, object]) -> bool:
+        """Whether the client asked for a stream."""
         ...
 
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
-        """The whole response, of a completion."""
+        """Build the response from a completion."""
         ...
 
-    def events(self, response: Mapping[str, Any], body: Mapping[str, Any]) -> list[bytes]:
-        """The response as server-sent events. Whoever has the last has the whole reply."""
+    def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
+        """The response as server-sent events; the last one completes the reply."""
         ...
 
     @property
@@ -76,35 +76,35 @@ class Dialect(Protocol):
 
     @property
     def waiting(self) -> bytes:
-        """What a stream says while the answer is not there yet."""
+        """Keep-alive bytes of a stream, sent until the answer is there."""
         ...
 
-    def error(self, status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
-        """The response that says an error."""
+    def error(self, status: int, message: str, code: str | None, param: str | None) -> Json:
+        """The error response."""
         ...
 
-    def error_event(self, error: Mapping[str, Any]) -> bytes:
+    def error_event(self, error: Json) -> bytes:
         """An error in the middle of a stream."""
         ...
 
 
 class Vendor(Dialect, Protocol):
-    """A dialect that has a list of models."""
+    """A dialect with routes that list models."""
 
-    def model(self, name: str) -> dict[str, Any]:
+    def model(self, name: str) -> Json:
         """One model."""
         ...
 
-    def models(self, names: list[str]) -> dict[str, Any]:
-        """The models that answer."""
+    def models(self, names: list[str]) -> Json:
+        """The list of models."""
         ...
 
 
 class Counter(Dialect, Protocol):
-    """A dialect whose requests may be counted instead of answered."""
+    """A dialect with a route that counts the tokens of a request."""
 
-    def count(self, tokens: int) -> dict[str, Any]:
-        """The response that says how many tokens a request has."""
+    def count(self, tokens: int) -> Json:
+        """The response with the number of tokens in a request."""
         ...
 
 
@@ -114,10 +114,10 @@ DIALECTS: dict[str, Dialect] = {
     "responses": RESPONSES,
     "messages": MESSAGES,
 }
-"""The routes that the policy answers, beside Gemini's, which have parameters."""
+"""The routes that the policy serves. Gemini's are missing: they contain the model's name."""
 
 COUNTERS: dict[str, Counter] = {"messages/count_tokens": COUNT, "responses/input_tokens": RESPONSES}
-"""The routes that count a request's tokens."""
+"""The routes that count the tokens of a request."""
 
 UNSERVED = {
     "responses/compact": "no conversation is compacted; shorten the input yourself",
@@ -125,11 +125,11 @@ UNSERVED = {
     "threads": "there are no assistants; send the whole conversation to chat/completions or responses",
     "assistants": "there are no assistants; send the whole conversation to chat/completions or responses",
 }
-"""Routes of the vendors' own conversations that the policy does not have, and what to do."""
+"""Vendor routes that the policy does not serve, and what to use instead."""
 
 
 def instead_of(route: str) -> str:
-    """What to do where the policy does not serve a route; empty where there is nothing to say."""
+    """What to use instead of a route that the policy does not serve; empty if there is no advice."""
     if re.fullmatch(r"responses/[^/]+/cancel", route):
         return "no response is made in the background"
     return next((hint for name, hint in UNSERVED.items() if f"{route}/".startswith(f"{name}/")), "")
@@ -141,19 +141,19 @@ _VERSION = re.compile(r"(?:v\d\w*/)+")
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
-    """What a path asks for."""
+    """The route that a request names, and its dialect."""
 
     route: str
-    """The path without what stands before: a version, a deployment, another host's own."""
+    """The path without a prefix such as a version or a deployment."""
     dialect: Dialect | None
-    """What its requests and replies are spelt in; None: the policy answers nothing there."""
+    """None for a route that the policy does not serve."""
     counter: Counter | None = None
-    """The dialect, where only a count of tokens is wanted."""
+    """The dialect, for a route that counts tokens."""
 
 
 @lru_cache(maxsize=4096)
 def endpoint(path: str, query: str = "") -> ApiRoute:
-    """What a request's path asks for, with whatever version or prefix: `v1/chat/completions`, `v1/v1/messages`, …"""
+    """The endpoint of a path with any version or prefix: `v1/chat/completions`, `v1/v1/messages`, …"""
     path = path.strip("/")
     match = _GEMINI.search(path)
     if match is not None:
@@ -175,7 +175,7 @@ GEMINI = Gemini("", "")
 
 
 def vendor(path: str, headers: Mapping[str, str]) -> Vendor:
-    """Whose API a request speaks where its route does not say: by the headers and the version in the path."""
+    """The dialect of a route that several vendors share, from the headers and the version in the path."""
     if "anthropic-version" in headers:
         return MESSAGES
     if "x-goog-api-key" in headers or "/v1beta" in path or "/v1alpha" in path:
@@ -190,4 +190,4 @@ FIELDS: dict[str, Fields] = {
     "Gemini": GEMINI_FIELDS,
     "Gemini's generationConfig": CONFIG_FIELDS,
 }
-"""What becomes of each field of a request, by dialect."""
+"""How each field of a request is treated, by dialect."""
