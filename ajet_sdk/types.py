@@ -30,6 +30,8 @@ __all__ = [
     "Feedback",
     "Floats",
     "Ids",
+    "Json",
+    "JsonView",
     "LedgerEntry",
     "Metric",
     "Outcome",
@@ -62,6 +64,10 @@ Outcome = Literal[
     "trained",
 ]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+Json = dict[str, Any]
+"""A JSON object: a message, a request, the row of a table."""
+JsonView = Mapping[str, Any]
+"""A JSON object that is only read."""
 
 
 _draw = random.Random()  # the system's entropy once per process: reading it each time would release the GIL

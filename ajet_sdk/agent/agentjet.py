@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ajet_sdk.agent.agentscope import dashscope_keys
@@ -12,7 +12,7 @@ from ajet_sdk.config.api_keys import api_key as user_key
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.engines.reply_schema import read_reply
 from ajet_sdk.errors import ConfigError, EngineUnavailable
-from ajet_sdk.types import Task
+from ajet_sdk.types import JsonView, Task
 
 _DASHSCOPE = "https://dashscope.aliyuncs.com/compatible-mode/v1"
 
@@ -69,8 +69,8 @@ def create_external_llm_fn(
     url = base_url or os.environ.get("OPENAI_BASE_URL") or _DASHSCOPE
 
     def ask(
-        messages: Sequence[Mapping[str, Any]],
-        sampling_params_override: Mapping[str, Any] | None = None,
+        messages: Sequence[JsonView],
+        sampling_params_override: JsonView | None = None,
         request_id: str = "",
     ) -> dict[str, str]:
         import openai

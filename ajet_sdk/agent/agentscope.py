@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 
-def chat_model(model: Model, *, context_size: int) -> Any:
+def chat_model(model: Model, *, context_size: int) -> object:
     """An AgentScope `OpenAIChatModel` that asks `model`, whole replies and one try a call. Raises MissingExtra."""
     # One try per call: the gateway says itself when another makes sense, and each would be a call of its own.
     if _major() >= 2:
@@ -57,13 +57,13 @@ def _first_major() -> Any:
     from agentscope.model import OpenAIChatModel
 
     class PolicyChatModel(OpenAIChatModel):  # type: ignore[misc]
-        async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+        async def __call__(self, messages: list[dict[str, object]], *args: object, **kwargs: object) -> Any:
             return await super().__call__([_openai_form(message) for message in messages], *args, **kwargs)
 
     return PolicyChatModel
 
 
-def _openai_form(message: dict[str, Any]) -> dict[str, Any]:
+def _openai_form(message: dict[str, object]) -> dict[str, object]:
     """A message of DashScope's form, whose parts have no type (`{"text": …}`, `{"image": …}`), as OpenAI's."""
     parts = message.get("content")
     if not isinstance(parts, list) or all(isinstance(part, dict) and "type" in part for part in parts if part):
@@ -74,7 +74,7 @@ def _openai_form(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": [_openai_part(part) for part in parts]}
 
 
-def _openai_part(part: dict[str, Any]) -> dict[str, Any]:
+def _openai_part(part: dict[str, object]) -> dict[str, object]:
     if "type" in part:
         return part
     if "image" in part:
@@ -88,20 +88,20 @@ class TaskRow(dict[str, Any]):
     def __init__(self, task: Task) -> None:
         super().__init__({**task.metadata, "main_query": task.main_query, "task_id": task.task_id})
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> object:
         if name in QUERY_COLUMNS:
             return self["main_query"]
         raise KeyError(name)
 
 
 def arguments(
-    wanted: Container[str], task: Task, agent: Callable[..., Model], config: Config, output: Any = None
+    wanted: Container[str], task: Task, agent: Callable[..., Model], config: Config, output: object = None
 ) -> dict[str, Any]:
     """What of AgentScope Tuner's signatures is wanted, by name; `agent` makes the `Model` of an agent of the episode.
 
     Raises MissingExtra where a model is wanted and AgentScope is not installed.
     """
-    size, values = config.rollout.max_model_len, dict[str, Any](task=TaskRow(task))
+    size, values = config.rollout.max_model_len, dict[str, object](task=TaskRow(task))
     values["logger"] = logging.getLogger("ajet.workflow")
     values["response"] = getattr(output, "response", output) if is_output(output) else output
     if "model" in wanted:
@@ -114,7 +114,7 @@ def arguments(
     return values
 
 
-def is_output(value: Any) -> bool:
+def is_output(value: object) -> bool:
     """Whether it is AgentScope Tuner's `WorkflowOutput` or `JudgeOutput`, known by its fields."""
     fields = getattr(type(value), "model_fields", None)
     return isinstance(fields, Mapping) and set(fields) in ({"reward", "response", "metrics"}, {"reward", "metrics"})
@@ -142,7 +142,7 @@ def __getattr__(name: str) -> Any:
     return globals()[name]
 
 
-def _robust() -> Any:
+def _robust() -> object:
     from agentscope.model import DashScopeChatModel
 
     class RobustDashScopeChatModel(DashScopeChatModel):  # type: ignore[misc]
@@ -161,7 +161,7 @@ def _robust() -> Any:
                 raise ConfigError("no API key for RobustDashScopeChatModel: set DASHSCOPE_API_KEY")
             super().__init__(model_name=model_name, api_key=self.keys[0], stream=stream, **kwargs)
 
-        async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        async def __call__(self, *args: object, **kwargs: object) -> Any:
             for attempt in range(self.max_try):
                 self.api_key = self.keys[attempt % len(self.keys)]
                 try:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 from urllib.parse import parse_qsl, quote, unquote
 
 from ajet_sdk.errors import AjetError, MissingResource, UncapturedTraffic
@@ -29,8 +29,8 @@ class ObservedExchange:
     agent: str
     target_tag: str | None
     phase: Phase
-    request: dict[str, Any]
-    response: dict[str, Any]
+    request: dict[str, object]
+    response: dict[str, object]
     started_at: float
     """Unix seconds."""
     ended_at: float
@@ -132,13 +132,13 @@ class ActiveEpisode:
 class Observed(Protocol):
     """An observed call of a decorated function; set `output` before the block ends."""
 
-    output: Any
+    output: object
 
 
 class Observer(Protocol):
     """Records a deployed agent."""
 
-    def episode(self, name: str, arguments: Mapping[str, Any]) -> AbstractContextManager[Observed]:
+    def episode(self, name: str, arguments: Mapping[str, object]) -> AbstractContextManager[Observed]:
         """Make the block one episode. An exception is recorded as the episode's failure and passes on."""
         ...
 

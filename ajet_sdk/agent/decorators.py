@@ -47,7 +47,7 @@ class Spec:
 
     kind: Kind
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., object]
     parameters: Mapping[str, inspect.Parameter] = field(repr=False)
     """Annotations are resolved where they can be."""
     timeout: float | None = None
@@ -212,7 +212,7 @@ def _observe(wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Abs
     return watching.episode(tag.name or _name_of(wrapper), arguments)
 
 
-def _name_of(function: Any) -> str:
+def _name_of(function: object) -> str:
     return str(getattr(function, "__name__", None) or type(function).__name__)
 
 
@@ -235,7 +235,7 @@ def _parameters(function: Any, kind: Kind, name: str) -> dict[str, inspect.Param
     return parameters
 
 
-def _hints(function: Any) -> dict[str, Any]:
+def _hints(function: Any) -> dict[str, object]:
     target = inspect.unwrap(getattr(function, "func", function))
     try:
         target = target if inspect.isroutine(target) else type(target).__call__
@@ -248,13 +248,13 @@ def _names(kind: Kind) -> str:
     return ", ".join(sorted(WORKFLOW_NAMES if kind == "workflow" else JUDGE_NAMES))
 
 
-def spec_of(function: Any, kind: Kind) -> Spec:
+def spec_of(function: object, kind: Kind) -> Spec:
     """The `Spec` of a decorated function, or of a plain one as if it were decorated bare. Raises SignatureError."""
     return _spec_of_function(function, kind) if inspect.isfunction(function) else _spec_of(function, kind)
 
 
 @functools.lru_cache(maxsize=64)  # asked once an episode; resolving annotations takes a tenth of a short one
-def _spec_of_function(function: Any, kind: Kind) -> Spec:
+def _spec_of_function(function: object, kind: Kind) -> Spec:
     return _spec_of(function, kind)
 
 
@@ -273,12 +273,12 @@ def _wants_text(parameter: inspect.Parameter) -> bool:
     return parameter.annotation in _STRINGS[:-1] or isinstance(parameter.default, str)
 
 
-def bind(spec: Spec, task: Task, reserved: Mapping[str, Any]) -> dict[str, Any]:
+def bind(spec: Spec, task: Task, reserved: Mapping[str, object]) -> dict[str, Any]:
     """Keyword arguments for one call: `reserved` holds the reserved names that the run has.
 
     Raises SignatureError naming the parameters that nothing fills, and what there is.
     """
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     missing: list[inspect.Parameter] = []
     for parameter in spec.parameters.values():
         if not _fill(parameter, task, reserved, arguments):
@@ -310,7 +310,7 @@ def _fill(parameter: inspect.Parameter, task: Task, reserved: Mapping[str, Any],
     return True
 
 
-def _explain_missing(spec: Spec, task: Task, reserved: Mapping[str, Any], missing: list[inspect.Parameter]) -> str:
+def _explain_missing(spec: Spec, task: Task, reserved: Mapping[str, object], missing: list[inspect.Parameter]) -> str:
     names = ", ".join(f"`{p.name}`" for p in missing)
     keys = ", ".join(sorted(map(str, task.metadata))) or "none"
     several = spec.kind == "workflow" and len(missing) > 1 and bool(task.main_query)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -28,6 +28,7 @@ from ajet_sdk.agent.context import AgentIdentity, current_episode
 from ajet_sdk.engines.http import Endpoint, is_loopback, without_certificates
 from ajet_sdk.engines.reply_schema import read_reply
 from ajet_sdk.errors import EngineError, EngineUnavailable, RequestRefused
+from ajet_sdk.types import Json, JsonView
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -93,7 +94,7 @@ class Model:
         )
 
     async def chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+        self, messages: Sequence[JsonView], tools: Sequence[JsonView] | None = None, **params: object
     ) -> Message:
         """The model's next message. `params` are those of `chat/completions`, except `stream`.
 
@@ -103,14 +104,14 @@ class Model:
         return Message(reply["choices"][0]["message"])
 
     async def complete(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
-    ) -> dict[str, Any]:
+        self, messages: Sequence[JsonView], tools: Sequence[JsonView] | None = None, **params: object
+    ) -> Json:
         """The whole reply of `chat/completions` as JSON, with its `usage`. Raises as `chat` does."""
         if params.get("stream"):
             raise RequestRefused("replies are returned whole; to stream, use openai() or async_openai()", "stream")
         if isinstance(messages, str):
             raise RequestRefused('messages must be a list, [{"role": "user", "content": "..."}] (got text)', "messages")
-        body: dict[str, Any] = {"model": self.name, "messages": [dict(m) for m in messages], **params}
+        body: dict[str, object] = {"model": self.name, "messages": [dict(m) for m in messages], **params}
         if tools:
             body["tools"] = list(tools)
         reply = await self.endpoint.post("chat/completions", body)
@@ -143,8 +144,8 @@ class Model:
 
         return openai.AsyncOpenAI(**self._client_arguments("DefaultAsyncHttpxClient"))
 
-    def _client_arguments(self, client: str) -> dict[str, Any]:
-        arguments: dict[str, Any] = {"base_url": self.base_url, "api_key": self.api_key, "timeout": self.timeout}
+    def _client_arguments(self, client: str) -> Json:
+        arguments: dict[str, object] = {"base_url": self.base_url, "api_key": self.api_key, "timeout": self.timeout}
         if is_loopback(self.base_url):
             import openai
 

@@ -22,7 +22,7 @@ from ajet_sdk.agent.agentscope import chat_model
 from ajet_sdk.agent.decorators import GROUP_NAMES, JUDGE_NAMES, WORKFLOW_NAMES, bind, spec_of
 from ajet_sdk.agent.model import Model
 from ajet_sdk.errors import ConfigError, SignatureError
-from ajet_sdk.types import UNTAGGED, Reward, Task
+from ajet_sdk.types import UNTAGGED, Json, Reward, Task
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
@@ -57,7 +57,7 @@ class WorkflowTask(BaseModel):
     task_tag: str = ""
     """`train` or `val`."""
     episode_uuid: str = ""
-    observation_window: dict[str, Any] = Field(default_factory=dict)
+    observation_window: Json = Field(default_factory=dict)
     llm_inference_fn: Callable[..., Any] | None = None
     """Always None: ask a model of the tuner's."""
     tokenizer: Any = None
@@ -73,8 +73,8 @@ class WorkflowOutput(BaseModel):
 
     reward: float | list[float] | list[Reward] | None = None
     is_success: bool | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
-    log_metrics: dict[str, Any] = Field(default_factory=dict)
+    metadata: Json = Field(default_factory=dict)
+    log_metrics: Json = Field(default_factory=dict)
     """Numbers here are logged with the episode."""
 
 
@@ -154,8 +154,8 @@ class AjetTuner:
         self,
         agent_name: str = "default_agent_name",
         target_tag: str = UNTAGGED,
-        debug_model: Any = None,
-    ) -> Any:
+        debug_model: object = None,
+    ) -> object:
         """An AgentScope `OpenAIChatModel` for one agent, of the major version that is installed (1.x, 2.x).
 
         Outside of the trainable targets it is `debug_model` instead: an AgentScope model as it is, or the name of a
@@ -170,8 +170,8 @@ class AjetTuner:
         self,
         agent_name: str = "default_agent_name",
         target_tag: str = UNTAGGED,
-        debug_model: Any = "gpt-4o",
-    ) -> Any:
+        debug_model: object = "gpt-4o",
+    ) -> object:
         """An `openai.AsyncOpenAI` whose `chat.completions.create` takes messages by position and needs no model."""
         if self._is_outside(agent_name, target_tag, debug_model) and not isinstance(debug_model, str):
             return debug_model
@@ -198,7 +198,7 @@ class AjetTuner:
         model = self._agent(agent_name, target_tag, debug_model)
         return BaseUrlAndKey(model.base_url, model.api_key, model.name)
 
-    def _is_outside(self, agent_name: str, target_tag: str, debug_model: Any) -> bool:
+    def _is_outside(self, agent_name: str, target_tag: str, debug_model: object) -> bool:
         """Whether the agent is outside of the targets, and the config names no model for it.
 
         Raises ConfigError where nothing answers it.
@@ -218,7 +218,7 @@ class AjetTuner:
             )
         return True
 
-    def _configured(self, agent_name: str, target_tag: str, debug_model: Any) -> bool:
+    def _configured(self, agent_name: str, target_tag: str, debug_model: object) -> bool:
         """Whether the config names a model for an agent outside of the targets, before what the code names."""
         rollout = self.config.rollout
         names = (agent_name, target_tag, debug_model if isinstance(debug_model, str) else None)
@@ -241,7 +241,7 @@ def _rebuild_tuner(config: Config, model: Model, targets: tuple[str, ...] | None
     return AjetTuner(config, model, lambda: known, model.overflowed, lambda name: None)
 
 
-def is_workflow_class(workflow: Any) -> bool:
+def is_workflow_class(workflow: object) -> bool:
     """Whether it is a `Workflow` class or an instance of one, and not a function."""
     return isinstance(workflow, Workflow) or (inspect.isclass(workflow) and issubclass(workflow, Workflow))
 
@@ -259,7 +259,7 @@ def make_workflow(workflow: Any) -> Workflow:
     return instance
 
 
-def check_signature(workflow: Any, judge: Any, task: Task, config: Config) -> None:
+def check_signature(workflow: object, judge: object, task: Task, config: Config) -> None:
     """Raise SignatureError where a run could not call the workflow or the judge for this task."""
     placeholder = Model("", "", "policy")
     absent = frozenset() if config.task_reader.has_environment(task.env_type) else frozenset({"env"})

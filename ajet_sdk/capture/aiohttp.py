@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
+from ajet_sdk.capture.routing import Done, Fallback, Feed, PassThrough, Reroute, active_episode, decide, sending
 from ajet_sdk.dialects.json import json_bytes
+
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp.typedefs import StrOrURL
 
 
 class _ContentTee:
-    """An aiohttp stream reader that is read along."""
+    """An aiohttp stream reader that also passes what is read to `feed`."""
 
-    def __init__(self, inner: Any, feed: Callable[[bytes], None], done: Callable[[bool], None]) -> None:
+    def __init__(self, inner: aiohttp.StreamReader, feed: Feed, done: Done) -> None:
         self._inner, self._feed, self._done = inner, feed, done
 
     def __getattr__(self, name: str) -> Any:
@@ -33,10 +38,10 @@ class _ContentTee:
     async def readany(self) -> bytes:
         return self._seen(await self._inner.readany())
 
-    async def readline(self, **kwargs: Any) -> bytes:
+    async def readline(self, **kwargs: object) -> bytes:
         return self._seen(await self._inner.readline(**kwargs))
 
-    async def readuntil(self, *args: Any, **kwargs: Any) -> bytes:
+    async def readuntil(self, *args: object, **kwargs: object) -> bytes:
         return self._seen(await self._inner.readuntil(*args, **kwargs))
 
     async def readexactly(self, n: int) -> bytes:
@@ -66,11 +71,13 @@ class _ContentTee:
             yield chunk
 
 
-def patch_aiohttp(module: Any, patches: Patches, fallback: Fallback) -> None:
+def patch_aiohttp(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
     original = module.ClientSession.__dict__["_request"]
 
     @functools.wraps(original)
-    async def request(self: Any, method: str, str_or_url: Any, **kwargs: Any) -> Any:
+    async def request(
+        self: aiohttp.ClientSession, method: str, str_or_url: StrOrURL, **kwargs: object
+    ) -> aiohttp.ClientResponse:
         active = active_episode(fallback)
         if active is None:
             return await original(self, method, str_or_url, **kwargs)
@@ -89,8 +96,8 @@ def patch_aiohttp(module: Any, patches: Patches, fallback: Fallback) -> None:
 
 
 def _arguments_to_gateway(
-    session: Any, reroute: Reroute, headers: Mapping[str, str], body: Any, kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+    session: object, reroute: Reroute, headers: Mapping[str, str], body: object, kwargs: Mapping[str, object]
+) -> dict[str, object]:
     """The agent's own session is used, for it belongs to the loop; its BasicAuth allows no Authorization beside it."""
     ours = reroute.headers({key: value for key, value in headers.items() if key.lower() != "content-type"})
     if getattr(session, "_default_auth", None) is not None:
@@ -100,7 +107,7 @@ def _arguments_to_gateway(
     return {**options, "data": data, "headers": {**ours, "content-type": "application/json"}, "allow_redirects": False}
 
 
-def _observe_aiohttp(passing: PassThrough, response: Any) -> None:
+def _observe_aiohttp(passing: PassThrough, response: aiohttp.ClientResponse) -> None:
     done = passing.ending(response.status, response.headers.get("content-type", ""))
     if response.content.at_eof():
         passing.feed(response._body or b"")

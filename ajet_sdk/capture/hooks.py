@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
 
 from ajet_sdk.agent.context import ActiveEpisode
 from ajet_sdk.capture.aiohttp import patch_aiohttp
@@ -44,7 +43,7 @@ LIBRARIES: dict[str, Callable[[ModuleType, Patches, Fallback], None]] = {
 
 
 class _Hooks:
-    """The hooks that are in place, and who records calls that are made outside of an episode."""
+    """The installed hooks, and the observer of calls outside of an episode."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -58,7 +57,7 @@ HOOKS = _Hooks()
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Have the hooks in place. Re-entrant and counted: the last to leave restores everything."""
+    """Install the hooks. Re-entrant: the outermost exit restores everything."""
     with HOOKS.lock:
         if HOOKS.users == 0:
             _install(HOOKS.patches)
@@ -85,7 +84,7 @@ def _install(patches: Patches) -> None:
 
 
 class Imports:
-    """Patches each library when it is imported, be it already or later."""
+    """Patches each library that is imported, now or later."""
 
     def __init__(self, patches: Patches, fallback: Fallback) -> None:
         self._patches = patches
@@ -122,15 +121,14 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """The library's own loader, and the patch after it."""
+    """Loads a library, then patches it."""
 
-    def __init__(self, loader: Any, patch: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: importlib.abc.Loader, patch: Callable[[ModuleType], None]) -> None:
         self._loader = loader
         self._patch = patch
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        created: ModuleType | None = self._loader.create_module(spec)
-        return created
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:

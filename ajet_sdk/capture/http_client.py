@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import gzip
+import http.client
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
+from ajet_sdk.capture.routing import Done, Fallback, Feed, PassThrough, Reroute, active_episode, decide, sending
 from ajet_sdk.capture.uncaptured import refuse_unread
+
+if TYPE_CHECKING:
+    import urllib3
 
 READS = ("read", "read1", "readline", "readinto")
 
 
-def read_along(response: Any, feed: Callable[[bytes], None], done: Callable[[bool], None]) -> None:
+def read_along(response: http.client.HTTPResponse | urllib3.HTTPResponse, feed: Feed, done: Done) -> None:
     """Feed what is read of a response (of http.client or urllib3), through whichever of its methods."""
     inside = False
 
-    def read_by(original: Callable[..., Any]) -> Callable[..., Any]:
-        def read(*args: Any, **kwargs: Any) -> Any:
+    def read_by(original: Callable[..., bytes | int]) -> Callable[..., bytes | int]:
+        def read(*args: Any, **kwargs: object) -> bytes | int:
             nonlocal inside
             if inside:  # one of the methods, called by another
                 return original(*args, **kwargs)
@@ -38,7 +43,7 @@ def read_along(response: Any, feed: Callable[[bytes], None], done: Callable[[boo
         return read
 
     def in_chunks(original: Callable[..., Iterable[bytes]]) -> Callable[..., Iterator[bytes]]:
-        def chunks(*args: Any, **kwargs: Any) -> Iterator[bytes]:
+        def chunks(*args: object, **kwargs: object) -> Iterator[bytes]:
             for chunk in original(*args, **kwargs):
                 feed(chunk)
                 yield chunk
@@ -60,15 +65,24 @@ def read_along(response: Any, feed: Callable[[bytes], None], done: Callable[[boo
                 setattr(response, name, wrap(getattr(response, name)))  # type: ignore[operator]
 
 
-def patch_http_client(module: Any, patches: Patches, fallback: Fallback) -> None:
-    connection = module.HTTPConnection
-    original, response_of = connection.__dict__["request"], connection.__dict__["getresponse"]
+def patch_http_client(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
+    connection: type[http.client.HTTPConnection] = module.HTTPConnection
+    original = connection.__dict__["request"]
+    response_of: Callable[[http.client.HTTPConnection], http.client.HTTPResponse] = connection.__dict__["getresponse"]
     put = connection.__dict__["putrequest"]
-    underway: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+    underway: weakref.WeakKeyDictionary[http.client.HTTPConnection, http.client.HTTPConnection | PassThrough] = (
+        weakref.WeakKeyDictionary()
+    )
     """By the agent's connection: ours to the gateway, or the `PassThrough`."""
 
     def request(
-        self: Any, method: str, url: str, body: Any = None, headers: Any = None, *, encode_chunked: bool = False
+        self: http.client.HTTPConnection,
+        method: str,
+        url: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        encode_chunked: bool = False,
     ) -> None:
         headers = {} if headers is None else headers
         active = active_episode(fallback)
@@ -85,22 +99,24 @@ def patch_http_client(module: Any, patches: Patches, fallback: Fallback) -> None
         if plan is not None:
             underway[self] = plan
 
-    def _to_gateway(plan: Reroute, headers: Mapping[str, str], body: Any, timeout: Any) -> Any:
+    def _to_gateway(
+        plan: Reroute, headers: Mapping[str, str], body: object, timeout: float | None
+    ) -> http.client.HTTPConnection:
         parts = urlsplit(plan.url)
-        gateway = connection(parts.hostname, parts.port, timeout=timeout)
+        gateway = connection(parts.hostname or "", parts.port, timeout=timeout)
         data = body.encode() if isinstance(body, str) else body
         original(gateway, "POST", parts.path, data, {**plan.headers(headers), "connection": "close"})
         return gateway
 
-    def putrequest(self: Any, method: str, url: str, *args: Any, **kwargs: Any) -> None:
+    def putrequest(self: http.client.HTTPConnection, method: str, url: str, *args: object, **kwargs: object) -> None:
         active = active_episode(fallback)
         if active is not None:  # not beneath `request`: the body comes by `send`, behind what may be decided
             refuse_unread(active, method, _url(self, url))
         put(self, method, url, *args, **kwargs)
 
-    def getresponse(self: Any) -> Any:
+    def getresponse(self: http.client.HTTPConnection) -> http.client.HTTPResponse:
         step = underway.pop(self, None)
-        if isinstance(step, connection):
+        if step is not None and not isinstance(step, PassThrough):
             return response_of(step)
         try:
             response = response_of(self)
@@ -117,7 +133,7 @@ def patch_http_client(module: Any, patches: Patches, fallback: Fallback) -> None
     patches.replace(connection, "getresponse", getresponse)
 
 
-def _url(connection: Any, url: str) -> str:
+def _url(connection: http.client.HTTPConnection, url: str) -> str:
     """The whole URL of a request; a proxy is given it as it is, or is asked for a tunnel first."""
     if "://" in url:
         return url
@@ -126,7 +142,7 @@ def _url(connection: Any, url: str) -> str:
     return f"{scheme}://{host}:{port}{url}"
 
 
-def _observe(passing: PassThrough, response: Any) -> None:
+def _observe(passing: PassThrough, response: http.client.HTTPResponse) -> None:
     kind = response.headers.get("content-type", "")
     decode = gzip.decompress if response.headers.get("content-encoding") == "gzip" else None
     read_along(response, passing.feed, passing.ending(response.status, kind, decode))

@@ -16,12 +16,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.capture.patches import OwnClient, Patches
 from ajet_sdk.capture.routing import (
     Discarded,
+    Done,
     Fallback,
+    Feed,
     PassThrough,
     Reroute,
     active_episode,
@@ -33,10 +35,16 @@ from ajet_sdk.engines.http import without_certificates
 from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.gateway.process_door import ProcessClient, ResponsePart
 
-Ask = Callable[[Reroute, Any, bool], Any]
+if TYPE_CHECKING:
+    import httpx
+
+Ask = Callable[[Reroute, "httpx.Request", bool], "httpx.Response"]
+AskAsync = Callable[[Reroute, "httpx.Request", bool], Awaitable["httpx.Response"]]
+Stream = Callable[..., "httpx.SyncByteStream"] | Callable[..., "httpx.AsyncByteStream"]
+Streams = tuple[Callable[..., "httpx.SyncByteStream"], Callable[..., "httpx.AsyncByteStream"]]
 
 
-def asking(module: Any) -> tuple[Ask, Ask]:
+def asking(module: ModuleType) -> tuple[Ask, AskAsync]:
     """`ask(plan, request, stream)` for the API of httpx in `module`, and the same as a coroutine.
 
     The response is to the agent's own `request`, whose body and time limit count; it is read unless `stream`. They
@@ -44,7 +52,7 @@ def asking(module: Any) -> tuple[Ask, Ask]:
     """
     stream_of, astream_of = _in_process_streams(module)
 
-    def ask(plan: Reroute, request: Any, stream: bool) -> Any:
+    def ask(plan: Reroute, request: httpx.Request, stream: bool) -> httpx.Response:
         began, parts = time.perf_counter(), queue.SimpleQueue[ResponsePart | None]()
         request.read()
         client = _ask(module, plan, request, parts.put, stream)
@@ -69,7 +77,7 @@ def asking(module: Any) -> tuple[Ask, Ask]:
             raise
         return response
 
-    async def aask(plan: Reroute, request: Any, stream: bool) -> Any:
+    async def aask(plan: Reroute, request: httpx.Request, stream: bool) -> httpx.Response:
         began, parts = time.perf_counter(), _Inbox()
         client = _ask(module, plan, request, parts.put, stream)
         patience = request.extensions.get("timeout", {}).get("read")
@@ -131,7 +139,7 @@ class _Inbox:
         return self._parts.popleft()
 
 
-def _in_process_streams(module: Any) -> tuple[Any, Any]:
+def _in_process_streams(module: Any) -> Streams:
     class Stream(module.SyncByteStream):  # type: ignore[misc]
         def __init__(self, first: ResponsePart, next_part: Callable[[], ResponsePart], client: ProcessClient) -> None:
             self.first, self.next_part, self.client = first, next_part, client
@@ -166,7 +174,7 @@ def _in_process_streams(module: Any) -> tuple[Any, Any]:
 
 
 def _ask(
-    module: Any, plan: Reroute, request: Any, tell: Callable[[ResponsePart | None], None], in_parts: bool
+    module: ModuleType, plan: Reroute, request: httpx.Request, tell: Callable[[ResponsePart | None], None], in_parts: bool
 ) -> ProcessClient:
     assert plan.door is not None
     try:
@@ -175,57 +183,60 @@ def _ask(
         raise module.ConnectError("the gateway has stopped", request=request) from error
 
 
-def _taken(module: Any, request: Any, part: ResponsePart | None, client: ProcessClient) -> ResponsePart:
+def _taken(module: ModuleType, request: httpx.Request, part: ResponsePart | None, client: ProcessClient) -> ResponsePart:
     if part is None:
         raise module.RemoteProtocolError("the gateway closed the connection early", request=request)
     client.take()
     return part
 
 
-def _response(module: Any, request: Any, first: ResponsePart, began: float, **body: Any) -> Any:
-    response = module.Response(first.status, headers=first.headers, request=request, **body)
+def _response(module: ModuleType, request: httpx.Request, first: ResponsePart, began: float, **body: object) -> httpx.Response:
+    response: httpx.Response = module.Response(first.status, headers=first.headers, request=request, **body)
     response.elapsed = timedelta(seconds=time.perf_counter() - began)
     return response
 
 
 class _Httpx:
-    """The module's own `send`s, what stands in for them, and our clients for what goes over a socket."""
+    """The original `send` methods, their replacements, and clients for requests over a socket."""
 
     def __init__(self, module: ModuleType) -> None:
-        self.module: Any = module
-        self.send = module.Client.__dict__["send"]
-        self.asend = module.AsyncClient.__dict__["send"]
-        self.own = OwnClient(lambda: self.module.Client(**self._arguments()))
-        self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
+        self.module = module
+        self.request: type[httpx.Request] = module.Request
+        self.response: type[httpx.Response] = module.Response
+        self.send: Callable[..., httpx.Response] = module.Client.__dict__["send"]
+        self.asend: Callable[..., Awaitable[httpx.Response]] = module.AsyncClient.__dict__["send"]
+        self.own: OwnClient[httpx.Client] = OwnClient(lambda: self.module.Client(**self._arguments()))
+        self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
+            weakref.WeakKeyDictionary()
+        )
         self.tee, self.atee = _streams(self.module)
         self.ask, self.aask = asking(self.module)
 
-    def to_gateway(self, request: Any, plan: Reroute) -> Any:
+    def to_gateway(self, request: httpx.Request, plan: Reroute) -> httpx.Request:
         extensions = {key: value for key, value in request.extensions.items() if key == "timeout"}
         headers = plan.headers(request.headers)
-        return self.module.Request("POST", plan.url, headers=headers, content=request.content, extensions=extensions)
+        return self.request("POST", plan.url, headers=headers, content=request.content, extensions=extensions)
 
-    def own_async(self) -> Any:
+    def own_async(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
         if loop not in self._async:
             self._async[loop] = self.module.AsyncClient(**self._arguments())
         return self._async[loop]
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, object]:
         limits = self.module.Limits(max_connections=None, max_keepalive_connections=256)
         return {"trust_env": False, "verify": without_certificates(), "limits": limits, "timeout": None}
 
-    def decoder(self, response: Any) -> Callable[[bytes], bytes]:
+    def decoder(self, response: httpx.Response) -> Callable[[bytes], bytes]:
         encoding = response.headers.get("content-encoding")
 
         def decode(raw: bytes) -> bytes:
             headers = {"content-encoding": encoding} if encoding else {}
-            decoded: bytes = self.module.Response(200, headers=headers, content=raw).content
-            return decoded
+            return self.response(200, headers=headers, content=raw).content
 
         return decode
 
-    def observe(self, passing: PassThrough, response: Any, stream: bool, tee: Any) -> Any:
+    def observe(self, passing: PassThrough, response: httpx.Response, stream: bool, tee: Stream) -> httpx.Response:
         kind = response.headers.get("content-type", "")
         if stream:
             done = passing.ending(response.status_code, kind, self.decoder(response))
@@ -243,9 +254,9 @@ class _Httpx:
         self._async.clear()
 
 
-def _streams(module: Any) -> tuple[Any, Any]:
+def _streams(module: Any) -> Streams:
     class Tee(module.SyncByteStream):  # type: ignore[misc]
-        def __init__(self, inner: Any, feed: Callable[[bytes], None], done: Callable[[bool], None]) -> None:
+        def __init__(self, inner: httpx.SyncByteStream, feed: Feed, done: Done) -> None:
             self.inner, self.feed, self.done = inner, feed, done
 
         def __iter__(self) -> Iterator[bytes]:
@@ -259,7 +270,7 @@ def _streams(module: Any) -> tuple[Any, Any]:
             self.inner.close()
 
     class AsyncTee(module.AsyncByteStream):  # type: ignore[misc]
-        def __init__(self, inner: Any, feed: Callable[[bytes], None], done: Callable[[bool], None]) -> None:
+        def __init__(self, inner: httpx.AsyncByteStream, feed: Feed, done: Done) -> None:
             self.inner, self.feed, self.done = inner, feed, done
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -275,17 +286,17 @@ def _streams(module: Any) -> tuple[Any, Any]:
     return Tee, AsyncTee
 
 
-def patch_httpx(module: Any, patches: Patches, fallback: Fallback) -> None:
+def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
     hook = _Httpx(module)
 
-    def send(self: Any, request: Any, *, stream: bool = False, **kwargs: Any) -> Any:
+    def send(self: httpx.Client, request: httpx.Request, *, stream: bool = False, **kwargs: object) -> httpx.Response:
         active = active_episode(fallback)
         if active is None:
             return hook.send(self, request, stream=stream, **kwargs)
         try:
             plan = decide(active, request.method, str(request.url), request.headers, request.read, in_process=True)
         except Discarded:
-            return module.Response(204, request=request)
+            return hook.response(204, request=request)
         if isinstance(plan, Reroute):
             if plan.door is not None:
                 return hook.ask(plan, request, stream)
@@ -294,7 +305,9 @@ def patch_httpx(module: Any, patches: Patches, fallback: Fallback) -> None:
             response = hook.send(self, request, stream=stream, **kwargs)
         return response if plan is None else hook.observe(plan, response, stream, hook.tee)
 
-    async def asend(self: Any, request: Any, *, stream: bool = False, **kwargs: Any) -> Any:
+    async def asend(
+        self: httpx.AsyncClient, request: httpx.Request, *, stream: bool = False, **kwargs: object
+    ) -> httpx.Response:
         active = active_episode(fallback)
         if active is None:
             return await hook.asend(self, request, stream=stream, **kwargs)
@@ -303,7 +316,7 @@ def patch_httpx(module: Any, patches: Patches, fallback: Fallback) -> None:
         try:
             plan = decide(active, request.method, url, request.headers, lambda: body, in_process=True)
         except Discarded:
-            return module.Response(204, request=request)
+            return hook.response(204, request=request)
         if isinstance(plan, Reroute):
             if plan.door is not None:
                 return await hook.aask(plan, request, stream)

@@ -6,13 +6,14 @@ import asyncio
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from ajet_sdk.capture.patches import OwnClient, Patches
 from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
 
 
-def patch_lm15(module: Any, patches: Patches, fallback: Fallback) -> None:
+def patch_lm15(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
     transport, atransport = module.StdlibTransport, module.StdlibAsyncTransport
     original, aoriginal = transport.__dict__["stream"], atransport.__dict__["_do_stream"]
     client = OwnClient(lambda: transport(trust_env=False, max_connections=256))
@@ -33,7 +34,7 @@ def patch_lm15(module: Any, patches: Patches, fallback: Fallback) -> None:
         headers = {name.lower(): value for name, value in request.headers}
         return decide(active, request.method, request.url, headers, lambda: request.body)
 
-    def stream(self: Any, request: Any) -> Any:
+    def stream(self: object, request: object) -> Any:
         active = active_episode(fallback)
         if active is None:
             return original(self, request)
@@ -46,7 +47,7 @@ def patch_lm15(module: Any, patches: Patches, fallback: Fallback) -> None:
             response._chunks = _read_along(plan, response)
         return response
 
-    async def do_stream(self: Any, request: Any) -> Any:
+    async def do_stream(self: object, request: object) -> object:
         active = active_episode(fallback)
         if active is None:
             return await aoriginal(self, request)

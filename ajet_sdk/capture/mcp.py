@@ -63,7 +63,7 @@ def _read(answer: Any) -> tuple[Any, str | None]:
     return result, "\n".join(filter(None, texts)) or "the tool reported an error"
 
 
-def _cut(value: Any) -> Any:
+def _cut(value: object) -> Any:
     if isinstance(value, str) and len(value) > _LONGEST:
         return f"{value[:_LONGEST]}… ({len(value):,} characters)"
     if isinstance(value, dict):

@@ -21,9 +21,9 @@ from ajet_sdk.errors import AjetError
 from ajet_sdk.gateway.episode import observed_call
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.samples.prefixes import PrefixIndex
-from ajet_sdk.trace.encoding import REMOVED, scrub
+from ajet_sdk.trace.encoding import REMOVED, Record, scrub
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Episode, Event, Run, Task, new_id, now
+from ajet_sdk.types import Episode, Event, Run, Status, Task, new_id, now
 
 log = logging.getLogger("ajet")
 
@@ -79,7 +79,7 @@ class ObservedEpisode:
 
     def __init__(self, put: Callable[..., None]) -> None:
         self.episode_id = new_id()
-        self.output: Any = None
+        self.output: object = None
         self.active = ActiveEpisode(self.episode_id, self)
         self.started_at = now()
         self._put = put
@@ -139,7 +139,7 @@ class Observation:
         self._path.mkdir(parents=True, exist_ok=True)
         return self._path / f"{socket.gethostname()}-{self._pid}-{new_id()[:8]}.duckdb"
 
-    def _put(self, *records: Any) -> None:
+    def _put(self, *records: Record) -> None:
         if self._writer is not None:
             self._writer.put(*records)
 
@@ -160,7 +160,7 @@ class Observation:
             return self._process.active
 
     @contextmanager
-    def episode(self, name: str, arguments: Mapping[str, Any]) -> Iterator[ObservedEpisode]:
+    def episode(self, name: str, arguments: Mapping[str, object]) -> Iterator[ObservedEpisode]:
         """Make the block one episode; an exception is recorded and passes on."""
         self._here()
         seen = ObservedEpisode(self._put)
@@ -180,8 +180,8 @@ class Observation:
         self,
         seen: ObservedEpisode,
         name: str,
-        arguments: Mapping[str, Any],
-        status: Any,
+        arguments: Mapping[str, object],
+        status: Status,
         error: BaseException | None,
     ) -> None:
         metadata = scrub({key: _plain(value) for key, value in arguments.items()})

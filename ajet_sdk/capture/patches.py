@@ -1,10 +1,10 @@
-"""Attributes that were replaced, and how to put them back; our own clients in their place."""
+"""Replaces attributes of other libraries and restores them; clients for requests to the gateway."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
 _INHERITED = object()
 
@@ -12,17 +12,17 @@ _INHERITED = object()
 class Patches:
     """Replaced attributes, undone in reverse order.
 
-    What another library has wrapped meanwhile (an instrumentation that the agent switched on) stays wrapped: our
-    replacement is then below theirs, cannot be taken out, and serves again when the attribute is next to be replaced.
+    An attribute that another library has wrapped in the meantime (an instrumentation, say) stays wrapped: the
+    replacement below can't be removed and is used again when the attribute is replaced next.
     """
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
-        self._below: dict[tuple[Any, str], tuple[Any, Any]] = {}
+        self._below: dict[tuple[object, str], tuple[object, object]] = {}
         """Replacement and original of each attribute that another library wrapped."""
 
-    def replace(self, owner: Any, name: str, replacement: Any) -> None:
-        """Set `owner.name`, keeping what was there; an inherited one is inherited again in the end."""
+    def replace(self, owner: object, name: str, replacement: object) -> None:
+        """Set `owner.name` and remember the original. An inherited attribute is inherited again after `undo`."""
         original = vars(owner).get(name, _INHERITED)
         below = self._below.pop((owner, name), None)
         if below is not None and original is not below[1]:
@@ -31,7 +31,7 @@ class Patches:
             setattr(owner, name, replacement)
         self._undo.append(lambda: self._restore(owner, name, replacement, original))
 
-    def _restore(self, owner: Any, name: str, replacement: Any, original: Any) -> None:
+    def _restore(self, owner: object, name: str, replacement: object, original: object) -> None:
         if vars(owner).get(name) is not replacement:
             self._below[owner, name] = replacement, original
         elif original is _INHERITED:
@@ -40,31 +40,38 @@ class Patches:
             setattr(owner, name, original)
 
     def at_end(self, action: Callable[[], None]) -> None:
-        """Do this too when everything is undone."""
+        """Call `action` on `undo`."""
         self._undo.append(action)
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Restore every attribute."""
         while self._undo:
             self._undo.pop()()
 
 
-class OwnClient:
-    """Our client for what goes to the gateway, one for each process: connections must not be shared across a fork."""
+class _Client(Protocol):
+    def close(self) -> None: ...
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+
+C = TypeVar("C", bound=_Client)
+
+
+class OwnClient(Generic[C]):
+    """A client for requests to the gateway, one per process: connections must not be shared across a fork."""
+
+    def __init__(self, make: Callable[[], C]) -> None:
         self._make = make
-        self._made: dict[int, Any] = {}
+        self._made: dict[int, C] = {}
 
-    def get(self) -> Any:
-        """That of this process."""
+    def get(self) -> C:
+        """The client of this process, created on first use."""
         pid = os.getpid()
         if pid not in self._made:
             self._made[pid] = self._make()
         return self._made[pid]
 
     def close(self) -> None:
-        """Close that of this process."""
+        """Close the client of this process."""
         client = self._made.pop(os.getpid(), None)
         if client is not None:
             client.close()

@@ -67,11 +67,11 @@ def _thread_start(original: Callable[[threading.Thread], None]) -> Callable[[thr
     return start
 
 
-def _thread_submit(original: Callable[..., Any]) -> Callable[..., Any]:
-    def submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _thread_submit(original: Callable[..., object]) -> Callable[..., object]:
+    def submit(self: ThreadPoolExecutor, fn: Callable[..., object], /, *args: object, **kwargs: object) -> object:
         active = current_episode.get()
 
-        def in_episode() -> Any:
+        def in_episode() -> object:
             token = current_episode.set(active)
             try:
                 return fn(*args, **kwargs)
@@ -91,7 +91,7 @@ class Carried:
         self._fn, self._hooks = fn, hooks
         self._active = active
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         added = _environment(self._active)
         previous = {name: os.environ.get(name) for name in added}
         os.environ.update(added)
@@ -108,8 +108,8 @@ class Carried:
                     os.environ[name] = value
 
 
-def _process_submit(original: Callable[..., Any], hooks: Hooks) -> Callable[..., Any]:
-    def submit(self: ProcessPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _process_submit(original: Callable[..., object], hooks: Hooks) -> Callable[..., object]:
+    def submit(self: ProcessPoolExecutor, fn: Callable[..., object], /, *args: object, **kwargs: object) -> object:
         active = current_episode.get()
         if active is not None and active.gateway_url:
             fn = Carried(fn, for_other_process(active), hooks)
@@ -168,13 +168,13 @@ class _Environment:
         return exec, (self._code,)
 
 
-def _preparation(original: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
+def _preparation(original: Callable[[str], dict[str, object]]) -> Callable[[str], dict[str, object]]:
     """What `multiprocessing` sends a child that is not forked from here, before anything of the user's is imported.
 
     Not by the child's own environment: a fork server keeps for every later child that of the first.
     """
 
-    def get_preparation_data(name: str) -> dict[str, Any]:
+    def get_preparation_data(name: str) -> dict[str, object]:
         data = original(name)
         active = current_episode.get()
         return data if active is None else {"ajet_environment": _Environment(active), **data}

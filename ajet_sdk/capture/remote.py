@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
 from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, ObservedExchange, Recorder, Verdict
@@ -73,7 +72,7 @@ def in_this_process(active: ActiveEpisode) -> ActiveEpisode:
     return for_other_process(active) if forked else active
 
 
-def never_raise(action: Callable[[], Any]) -> None:
+def never_raise(action: Callable[[], object]) -> None:
     """Recording must never break the agent: what it raises becomes a warning."""
     try:
         action()

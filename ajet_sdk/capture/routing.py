@@ -30,6 +30,7 @@ from ajet_sdk.dialects.table import ApiRoute, endpoint
 from ajet_sdk.engines.http import is_loopback
 from ajet_sdk.gateway.access import RequestTarget, locate
 from ajet_sdk.gateway.process_door import ProcessDoor
+from ajet_sdk.types import Json
 
 SUBJECTS = frozenset(("model", "messages", "prompt", "input", "contents", "generateContentRequest"))
 """An LLM request has one of these."""
@@ -52,6 +53,10 @@ DROPPED_HEADERS = frozenset(("host", "cookie", "content-length", *KEY_HEADERS))
 log = logging.getLogger("ajet")
 Fallback = Callable[[], ActiveEpisode | None]
 """The episode of a process that is observed as a whole."""
+Feed = Callable[[bytes], None]
+"""Takes the bytes of a response as the agent reads them."""
+Done = Callable[[bool], None]
+"""Called at the end of a response; True if it was read whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class Reroute:
     place: RequestTarget
     door: ProcessDoor | None = None
     """The gateway's, where it is in this process and the library needs no socket."""
-    body: dict[str, Any] | None = None
+    body: Json | None = None
     """The JSON, where it was read from bytes here."""
 
     @property
@@ -84,7 +89,7 @@ class Discarded(Exception):
 class PassThrough:
     """A request that passes through: collects what comes back and records it once."""
 
-    def __init__(self, active: ActiveEpisode, route: str, identity: AgentIdentity, body: dict[str, Any]) -> None:
+    def __init__(self, active: ActiveEpisode, route: str, identity: AgentIdentity, body: Json) -> None:
         self._active = active
         self._route = route
         self._identity = identity
@@ -115,9 +120,7 @@ class PassThrough:
             error_text = "undelivered"
         self._record(_response(data, content_type), error_text)
 
-    def ending(
-        self, status: int, content_type: str, decode: Callable[[bytes], bytes] | None = None
-    ) -> Callable[[bool], None]:
+    def ending(self, status: int, content_type: str, decode: Callable[[bytes], bytes] | None = None) -> Done:
         """What to call at the end of the response, with whether it was read whole; it never raises."""
         return lambda whole: never_raise(lambda: self._end(status, content_type, whole, decode))
 
@@ -127,7 +130,7 @@ class PassThrough:
             self._done = True
             never_raise(lambda: self._record({}, f"{type(error).__name__}: {error}"))
 
-    def _record(self, response: dict[str, Any], error: str | None) -> None:
+    def _record(self, response: dict[str, object], error: str | None) -> None:
         self._active.recorder.observed(
             ObservedExchange(
                 route=self._route,
@@ -149,7 +152,7 @@ def decide(
     method: str,
     url: str,
     headers: Mapping[str, str],
-    read: Callable[[], Any],
+    read: Callable[[], object],
     *,
     in_process: bool = False,
 ) -> Reroute | PassThrough | None:
@@ -189,8 +192,8 @@ def _plan(
     target: ApiRoute,
     url: str,
     headers: Mapping[str, str],
-    body: Any,
-    parsed: dict[str, Any] | None,
+    body: object,
+    parsed: Json | None,
     in_process: bool,
 ) -> Reroute | PassThrough | None:
     """What to do with a request on a route of a dialect; None where it is no LLM request after all."""
@@ -241,7 +244,7 @@ def door_of(active: ActiveEpisode) -> ProcessDoor | None:
     return getattr(active.recorder, "door", None) if active.pid == os.getpid() else None
 
 
-def _parsed(body: Any) -> Any:
+def _parsed(body: object) -> Any:
     if isinstance(body, (bytes, bytearray, str)):
         try:
             return json_value(bytes(body) if isinstance(body, bytearray) else body)
@@ -250,7 +253,7 @@ def _parsed(body: Any) -> Any:
     return body
 
 
-def _model(body: Mapping[str, Any], url: str) -> str:
+def _model(body: Mapping[str, object], url: str) -> str:
     if isinstance(body.get("model"), str):
         return str(body["model"])
     dialect = endpoint(urlsplit(url).path).dialect
@@ -260,7 +263,7 @@ def _model(body: Mapping[str, Any], url: str) -> str:
     return unquote(after.split("/")[0]) if marker else ""
 
 
-def _response(data: bytes, content_type: str) -> dict[str, Any]:
+def _response(data: bytes, content_type: str) -> Json:
     text = data.decode("utf-8", "replace")
     if "event-stream" in content_type or text.startswith(("data:", "event:")):
         return join_events(text)

@@ -100,16 +100,16 @@ def patch_sockets(patches: Patches) -> None:
     patches.replace(socket.socket, "connect", checked)
 
 
-def _lookup(original: Callable[..., Any]) -> Callable[..., Any]:
+def _lookup(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def lookup(host: Any, *args: Any, **kwargs: Any) -> Any:
+    def lookup(host: object, *args: object, **kwargs: object) -> object:
         _check(host)
         return original(host, *args, **kwargs)
 
     return lookup
 
 
-def _check(host: Any) -> None:
+def _check(host: object) -> None:
     """Raise UncapturedTraffic, which becomes the episode's fault too where the agent catches it."""
     active = current_episode.get()
     if active is None or active.in_client or active.guard is None or host is None:
@@ -134,7 +134,7 @@ def is_local_inference(url: str) -> bool:
     return parts.port in LOCAL_PORTS and LOCAL_INFERENCE.search(parts.path) is not None and is_loopback(url)
 
 
-def refuse_inference(active: ActiveEpisode, method: str, url: str, headers: Mapping[str, str], body: Any) -> None:
+def refuse_inference(active: ActiveEpisode, method: str, url: str, headers: Mapping[str, str], body: object) -> None:
     """A request that the policy does not answer. Raises UncapturedTraffic where a model may; `body` is its JSON."""
     guard, parts = active.guard, urlsplit(url)
     websocket = (headers.get("upgrade") or "").lower() == "websocket"
@@ -179,7 +179,7 @@ def unset_key(active: ActiveEpisode, method: str, url: str, variable: str) -> Mi
     )
 
 
-def patch_grpc(module: Any, patches: Patches, fallback: Any) -> None:
+def patch_grpc(module: object, patches: Patches, fallback: object) -> None:
     """Check each call over a channel of gRPC; the stubs may be older than the episode."""
     for package in ("grpc._channel", "grpc.aio._channel"):
         for name, kind in list(vars(importlib.import_module(package)).items()):
@@ -188,7 +188,7 @@ def patch_grpc(module: Any, patches: Patches, fallback: Any) -> None:
                     patches.replace(kind, method, _checked_call(vars(kind)[method]))
 
 
-def _checked_call(original: Callable[..., Any]) -> Callable[..., Any]:
+def _checked_call(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         active = current_episode.get()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ajet_sdk.capture.http_client import read_along
 from ajet_sdk.capture.patches import OwnClient, Patches
 from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
 
+if TYPE_CHECKING:
+    import requests
+    import urllib3
+
 
 def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
     pool = module.connectionpool.HTTPConnectionPool
-    original = pool.__dict__["urlopen"]
+    original: Callable[..., urllib3.HTTPResponse] = pool.__dict__["urlopen"]
 
     class Pools(module.PoolManager):  # type: ignore[misc]
         close = module.PoolManager.clear
@@ -20,8 +26,14 @@ def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
     client = OwnClient(lambda: Pools(num_pools=4, maxsize=256))
 
     def urlopen(
-        self: Any, method: str, url: str, body: Any = None, headers: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+        self: urllib3.HTTPConnectionPool,
+        method: str,
+        url: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        *args: object,
+        **kwargs: object,
+    ) -> urllib3.HTTPResponse:
         active = active_episode(fallback)
         if active is None:
             return original(self, method, url, body, headers, *args, **kwargs)
@@ -42,10 +54,10 @@ def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
     patches.at_end(client.close)
 
 
-def patch_requests(module: Any, patches: Patches, fallback: Fallback) -> None:
+def patch_requests(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
     original = module.Session.__dict__["send"]
 
-    def session() -> Any:
+    def session() -> requests.Session:
         requests_session = module.Session()
         requests_session.trust_env = False
         requests_session.mount("http://", module.adapters.HTTPAdapter(pool_connections=4, pool_maxsize=256))
@@ -53,7 +65,7 @@ def patch_requests(module: Any, patches: Patches, fallback: Fallback) -> None:
 
     client = OwnClient(session)
 
-    def send(self: Any, request: Any, **kwargs: Any) -> Any:
+    def send(self: requests.Session, request: requests.PreparedRequest, **kwargs: object) -> requests.Response:
         active = active_episode(fallback)
         if active is None:
             return original(self, request, **kwargs)
@@ -73,7 +85,7 @@ def patch_requests(module: Any, patches: Patches, fallback: Fallback) -> None:
     patches.at_end(client.close)
 
 
-def _to_gateway(module: Any, plan: Reroute, request: Any) -> Any:
+def _to_gateway(module: ModuleType, plan: Reroute, request: requests.PreparedRequest) -> requests.PreparedRequest:
     copy, body = request.copy(), request.body
     copy.url = plan.url
     copy.body = body.encode() if isinstance(body, str) else body
@@ -82,8 +94,14 @@ def _to_gateway(module: Any, plan: Reroute, request: Any) -> Any:
     return copy
 
 
-def _observe(passing: PassThrough, response: Any, status: int, content: bytes | None, unread: Any) -> None:
-    """`content` is the body where it is here already; else `unread` is read along."""
+def _observe(
+    passing: PassThrough,
+    response: urllib3.HTTPResponse | requests.Response,
+    status: int,
+    content: bytes | None,
+    unread: urllib3.HTTPResponse,
+) -> None:
+    """`content` is the body if it was read already; else it is recorded as `unread` is read."""
     done = passing.ending(status, response.headers.get("content-type", ""))
     if content is None:
         read_along(unread, passing.feed, done)

@@ -117,7 +117,7 @@ def translate(source: Source) -> Translation:
     return Translation(tuple(renamed), tuple(dropped), roots)
 
 
-def _holds(document: Any, path: str) -> bool:
+def _holds(document: object, path: str) -> bool:
     for step in path.split("."):
         if not isinstance(document, Mapping) or step not in document:
             return False
@@ -125,13 +125,13 @@ def _holds(document: Any, path: str) -> bool:
     return True
 
 
-def _nested(path: str, value: Any) -> dict[str, Any]:
+def _nested(path: str, value: Any) -> dict[str, object]:
     for step in reversed(path.split(".")):
         value = {step: value}
     return dict(value)
 
 
-def _at(document: Any, path: str) -> Any:
+def _at(document: Any, path: str) -> object:
     for step in f"ajet.{path}".split("."):
         document = document[step]
     return document

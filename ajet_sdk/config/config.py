@@ -43,6 +43,7 @@ from ajet_sdk.config.task_schema import TaskJudge, TaskReader
 from ajet_sdk.config.trainer_schema import READ_BY, TrainerCommon
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.secret_keys import masked
+from ajet_sdk.types import Json
 
 __all__ = ["Config", "Roots", "is_idle", "keys", "load_config", "load_object", "plain_yaml"]
 
@@ -175,7 +176,7 @@ class Config(Section):
         values = self.model_dump(mode="json", exclude_unset=only_set)
         return plain_yaml({"ajet": values, **self._roots.plain()})
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Json:
         """All effective values and roots as plain data without secrets."""
         return dict(masked({"ajet": self.model_dump(mode="json"), **self._roots.plain()}, "***"))
 
@@ -208,7 +209,7 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _tool_calls_left_unread(cls, data: Any) -> Any:
+    def _tool_calls_left_unread(cls, data: object) -> object:
         """`rollout.force_disable_toolcalls` is another name for the parser that reads none."""
         if not isinstance(data, Mapping):
             return data
@@ -219,7 +220,7 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _sampled_as_trained(cls, data: Any) -> Any:
+    def _sampled_as_trained(cls, data: object) -> object:
         """A service trains the model's own distribution, so that is what backbone tinker samples unless told not to."""
         if not isinstance(data, Mapping) or data.get("backbone") != "tinker":
             return data
@@ -296,7 +297,7 @@ class Config(Section):
 def load_config(
     path: Path | str | None = None,
     overrides: Sequence[str] = (),
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, object] | None = None,
     *,
     beside: Path | None = None,
 ) -> Config:
@@ -333,7 +334,7 @@ def load_config(
     return config
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A value as YAML would hold it: a section as what was set in it, a path as text."""
     if isinstance(value, Section):
         return value.model_dump(exclude_unset=True)
@@ -342,7 +343,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
-def plain_yaml(document: Mapping[str, Any]) -> str:
+def plain_yaml(document: Mapping[str, object]) -> str:
     """The document as YAML that reads back as the same; characters as they are, but for those that YAML breaks at."""
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     odd = any(character in text for character in "\x85\u2028\u2029")
@@ -359,12 +360,12 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {matches[0]}?" if matches else ""
 
 
-def _default(path: str) -> Any:
+def _default(path: str) -> object:
     return _at(Config.model_construct(), path)
 
 
-def _at(config: Config, path: str) -> Any:
-    value: Any = config
+def _at(config: Config, path: str) -> object:
+    value: object = config
     for step in path.split("."):
         value = value.get(step) if isinstance(value, Mapping) else getattr(value, step, None)
     return value

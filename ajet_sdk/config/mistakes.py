@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from pydantic import ValidationError
 
 from ajet_sdk.config.source import Source
 
 
-def explain(error: ValidationError, source: Source, known: Sequence[str], default: Callable[[str], Any]) -> list[str]:
+def explain(
+    error: ValidationError, source: Source, known: Sequence[str], default: Callable[[str], object]
+) -> list[str]:
     """A line for each thing that is wrong: the key, what it must be, what it is and where.
 
     `known` are all keys, and `default` gives that of one.
@@ -44,8 +45,8 @@ def _places(loc: Sequence[str | int]) -> list[str]:
 _BRANCHES = ("str", "int", "float", "bool")  # what pydantic adds to the place of a union's error
 
 
-def _got(path: str, source: Source, default: Callable[[str], Any]) -> str:
-    value: Any = source.document.get("ajet")
+def _got(path: str, source: Source, default: Callable[[str], object]) -> str:
+    value: object = source.document.get("ajet")
     for step in path.split("."):
         if isinstance(value, Mapping) and step in value:
             value = value[step]
@@ -66,7 +67,7 @@ _LIMITS = {
 }
 
 
-def _demand(kind: str, message: str, context: Mapping[str, Any], value: Any) -> str:
+def _demand(kind: str, message: str, context: Mapping[str, object], value: object) -> str:
     """What a value must be, from pydantic's kind of error."""
     if kind in _LIMITS:
         name, words = _LIMITS[kind]

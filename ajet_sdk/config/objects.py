@@ -36,7 +36,7 @@ def load_object(class_path: str, relative_to: Path | None = None) -> Any:
             module = _import_file(_find(place, relative_to, class_path), class_path)
         else:
             module = _import_module(place, relative_to, class_path)
-    value: Any = module
+    value: object = module
     for step in name.split("."):
         if not hasattr(value, step):
             names = [n for n in vars(value) if not n.startswith("_")] if hasattr(value, "__dict__") else []

@@ -44,7 +44,7 @@ class ValKwargs(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_opponent(cls, data: Any) -> Any:
+    def _one_opponent(cls, data: Any) -> object:
         single = isinstance(data, Mapping) and isinstance(data.get("opponent"), (str, Mapping))
         return {**data, "opponent": [data["opponent"]]} if single else data
 
@@ -209,7 +209,7 @@ class Rollout(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _lists(cls, data: Any) -> Any:
+    def _lists(cls, data: object) -> object:
         """One target or opponent is a list of one; no checklist is an empty one."""
         if not isinstance(data, Mapping):
             return data

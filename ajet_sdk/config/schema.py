@@ -33,7 +33,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _strict_numbers(cls, data: Any) -> Any:
+    def _strict_numbers(cls, data: object) -> object:
         if data is None:
             return {}
         if not isinstance(data, Mapping):
@@ -41,7 +41,7 @@ class Section(BaseModel):
         return {name: _no_bool(value, cls.model_fields.get(name)) for name, value in data.items()}
 
 
-def _no_bool(value: Any, field: FieldInfo | None) -> Any:
+def _no_bool(value: object, field: FieldInfo | None) -> object:
     """`true` is no number: as text it is refused, where pydantic would make it 1."""
     numeric = field is not None and field.annotation in (int, float, int | None, float | None)
     return str(value) if isinstance(value, bool) and numeric else value

@@ -13,15 +13,16 @@ from typing import Any
 import yaml
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.types import Json, JsonView
 
 
-class Roots(Mapping[str, Any]):
+class Roots(JsonView):
     """A mapping whose keys are attributes too: `roots.frozen_lake.map_size`."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: JsonView) -> None:
         self._values = dict(values)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> object:
         value = self._values[name]
         return Roots(value) if isinstance(value, Mapping) else value
 
@@ -44,7 +45,7 @@ class Roots(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"Roots({self._values!r})"
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Json:
         """The mapping as plain dictionaries."""
         return dict(self._values)
 
@@ -52,7 +53,7 @@ class Roots(Mapping[str, Any]):
 class _Loader(yaml.SafeLoader):
     """YAML where `1e-6` is a number: YAML 1.1 wants `1.0e-6` and would read text."""
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         """The value of a node. Raises YAMLError also where PyYAML trips over it: `!!int x`, 2024-99-99."""
         try:
             value = super().construct_object(node, deep)
@@ -86,14 +87,14 @@ class _Composer(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
 class Source:
     """A document under construction, and for each value set in it (by dotted path) where it came from."""
 
-    document: dict[str, Any] = field(default_factory=dict)
+    document: Json = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
 
-    def merge(self, values: Mapping[str, Any], origin: str) -> None:
+    def merge(self, values: JsonView, origin: str) -> None:
         """Lay `values` over the document; mappings merge, everything else is replaced."""
         self._merge(self.document, values, "", origin)
 
-    def _merge(self, into: dict[str, Any], values: Mapping[str, Any], prefix: str, origin: str) -> None:
+    def _merge(self, into: Json, values: JsonView, prefix: str, origin: str) -> None:
         for name, value in values.items():
             path = f"{prefix}{name}"
             present = into.get(name)
@@ -127,7 +128,7 @@ class Source:
         self.origins = {known: origin for known, origin in self.origins.items() if not _within(known, path)}
         return parent.pop(name)
 
-    def _place(self, path: str) -> tuple[dict[str, Any], str]:
+    def _place(self, path: str) -> tuple[Json, str]:
         *steps, name = path.split(".")
         parent = self.document
         for step in steps:
@@ -239,11 +240,11 @@ def _composed(text: str, loader: type[yaml.SafeLoader]) -> yaml.Node | None:
     return node
 
 
-def _value(node: yaml.Node | None) -> Any:
+def _value(node: yaml.Node | None) -> object:
     return _Loader("").construct_document(node) if node is not None else None
 
 
-def load_yaml(text: str) -> Any:
+def load_yaml(text: str) -> object:
     """What a YAML document holds. Raises YAMLError where it holds nothing that can be read."""
     return _value(_node(text))
 
@@ -273,7 +274,9 @@ def _flaw(error: yaml.YAMLError) -> str:
     return f"is not valid YAML: {error}"
 
 
-def _check_root(document: Mapping[Any, Any], name: str, origins: Mapping[str, str], sections: Sequence[str]) -> None:
+def _check_root(
+    document: Mapping[object, object], name: str, origins: Mapping[str, str], sections: Sequence[str]
+) -> None:
     if "ajet" in document:
         return
     near = difflib.get_close_matches("ajet", [str(root) for root in document], n=1, cutoff=0.6)
@@ -314,7 +317,7 @@ def _beside(path: Path) -> str:
     return f"; did you mean {path.with_name(near[0])}?" if near else ""
 
 
-def read_override(text: str, known: Sequence[str], roots: Sequence[str]) -> tuple[str, Any]:
+def read_override(text: str, known: Sequence[str], roots: Sequence[str]) -> tuple[str, object]:
     """`ajet.rollout.num_repeat=8` as path and value; `known` are our sections and `roots` the file's roots."""
     path, equals, value = text.partition("=")
     path = path.strip()

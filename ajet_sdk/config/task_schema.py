@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ajet_sdk.config.judge_kinds import CUSTOM, KINDS, judge_kinds
 from ajet_sdk.config.schema import Section, key, section, wrong
+from ajet_sdk.types import Json
 
 
 class DataFile(Section):
@@ -99,7 +100,7 @@ class DataGeneration(Section):
     )
     llm_response_length: int = key(8192, "Maximum length of its reply, in tokens.", ge=1)
     num_workers: int = key(32, "Maximum number of concurrent requests.", ge=1)
-    sampling_params: dict[str, Any] = key({}, "Its sampling parameters.")
+    sampling_params: Json = key({}, "Its sampling parameters.")
     deduplication_filter: DeduplicationFilter = section(DeduplicationFilter, "Removal of near-duplicates.")
 
 
@@ -162,7 +163,7 @@ class Llm(Section):
     )
     api_key_env: str = key("OPENAI_API_KEY", "Environment variable that holds its API key.")
     scripted: str | None = key(None, "Class path of a function that returns the replies instead of a model.")
-    examples: str | list[dict[str, Any]] = key(
+    examples: str | list[Json] = key(
         [], "Graded examples to show it: rows with query, answer, score and reason, or a JSON-lines file of them."
     )
     min_score: float = key(0.0, "Lowest score.")
@@ -221,7 +222,7 @@ class RubricsAutoGrader(Section):
     categories_number: int = key(5, "Number of categories.", ge=1)
     num_reference_samples: int = key(20, "Number of scored examples to use.", ge=1)
     grader_name: str = key("auto_grader", "Name of the grader.")
-    custom_evaluation_prompt: str | dict[str, Any] | None = key(None, "Custom grading prompt; null: the built-in one.")
+    custom_evaluation_prompt: str | Json | None = key(None, "Custom grading prompt; null: the built-in one.")
     input_data_type: str = key("jsonl_dataset_file", "Format of the scored examples.")
     jsonl_dataset_file: ExampleFiles = section(ExampleFiles, "File of scored examples.")
 
@@ -296,9 +297,7 @@ class TaskJudge(Section):
     code: Code = section(Code, "For `code`: runs a task's tests on the program in the output.")
     combined: list[JudgePart] = key([], "For `combined`: a list of judges, each with judge, weight and name.")
 
-    options: dict[str, Any] = key(
-        {}, "For a judge of an installed package: its settings; `--judge NAME:TEXT` sets `argument`."
-    )
+    options: Json = key({}, "For a judge of an installed package: its settings; `--judge NAME:TEXT` sets `argument`.")
 
     @field_validator("judge_type")
     @classmethod

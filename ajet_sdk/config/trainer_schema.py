@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import model_validator
 
 from ajet_sdk.config.schema import Section, key, section, wrong
+from ajet_sdk.types import Json
 
 RewardEstimator = Literal["grpo", "rloo", "opo", "reinforce_plus_plus"]
 Estimator = Literal[RewardEstimator, "sft", "dpo", "opd"]
@@ -24,7 +25,7 @@ _PPO_CLIP = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
 _CORRECTED = {"ratio_base": "trainer", "clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
 _DR_GRPO = {"algorithm": {"adv_estimator": "grpo", "normalize_std": False}, "loss_aggregation": "constant"}
 _SEQUENCE = {"ratio_level": "sequence", "clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
-LOSS_TYPES: dict[str, dict[str, Any]] = {
+LOSS_TYPES: dict[str, Json] = {
     "grpo": {**_GRPO, **_PPO_CLIP, "loss_aggregation": "sample"},
     "dapo": {**_GRPO, **_NO_KL, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28},
     "dr_grpo": {**_DR_GRPO, **_NO_KL, **_PPO_CLIP},
@@ -280,7 +281,7 @@ class TrainerCommon(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _named_loss(cls, data: Any) -> Any:
+    def _named_loss(cls, data: Any) -> object:
         named = LOSS_TYPES.get(str(data.get("loss_type"))) if isinstance(data, Mapping) else None
         if named is None:
             return data
@@ -305,7 +306,7 @@ class TrainerCommon(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_logger(cls, data: Any) -> Any:
+    def _one_logger(cls, data: object) -> object:
         if isinstance(data, Mapping) and isinstance(data.get("logger"), str):
             return {**data, "logger": [data["logger"]]}
         return data

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from ajet_sdk.dialects.anthropic_requests import MESSAGE_FIELDS, read
 from ajet_sdk.dialects.finish import Finish
-from ajet_sdk.dialects.json import Json, Stored, arguments_of, json_bytes, json_text
+from ajet_sdk.dialects.json import Stored, arguments_of, json_bytes, json_text
 from ajet_sdk.dialects.openai_chat import ChatDialect, pieces
+from ajet_sdk.types import Json
 
 STOP_REASONS: dict[Finish, str] = {
     "stop": "end_turn",

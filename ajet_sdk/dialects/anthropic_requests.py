@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ajet_sdk.dialects.fields import Field, Fields, fields, refuse
-from ajet_sdk.dialects.json import Json, joined, json_text
+from ajet_sdk.dialects.json import joined, json_text
 from ajet_sdk.errors import RequestRefused
+from ajet_sdk.types import Json
 
 MESSAGE_FIELDS: Fields = {
     **fields("honoured", "model messages system max_tokens temperature top_p top_k stop_sequences stream"),

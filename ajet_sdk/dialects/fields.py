@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ajet_sdk.dialects.json import Json
 from ajet_sdk.errors import RequestRefused
+from ajet_sdk.types import Json
 
 WITHOUT_EFFECT = "x_without_effect"
 """Key of a recorded request for fields that only its dialect has and that don't change the reply."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from ajet_sdk.dialects.fields import Fields
 from ajet_sdk.dialects.finish import Finish
 from ajet_sdk.dialects.gemini_requests import GEMINI_FIELDS, SIGNED, read, shows_thoughts
-from ajet_sdk.dialects.json import Json, Stored, arguments_of, json_bytes
+from ajet_sdk.dialects.json import Stored, arguments_of, json_bytes
 from ajet_sdk.dialects.openai_chat import CHAT, Completions, pieces
+from ajet_sdk.types import Json
 
 FINISH: dict[Finish, str] = {
     "stop": "STOP",

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ajet_sdk.dialects.fields import Field, Fields, fields, refuse
-from ajet_sdk.dialects.json import Json, JsonView, joined, json_text
+from ajet_sdk.dialects.json import joined, json_text
 from ajet_sdk.errors import RequestRefused
+from ajet_sdk.types import Json, JsonView
 
 GEMINI_FIELDS: Fields = {
     **fields("honoured", "contents systemInstruction", "text, functionCall, functionResponse, thought"),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 from pydantic_core import from_json
 
-Json = dict[str, Any]
-"""A JSON object. Whoever reads a value checks its type first, unless the object was built here."""
-JsonView = Mapping[str, Any]
-"""A JSON object that is only read."""
+from ajet_sdk.types import Json, JsonView
+
 Stored = MutableMapping[str, Json]
 """An open episode's responses and conversations, by their ids."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from ajet_sdk.dialects.json import Json, JsonView
+from ajet_sdk.types import Json, JsonView
 
 FINAL = ("response.completed", "response.incomplete", "response.failed")
 """The last event of a stream of OpenAI's Responses."""

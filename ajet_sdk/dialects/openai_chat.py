@@ -10,9 +10,10 @@ from functools import lru_cache
 from itertools import repeat
 
 from ajet_sdk.dialects.fields import Fields
-from ajet_sdk.dialects.json import Json, JsonView, Stored, json_bytes
+from ajet_sdk.dialects.json import Stored, json_bytes
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampling
+from ajet_sdk.types import Json, JsonView
 
 PIECE = 48
 """Characters of one streamed piece of text."""

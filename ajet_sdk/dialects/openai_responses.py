@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 
 from ajet_sdk.dialects.fields import COMPLETIONS, Field, fields, refuse
-from ajet_sdk.dialects.json import Json, JsonView, Stored, json_bytes
+from ajet_sdk.dialects.json import Stored, json_bytes
 from ajet_sdk.dialects.openai_chat import PIECE, ChatDialect
 from ajet_sdk.dialects.response_items import ItemReader, items_of, qualified
 from ajet_sdk.errors import RequestRefused
+from ajet_sdk.types import Json, JsonView
 
 _OTHERWISE = (
     "messages", "prompt", "tools", "n", "max_tokens", "max_completion_tokens", "response_format", "logprobs",

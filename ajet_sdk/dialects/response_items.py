@@ -7,8 +7,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
-from ajet_sdk.dialects.json import Json, JsonView
 from ajet_sdk.errors import RequestRefused
+from ajet_sdk.types import Json, JsonView
 
 OURS = "ajet:"
 """Prefix of encrypted reasoning made here. Reasoning of other providers can't be decrypted."""

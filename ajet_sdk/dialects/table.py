@@ -14,9 +14,10 @@ from ajet_sdk.dialects.anthropic_requests import MESSAGE_FIELDS
 from ajet_sdk.dialects.fields import COMPLETIONS, Fields
 from ajet_sdk.dialects.gemini import Gemini
 from ajet_sdk.dialects.gemini_requests import CONFIG_FIELDS, GEMINI_FIELDS
-from ajet_sdk.dialects.json import Json, Stored
+from ajet_sdk.dialects.json import Stored
 from ajet_sdk.dialects.openai_chat import CHAT, TEXT, Completions
 from ajet_sdk.dialects.openai_responses import RESPONSE_FIELDS, RESPONSES
+from ajet_sdk.types import Json
 
 __all__ = [
     "CHAT",
@@ -36,8 +37,8 @@ __all__ = [
 class Dialect(Protocol):
     """The format of requests and responses of one API.
 
-    `body` is a request's JSON as it was sent, `asked` the same as JSON of OpenAI's completions: everything behind a
-    dialect (engines, the record, merging, the trace) reads and writes completions only.
+    `body` is the JSON that the client sent, `request` the same in the format of OpenAI's completions. Engines, merging
+    and the trace read and write completions only.
     """
 
     @property

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.addresses import below
 from ajet_sdk.errors import EnvironmentUnavailable, SignatureError
-from ajet_sdk.types import new_id
+from ajet_sdk.types import Json, JsonView, new_id
 
 if TYPE_CHECKING:
     import httpx
@@ -64,11 +64,11 @@ class GymEnv:
         """Why a step or an evaluation failed."""
         self._http: httpx.Client | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """In another process it has a connection of its own."""
         return {**self.__dict__, "_http": None}
 
-    def create(self, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    def create(self, params: JsonView | None = None) -> list[Json]:
         """Start the environment; its first state as messages.
 
         Where every service is full it waits for a place, `timeout` seconds at most. Raises EnvironmentUnavailable.
@@ -83,7 +83,7 @@ class GymEnv:
             )
         return messages
 
-    def _created(self, params: Mapping[str, Any]) -> Any:
+    def _created(self, params: Mapping[str, object]) -> object:
         until = time.monotonic() + self.timeout
         tries = 0
         while True:
@@ -102,7 +102,7 @@ class GymEnv:
                 raise errors[-1]
             time.sleep(0.5 * min(tries, 4))
 
-    def step(self, action: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
+    def step(self, action: Mapping[str, object]) -> tuple[str, float, bool, Json]:
         """Act: `{"role": "assistant", "content": "..."}` to observation, reward, terminate, info.
 
         A message may have `tool_calls`; then `info["messages"]` has the answer to each. A step changes the environment,
@@ -119,7 +119,7 @@ class GymEnv:
         with self._faults():
             return self._stepped(message)
 
-    def _stepped(self, message: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
+    def _stepped(self, message: JsonView) -> tuple[str, float, bool, dict[str, object]]:
         answer = self._ask("step", messages=message)
         data = answer if isinstance(answer, Mapping) else {}
         state = data.get("state")
@@ -137,7 +137,7 @@ class GymEnv:
             info = {**info, "messages": messages}
         return observation, float(reward), bool(data.get("is_terminated")), dict(info)
 
-    def evaluate(self, uuid: str | None = None, params: Mapping[str, Any] | None = None) -> float:
+    def evaluate(self, uuid: str | None = None, params: Mapping[str, object] | None = None) -> float:
         """The environment's own score, whatever `uuid` says. Raises EnvironmentUnavailable."""
         with self._faults():
             value = self._ask("evaluate", params=params, tries=_TRIES)
@@ -145,7 +145,7 @@ class GymEnv:
                 raise EnvironmentUnavailable(f"{self.service_url}/evaluate did not return a number: {value!r}")
             return float(value)
 
-    def info(self, params: Mapping[str, Any] | None = None) -> Any:
+    def info(self, params: Mapping[str, object] | None = None) -> Any:
         """What the environment says of itself, e.g. its tools. Raises EnvironmentUnavailable."""
         return self._ask("get_info", params=params, tries=_TRIES)
 
@@ -173,8 +173,8 @@ class GymEnv:
         self,
         endpoint: str,
         *,
-        messages: Mapping[str, Any] | None = None,
-        params: Mapping[str, Any] | None = None,
+        messages: JsonView | None = None,
+        params: JsonView | None = None,
         tries: int = 1,
     ) -> Any:
         body = {
@@ -209,7 +209,7 @@ def task_ids(service_url: str | Sequence[str], env_type: str, split: str, *, tim
     return [str(task_id) for task_id in ids]
 
 
-def service_health(url: str, *, timeout: float = 5.0) -> dict[str, Any]:
+def service_health(url: str, *, timeout: float = 5.0) -> Json:
     """What a service says of its health; of another's than ours only that it answers. Raises EnvironmentUnavailable."""
     with _client([url]) as http:
         health = _request(http, "GET", url.rstrip("/"), "healthz", None, timeout, 1)
@@ -230,7 +230,7 @@ def _client(urls: Sequence[str]) -> httpx.Client:
     return httpx.Client(trust_env=secure, verify=secure, headers={"authorization": f"Bearer {key}"} if key else None)
 
 
-def _post(http: httpx.Client, url: str, endpoint: str, body: dict[str, Any], timeout: float, tries: int) -> Any:
+def _post(http: httpx.Client, url: str, endpoint: str, body: Json, timeout: float, tries: int) -> object:
     answer = _request(http, "POST", url, endpoint, body, timeout, tries)
     if not isinstance(answer, dict):
         raise EnvironmentUnavailable(f"{url}/{endpoint} did not return an object: {answer!r:.100}")
@@ -238,7 +238,7 @@ def _post(http: httpx.Client, url: str, endpoint: str, body: dict[str, Any], tim
 
 
 def _request(
-    http: httpx.Client, method: str, url: str, endpoint: str, body: dict[str, Any] | None, timeout: float, tries: int
+    http: httpx.Client, method: str, url: str, endpoint: str, body: dict[str, object] | None, timeout: float, tries: int
 ) -> Any:
     """The answer, of JSON or else of text. Raises EnvironmentUnavailable."""
     import httpx
@@ -271,7 +271,7 @@ def _why(error: Exception, endpoint: str, timeout: float) -> str:
     return f"did not answer {endpoint} as it should ({reason})"
 
 
-def _text_of(content: Any) -> str:
+def _text_of(content: object) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of, split_of
+
+if TYPE_CHECKING:
+    from ajet_sdk.types import Json, JsonView
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -35,7 +38,7 @@ class _Registered:
     def tasks(self, split: str) -> list[str]:
         return split_of(self._spec, split)
 
-    def create(self, task_id: str, params: Mapping[str, Any]) -> Played:
+    def create(self, task_id: str, params: JsonView) -> Played:
         import gymnasium
 
         try:
@@ -61,11 +64,11 @@ class Played:
         self._actions = [name.lower() for name in actions]
         self._total = 0.0
 
-    def reset(self) -> list[dict[str, Any]]:
+    def reset(self) -> list[Json]:
         observation, _ = self._env.reset(seed=self._seed)
         return messages_of(self._shown(observation))
 
-    def step(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def step(self, message: Mapping[str, object]) -> Json:
         try:
             action = self._read(str(message.get("content") or "").strip())
         except Exception:  # noqa: BLE001  whatever a space makes of a text, RecursionError and OverflowError too
@@ -76,11 +79,11 @@ class Played:
         info = {**info, "truncated": bool(truncated)}
         return answer(self._shown(observation), float(reward), bool(terminated or truncated), info)
 
-    def evaluate(self, params: Mapping[str, Any]) -> float:
+    def evaluate(self, params: Mapping[str, object]) -> float:
         """The sum of the rewards."""
         return self._total
 
-    def info(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def info(self, params: JsonView) -> Json:
         return {
             "actions": self._actions or str(self._env.action_space),
             "observations": str(self._env.observation_space),
@@ -90,7 +93,7 @@ class Played:
     def close(self) -> None:
         self._env.close()
 
-    def _shown(self, observation: Any) -> str:
+    def _shown(self, observation: object) -> str:
         if self._env.render_mode == "ansi":
             return _COLOURS.sub("", str(self._env.render()))
         value = _jsonable(observation)
@@ -114,7 +117,7 @@ class Played:
         )
 
 
-def _jsonable(value: Any) -> Any:
+def _jsonable(value: object) -> Any:
     """An element of a space as JSON can hold it."""
     if isinstance(value, Mapping):
         return {name: _jsonable(item) for name, item in value.items()}

@@ -29,7 +29,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from ajet_sdk.types import Json, JsonView
+
 
 KINDS = ("gymnasium", "mcp", "openenv", "verifiers")
 """Prefixes of a target, each the name of a module beside this one."""
@@ -49,7 +53,7 @@ class Spec:
     `verifiers:NAME`."""
 
     target: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: Json = field(default_factory=dict)
     """Keyword arguments of the environment."""
     splits: dict[str, list[str]] = field(default_factory=dict)
     """Task ids by split, where the environment itself has none."""
@@ -63,13 +67,13 @@ class Instance(Protocol):
     def reset(self) -> Any:
         """The first state, as messages."""
 
-    def step(self, message: Mapping[str, Any]) -> Any:
+    def step(self, message: Mapping[str, object]) -> Any:
         """`{state, reward, is_terminated, info}`; `state` is a list of messages."""
 
-    def evaluate(self, params: Mapping[str, Any]) -> Any:
+    def evaluate(self, params: Mapping[str, object]) -> Any:
         """The score."""
 
-    def info(self, params: Mapping[str, Any]) -> Any:
+    def info(self, params: Mapping[str, object]) -> Any:
         """What there is to know, e.g. tools."""
 
     def close(self) -> Any:
@@ -82,7 +86,7 @@ class Hosted(Protocol):
     def tasks(self, split: str) -> Any:
         """The task ids of a split. Raises UnknownTask where there is no such split."""
 
-    def create(self, task_id: str, params: Mapping[str, Any]) -> Any:
+    def create(self, task_id: str, params: JsonView) -> Any:
         """An instance. Raises UnknownTask."""
 
 
@@ -113,7 +117,7 @@ def _no_actions(spec: Spec) -> WrongTarget:
     )
 
 
-def _module(path: str) -> Any:
+def _module(path: str) -> object:
     if not path.endswith(".py"):
         sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(path)
@@ -128,31 +132,31 @@ def _module(path: str) -> Any:
     return module
 
 
-def _attribute(module: Any, name: str, target: str) -> Any:
+def _attribute(module: Any, name: str, target: str) -> object:
     attribute = getattr(module, name, None)
     if not callable(attribute):
         raise WrongTarget(f"{target}: {module.__name__} has no class or function {name}")
     return attribute
 
 
-async def resolved(value: Any) -> Any:
+async def resolved(value: object) -> Any:
     """The value, awaited where it is awaitable."""
     return await value if inspect.isawaitable(value) else value
 
 
-def _message_of(content: Any) -> dict[str, Any]:
+def _message_of(content: object) -> dict[str, object]:
     """An observation as a message of the user's."""
     if isinstance(content, Mapping) and "role" in content:
         return dict(content)
     return {"role": "user", "content": "" if content is None else str(content)}
 
 
-def messages_of(state: Any) -> list[dict[str, Any]]:
+def messages_of(state: object) -> list[Json]:
     """An observation as messages: text, one message, or a list of messages."""
     return [_message_of(message) for message in state] if isinstance(state, list) else [_message_of(state)]
 
 
-def answer(observation: Any, reward: float, terminated: bool, info: Mapping[str, Any] | None) -> dict[str, Any]:
+def answer(observation: object, reward: float, terminated: bool, info: Mapping[str, object] | None) -> Json:
     """What a step comes to, as the service answers it."""
     state = messages_of(observation)
     return {"state": state, "reward": float(reward), "is_terminated": terminated, "info": dict(info or {})}
@@ -169,7 +173,7 @@ class _OfFactory:
         method = getattr(self._factory, "tasks", None)
         return method(split) if method is not None else split_of(self._spec, split)
 
-    def create(self, task_id: str, params: Mapping[str, Any]) -> Any:
+    def create(self, task_id: str, params: JsonView) -> Any:
         environment = self._factory(task_id, **self._spec.arguments)
         if hasattr(environment, "action_space"):
             adapter: Any = importlib.import_module("ajet_sdk.environments.gymnasium")
@@ -195,10 +199,10 @@ class _Own:
         self._whole = "message" in inspect.signature(env.step).parameters
         self._total = 0.0
 
-    async def reset(self) -> list[dict[str, Any]]:
+    async def reset(self) -> list[Json]:
         return messages_of(await resolved(self._env.reset()))
 
-    async def step(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    async def step(self, message: Mapping[str, object]) -> Json:
         action = dict(message) if self._whole else message.get("content") or ""
         result = await resolved(self._env.step(action))
         if not isinstance(result, tuple) or len(result) not in (4, 5):
@@ -210,11 +214,11 @@ class _Own:
         self._total += float(reward)
         return answer(observation, reward, bool(terminated) or any(truncated), info)
 
-    async def evaluate(self, params: Mapping[str, Any]) -> Any:
+    async def evaluate(self, params: Mapping[str, object]) -> Any:
         method = getattr(self._env, "evaluate", None)
         return self._total if method is None else await resolved(_with_params(method, params))
 
-    async def info(self, params: Mapping[str, Any]) -> Any:
+    async def info(self, params: Mapping[str, object]) -> Any:
         method = getattr(self._env, "info", None)
         return {} if method is None else await resolved(_with_params(method, params))
 
@@ -224,5 +228,5 @@ class _Own:
             await resolved(method())
 
 
-def _with_params(function: Any, params: Mapping[str, Any]) -> Any:
+def _with_params(function: Any, params: JsonView) -> object:
     return function(params) if inspect.signature(function).parameters else function()

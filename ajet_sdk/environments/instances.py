@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ import ajet_sdk
 from ajet_sdk.environments.hosted import Spec
 from ajet_sdk.environments.process import START
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.types import Json, JsonView
 
 _LONGEST_LINE = 2**28
 """Bytes of one answer of an instance."""
@@ -105,7 +105,7 @@ class Instances:
         self._instances.clear()
         self._template.kill()
 
-    def listed(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[Json]:
         """What runs: id, task, process id, steps, seconds since its creation and since its last request."""
         now = time.monotonic()
         return [
@@ -124,7 +124,7 @@ class Instances:
         finally:
             process.kill()
 
-    async def create(self, name: str, task_id: str, params: Mapping[str, Any]) -> Any:
+    async def create(self, name: str, task_id: str, params: JsonView) -> Any:
         """Start an instance; its first state. An instance of the same id is ended before. Raises Refused."""
         await self.release(name)
         self.lost.pop(name, None)
@@ -148,7 +148,7 @@ class Instances:
             finally:
                 instance.last_used = time.monotonic()
 
-    async def ask(self, name: str, request: dict[str, Any]) -> Any:
+    async def ask(self, name: str, request: dict[str, object]) -> Any:
         """What an instance answers; its requests are answered one after the other. Raises Refused."""
         instance = self._instances.get(name)
         if instance is None:
@@ -200,7 +200,7 @@ class Instances:
         if self._instances.get(name) is instance:
             del self._instances[name]
 
-    async def _ask(self, process: _Process, request: dict[str, Any], name: str, *, timeout: float | None = None) -> Any:
+    async def _ask(self, process: _Process, request: Json, name: str, *, timeout: float | None = None) -> Any:
         seconds = timeout or self.limits.timeout
         try:
             answer = await asyncio.wait_for(process.ask(request), seconds)
@@ -244,7 +244,7 @@ class _Process(asyncio.StreamReaderProtocol):
         self.kill()
         super().connection_lost(exc)
 
-    async def ask(self, request: dict[str, Any] | None) -> dict[str, Any]:
+    async def ask(self, request: dict[str, object] | None) -> Json:
         """Raises EOFError where the process has died."""
         line = b""
         with suppress(ConnectionError):  # it has died, which is said below
@@ -254,7 +254,7 @@ class _Process(asyncio.StreamReaderProtocol):
             line = await self._answers.readline()
         if not line.endswith(b"\n"):
             raise EOFError("it was killed, crashed, or ran out of memory")
-        answer: dict[str, Any] = json.loads(line)
+        answer: dict[str, object] = json.loads(line)
         return answer
 
     def kill(self) -> None:

@@ -17,9 +17,12 @@ import os
 import shlex
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.environments.hosted import Spec, WrongTarget, answer, split_of
+
+if TYPE_CHECKING:
+    from ajet_sdk.types import Json, JsonView
 
 _INVALID_PARAMS = -32602
 """The JSON-RPC error that arguments have which do not fit the tool's schema."""
@@ -49,7 +52,7 @@ class _Server:
     def tasks(self, split: str) -> list[str]:
         return split_of(self._spec, split)
 
-    def create(self, task_id: str, params: Mapping[str, Any]) -> _Tools:
+    def create(self, task_id: str, params: JsonView) -> _Tools:
         return _Tools(self._command, task_id, self._spec.arguments.get("evaluate"))
 
 
@@ -61,12 +64,12 @@ class _Tools:
         self._task_id = task_id
         self._scoring = scoring
         """The tool that gives the score, which is not the agent's."""
-        self._offered: dict[str, dict[str, Any]] = {}
+        self._offered: dict[str, Json] = {}
         """The agent's tools by name."""
         self._stack = AsyncExitStack()
         self._session: Any = None
 
-    async def reset(self) -> list[dict[str, Any]]:
+    async def reset(self) -> list[Json]:
         """No messages: the task says what is asked. Raises WrongTarget where the server has no such scoring tool."""
         environment = {**os.environ, "AJET_TASK_ID": self._task_id}
         self._session = await self._stack.enter_async_context(_session(self._command, environment))
@@ -77,14 +80,14 @@ class _Tools:
             raise WrongTarget(f"--arg evaluate={self._scoring}: the server has no tool of this name (tools: {names})")
         return []
 
-    async def step(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    async def step(self, message: JsonView) -> Json:
         replies = [await self._reply(call) for call in _calls_of(message)]
         if not replies:
             hint = 'Call a tool, or write {"name": TOOL, "arguments": {...}}.'
             return answer(hint, 0.0, False, {"invalid": True})
         return answer(replies, 0.0, False, {})
 
-    async def evaluate(self, params: Mapping[str, Any]) -> float:
+    async def evaluate(self, params: JsonView) -> float:
         """The score, of the tool that gives it. Raises LookupError without one, ValueError where it is no number."""
         if self._scoring is None:
             raise LookupError("an MCP server returns no score; name a tool that does: --arg evaluate=TOOL")
@@ -94,18 +97,18 @@ class _Tools:
             raise ValueError(f"{self._scoring} returned no score: {text}")
         return score
 
-    async def info(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def info(self, params: JsonView) -> Json:
         await self._list()
         return {"tools": [_as_function(tool) for tool in self._offered.values()]}
 
     async def close(self) -> None:
         await self._stack.aclose()
 
-    async def _list(self) -> dict[str, dict[str, Any]]:
+    async def _list(self) -> dict[str, Json]:
         """All tools of the server by name, from every page of its list; those of the agent are kept."""
         import mcp.types
 
-        tools: dict[str, dict[str, Any]] = {}
+        tools: dict[str, Json] = {}
         cursor: str | None = None
         while True:
             page = await self._session.list_tools(params=mcp.types.PaginatedRequestParams(cursor=cursor))
@@ -117,7 +120,7 @@ class _Tools:
         self._offered = {name: tool for name, tool in tools.items() if name != self._scoring}
         return tools
 
-    async def _reply(self, call: Mapping[str, Any]) -> dict[str, Any]:
+    async def _reply(self, call: JsonView) -> Json:
         function = call.get("function")
         if not isinstance(function, Mapping):
             function = {}
@@ -137,7 +140,7 @@ class _Tools:
         text, _ = await self._call(name, arguments, checks=True)
         return text
 
-    async def _call(self, name: str, arguments: dict[str, Any], *, checks: bool = False) -> tuple[str, bool]:
+    async def _call(self, name: str, arguments: Json, *, checks: bool = False) -> tuple[str, bool]:
         """The text of a tool's result, and whether the tool says that it failed.
 
         With `checks`, the server's refusal of arguments is such a result too. Raises RuntimeError for every other error
@@ -209,7 +212,7 @@ async def _session(command: list[str], environment: dict[str, str]) -> AsyncIter
             process.kill()
 
 
-def _calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _calls_of(message: JsonView) -> list[JsonView]:
     """The tool calls of a message, or the one that its text spells; what is no call is one without a name."""
     calls = message.get("tool_calls")
     if calls:
@@ -221,7 +224,7 @@ def _calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [{"function": spelt}] if isinstance(spelt, dict) and "name" in spelt else []
 
 
-def _arguments_of(raw: Any) -> dict[str, Any]:
+def _arguments_of(raw: Any) -> Json:
     """Raises ValueError, TypeError or RecursionError where these are no JSON object that can be sent."""
     arguments = json.loads(raw) if isinstance(raw, str) and raw else raw or {}
     if not isinstance(arguments, Mapping):
@@ -230,6 +233,6 @@ def _arguments_of(raw: Any) -> dict[str, Any]:
     return dict(arguments)
 
 
-def _as_function(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _as_function(tool: JsonView) -> Json:
     function = {"name": tool["name"], "description": tool.get("description", ""), "parameters": tool["inputSchema"]}
     return {"type": "function", "function": function}

@@ -13,9 +13,12 @@ import json
 import pkgutil
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of, resolved, split_of
+
+if TYPE_CHECKING:
+    from ajet_sdk.types import Json, JsonView
 
 
 def load(name: str, spec: Spec) -> _Package:
@@ -61,7 +64,7 @@ class _Package:
     def tasks(self, split: str) -> list[str]:
         return split_of(self._spec, split)
 
-    def create(self, task_id: str, params: Mapping[str, Any]) -> _Episode:
+    def create(self, task_id: str, params: JsonView) -> _Episode:
         if not task_id.isdecimal():
             raise UnknownTask(f"a task of {self._spec.target} is a seed, which is a number (got {task_id!r})")
         return _Episode(self._environment(**self._spec.arguments), self._action, int(task_id))
@@ -75,12 +78,12 @@ class _Episode:
         self._total = 0.0
         self._over = self._rewarded = False
 
-    async def reset(self) -> list[dict[str, Any]]:
+    async def reset(self) -> list[Json]:
         seeded = "seed" in inspect.signature(self._env.reset).parameters
         observation = await resolved(self._env.reset(**({"seed": self._seed} if seeded else {})))
         return messages_of(_shown(observation))
 
-    async def step(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    async def step(self, message: JsonView) -> Json:
         try:
             action = self._read(str(message.get("content") or ""))
         except Exception as error:  # noqa: BLE001  a validator of the action's class may raise anything
@@ -93,13 +96,13 @@ class _Episode:
         self._total += reward
         return answer(_shown(observation), reward, bool(observation.done), dict(observation.metadata or {}))
 
-    def evaluate(self, params: Mapping[str, Any]) -> float:
+    def evaluate(self, params: Mapping[str, object]) -> float:
         """The sum of the rewards. Raises LookupError where the episode is over without any."""
         if self._over and not self._rewarded:
             raise LookupError("the environment ended the episode without a reward")
         return self._total
 
-    def info(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def info(self, params: Mapping[str, object]) -> Json:
         return {"action": self._action.model_json_schema(), "state": self._env.state.model_dump(mode="json")}
 
     def close(self) -> None:

@@ -17,9 +17,12 @@ import socket
 import sys
 import threading
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.environments.hosted import Hosted, Spec, UnknownTask, WrongTarget, load, resolved
+
+if TYPE_CHECKING:
+    from ajet_sdk.types import Json
 
 START = (
     "import sys, types; package = sys.modules['ajet_sdk'] = types.ModuleType('ajet_sdk'); "
@@ -81,7 +84,7 @@ class _Answers:
         self._connection = connection
         self._hosted = hosted
         self._instance: Any = None
-        self._requests: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._requests: asyncio.Queue[dict[str, object]] = asyncio.Queue()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -104,7 +107,7 @@ class _Answers:
                 loop.call_soon_threadsafe(self._requests.put_nowait, json.loads(line))
         _end()
 
-    async def _answer(self, request: dict[str, Any]) -> Any:
+    async def _answer(self, request: Json) -> object:
         operation = request["what"]
         if operation == "tasks":
             return [str(task_id) for task_id in await resolved(self._hosted.tasks(request["split"]))]
@@ -118,14 +121,14 @@ class _Answers:
         return await resolved(getattr(self._instance, operation)(request["params"]))
 
 
-def _line(value: Any) -> bytes:
+def _line(value: object) -> bytes:
     try:
         return json.dumps(value, default=_plain, allow_nan=False).encode() + b"\n"
     except ValueError as error:  # NaN and infinity too
         raise ValueError(f"the environment returned a value that is not JSON: {error}") from None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Arrays and scalars of numpy as numbers; what JSON does not know otherwise as text."""
     for method in ("tolist", "model_dump"):
         if hasattr(value, method):

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from ajet_sdk.environments.instances import Instances, Refused
-from ajet_sdk.types import new_id
+from ajet_sdk.types import Json, new_id
 
 log = logging.getLogger("ajet.environments")
 
@@ -36,8 +36,8 @@ class _RequestBody(BaseModel):
     env_type: str | None = None
     task_id: str | None = None
     instance_id: str | None = None
-    messages: dict[str, Any] = Field(default_factory=dict)
-    params: dict[str, Any] = Field(default_factory=dict)
+    messages: Json = Field(default_factory=dict)
+    params: Json = Field(default_factory=dict)
 
 
 def service_app(instances: Instances, env_type: str, api_key: str | None = None) -> Starlette:
@@ -66,14 +66,14 @@ def service_app(instances: Instances, env_type: str, api_key: str | None = None)
     async def info(body: _RequestBody) -> Any:
         return await instances.ask(_id_of(body), {"what": "info", "params": body.params})
 
-    async def release(body: _RequestBody) -> Any:
+    async def release(body: _RequestBody) -> object:
         return await instances.release(_id_of(body))
 
     def keyed(request: Request) -> bool:
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
         return api_key is None or hmac.compare_digest(sent.encode(), api_key.encode())
 
-    def endpoint(answer: Callable[[_RequestBody], Awaitable[Any]]) -> Callable[[Request], Awaitable[JSONResponse]]:
+    def endpoint(answer: Callable[[_RequestBody], Awaitable[object]]) -> Callable[[Request], Awaitable[JSONResponse]]:
         async def handle(request: Request) -> JSONResponse:
             if not keyed(request):
                 return _refusal(401, "the key is missing or wrong; set AJET_ENV_KEY where the job runs")

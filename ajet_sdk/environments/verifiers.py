@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.environments.hosted import Spec, UnknownTask, answer, split_of
+
+if TYPE_CHECKING:
+    from ajet_sdk.types import Json, JsonView
 
 
 def load(name: str, spec: Spec) -> _Environment:
@@ -46,7 +48,7 @@ class _Environment:
     def tasks(self, split: str) -> list[str]:
         return split_of(self._spec, split)
 
-    def create(self, task_id: str, params: Mapping[str, Any]) -> _Conversation:
+    def create(self, task_id: str, params: JsonView) -> _Conversation:
         env = self._make()
         tasks = list(itertools.islice(env.taskset, int(task_id), int(task_id) + 1)) if task_id.isdecimal() else []
         if not tasks:
@@ -61,13 +63,13 @@ class _Conversation:
         self._env = env
         self._task = task
         self._stack = AsyncExitStack()
-        self._asked: asyncio.Queue[tuple[dict[str, Any], asyncio.Future[Mapping[str, Any]]]] = asyncio.Queue()
-        self._pending: asyncio.Future[Mapping[str, Any]] | None = None
+        self._asked: asyncio.Queue[tuple[Json, asyncio.Future[JsonView]]] = asyncio.Queue()
+        self._pending: asyncio.Future[JsonView] | None = None
         self._episode: asyncio.Task[Any]
         self._known = 0
         self._tools: list[Any] = []
 
-    async def reset(self) -> list[dict[str, Any]]:
+    async def reset(self) -> list[Json]:
         from verifiers.v1.clients import ModelContext
         from verifiers.v1.configs.client import EvalClientConfig
 
@@ -77,7 +79,7 @@ class _Conversation:
         self._episode = asyncio.create_task(self._env.run_episode(self._task, model))
         return await self._observe() or []
 
-    async def step(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    async def step(self, message: JsonView) -> Json:
         if self._pending is None:
             raise LookupError("the episode is over")
         self._pending.set_result(message)
@@ -86,13 +88,13 @@ class _Conversation:
             return answer("The episode is over.", self._reward(), True, {})
         return answer(messages, 0.0, False, {})
 
-    async def evaluate(self, params: Mapping[str, Any]) -> float:
+    async def evaluate(self, params: JsonView) -> float:
         """The episode's reward. Where the agent stopped before the end, it says nothing until the episode is over."""
         while self._pending is not None:
             await self.step({"content": ""})
         return self._reward()
 
-    def info(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def info(self, params: JsonView) -> Json:
         return {"tools": self._tools}
 
     async def close(self) -> None:
@@ -100,7 +102,7 @@ class _Conversation:
         await asyncio.gather(self._episode, return_exceptions=True)
         await self._stack.aclose()
 
-    async def _observe(self) -> list[dict[str, Any]] | None:
+    async def _observe(self) -> list[Json] | None:
         """The messages that the next request adds to the last; None where the episode is over."""
         request = asyncio.create_task(self._asked.get())
         await asyncio.wait([request, self._episode], return_when=asyncio.FIRST_COMPLETED)
@@ -127,7 +129,7 @@ class _Conversation:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             body = await request.json()
-            reply: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+            reply: asyncio.Future[JsonView] = asyncio.get_running_loop().create_future()
             self._asked.put_nowait((body, reply))
             message = await reply
             if not body.get("stream"):
@@ -147,9 +149,9 @@ class _Conversation:
         return f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
 
 
-def _completion(key: str, message: Mapping[str, Any]) -> dict[str, Any]:
+def _completion(key: str, message: JsonView) -> Json:
     """An OpenAI completion whose one choice has the agent's message under `message`, or as one `delta`."""
-    reply: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
+    reply: Json = {"role": "assistant", "content": message.get("content") or ""}
     calls = message.get("tool_calls") or []
     if calls:
         reply["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]

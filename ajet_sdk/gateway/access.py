@@ -12,7 +12,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from ajet_sdk.agent.context import AgentIdentity
@@ -29,7 +28,7 @@ from ajet_sdk.errors import (
 )
 from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.protocols import Client
-from ajet_sdk.types import Phase
+from ajet_sdk.types import Json, Phase
 
 REMEMBERED_KEYS = 200_000
 """Keys of finished episodes that are still told apart from foreign ones."""
@@ -49,11 +48,11 @@ class HTTPError(Exception):
         self.param = param
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Json:
         """In OpenAI's shape."""
         return self.body_in(CHAT)
 
-    def body_in(self, dialect: Dialect) -> dict[str, Any]:
+    def body_in(self, dialect: Dialect) -> dict[str, object]:
         """As the clients of a dialect read it."""
         return dialect.error(self.status, str(self), self.code, self.param)
 
@@ -69,7 +68,7 @@ class Request:
     route: str
     dialect: Dialect | None
     """Of the route; None: it is not answered."""
-    body: dict[str, Any]
+    body: dict[str, object]
     """The JSON as the client sent it: this is what is recorded."""
     identity: AgentIdentity
     phase: Phase
@@ -86,7 +85,7 @@ class KeyGrant:
     phase: Phase
     captured: bool
 
-    def request(self, place: RequestTarget, body: dict[str, Any], client: Client) -> Request:
+    def request(self, place: RequestTarget, body: dict[str, object], client: Client) -> Request:
         """A request that came with the key."""
         target = place.endpoint
         return Request(target.route, target.dialect, body, place.agent, self.phase, client, self.captured)
@@ -193,7 +192,7 @@ def check_size(size: int) -> None:
         raise HTTPError(413, f"{message}; shorten the conversation", "request_too_large")
 
 
-def parse_body(data: bytes) -> dict[str, Any]:
+def parse_body(data: bytes) -> dict[str, object]:
     """The request's JSON object. Raises HTTPError 400."""
     try:
         body = json_value(data)
@@ -220,7 +219,7 @@ def is_of_models(route: str) -> bool:
     return route == "models" or route.startswith("models/")
 
 
-def models(route: str, names: list[str], speaks: Dialect) -> dict[str, Any]:
+def models(route: str, names: list[str], speaks: Dialect) -> Json:
     """The list of models, or the one that the route names. Raises HTTPError 404 where it is unknown."""
     speaker: Vendor = speaks  # type: ignore[assignment]  # a route of models has no dialect but a vendor's
     wanted = unquote(route.removeprefix("models").strip("/"))
@@ -231,7 +230,7 @@ def models(route: str, names: list[str], speaks: Dialect) -> dict[str, Any]:
     return speaker.model(wanted)
 
 
-async def count(episode: OpenEpisode, request: Request, counter: Counter) -> dict[str, Any]:
+async def count(episode: OpenEpisode, request: Request, counter: Counter) -> Json:
     """How many tokens the engine makes of a request; nothing is recorded. Raises HTTPError."""
     try:
         neutral = counter.neutral(request.body, episode.stored)

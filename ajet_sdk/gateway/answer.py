@@ -10,7 +10,6 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ajet_sdk.dialects.fields import WITHOUT_EFFECT, without_effect
 from ajet_sdk.dialects.json import json_bytes
@@ -26,7 +25,7 @@ from ajet_sdk.errors import (
 from ajet_sdk.gateway.access import ClientGone, HTTPError, Request, headers_of, joined, refusal, unknown_route
 from ajet_sdk.gateway.episode import OpenEpisode, mix_seed, override
 from ajet_sdk.protocols import Answer, Ask, Engine, Sampling, SamplingCancelled
-from ajet_sdk.types import Call, new_id, now
+from ajet_sdk.types import Call, Json, new_id, now
 
 HEARTBEAT = 10.0
 """Seconds of waiting between two comments on a stream."""
@@ -59,9 +58,9 @@ class CallInFlight:
         self.sampling = Sampling()
         self.asked: Ask
         self.work: asyncio.Future[Answer] | None = None
-        self.response: dict[str, Any] = {}
+        self.response: Json = {}
         """What the client reads."""
-        self._completion: dict[str, Any] = {}
+        self._completion: Json = {}
         self.size = self.sent = 0
         """Bytes of the response, and of them sent."""
         loop = asyncio.get_running_loop()
@@ -130,7 +129,7 @@ class CallInFlight:
             "a debug model, or set rollout.opponent"
         )
 
-    def keep_answer(self) -> dict[str, Any]:
+    def keep_answer(self) -> dict[str, object]:
         """Keep the engine's answer; returns the response to send.
 
         Raises HTTPError where the episode is over, ClientGone, EngineUnavailable (late), and what the engine raised.
@@ -148,7 +147,7 @@ class CallInFlight:
         self._completion = {**completion, "id": self.response.get("id", completion["id"])}
         return self.response
 
-    def _take_answer(self, work: asyncio.Future[Answer]) -> dict[str, Any]:
+    def _take_answer(self, work: asyncio.Future[Answer]) -> dict[str, object]:
         """What is recorded of the engine's answer, from here on. Raises what the engine raised."""
         answer = checked_answer(work.result(), self.asked, repr(self.engine.model))
         completion = self.dialect.form.completion(answer, self.asked, self.request_id)
@@ -170,7 +169,7 @@ class CallInFlight:
         if self._answer is None and work is not None and work.done() and not work.cancelled() and not work.exception():
             with suppress(AjetError):  # it came too late to be sent, and its tokens are sampled all the same
                 self._take_answer(work)
-        common: dict[str, Any] = {
+        common: Json = {
             "episode_id": self.episode.episode_id,
             "agent": self.identity.agent,
             "target_tag": self.identity.target_tag,
@@ -191,7 +190,7 @@ class CallInFlight:
             self.episode.add(Call(**common, index=index, model=model, response=self._completion, cut_tokens=drawn))
             return
         for index, choice in enumerate(answer.choices):
-            known: dict[str, Any] = {
+            known: Json = {
                 "index": next(self.episode.indices),
                 "model": answer.model,
                 "policy_version": answer.policy_version,
@@ -204,7 +203,7 @@ class CallInFlight:
             }
             self.episode.add(Call(**common, **known), answer.new_ids)
 
-    def _recorded_request(self) -> dict[str, Any]:
+    def _recorded_request(self) -> Json:
         """As completions have it, with what its dialect alone has and that changes nothing of what is sampled."""
         if self.neutral is self.body:  # it could not be read
             return self.neutral

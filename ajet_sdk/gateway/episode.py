@@ -22,7 +22,7 @@ from ajet_sdk.engines.passed_replies import fault_in
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, ModelAmbiguous
 from ajet_sdk.gateway.open_calls import OpenCalls
 from ajet_sdk.protocols import Answer, Client, Engine, Sampling
-from ajet_sdk.types import Call, Event, Phase, new_id
+from ajet_sdk.types import Call, Event, Json, Phase, new_id
 
 CANCELLING = 2.0
 """Seconds that engines get to let go of cancelled calls."""
@@ -162,7 +162,7 @@ class OpenEpisode:
         self._run = run
         self._end_keys = end_keys
         self.kept = OpenCalls(keep=spec.keep_calls)
-        self.stored: dict[str, Any] = {}
+        self.stored: dict[str, Json] = {}
         """What dialects keep of responses, by their ids."""
         self.indices = itertools.count()
         """Of calls."""

@@ -128,7 +128,7 @@ class Gateway:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+    def _run(self, work: Coroutine[object, object, None]) -> Future[None]:
         if self._loop is None or self._loop.is_closed():
             work.close()
             raise EngineUnavailable("the gateway is not running; call start() first")

@@ -136,14 +136,14 @@ async def send_reply(reply: Reply, scope: Scope, send: Send) -> None:
             await send({"type": "http.response.body", "body": chunk, "more_body": not last})
 
 
-async def respond(send: Send, status: int, value: dict[str, Any]) -> None:
+async def respond(send: Send, status: int, value: dict[str, object]) -> None:
     """Send a whole JSON response."""
     body = json_bytes(value)
     await send({"type": "http.response.start", "status": status, "headers": headers_of(status, len(body))})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def read_json(receive: Receive, scope: Scope) -> dict[str, Any]:
+async def read_json(receive: Receive, scope: Scope) -> dict[str, object]:
     """The request's JSON object. Raises ClientGone, and HTTPError: 400, and 413 before the body is read."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.samples.prefixes import IdRun, PrefixIndex
-from ajet_sdk.types import Call
+from ajet_sdk.types import Call, Json
 
 SHORT = 64
 """Characters of a text that is not worth sharing."""
@@ -92,7 +92,7 @@ class OpenCalls:
 
     # Requests
 
-    def shared(self, body: dict[str, Any]) -> dict[str, Any]:
+    def shared(self, body: Json) -> Json:
         """The request's JSON, made of values of earlier requests where they are equal. Nobody may change it."""
         if not self._keep:
             return body

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.engines.loop_calls import LoopCalls
@@ -27,6 +26,7 @@ from ajet_sdk.gateway.access import (
     parse_body,
 )
 from ajet_sdk.gateway.answer import answer, refuse_unread
+from ajet_sdk.types import Json
 
 log = logging.getLogger("ajet.gateway")
 
@@ -54,7 +54,7 @@ class ProcessDoor:
         place: RequestTarget,
         content: bytes,
         tell: Callable[[ResponsePart | None], None],
-        body: dict[str, Any] | None = None,
+        body: dict[str, object] | None = None,
         in_parts: bool = False,
     ) -> ProcessClient:
         """POST a request; `tell` gets the response's parts in the loop's thread, and None where it broke off.
@@ -84,7 +84,7 @@ class ProcessClient:
         place: RequestTarget,
         content: bytes,
         tell: Callable[[ResponsePart | None], None],
-        body: dict[str, Any] | None,
+        body: Json | None,
         in_parts: bool,
     ) -> None:
         self.in_parts = in_parts

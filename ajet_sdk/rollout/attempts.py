@@ -9,7 +9,7 @@ import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ajet_sdk.agent.decorators import spec_of
 from ajet_sdk.agent.workflow import is_workflow_class, make_workflow
@@ -93,13 +93,13 @@ def frozen_model(
     return policy if source is None else frozen.get(source, config)
 
 
-def check_models(config: Config, workflow: Any, *, training: bool) -> None:
+def check_models(config: Config, workflow: object, *, training: bool) -> None:
     """Raise ConfigError, before the first episode, for a model that is not there or seats that cannot be drawn."""
     check_frozen(config, training=training)
     spec = make_workflow(workflow) if is_workflow_class(workflow) else spec_of(workflow, "workflow")
     draw_seats(config.rollout, spec.trainable_targets, 0)
 
 
-def seed_of(*parts: Any) -> int:
+def seed_of(*parts: object) -> int:
     """48 bits of the parts' text: a seed made of a run's and a place in it, the same on every machine."""
     return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=6).digest(), "big")

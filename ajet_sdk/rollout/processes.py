@@ -80,7 +80,7 @@ class RayWorkers(Workers):
         self._waiting: deque[asyncio.Future[_Process | None]] = deque()
         self._gone: set[str] = set()
         self._kept = ObjectStore()
-        self._data: dict[str, Any] = {}
+        self._data: dict[str, object] = {}
         """ObjectRefs of the kept objects, by key."""
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class RayWorkers(Workers):
             log.info("Ray ran %d calls of user code: %s; processes lost: %d", self.calls.total(), by_node, self.lost)
 
     async def call(
-        self, function: Callable[..., Any], arguments: dict[str, Any], *, timeout: float | None, label: str
+        self, function: Callable[..., object], arguments: dict[str, object], *, timeout: float | None, label: str
     ) -> Outcome:
         """Call a function in a process of its own for as long as the call lasts; see `Workers.call`.
 
@@ -287,7 +287,7 @@ def _last_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[-1]
 
 
-def _is_ours(function: Callable[..., Any]) -> bool:
+def _is_ours(function: Callable[..., object]) -> bool:
     """Whether a function is ajet's, and so needs no process."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -303,7 +303,7 @@ class AgentProcess:
         self._stack.enter_context(placeholder_keys())
         self._stack.enter_context(installed())
         self._workers = Workers(limit=1, alone=True)
-        self._kept: dict[str, Any] = {}
+        self._kept: dict[str, object] = {}
 
     def ready(self) -> bool:
         """Answers once the process is up."""

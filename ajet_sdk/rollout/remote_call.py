@@ -33,7 +33,7 @@ from ajet_sdk.rollout.threads import Outcome
 class RemoteCall:
     """What a worker process is to do."""
 
-    function: Callable[[], Any]
+    function: Callable[[], object]
     label: str
     """Names the function in messages."""
     timeout: float | None
@@ -121,9 +121,9 @@ class ObjectStore:
     """What goes to a process once: objects by the key that stands for them in a call."""
 
     keys: dict[int, str] = field(default_factory=dict)
-    objects: dict[str, Any] = field(default_factory=dict)
+    objects: dict[str, object] = field(default_factory=dict)
 
-    def key(self, thing: Any) -> str | None:
+    def key(self, thing: object) -> str | None:
         """The key of an object that stays the same over a run; None for every other."""
         key = self.keys.get(id(thing))
         if key is None and _is_constant(thing):
@@ -132,13 +132,13 @@ class ObjectStore:
         return key
 
 
-def _is_constant(thing: Any) -> bool:
+def _is_constant(thing: object) -> bool:
     if isinstance(thing, (Config, type)):
         return isinstance(thing, Config)
     return _is_engine_part(thing) or hasattr(type(thing), "compute_reward")
 
 
-def _is_engine_part(thing: Any) -> bool:
+def _is_engine_part(thing: object) -> bool:
     return str(type(thing).__module__).startswith(("ajet_sdk.engines.", "ajet_sdk.tokens."))
 
 
@@ -149,7 +149,7 @@ def dumps(thing: Any, store: ObjectStore | None = None) -> bytes:
     return into.getvalue()
 
 
-def dump_object(thing: Any) -> bytes:
+def dump_object(thing: object) -> bytes:
     """An object of `ObjectStore` as it goes to a process."""
     return dumps(DeferredObject(dumps(thing)) if _is_engine_part(thing) else thing)
 
@@ -164,7 +164,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         super().__init__(into)
         self._kept = store
 
-    def persistent_id(self, thing: Any) -> tuple[str, ...] | None:
+    def persistent_id(self, thing: object) -> tuple[str, ...] | None:
         if isinstance(thing, (FunctionType, type)):
             return _reference(thing)
         key = self._kept.key(thing) if self._kept is not None else None
@@ -176,7 +176,7 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(source)
         self._kept = store
 
-    def persistent_load(self, name: Any) -> Any:
+    def persistent_load(self, name: Any) -> object:
         if name[0] == "kept":
             return self._kept[name[1]]
         _, file, module, qualname = name

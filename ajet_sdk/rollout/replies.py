@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -93,7 +93,9 @@ def verdict_on_stopped(stopped: str | None, config: Config) -> Verdict | None:
     return Verdict((Reward(name=MADNESS, value=config.rollout.agent_madness_reward, reason=stopped),), False)
 
 
-def with_rewards_of_replies(episode: Episode, calls: Sequence[Call], config: Config, engine: Engine) -> dict[str, Any]:
+def with_rewards_of_replies(
+    episode: Episode, calls: Sequence[Call], config: Config, engine: Engine
+) -> dict[str, object]:
     """The episode's `rewards`; where mad replies don't end it, each gets one that makes its worth the configured one.
 
     In training, replies that reach into `overlong_buffer` lose some of theirs; what they solve stays solved, which

@@ -62,7 +62,7 @@ class _Work:
 class _Daemons(ThreadPoolExecutor):
     """A default executor for the shared loop whose hung calls neither fill a pool nor keep the process from ending."""
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(self, fn: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]:
         return in_thread(partial(fn, *args, **kwargs), "ajet-to-thread")
 
 
@@ -74,7 +74,7 @@ class _Loop:
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(_Daemons())
         self.beat = time.monotonic()
-        self.suspect: tuple[asyncio.Task[Any], float] | None = None
+        self.suspect: tuple[asyncio.Task[object], float] | None = None
         self.thread = threading.Thread(target=self._run, name="ajet-workflows", daemon=True)
         Context().run(self.thread.start)  # it outlives the episode that happens to be first
 
@@ -88,7 +88,7 @@ class _Loop:
         self.beat = time.monotonic()
         self.loop.call_later(_BEAT, self._tick)
 
-    def blocker(self) -> asyncio.Task[Any] | None:
+    def blocker(self) -> asyncio.Task[object] | None:
         """The task that has kept the loop from turning for longer than `patience`, seen there at two looks.
 
         A loop that is merely busy shows another task at each look.
@@ -103,7 +103,7 @@ class _Loop:
             return task
         return None
 
-    def submit(self, make: Callable[[], Coroutine[Any, Any, Any]], context: Context) -> _Work:
+    def submit(self, make: Callable[[], Coroutine[object, object, object]], context: Context) -> _Work:
         future: Future[Outcome] = Future()
         future.set_running_or_notify_cancel()
         work = _Work(future, lambda: None, self.thread, self)
@@ -216,7 +216,7 @@ def _unshare() -> None:
         ctypes.CDLL(None).unshare(_CLONE_FS)
 
 
-def _start_thread(function: Callable[[], Any], context: Context) -> _Work:
+def _start_thread(function: Callable[[], object], context: Context) -> _Work:
     future: Future[Outcome] = Future()
     future.set_running_or_notify_cancel()
 
@@ -280,7 +280,7 @@ class Workers:
         self._retired, self._shared = [], None
 
     async def call(
-        self, function: Callable[..., Any], arguments: dict[str, Any], *, timeout: float | None, label: str
+        self, function: Callable[..., object], arguments: dict[str, object], *, timeout: float | None, label: str
     ) -> Outcome:
         """Call a function, sync or async, in a copy of this context; `label` names it in messages.
 

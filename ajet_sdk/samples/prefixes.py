@@ -54,7 +54,7 @@ def common_prefix(a: Ids, b: Ids) -> int:
     return n
 
 
-def common_start(a: Sequence[Any], b: Sequence[Any]) -> int:
+def common_start(a: Sequence[object], b: Sequence[object]) -> int:
     """How many first items two sequences share, texts or lists. By bisection: slices compare faster than items do."""
     low, high = 0, min(len(a), len(b))
     while low < high:
@@ -77,7 +77,7 @@ class Ends(Generic[T]):
 
     def __init__(self) -> None:
         self._lengths: list[int] = []
-        self._items: dict[tuple[int, int], dict[bytes, tuple[Any, T]]] = {}
+        self._items: dict[tuple[int, int], dict[bytes, tuple[object, T]]] = {}
         """By length and last id: by digest, the item of least rank."""
 
     def longest(self, prompt: Ids, limit: int, hashed: IdHash, known: int = 0) -> T | None:
@@ -175,7 +175,7 @@ class PrefixIndex:
         self._lock = threading.Lock()
         self._leaves: list[_Leaf] = []
         self._ends: dict[tuple[str, str], Ends[str]] = defaultdict(Ends)
-        self._spelt: tuple[Sequence[Any], Sequence[bytes]] = (), ()
+        self._spelt: tuple[Sequence[object], Sequence[bytes]] = (), ()
         """The messages of the latest call, and their keys."""
 
     def add(self, call: Call) -> Call:
@@ -238,7 +238,7 @@ class PrefixIndex:
         ends.add(hashed, len(prompt) + len(output), int(last[-1]) if len(last) else -1, rank(call), call.call_id)
         return hashed, extended
 
-    def _keys(self, messages: Any) -> Sequence[bytes]:
+    def _keys(self, messages: object) -> Sequence[bytes]:
         """For each message a digest of it and of all before it, as far as they can be spelt."""
         if not isinstance(messages, list):
             return ()

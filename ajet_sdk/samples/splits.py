@@ -27,6 +27,7 @@ from typing import Any
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.samples.prefixes import common_start
 from ajet_sdk.tokens.template import ChatTemplate, Message, meaning
+from ajet_sdk.types import JsonView
 
 HINTS: Mapping[str, str] = {
     "think_stripped": "Earlier reasoning was dropped from the history: send `reasoning_content` back with each "
@@ -71,7 +72,7 @@ class Side:
     messages: Sequence[Message] | None = None
     """Cleaned (`template.clean`); None where they are not at hand."""
     tools: Any = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: JsonView = field(default_factory=dict)
     """The template's arguments beside messages and tools."""
     reply: Message | None = None
     stop: Sequence[str] = ()
@@ -179,7 +180,7 @@ def _with_hint(*causes: str) -> tuple[str, str]:
 # What changed in the request
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     """As a template may show it, which minds the order of keys."""
     return json.dumps(value or None, default=str)
 

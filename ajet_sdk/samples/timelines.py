@@ -111,7 +111,7 @@ class _Node:
         return self.parent is None or self.parent.heir is not self
 
 
-def _began(node: _Node) -> tuple[Any, str]:
+def _began(node: _Node) -> tuple[object, str]:
     return node.call.started_at, node.call.call_id
 
 

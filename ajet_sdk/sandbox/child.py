@@ -18,7 +18,11 @@ import select
 import signal
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ajet_sdk.types import Json
+
 
 DEATH_SIGNAL, DUMPABLE, ADOPT_ORPHANS, NO_NEW_PRIVILEGES = 1, 4, 36, 38
 LOOK_EVERY = 0.02
@@ -44,11 +48,11 @@ def control(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def say(limits: dict[str, Any], message: dict[str, Any]) -> None:
+def say(limits: Json, message: Json) -> None:
     os.write(limits["report"], json.dumps(message).encode() + b"\n")
 
 
-def become(limits: dict[str, Any], watcher: int) -> None:
+def become(limits: Json, watcher: int) -> None:
     """Give up what is left of rights, set the limits that outlive exec, and turn into the program."""
     for name in ("AS", "CPU", "FSIZE", "NOFILE", "NPROC", "CORE"):
         wanted = limits["rlimits"].get(name)
@@ -78,7 +82,7 @@ def keep_stdio() -> None:
                 os.close(int(name))
 
 
-def watch(child: int, limits: dict[str, Any]) -> dict[str, Any]:
+def watch(child: int, limits: Json) -> Json:
     """Wait for the code's end; bring it about where it took too long, is too many, or took too much."""
     until, status, killed = time.monotonic() + limits["seconds"], None, ""
     called_off = select.poll()
@@ -100,7 +104,7 @@ def watch(child: int, limits: dict[str, Any]) -> dict[str, Any]:
     return {"killed": killed, "code": os.waitstatus_to_exitcode(status)}
 
 
-def passed(limits: dict[str, Any], until: float) -> str:
+def passed(limits: Json, until: float) -> str:
     """The limit that the code has passed, or nothing."""
     if time.monotonic() > until:
         return "time"

@@ -24,7 +24,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.sandbox.fence import FOLDERS, SCRATCH, fence, system_calls
@@ -156,7 +155,7 @@ def _without_fence(code: bytes, limits: ProgramLimits, report: int) -> Iterator[
 
 
 def _command(directory: str, limits: ProgramLimits, report: int, *, user: int, fenced: bool) -> list[str]:
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "argv": [sys.executable, "-I", "-B", "program.py"],
         "environment": {
             "PATH": "/usr/local/bin:/usr/bin:/bin",

@@ -52,7 +52,7 @@ class Names(dict[str, Any]):
         # `abs` is the built-in one even where the program defines it, unless the tests use no other name.
         self.program_names = names if len(names) == 1 else {name for name in names if not hasattr(builtins, name)}
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> object:
         if name in self.modules:
             return importlib.import_module(self.modules[name])
         if name not in self.program_names or name.startswith("__"):
@@ -75,7 +75,7 @@ class InPlace(ast.NodeTransformer):
         return node
 
 
-def in_place(function: Any) -> Any:
+def in_place(function: object) -> object:
     if not isinstance(function, Remote):
         return function
     return lambda *arguments, **named: function._peer.ask("in place", function, arguments, named)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.huggingface import path_rows
 from ajet_sdk.tasks.rows import Row
-from ajet_sdk.types import Task
+from ajet_sdk.types import Json, JsonView, Task
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    GivenTasks: TypeAlias = Iterable[Task | Mapping[str, Any]] | str | os.PathLike[str] | Any
+    GivenTasks: TypeAlias = Iterable[Task | JsonView] | str | os.PathLike[str] | Any
     """Tasks, or rows as a file of tasks has them; a table (pandas, polars, pyarrow); a `datasets.Dataset`; a path."""
 
 _ACCEPTED = "a list of dicts or Tasks, a DataFrame (pandas or polars), a datasets.Dataset, or the path of a file"
@@ -39,7 +39,7 @@ def given_rows(tasks: GivenTasks, name: str = "tasks") -> Iterator[Row]:
     return (Row(f"{name}[{number}]", values) for number, values in enumerate(tasks))
 
 
-def _table_rows(table: Any) -> Iterator[dict[str, Any]]:
+def _table_rows(table: object) -> Iterator[Json]:
     """The rows of a table of any library that speaks Arrow; a pandas index is none of its columns."""
     import pyarrow as pa
 

@@ -95,7 +95,7 @@ def _files(folder: Path, split: str) -> list[Path]:
     return known[split]
 
 
-def _with_columns(row: Row, columns: dict[str, Any]) -> Row:
+def _with_columns(row: Row, columns: dict[str, object]) -> Row:
     return replace(row, values={**columns, **row.values}) if columns and isinstance(row.values, dict) else row
 
 

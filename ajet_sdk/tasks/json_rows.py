@@ -86,7 +86,7 @@ def _too_long() -> str:
     return f"is longer than {LONGEST >> 20} MiB"
 
 
-def bounded(stream: Any, name: str, *, cut: bool = False) -> io.BufferedReader:
+def bounded(stream: object, name: str, *, cut: bool = False) -> io.BufferedReader:
     """The stream, buffered. Reading raises TaskError with the number of a line that is longer than 256 MiB.
 
     With `cut` that line ends at its limit instead, and is a bad row for the readers of this module.
@@ -170,7 +170,7 @@ def _parse(text: bytes, where: str, number: int, strict: bool) -> Row:
     return Row(where, number, None, text, _too_long() if len(text) >= LONGEST else problem)
 
 
-def _refuse(name: str) -> Any:
+def _refuse(name: str) -> object:
     raise ValueError(f"{name}{_NO_VALUE}")
 
 

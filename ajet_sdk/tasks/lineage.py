@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ajet_sdk.tasks.rows import SHARD, SPLITS
 from ajet_sdk.types import Task
@@ -22,7 +21,7 @@ _MEASURED = frozenset({"provenance", "difficulty", "pass_rate", "split"})
 """Of the metadata, what is no part of the task."""
 
 
-def splits_of(values: Mapping[str, Any]) -> frozenset[str]:
+def splits_of(values: Mapping[str, object]) -> frozenset[str]:
     """The splits of a row's sources: `train`, `val`, `trial`; none where the row does not say."""
     provenance = values.get("provenance")
     named = provenance.get("splits") if isinstance(provenance, Mapping) else None
@@ -35,7 +34,7 @@ def split_named(source: str) -> str | None:
     return _NAMES.get(SHARD.sub("", Path(source.rpartition(":")[2]).name.partition(".")[0]).lower())
 
 
-def seeds_of(values: Mapping[str, Any]) -> frozenset[str]:
+def seeds_of(values: Mapping[str, object]) -> frozenset[str]:
     """The ids of the tasks that a row was made of."""
     provenance = values.get("provenance")
     seeds = provenance.get("seeds") if isinstance(provenance, Mapping) else None

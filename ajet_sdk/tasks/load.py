@@ -108,7 +108,7 @@ def read_environment(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
 def _custom(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     """The tasks of a reader of a user's own, whose class path is `task_reader.type`."""
     path = config.task_reader.type
-    reader_class: Any = config.load(path)
+    reader_class: object = config.load(path)
     methods = ("get_training_tasks", "get_validation_tasks")
     if not isinstance(reader_class, type) or not all(hasattr(reader_class, name) for name in methods):
         raise ConfigError(

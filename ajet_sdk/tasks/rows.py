@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ajet_sdk.errors import TaskError
+from ajet_sdk.types import Json, JsonView
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Task
@@ -44,7 +45,7 @@ class Row:
     """One row as read, and its place (`train.jsonl line 3`). `error` is set where it could not even be read."""
 
     where: str
-    values: Any = None
+    values: object = None
     error: str | None = None
 
 
@@ -64,7 +65,7 @@ def to_task(row: Row, mapping: Mapping[str, str]) -> Task:
     if not isinstance(row.values, Mapping):
         raise TaskError(f"{row.where}: a task must be an object with keys (got {type(row.values).__name__})")
     values = {str(name): _plain(value) for name, value in row.values.items()}
-    fields: dict[str, Any] = {name: values[name] for name in FIELDS if values.get(name) is not None}
+    fields: dict[str, object] = {name: values[name] for name in FIELDS if values.get(name) is not None}
     metadata = fields.pop("metadata", {})
     if not isinstance(metadata, dict):
         raise TaskError(f"{row.where}: metadata must be an object (got {type(metadata).__name__})")
@@ -88,7 +89,7 @@ def to_task(row: Row, mapping: Mapping[str, str]) -> Task:
         raise TaskError(f"{row.where}: {place}: {item['msg'].lower()} (got {item['input']!r:.80})") from None
 
 
-def _put(fields: dict[str, Any], metadata: dict[str, Any], target: str, value: Any, where: str) -> None:
+def _put(fields: dict[str, object], metadata: dict[str, object], target: str, value: object, where: str) -> None:
     root, _, name = target.partition(".")
     if root == "metadata" and name:
         metadata[name] = value
@@ -101,7 +102,7 @@ def _put(fields: dict[str, Any], metadata: dict[str, Any], target: str, value: A
         )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A value as JSON can hold it: bytes as base64, times and decimals as text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
@@ -115,7 +116,7 @@ def _plain(value: Any) -> Any:
 KEY = b"ajet.encoding"
 
 
-def decoder(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def decoder(schema: Any) -> Callable[[Json], Json]:
     """A row as pyarrow gives it -> the row as it was. Rows of files that ajet did not write pass unchanged."""
     text = (schema.metadata or {}).get(KEY)
     if text is None:
@@ -124,7 +125,7 @@ def decoder(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda row: decoded(row, tree)  # type: ignore[no-any-return]
 
 
-def decoded(value: Any, tree: Mapping[str, Any]) -> Any:
+def decoded(value: Any, tree: JsonView) -> Any:
     """What stands at a place that is encoded so, as it was."""
     if value is None:
         return None
@@ -165,7 +166,7 @@ def by_split(folder: Path, files: Iterable[tuple[Path, str]]) -> dict[str, list[
     return {name.partition("/")[2] or name: some for name, some in known.items()} if alone else known
 
 
-def partitions(folder: Path, files: Iterable[Path]) -> dict[Path, dict[str, Any]]:
+def partitions(folder: Path, files: Iterable[Path]) -> dict[Path, dict[str, object]]:
     """The columns that directories such as `label=dog/level=2/` give the files below them, as Hive and Spark write.
 
     A column whose values are all whole numbers has numbers, another text.

@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any
+
+from ajet_sdk.types import JsonView
 
 ID = "zqid00000"
 """Stands in a mark for the id of a call, which the model writes."""
 
-Tools = Sequence[Mapping[str, Any]]
+Tools = Sequence[JsonView]
 _decoder = json.JSONDecoder(strict=False)
 _BRACE = re.compile(r"\s*(?=\{)")
 _NAME = r"\s*([^\s\"'{}\[\]<>(),]+)"
@@ -45,7 +46,7 @@ class Parsed:
 @dataclass(frozen=True, slots=True)
 class _Item:
     name: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, object]
     end: int
     id: str | None = None
 
@@ -150,7 +151,7 @@ class CallFormat:
         head = re.compile(_NAME + name_end + f"(?={ends}|$)").match(text, at)
         if head is None:
             return None
-        at, kinds, arguments = head.end(), _kinds(head.group(1), tools), dict[str, Any]()
+        at, kinds, arguments = head.end(), _kinds(head.group(1), tools), dict[str, object]()
         while (pair := _pair(marks, ends).match(text, at)) is not None:
             key, value = pair["key"].strip(), pair["value"]
             if pair["raw"] is None:
@@ -286,7 +287,7 @@ def _distinct(ids: Sequence[str | None]) -> tuple[str | None, ...]:
     return tuple(i or None for i in ids) if len(set(known)) == len(known) else (None,) * len(ids)
 
 
-def json_at(text: str, at: int) -> tuple[Any, int] | None:
+def json_at(text: str, at: int) -> tuple[object, int] | None:
     """The JSON object that begins at a place, behind blanks, and its end."""
     begin = _BRACE.match(text, at)
     try:
@@ -295,7 +296,7 @@ def json_at(text: str, at: int) -> tuple[Any, int] | None:
         return None
 
 
-def named(value: Any) -> tuple[str, Mapping[str, Any], str | None] | None:
+def named(value: object) -> tuple[str, JsonView, str | None] | None:
     """Name, arguments and id of a call that is one JSON object."""
     if not isinstance(value, dict):
         return None
@@ -313,7 +314,7 @@ def named(value: Any) -> tuple[str, Mapping[str, Any], str | None] | None:
     return name, arguments, written if isinstance(written, str) else None
 
 
-def _kinds(name: str, tools: Tools) -> dict[str, Any]:
+def _kinds(name: str, tools: Tools) -> dict[str, object]:
     for tool in tools:
         function = tool.get("function") or {}
         if function.get("name") == name:
@@ -322,7 +323,7 @@ def _kinds(name: str, tools: Tools) -> dict[str, Any]:
     return {}
 
 
-def _value(text: str, kind: Any) -> Any:
+def _value(text: str, kind: object) -> object:
     """A value spelt without quotes where it is a string, else as JSON or as Python writes it."""
     if kind == "string":
         return text
@@ -356,7 +357,7 @@ def _python_item(text: str, at: int) -> _Item | None:
 _WORDS = {"true": True, "false": False, "null": None}
 
 
-def _literal(node: ast.AST) -> Any:
+def _literal(node: ast.AST) -> object:
     """The value of a literal. Raises ValueError for any other expression."""
     if isinstance(node, ast.Name) and node.id in _WORDS:
         return _WORDS[node.id]

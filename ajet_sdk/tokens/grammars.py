@@ -17,6 +17,7 @@ from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.tokens.formats import ID, CallFormat, Pairs, ReplyFormat
 from ajet_sdk.tokens.matching import library, problem
 from ajet_sdk.tokens.probing import KEY, NAME, VALUE
+from ajet_sdk.types import Json, JsonView
 
 _JSON = {"whitespace_flexible": True, "whitespace_pattern": r"(\n {0,20}| )", "coerce_one_of": True}
 """Between two parts of a value stands nothing, a blank, or a line break with its indent: a reply that is all blanks
@@ -31,8 +32,8 @@ _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 
 def reply_grammar(
-    options: Mapping[str, Any],
-    tools: Sequence[Mapping[str, Any]],
+    options: JsonView,
+    tools: Sequence[JsonView],
     form: ReplyFormat,
     tokenizer: Tokenizer,
     prompt_end: str = "",
@@ -65,7 +66,7 @@ def reply_grammar(
     )
 
 
-def forces_calls(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
+def forces_calls(choice: object, tools: Sequence[Mapping[str, object]]) -> bool:
     """Whether `tool_choice` forces a call. Raises RequestRefused where it is malformed or names no such tool."""
     if choice in (None, "auto", "none"):
         return False
@@ -89,7 +90,7 @@ def forces_calls(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
     return bool(forced)
 
 
-def allowed_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def allowed_tools(choice: Any, tools: Sequence[JsonView]) -> list[JsonView]:
     """The tools that `tool_choice` leaves. Raises RequestRefused where it names one that is not there."""
     if not isinstance(choice, Mapping):
         return list(tools)
@@ -111,7 +112,7 @@ def allowed_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> list[Mappi
     return allowed
 
 
-def _wanted(options: Mapping[str, Any]) -> tuple[str, Any, str] | None:
+def _wanted(options: Mapping[str, object]) -> tuple[str, object, str] | None:
     """What kind of value is asked for, its description, and the parameter; None where any text will do."""
     constraints = [
         (kind, value, parameter) for parameter, kind in _GUIDED.items() if (value := options.get(parameter)) is not None
@@ -130,7 +131,7 @@ def _wanted(options: Mapping[str, Any]) -> tuple[str, Any, str] | None:
     return constraints[0] if constraints else None
 
 
-def _response_format(wanted: Any) -> tuple[str, Any, str] | None:
+def _response_format(wanted: Any) -> tuple[str, object, str] | None:
     if wanted is None:
         return None
     kind = wanted.get("type") if isinstance(wanted, Mapping) else None
@@ -148,7 +149,7 @@ def _response_format(wanted: Any) -> tuple[str, Any, str] | None:
     )
 
 
-def _value(text: _Text, kind: str, value: Any, parameter: str) -> str:
+def _value(text: _Text, kind: str, value: object, parameter: str) -> str:
     if kind == "json_object":
         return _json(text, {"type": "object"}, parameter)
     if kind == "json":
@@ -169,7 +170,7 @@ def _value(text: _Text, kind: str, value: Any, parameter: str) -> str:
     return text.rule("value", f"%lark {{\n{lines}\n}}", parameter)
 
 
-def _json(text: _Text, schema: Any, parameter: str) -> str:
+def _json(text: _Text, schema: object, parameter: str) -> str:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -180,7 +181,7 @@ def _json(text: _Text, schema: Any, parameter: str) -> str:
     return text.rule("json", f"%json {json.dumps({**schema, 'x-guidance': _JSON})}", parameter)
 
 
-def _calls(text: _Text, form: ReplyFormat, tools: Iterable[Mapping[str, Any]], once: bool) -> str:
+def _calls(text: _Text, form: ReplyFormat, tools: Iterable[JsonView], once: bool) -> str:
     """One call, or several where `once` is false, in the frame of the format."""
     if not form.calls:
         raise RequestRefused("tool_choice requires a call, but model.tool_call_parser is none", "tool_choice")
@@ -190,7 +191,7 @@ def _calls(text: _Text, form: ReplyFormat, tools: Iterable[Mapping[str, Any]], o
     return " ".join(filter(None, (text.literal(frame.open), item + more, text.literal(frame.close))))
 
 
-def _call(text: _Text, frame: CallFormat, function: Mapping[str, Any]) -> str:
+def _call(text: _Text, frame: CallFormat, function: JsonView) -> str:
     name, schema = str(function["name"]), function.get("parameters") or {}
     parameter = f"tools: the parameters of {name!r}"
     if not isinstance(schema, Mapping) or not isinstance(schema.get("properties") or {}, Mapping):
@@ -212,7 +213,7 @@ def _call(text: _Text, frame: CallFormat, function: Mapping[str, Any]) -> str:
     return " ".join(filter(None, (before, _json(text, schema, parameter), behind)))
 
 
-def _properties(schema: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
+def _properties(schema: JsonView) -> list[tuple[str, Json, bool]]:
     """Name, schema and whether it is required of each of the properties, in their order."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     return [
@@ -221,7 +222,7 @@ def _properties(schema: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bo
     ]
 
 
-def _pairs(text: _Text, marks: Pairs, schema: Mapping[str, Any], parameter: str) -> str:
+def _pairs(text: _Text, marks: Pairs, schema: JsonView, parameter: str) -> str:
     """Parameters in the order of the schema: text as it is, of strings only what `enum` says, other values as JSON."""
     pairs = []
     for key, kind, required in _properties(schema):
@@ -240,7 +241,7 @@ def _pairs(text: _Text, marks: Pairs, schema: Mapping[str, Any], parameter: str)
     return " ".join(pairs)
 
 
-def _keywords(text: _Text, schema: Mapping[str, Any], parameter: str) -> str:
+def _keywords(text: _Text, schema: Mapping[str, object], parameter: str) -> str:
     """Parameters as a function takes them, those that are required before the others."""
     ordered = sorted(_properties(schema), key=lambda item: not item[2])
     keywords = [f"{text.literal(key + '=')} {_json(text, kind, parameter)}" for key, kind, _ in ordered]

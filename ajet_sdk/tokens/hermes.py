@@ -12,7 +12,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-Message = dict[str, Any]
+from ajet_sdk.types import Json
+
+Message = Json
 Show = Callable[[Any], str]
 
 _TOOLS = """# Tools
@@ -31,13 +33,13 @@ To call a function, write its name and its arguments as a JSON object between <t
 The result follows between <tool_response> and </tool_response>."""
 
 
-def about_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+def about_tools(messages: Sequence[Mapping[str, object]]) -> bool:
     """Whether a tool was called in a conversation."""
     return any(message.get("tool_calls") or message.get("role") == "tool" for message in messages)
 
 
 def with_tools_as_text(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], show: Show, role: str, *, with_form: bool
+    messages: Sequence[Message], tools: Sequence[Mapping[str, object]], show: Show, role: str, *, with_form: bool
 ) -> list[Message]:
     """The messages with the tools in the first one, if that is of `role`, else in one before it.
 

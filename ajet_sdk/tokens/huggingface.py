@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.config.model_source import check_source, refuse_code
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.types import JsonView
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +43,7 @@ class HFTokenizer:
         self.hf = _load(str(tokenizer), trust_remote_code) if isinstance(tokenizer, str | Path) else tokenizer
         template = self.hf.chat_template
         self.chat_template: str | None = template.get("default") if isinstance(template, dict) else template
-        self.variables: Mapping[str, Any] = {
+        self.variables: JsonView = {
             name: str(value) for name, value in self.hf.special_tokens_map.items() if isinstance(value, str)
         }
         backend = getattr(self.hf, "backend_tokenizer", None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any
 
@@ -24,6 +24,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.types import Json, JsonView
 
 MOST_STEPS = 500_000
 """Steps of loops and calls in one rendering."""
@@ -40,7 +41,7 @@ _ITEM = 256
 _WIDE = re.compile(r"\d{5,}")
 
 
-class Shown(dict[str, Any]):
+class Shown(Json):
     """An object that every later prompt of its episode shows again, with the spellings that a template gave it.
 
     It must not change.
@@ -48,9 +49,9 @@ class Shown(dict[str, Any]):
 
     __slots__ = ("shown",)
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: JsonView) -> None:
         super().__init__(values)
-        self.shown: dict[Any, str] = {}
+        self.shown: dict[object, str] = {}
         """By the arguments of `tojson`."""
 
 
@@ -69,7 +70,7 @@ def _raise(text: str) -> None:
 
 
 def to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
@@ -95,7 +96,7 @@ def _check_length(length: int) -> None:
         raise SecurityError(f"it makes a value of more than {LONGEST:,} characters or items")
 
 
-def _check_width(*widths: Any) -> None:
+def _check_width(*widths: object) -> None:
     """Of a text's padding, which is a number or a text."""
     for width in widths:
         if (len(width) if isinstance(width, str) else width if isinstance(width, int) else 0) > _WIDEST:
@@ -103,7 +104,7 @@ def _check_width(*widths: Any) -> None:
 
 
 @pass_context
-def _charge_loop(context: Context, values: Any) -> Any:
+def _charge_loop(context: Context, values: Any) -> object:
     """What a loop goes through, charged by its length."""
     if not hasattr(values, "__len__"):
         values = list(values)
@@ -119,29 +120,29 @@ def _charge(context: Context, steps: int) -> None:
             raise SecurityError(f"it takes more than {MOST_STEPS:,} steps")
 
 
-def _check_value(value: Any) -> Any:
+def _check_value(value: object) -> object:
     """A value that is kept in a variable, or made of others."""
     if isinstance(value, (str, list, tuple, dict, Namespace)):
         _check_length(len(value) if isinstance(value, str) else _size(value))
     return value
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     """Characters of a value as it is written, about: what is in it twice counts twice. Counted up to `LONGEST`."""
-    size, left = 0, [value]
-    while left and size <= LONGEST:
-        item = left.pop()
+    size, pending = 0, [value]
+    while pending and size <= LONGEST:
+        item = pending.pop()
         if isinstance(item, str):
             size += len(item)
         elif isinstance(item, (Mapping, list, tuple, Namespace)):
             inner = object.__getattribute__(item, "_Namespace__attrs") if isinstance(item, Namespace) else item
             size += _ITEM * len(inner)
             if size <= LONGEST:
-                left.extend(inner.values() if isinstance(inner, Mapping) else inner)
+                pending.extend(inner.values() if isinstance(inner, Mapping) else inner)
     return size
 
 
-def _check_replace(text: str, old: Any, new: Any) -> None:
+def _check_replace(text: str, old: object, new: object) -> None:
     _check_length(len(text) + text.count(str(old)) * len(str(new)))
 
 
@@ -171,7 +172,7 @@ class _Bounded(NodeTransformer):
         return node
 
 
-def _filtered(node: Any, name: str) -> jinja2.nodes.Filter:
+def _filtered(node: object, name: str) -> jinja2.nodes.Filter:
     return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=getattr(node, "lineno", 1))
 
 
@@ -195,7 +196,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         tree: jinja2.nodes.Template = _Bounded().visit(super()._parse(source, name, filename))
         return tree
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         if operator == "**":
             raise SecurityError("it uses **")
         if operator == "%" and isinstance(left, str):
@@ -230,21 +231,21 @@ class _Environment(ImmutableSandboxedEnvironment):
         if wrapped is None:
             return None
 
-        def checked(*args: Any, **kwargs: Any) -> Any:
+        def checked(*args: object, **kwargs: object) -> Any:
             _check_format(value.__self__, (*args, *kwargs.values()))
             return wrapped(*args, **kwargs)
 
         return checked
 
 
-def _check_format(text: str, values: Any) -> None:
+def _check_format(text: str, values: object) -> None:
     if _WIDE.search(text):
         raise SecurityError("it formats a text with a width of more than four digits")
     if "*" in text or re.search(r"\{[^{}]*\{", text):
         _check_width(*(values if isinstance(values, tuple) else (values,)))
 
 
-def _bounded_filter(function: Any, check: Callable[..., None]) -> Any:
+def _bounded_filter(function: Any, check: Callable[..., None]) -> object:
     """A filter of jinja2 behind a check of its arguments, without what jinja2 itself passes first."""
     skip = int(hasattr(function, "jinja_pass_arg"))
 
@@ -256,11 +257,11 @@ def _bounded_filter(function: Any, check: Callable[..., None]) -> Any:
     return bounded
 
 
-def _check_padding(_: Any, *widths: Any, **named: Any) -> None:
+def _check_padding(_: object, *widths: object, **named: object) -> None:
     _check_width(*widths, *named.values())
 
 
-def _check_joined(values: Any, d: Any = "", **_: Any) -> None:
+def _check_joined(values: object, d: object = "", **_: object) -> None:
     if isinstance(values, (list, tuple)):
         _check_length(len(str(d)) * len(values) + sum(len(value) for value in values if isinstance(value, str)))
 
@@ -291,7 +292,7 @@ def compile_template(source: str) -> jinja2.Template:
         raise ConfigError(f"the chat template cannot be parsed: it is nested too deeply ({error})") from error
 
 
-def render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+def render(template: jinja2.Template, variables: JsonView) -> str:
     """The text of a template. Raises ConfigError where it uses up more than it may, and what jinja2 raises."""
     pieces, size = list[str](), 0
     try:

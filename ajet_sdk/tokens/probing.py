@@ -15,6 +15,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.tokens.formats import ID, PARSERS, CallFormat, Pairs, ReplyFormat, json_at, named
 from ajet_sdk.tokens.template import ChatTemplate
+from ajet_sdk.types import Json
 
 NAME, OTHER, KEY, KEY_2, VALUE, NUMBER = "zqname", "zqother", "zqkey", "zqsecond", "zqvalue", 70707
 TEXT, REASON = "zqtext", "zqreason"
@@ -61,7 +62,7 @@ def renderer(tokenizer: Tokenizer) -> Render:
     """`render(messages, tools=None, generate=False)` of the tokenizer's template."""
     template = ChatTemplate.of(tokenizer.chat_template, tokenizer.variables)
 
-    def render(messages: list[dict[str, Any]], tools: list[Any] | None = None, generate: bool = False) -> str:
+    def render(messages: list[Json], tools: list[Any] | None = None, generate: bool = False) -> str:
         return template.render([template.form(m) for m in messages], tools, add_generation_prompt=generate)
 
     return render
@@ -94,7 +95,7 @@ class _Probe:
             text = re.sub(rf"\s*(?:{opening})?\s*{closing}\s*", "", text)
         return text if text.strip() else ""
 
-    def _reply(self, calls: Sequence[tuple[str, Mapping[str, Any]]], **more: Any) -> str:
+    def _reply(self, calls: Sequence[tuple[str, Mapping[str, object]]], **more: object) -> str:
         """What the template writes for calls; their ids carry the names where it shows nothing but the ids."""
         for written in (f"{ID[:-1]}{{number}}", "functions.{name}:{number}"):
             items = [
@@ -191,7 +192,7 @@ class _Probe:
         return CallFormat(opening, separator, text[end:], item=text[start:end], **more)
 
 
-def _tool(name: str) -> dict[str, Any]:
+def _tool(name: str) -> dict[str, object]:
     properties = {KEY: {"type": "string", "description": ""}, KEY_2: {"type": "integer", "description": ""}}
     parameters = {"type": "object", "properties": properties, "required": []}
     return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}

@@ -20,15 +20,16 @@ from ajet_sdk.errors import ConfigError, RequestRefused
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.tokens.hermes import about_tools, with_calls_as_text, with_tools_as_text
 from ajet_sdk.tokens.jinja import Shown, compile_template, render, to_json
+from ajet_sdk.types import Json, JsonView
 
-Message = dict[str, Any]
+Message = Json
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _APART = {"role", "content", "tool_calls", *_REASONING}
 _NEVER_RENDERED = {"refusal", "annotations", "audio", "function_call", "cache_control"}
 _NOT_AS_IT_IS = _APART | _NEVER_RENDERED
 _PROBE, _REASON, _TEXT = "probe", "zqreason", "zqtext"
-_USER: dict[str, Any] = {"role": "user", "content": "zquser"}
+_USER: Json = {"role": "user", "content": "zquser"}
 _PROBE_CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
 _NAME, _KEY, _VALUE, _RESULT = "zqfunction", "zqkey", "zqvalue", "zqresult"
 _TOOL = {
@@ -46,12 +47,12 @@ class Arguments(Shown):
 
     __slots__ = ("spelling",)
 
-    def __init__(self, values: Mapping[str, Any], spelling: str) -> None:
+    def __init__(self, values: JsonView, spelling: str) -> None:
         super().__init__(values)
         self.spelling = spelling
 
 
-def _arguments(value: Any) -> Any:
+def _arguments(value: object) -> Any:
     """The arguments as an object, blank ones as the empty one; what is no JSON object stays the string it is."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return Arguments({}, value or "{}")
@@ -64,7 +65,7 @@ def _arguments(value: Any) -> Any:
     return Arguments(parsed, value if isinstance(value, str) else json.dumps(parsed, ensure_ascii=False))
 
 
-def _content(value: Any) -> Any:
+def _content(value: object) -> Any:
     """Parts that are all text become one string; nothing becomes the empty string."""
     if value is None:
         return ""
@@ -75,7 +76,7 @@ def _content(value: Any) -> Any:
     return value
 
 
-def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_call(call: Mapping[str, object]) -> dict[str, object]:
     function = call.get("function")
     function = function if isinstance(function, Mapping) else {"name": function}
     arguments = _arguments(function.get("arguments"))
@@ -86,14 +87,14 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _spelt(call: dict[str, Any]) -> dict[str, Any]:
+def _spelt(call: Json) -> dict[str, object]:
     """A cleaned tool call with its arguments as the string they came in."""
     function = call["function"]
     arguments = getattr(function["arguments"], "spelling", function["arguments"])
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def clean(message: Mapping[str, Any]) -> Message:
+def clean(message: JsonView) -> Message:
     """One form for what clients write in many: parts or string, arguments as string or object, null keys."""
     out: Message = {"role": message.get("role", ""), "content": _content(message.get("content"))}
     for key, value in message.items():
@@ -125,7 +126,7 @@ _spell = json.JSONEncoder(sort_keys=True, default=str).encode
 _EXACT = 2.0**53
 
 
-def _called(call: Any) -> Any:
+def _called(call: object) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
@@ -137,7 +138,7 @@ def _called(call: Any) -> Any:
     return [function.get("name"), _valued(arguments)]
 
 
-def _valued(value: Any) -> Any:
+def _valued(value: object) -> object:
     """JSON with each number spelt one way: 1.0 is 1."""
     if isinstance(value, Mapping):
         return {key: _valued(item) for key, item in value.items()}
@@ -146,12 +147,12 @@ def _valued(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT else value
 
 
-def same_reply(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+def same_reply(a: Mapping[str, object], b: Mapping[str, object]) -> bool:
     """Whether two messages say the same, whatever form a client gave them."""
     return meaning(clean(a)) == meaning(clean(b))
 
 
-def _freeze(value: Any) -> Any:
+def _freeze(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -163,7 +164,7 @@ class ChatTemplate:
         variables: what the template reads beside messages and tools (`bos_token`, `eos_token`, ...).
     """
 
-    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+    def __init__(self, source: str, variables: JsonView) -> None:
         self._source = source
         self._compiled = compile_template(source)
         self._variables = dict(variables)
@@ -175,7 +176,7 @@ class ChatTemplate:
         self._probe()
 
     @staticmethod
-    def of(source: str | None, variables: Mapping[str, Any]) -> ChatTemplate:
+    def of(source: str | None, variables: Mapping[str, object]) -> ChatTemplate:
         """The template of a tokenizer, compiled and probed once per source and variables. Raises ConfigError."""
         if not source:
             raise ConfigError(
@@ -231,20 +232,20 @@ class ChatTemplate:
         return False
 
     def _attempt(
-        self, messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self, messages: Iterable[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None = None
     ) -> str | None:
         try:
             return self.render([self.form(m) for m in messages], tools)
         except RequestRefused:
             return None
 
-    def in_hermes_form(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> bool:
+    def in_hermes_form(self, messages: Sequence[Mapping[str, object]], tools: object) -> bool:
         """Whether some of a request is written in the Hermes form, as the template would drop it."""
         return bool(self.lacks) and (bool(tools) or ("calls" in self.lacks and about_tools(messages)))
 
     def _as_text(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
-    ) -> tuple[list[Message], Sequence[Mapping[str, Any]] | None]:
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None
+    ) -> tuple[list[Message], Sequence[JsonView] | None]:
         """Formed messages and tools with what the template lacks as text: calls, and tools where either is lacking."""
         texts = [{**message, "content": _content(message["content"])} for message in messages]
         if "calls" in self.lacks:
@@ -257,7 +258,7 @@ class ChatTemplate:
         content = message["content"]
         return {**message, "content": [{"type": "text", "text": content}] if isinstance(content, str) else content}
 
-    def form(self, message: Mapping[str, Any]) -> Message:
+    def form(self, message: Mapping[str, object]) -> Message:
         """A client's message as this template reads it."""
         return self.form_cleaned(clean(message))
 
@@ -275,7 +276,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[JsonView] | None = None,
         *,
         at: datetime | None = None,
         add_generation_prompt: bool = True,
@@ -297,7 +298,7 @@ class ChatTemplate:
     def render_begun(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[JsonView] | None = None,
         *,
         at: datetime | None = None,
         **options: Any,
@@ -315,7 +316,7 @@ class ChatTemplate:
         end, blanks = place + len(stripped), content[len(content.rstrip()) :]
         return text[:end] + (blanks if text.startswith(blanks, end) else "")
 
-    def reply_text(self, message: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    def reply_text(self, message: Mapping[str, object], tools: Sequence[Mapping[str, object]] | None = None) -> str:
         """What the template writes after its generation prompt for a reply; empty where it refuses."""
         formed = [self.form(m) for m in (_USER, message)]
         try:
@@ -346,5 +347,5 @@ class ChatTemplate:
 
 
 @lru_cache(maxsize=64)
-def _cached(source: str, variables: tuple[tuple[str, Any], ...]) -> ChatTemplate:
+def _cached(source: str, variables: tuple[tuple[str, object], ...]) -> ChatTemplate:
     return ChatTemplate(source, dict(variables))
