@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 
-def chat_model(model: Model, *, context_size: int) -> object:
+def chat_model(model: Model, *, context_size: int) -> Any:
     """An AgentScope `OpenAIChatModel` that asks `model`, whole replies and one try a call. Raises MissingExtra."""
     # One try per call: the gateway says itself when another makes sense, and each would be a call of its own.
     if _major() >= 2:

@@ -155,7 +155,7 @@ class AjetTuner:
         agent_name: str = "default_agent_name",
         target_tag: str = UNTAGGED,
         debug_model: object = None,
-    ) -> object:
+    ) -> Any:
         """An AgentScope `OpenAIChatModel` for one agent, of the major version that is installed (1.x, 2.x).
 
         Outside of the trainable targets it is `debug_model` instead: an AgentScope model as it is, or the name of a
@@ -171,7 +171,7 @@ class AjetTuner:
         agent_name: str = "default_agent_name",
         target_tag: str = UNTAGGED,
         debug_model: object = "gpt-4o",
-    ) -> object:
+    ) -> Any:
         """An `openai.AsyncOpenAI` whose `chat.completions.create` takes messages by position and needs no model."""
         if self._is_outside(agent_name, target_tag, debug_model) and not isinstance(debug_model, str):
             return debug_model

@@ -1,1 +1,1 @@
-"""Calls of an unmodified agent, caught at its HTTP client."""
+"""Captures the LLM calls of an unmodified agent in its HTTP client."""

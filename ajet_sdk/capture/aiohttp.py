@@ -98,7 +98,7 @@ def patch_aiohttp(module: ModuleType, patches: Patches, fallback: Fallback) -> N
 def _arguments_to_gateway(
     session: object, reroute: Reroute, headers: Mapping[str, str], body: object, kwargs: Mapping[str, object]
 ) -> dict[str, object]:
-    """The agent's own session is used, for it belongs to the loop; its BasicAuth allows no Authorization beside it."""
+    """The agent's session is used, as it belongs to the loop; BasicAuth excludes an Authorization header."""
     ours = reroute.headers({key: value for key, value in headers.items() if key.lower() != "content-type"})
     if getattr(session, "_default_auth", None) is not None:
         ours["x-api-key"] = ours.pop("authorization").removeprefix("Bearer ")

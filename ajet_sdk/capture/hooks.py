@@ -96,7 +96,7 @@ class Imports:
             self._patch(module)
 
     def watch(self) -> None:
-        """Patch what is imported from now on."""
+        """Patch libraries that are imported later."""
         finder = _Finder(self._patch)
         sys.meta_path.insert(0, finder)
         self._patches.at_end(lambda: sys.meta_path.remove(finder))

@@ -1,4 +1,4 @@
-"""http.client, which urllib and many small clients send through."""
+"""http.client, which urllib and many small clients use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READS = ("read", "read1", "readline", "readinto")
 
 
 def read_along(response: http.client.HTTPResponse | urllib3.HTTPResponse, feed: Feed, done: Done) -> None:
-    """Feed what is read of a response (of http.client or urllib3), through whichever of its methods."""
+    """Pass to `feed` what is read of a response, whichever of its methods reads it."""
     inside = False
 
     def read_by(original: Callable[..., bytes | int]) -> Callable[..., bytes | int]:
@@ -73,7 +73,7 @@ def patch_http_client(module: ModuleType, patches: Patches, fallback: Fallback) 
     underway: weakref.WeakKeyDictionary[http.client.HTTPConnection, http.client.HTTPConnection | PassThrough] = (
         weakref.WeakKeyDictionary()
     )
-    """By the agent's connection: ours to the gateway, or the `PassThrough`."""
+    """By the agent's connection: the connection to the gateway, or the `PassThrough`."""
 
     def request(
         self: http.client.HTTPConnection,
@@ -134,7 +134,7 @@ def patch_http_client(module: ModuleType, patches: Patches, fallback: Fallback) 
 
 
 def _url(connection: http.client.HTTPConnection, url: str) -> str:
-    """The whole URL of a request; a proxy is given it as it is, or is asked for a tunnel first."""
+    """The full URL of a request, also through a proxy or a tunnel."""
     if "://" in url:
         return url
     scheme = "https" if connection.default_port == 443 else "http"

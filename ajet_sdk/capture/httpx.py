@@ -1,4 +1,4 @@
-"""The gateway of this process, asked directly, with requests and responses of httpx's API.
+"""Calls the gateway of this process directly, with requests and responses of httpx.
 
 None of a client's own work is done for such a request (authentication, redirects, cookies, a pool of connections).
 
@@ -105,7 +105,7 @@ def asking(module: ModuleType) -> tuple[Ask, AskAsync]:
 
 
 class _Inbox:
-    """Parts put by another thread, for a task of this loop to await: a queue without a task for each wait."""
+    """A queue from another thread to a task of this loop, without a task for each wait."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -125,7 +125,7 @@ class _Inbox:
             self._waited.set_result(None)
 
     async def get(self, patience: float | None) -> ResponsePart | None:
-        """The next part. Raises TimeoutError after so many seconds without one."""
+        """The next part. Raises TimeoutError after `patience` seconds."""
         if not self._parts:
             waited = self._waited = self._loop.create_future()
             timer = None if patience is None else self._loop.call_later(patience, self._wake)

@@ -1,4 +1,4 @@
-"""lm15, the transports of DSPy from 3.4 on: sockets and asyncio's streams, no HTTP library."""
+"""lm15, the transports of DSPy 3.4 and later, which use sockets and asyncio streams."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def patch_lm15(module: ModuleType, patches: Patches, fallback: Fallback) -> None
 
 @contextmanager
 def _recorded(passing: PassThrough, response: Any) -> Iterator[None]:
-    """The reading of a response, recorded at its end: whole, or left early."""
+    """Record the response at the end of the block, as incomplete if the block raises."""
     whole, done = False, passing.ending(response.status, response.header("content-type") or "")
     try:
         yield

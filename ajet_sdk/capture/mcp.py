@@ -15,11 +15,11 @@ from ajet_sdk.capture.routing import Fallback
 from ajet_sdk.types import Event, now
 
 _LONGEST = 100_000
-"""Characters of one text of a result that are kept: pictures come as text too."""
+"""Characters of one text of a result that are recorded; images are sent as text too."""
 
 
 def patch_mcp(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
-    """Wrap `call_tool`; it returns and raises as before."""
+    """Wrap `call_tool`. Its results and exceptions don't change."""
     patches.replace(module.ClientSession, "call_tool", _call_tool(module.ClientSession.call_tool))
 
 
@@ -55,7 +55,7 @@ def _call_tool(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
 
 
 def _read(answer: Any) -> tuple[Any, str | None]:
-    """A result as the protocol spells it, and the error that it says."""
+    """The result as JSON, and its error message."""
     result = _cut(answer.model_dump(mode="json", by_alias=True, exclude_none=True))
     if not result.get("isError"):
         return result, None
@@ -72,7 +72,7 @@ def _cut(value: object) -> Any:
 
 
 def current_span() -> tuple[str | None, str | None]:
-    """Trace id and span id of the active OpenTelemetry span; None where there is none. It imports nothing."""
+    """Trace id and span id of the active OpenTelemetry span, or None. It imports nothing."""
     api = sys.modules.get("opentelemetry.trace")
     context = None if api is None else api.get_current_span().get_span_context()
     if context is None or not context.is_valid:

@@ -1,4 +1,4 @@
-"""A deployed agent, observed: episodes and calls go to a trace file, and nothing comes back."""
+"""Records the episodes and calls of a deployed agent in a trace file."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class trace:
         self.close()
 
     def flush(self, timeout: float = 10.0) -> None:
-        """Wait until what was recorded so far is in the file."""
+        """Wait until all records so far are in the file."""
         if self._observation is not None:
             self._observation.flush(timeout)
 
     def close(self) -> None:
-        """Stop observing and close the file. Once is enough."""
+        """Stop observing and close the file. Further calls have no effect."""
         observation, self._observation = self._observation, None
         if observation is None:
             return
@@ -75,7 +75,7 @@ class trace:
 
 
 class ObservedEpisode:
-    """One observed episode; the recorder of its calls."""
+    """An observed episode; records its calls."""
 
     def __init__(self, put: Callable[..., None]) -> None:
         self.episode_id = new_id()
@@ -88,26 +88,26 @@ class ObservedEpisode:
         self._indices = itertools.count()
 
     def answers(self, model: str) -> Verdict:
-        """Never the policy: nothing is rerouted."""
+        """Always `other`: nothing is rerouted."""
         return "other"
 
     def takes_handle(self, agent: str) -> None:
-        """There are no handles: nothing is rerouted."""
+        """Does nothing: there are no handles."""
 
     def fail(self, error: AjetError) -> None:
-        """Nothing that a deployed agent does is a fault."""
+        """Does nothing: a deployed agent has no faults."""
 
     def observed(self, exchange: ObservedExchange) -> None:
         """Record a call."""
         self._put(self._index.add(observed_call(self.episode_id, next(self._indices), exchange)))
 
     def happened(self, event: Event) -> None:
-        """Record what the agent did beside its LLM calls."""
+        """Record an event, for example a tool call."""
         self.events.append(event)
 
 
 class Observation:
-    """Everything that one `ajet.trace` records. Opening a file that cannot be written is one warning."""
+    """The recording of one `ajet.trace`. A file that can't be written causes one warning."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -150,7 +150,7 @@ class Observation:
                     self._open()
 
     def process_episode(self) -> ActiveEpisode:
-        """The episode of calls that no decorated function makes."""
+        """The episode of calls outside of decorated functions."""
         self._here()
         with self._lock:
             if self._process is None:
@@ -161,7 +161,7 @@ class Observation:
 
     @contextmanager
     def episode(self, name: str, arguments: Mapping[str, object]) -> Iterator[ObservedEpisode]:
-        """Make the block one episode; an exception is recorded and passes on."""
+        """Record the block as an episode; an exception is recorded and raised."""
         self._here()
         seen = ObservedEpisode(self._put)
         token = current_episode.set(seen.active)
@@ -203,7 +203,7 @@ class Observation:
         )
 
     def flush(self, timeout: float) -> None:
-        """Wait until everything is in the file."""
+        """Wait until all records are in the file."""
         if self._writer is not None:
             self._writer.flush(timeout)
 
@@ -221,7 +221,7 @@ class Observation:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold, else its representation."""
+    """The value as JSON, else its `repr`."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Threads, pools and processes: the active episode goes along where Python itself would drop it."""
+"""Passes the active episode on to threads, pools and processes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ UNVERSIONED = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "GOOGLE_GEMINI_BASE_U
 """Base URLs whose clients add the version."""
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY")
 KEYS_IF_SET = frozenset(("ANTHROPIC_AUTH_TOKEN",))
-"""Clients prefer it to the key, and complain where both are set: replaced where it is."""
+"""Clients prefer it to the key and refuse both, so it is replaced if it is set."""
 
 ENV_POSITION = 10
-"""Of `env` among the positional arguments of `Popen.__init__`, not counting self."""
+"""Position of `env` in the arguments of `Popen.__init__`, without self."""
 
 
 def patch_threads_and_processes(patches: Patches, hooks: Hooks) -> None:
@@ -42,7 +42,7 @@ def patch_threads_and_processes(patches: Patches, hooks: Hooks) -> None:
 
 @contextmanager
 def _nowhere() -> Any:
-    """No episode inside: what is started here outlives the one that happens to be first."""
+    """Run the block outside of any episode: what it starts outlives the current one."""
     token = current_episode.set(None)
     try:
         yield
@@ -85,7 +85,7 @@ def _thread_submit(original: Callable[..., object]) -> Callable[..., object]:
 
 
 class Carried:
-    """A function that runs in another process, in the episode that submitted it."""
+    """Runs a function in another process, in the episode that submitted it."""
 
     def __init__(self, fn: Callable[..., Any], active: ActiveEpisode, hooks: Hooks) -> None:
         self._fn, self._hooks = fn, hooks
@@ -120,14 +120,14 @@ def _process_submit(original: Callable[..., object], hooks: Hooks) -> Callable[.
 
 
 def _environment(active: ActiveEpisode | None) -> dict[str, str]:
-    """What a child process needs for its LLM calls to be the policy's."""
+    """The environment variables that route a child's LLM calls to the policy."""
     if active is None or not active.reroutes:
         return {}
     return endpoint_variables(active.base_url, active.api_key)
 
 
 def endpoint_variables(base_url: str, api_key: str) -> dict[str, str]:
-    """What points every vendor's client at an endpoint; `base_url` ends in `/v1`, which some clients add themselves.
+    """The variables that point every vendor's client to an endpoint. `base_url` ends in `/v1`; some clients add it.
 
     A proxy that the environment names is told to leave the endpoint's host alone.
     """
@@ -157,7 +157,7 @@ def _popen(original: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Environment:
-    """Sets the environment where it is unpickled, and needs nothing of ours there."""
+    """Sets environment variables when it is unpickled, without importing ajet."""
 
     def __init__(self, active: ActiveEpisode) -> None:
         removed = os.environ.keys() - without_placeholders(os.environ).keys()

@@ -1,4 +1,4 @@
-"""Agents that are programs: their environment, and running one for the length of an episode.
+"""Agents that are programs: their environment variables, and running one within an episode.
 
 @ajet.workflow(timeout=600)
 async def fix(issue: str) -> str:
@@ -40,11 +40,11 @@ class PolicyEndpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """A program that has ended."""
+    """The result of a program."""
 
     command: tuple[str, ...]
     returncode: int
-    """Negative: the signal that ended it."""
+    """The exit status; negative for a signal."""
     stdout: str
     stderr: str
     seconds: float
@@ -94,7 +94,7 @@ async def run_program(
     input: str = "",
     check: bool = True,
 ) -> ProgramResult:
-    """Run a program to its end, without a shell, and return what it wrote.
+    """Run a program without a shell and return its output.
 
     The program has a process group of its own. When it ends, runs past `timeout`, or the episode ends or is cancelled,
     every process of the group is killed. Output is read as UTF-8.
@@ -161,14 +161,14 @@ def _ended_with_the_block(group: int) -> Iterator[None]:
 
 
 def end_programs() -> None:
-    """Kill what `run_program` still runs in the active episode."""
+    """Kill the programs of the active episode that still run."""
     active = current_episode.get()
     for group in () if active is None else tuple(active.process_groups):
         _kill(group)
 
 
 def _kill(group: int) -> None:
-    """Kill what is left of a process group."""
+    """Kill the remaining processes of a group."""
     with suppress(ProcessLookupError, PermissionError):  # nothing is; macOS says so by the second
         os.killpg(group, signal.SIGKILL)
 
@@ -179,6 +179,6 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _tail(stdout: str, stderr: str) -> str:
-    """The end of what a program wrote, on stderr if it wrote there."""
+    """The end of a program's stderr, or of its stdout if that is empty."""
     name, text = ("stderr", stderr.strip()) if stderr.strip() else ("stdout", stdout.strip())
     return f"; the end of its {name}:\n{text[-_TAIL:]}" if text else "; it printed nothing"

@@ -1,4 +1,4 @@
-"""An episode in another process than its gateway's: what happens there is reported over HTTP."""
+"""Reports from an episode in another process than its gateway, over HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("ajet")
 
 
 class RemoteRecorder:
-    """The recorder of an episode whose gateway is in another process: reports over HTTP."""
+    """The recorder of an episode whose gateway is in another process."""
 
     def __init__(self, url: str, api_key: str, policy_models: frozenset[str] = frozenset()) -> None:
         self._url = url
@@ -28,7 +28,7 @@ class RemoteRecorder:
         self._policy_models = policy_models
 
     def answers(self, model: str) -> Verdict:
-        """The gateway has the last word where no models are named."""
+        """The gateway decides if no models are named."""
         return "policy" if not self._policy_models or model in self._policy_models else "other"
 
     def takes_handle(self, agent: str) -> None:
@@ -37,7 +37,7 @@ class RemoteRecorder:
             self._report("handles", json_bytes(asdict(AgentIdentity(agent))))
 
     def fail(self, error: AjetError) -> None:
-        """Report to the gateway, which ends the episode even where the agent catches the error in its process."""
+        """Report to the gateway, which fails the episode even if the agent catches the error."""
         never_raise(lambda: self._report("faults", json_bytes({"kind": type(error).__name__, "message": str(error)})))
 
     def observed(self, exchange: ObservedExchange) -> None:
@@ -58,7 +58,7 @@ class RemoteRecorder:
 
 
 def for_other_process(active: ActiveEpisode) -> ActiveEpisode:
-    """The same episode, for another process than its gateway's. It can be pickled."""
+    """The same episode for another process. It can be pickled."""
     models: frozenset[str] = getattr(getattr(active.recorder, "spec", None), "policy_models", frozenset())
     recorder: Recorder = RemoteRecorder(active.base_url if active.gateway_url else "", active.api_key, models)
     return ActiveEpisode(
@@ -67,13 +67,13 @@ def for_other_process(active: ActiveEpisode) -> ActiveEpisode:
 
 
 def in_this_process(active: ActiveEpisode) -> ActiveEpisode:
-    """The episode; where this process was forked from the gateway's, with a recorder that reports to it."""
+    """The episode; after a fork, with a recorder that reports to the gateway's process."""
     forked = active.pid != os.getpid() and not isinstance(active.recorder, RemoteRecorder)
     return for_other_process(active) if forked else active
 
 
 def never_raise(action: Callable[[], object]) -> None:
-    """Recording must never break the agent: what it raises becomes a warning."""
+    """Call `action` and log what it raises: recording must never break the agent."""
     try:
         action()
     except Exception as error:  # noqa: BLE001  # the boundary between recording and the agent

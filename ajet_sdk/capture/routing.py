@@ -1,4 +1,4 @@
-"""What becomes of one outgoing HTTP request, whatever library sends it: left alone, rerouted, or recorded.
+"""Decides whether an outgoing HTTP request is left alone, rerouted or recorded.
 
 A POST to a route of a dialect (`ajet_sdk/dialects/table.py`), with a JSON object that names a model or a conversation,
 is an LLM request. While an episode is active it goes to the gateway where the policy answers it; else it passes through
@@ -33,7 +33,7 @@ from ajet_sdk.gateway.process_door import ProcessDoor
 from ajet_sdk.types import Json
 
 SUBJECTS = frozenset(("model", "messages", "prompt", "input", "contents", "generateContentRequest"))
-"""An LLM request has one of these."""
+"""An LLM request has one of these fields."""
 ENDED = (
     b"[DONE]",
     *(f'"{kind}"'.encode() for kind in FINAL),
@@ -42,9 +42,9 @@ ENDED = (
     b'"finish_reason":"',
     b'"finish_reason": "',
 )
-"""A stream that holds one of these was delivered whole."""
+"""A stream with one of these is complete."""
 EPISODE_KEY = re.compile(r"ajet-[\w-]{32}")
-"""How `OpenEpisode` spells its keys."""
+"""The keys of `OpenEpisode`."""
 MOST_BYTES = 64 * 2**20
 KEY_HEADERS = ("authorization", "api-key", "x-api-key", "x-goog-api-key")
 DROPPED_HEADERS = frozenset(("host", "cookie", "content-length", *KEY_HEADERS))
@@ -61,18 +61,18 @@ Done = Callable[[bool], None]
 
 @dataclass(frozen=True, slots=True)
 class Reroute:
-    """Send it to the gateway instead."""
+    """Send the request to the gateway."""
 
     gateway_url: str
     place: RequestTarget
     door: ProcessDoor | None = None
-    """The gateway's, where it is in this process and the library needs no socket."""
+    """The gateway in this process, for a library that needs no socket."""
     body: Json | None = None
-    """The JSON, where it was read from bytes here."""
+    """The parsed JSON, if the body was bytes."""
 
     @property
     def url(self) -> str:
-        """Where a library that needs a socket sends it."""
+        """The URL for a library that needs a socket."""
         to = self.place
         return f"{self.gateway_url}/episodes/{to.episode}/{to.agent.segment()}/v1/{to.endpoint.route}"
 
@@ -83,11 +83,11 @@ class Reroute:
 
 
 class Discarded(Exception):
-    """Do not send it, and say that it has arrived: telemetry of a client to a vendor whose key is not here."""
+    """Drop the request and report success: telemetry to a vendor whose key is not set."""
 
 
 class PassThrough:
-    """A request that passes through: collects what comes back and records it once."""
+    """A request that passes through; its response is collected and recorded once."""
 
     def __init__(self, active: ActiveEpisode, route: str, identity: AgentIdentity, body: Json) -> None:
         self._active = active
@@ -100,7 +100,7 @@ class PassThrough:
         self._done = False
 
     def feed(self, data: bytes) -> None:
-        """Some bytes of the response's body, as they pass."""
+        """Collect bytes of the response's body."""
         self._size += len(data)
         if self._size <= MOST_BYTES:
             self._parts.append(bytes(data))
@@ -121,11 +121,11 @@ class PassThrough:
         self._record(_response(data, content_type), error_text)
 
     def ending(self, status: int, content_type: str, decode: Callable[[bytes], bytes] | None = None) -> Done:
-        """What to call at the end of the response, with whether it was read whole; it never raises."""
+        """A callback for the end of the response, with whether it was read whole. It never raises."""
         return lambda whole: never_raise(lambda: self._end(status, content_type, whole, decode))
 
     def failed(self, error: BaseException) -> None:
-        """There was no response."""
+        """Record a request without a response."""
         if not self._done:
             self._done = True
             never_raise(lambda: self._record({}, f"{type(error).__name__}: {error}"))
@@ -156,7 +156,7 @@ def decide(
     *,
     in_process: bool = False,
 ) -> Reroute | PassThrough | None:
-    """What to do with a request of an active episode; `read` gives its body (bytes, text or a parsed object).
+    """What to do with a request of an active episode; `read` returns its body (bytes, text or a parsed object).
 
     `in_process` says that the library can ask a gateway of this process without a socket, and knows Discarded. Raises
     UncapturedTraffic where a model host is asked for what the policy does not answer, and MissingResource where it
@@ -196,7 +196,7 @@ def _plan(
     parsed: Json | None,
     in_process: bool,
 ) -> Reroute | PassThrough | None:
-    """What to do with a request on a route of a dialect; None where it is no LLM request after all."""
+    """What to do with a request on a route of a dialect; None if it is no LLM request."""
     if target.dialect is None or not isinstance(body, dict) or SUBJECTS.isdisjoint(body):
         return None
     identity = AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target"))
@@ -207,18 +207,18 @@ def _plan(
 
 
 def reads_body(method: str, url: str) -> bool:
-    """Whether `decide` may look into the body of a request."""
+    """Whether `decide` may read the body of a request."""
     parts = urlsplit(url)
     return method == "POST" and (endpoint(parts.path, parts.query).dialect is not None or is_local_inference(url))
 
 
 def _placeholder_of(url: str, headers: Mapping[str, str]) -> str | None:
-    """The variable whose placeholder a request carries as its key."""
+    """The variable whose placeholder is the key of a request."""
     return next(filter(None, (placeholder_in(headers.get(name) or "") for name in KEY_HEADERS)), placeholder_in(url))
 
 
 def _is_ours(url: str, headers: Mapping[str, str], active: ActiveEpisode) -> bool:
-    """Whether the request already goes to a gateway: through a handle, or in a process that was given its URL."""
+    """Whether a request goes to a gateway already: by a handle, or by the URL in the environment."""
     if active.gateway_url and url.startswith(active.gateway_url + "/"):
         return True
     if "/episodes/" not in url or not is_loopback(url):
@@ -227,7 +227,7 @@ def _is_ours(url: str, headers: Mapping[str, str], active: ActiveEpisode) -> boo
 
 
 def _by_handle(active: ActiveEpisode, url: str, headers: Mapping[str, str]) -> Reroute | None:
-    """A handle's request is on its way to the gateway already; in the gateway's own process it needs no socket."""
+    """A request of a handle goes to the gateway already; in the gateway's process it needs no socket."""
     door, place = door_of(active), _place(url, headers)
     if door is None or not place.key or not url.startswith(active.gateway_url + "/"):
         return None
@@ -240,7 +240,7 @@ def _place(url: str, headers: Mapping[str, str]) -> RequestTarget:
 
 
 def door_of(active: ActiveEpisode) -> ProcessDoor | None:
-    """The door of an episode whose recorder is here, and not in the process that this one was forked from."""
+    """The door of an episode whose recorder is in this process, not in the parent of a fork."""
     return getattr(active.recorder, "door", None) if active.pid == os.getpid() else None
 
 
@@ -277,14 +277,14 @@ def _response(data: bytes, content_type: str) -> Json:
 
 
 def active_episode(fallback: Fallback) -> ActiveEpisode | None:
-    """The context's episode, else that of a process that is observed as a whole; None beneath a hooked client."""
+    """The episode of the context, else of the observed process; None below a hooked client."""
     active = current_episode.get() or fallback()
     return None if active is not None and active.in_client else active
 
 
 @contextmanager
 def sending(active: ActiveEpisode, plan: Reroute | PassThrough | None) -> Iterator[None]:
-    """While a hooked client sends: the libraries beneath it, and the sockets, leave the request alone.
+    """Mark that a hooked client sends: the libraries and sockets below leave its request alone.
 
     What it raises is recorded of a request that passes through.
     """

@@ -1,4 +1,4 @@
-"""LLM traffic that is not captured ends the episode before a byte of it is sent.
+"""Fails an episode before it sends LLM traffic that is not captured.
 
 That is whatever is sent to a known model host and is neither answered by the policy nor in the list of what is no
 inference; a connection to such a host from beneath no hook; a call over gRPC. A model server on this machine is known
@@ -43,14 +43,14 @@ LLM_HOSTS = (
     "api-inference.modelscope.cn", "ai.api.nvidia.com", "api.inference.wandb.ai", "api.deepgram.com",
     "api.elevenlabs.io", "api.stability.ai", "fal.run",
 )  # fmt: skip
-"""Each stands for its subdomains too, and for Vertex AI's `us-central1-aiplatform.googleapis.com`."""
+"""Each includes its subdomains, and `us-central1-aiplatform.googleapis.com` for Vertex AI."""
 AWS = re.compile(
     r"(?:[\w-]+\.)?(?:bedrock(?:-agent)?-runtime|bedrock-mantle|runtime(?:-fips)?\.sagemaker)[\w.-]*"
     r"\.(?:amazonaws\.com(?:\.cn)?|api\.aws)"
 )
 
 TELEMETRY = "/traces/ingest"
-"""Where the OpenAI Agents SDK sends its spans."""
+"""The URL of the OpenAI Agents SDK's spans."""
 NO_INFERENCE = re.compile(
     r"""
     (?:^|/)(?:
@@ -67,27 +67,27 @@ NO_INFERENCE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Paths of a model host at which no model writes anything."""
+"""Paths of a model host that run no model."""
 NO_INFERENCE_RPC = re.compile(
     r"(?:Batch)?Embed\w*|(?:Count|Compute)Tokens|TokenizeText|(?:Async)?RetrieveContexts"
     r"|(?:List|Get)\w*Models?|(?:Upload|List|Retrieve|Delete)Files?(?:Content)?"
 )
-"""The same of methods of gRPC."""
+"""gRPC methods that run no model."""
 READS = frozenset(("GET", "HEAD", "OPTIONS", "DELETE", "CONNECT"))
 
 LOCAL_PORTS = frozenset((11434, 8000, 30000, 1234, 8080))
-"""Where Ollama, vLLM, SGLang, LM Studio and llama.cpp listen unless they are told otherwise."""
+"""Default ports of Ollama, vLLM, SGLang, LM Studio and llama.cpp."""
 LOCAL_INFERENCE = re.compile(
     r"/(?:api/(?:chat|generate|v1/(?:chat|generate))|generate(?:_stream)?|completion|infill|invocations|llm|realtime)$"
 )
-"""Paths of theirs that are of no dialect; an application may have the same, so the body counts too."""
+"""Paths of these servers in no dialect. An application may have the same paths, so the body is checked too."""
 LOCAL_SUBJECTS = frozenset(("messages", "prompt", "inputs", "input_ids", "sampling_params", "input_prefix"))
 
 LOOKUPS = ("getaddrinfo", "gethostbyname", "gethostbyname_ex")
 
 
 def patch_sockets(patches: Patches) -> None:
-    """Wrap the functions that resolve a name, and `socket.connect`, which may be given one."""
+    """Wrap the functions that resolve names, and `socket.connect`, which accepts names."""
     for name in LOOKUPS:
         patches.replace(socket, name, _lookup(getattr(socket, name)))
     connect = socket.socket.connect
@@ -110,7 +110,7 @@ def _lookup(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def _check(host: object) -> None:
-    """Raise UncapturedTraffic, which becomes the episode's fault too where the agent catches it."""
+    """Raise UncapturedTraffic, which fails the episode even if the agent catches it."""
     active = current_episode.get()
     if active is None or active.in_client or active.guard is None or host is None:
         return
@@ -120,7 +120,7 @@ def _check(host: object) -> None:
 
 
 def watches(guard: HostGuard | None, host: str) -> bool:
-    """Whether a host is a known model host, or one that the guard adds."""
+    """Whether a host is a known model host or is configured as one."""
     host = host.lower().rstrip(".")
     if AWS.fullmatch(host):
         return True
@@ -129,13 +129,13 @@ def watches(guard: HostGuard | None, host: str) -> bool:
 
 
 def is_local_inference(url: str) -> bool:
-    """Whether a URL is of a model server on this machine, by its default port and a path at which a model answers."""
+    """Whether a URL is of a local model server, by its default port and path."""
     parts = urlsplit(url)
     return parts.port in LOCAL_PORTS and LOCAL_INFERENCE.search(parts.path) is not None and is_loopback(url)
 
 
 def refuse_inference(active: ActiveEpisode, method: str, url: str, headers: Mapping[str, str], body: object) -> None:
-    """A request that the policy does not answer. Raises UncapturedTraffic where a model may; `body` is its JSON."""
+    """Raise UncapturedTraffic for a request that a model may answer but not the policy; `body` is its JSON."""
     guard, parts = active.guard, urlsplit(url)
     websocket = (headers.get("upgrade") or "").lower() == "websocket"
     if guard is None or (method in READS and not websocket):
@@ -151,18 +151,18 @@ def refuse_inference(active: ActiveEpisode, method: str, url: str, headers: Mapp
 
 
 def refuse_unread(active: ActiveEpisode, method: str, url: str) -> None:
-    """A request to whose body no hook has access. Raises UncapturedTraffic as `refuse_inference`."""
+    """As `refuse_inference`, for a request whose body no hook can read."""
     refuse_inference(in_this_process(active), method, url, {}, None)
 
 
 def is_allowed(guard: HostGuard, url: str) -> bool:
-    """Whether the config allows a URL, or one above it."""
+    """Whether the config allows a URL or a parent of it."""
     place = _place(url)
     return any(place == prefix or place.startswith(prefix.rstrip("/") + "/") for prefix in map(_place, guard.allowed))
 
 
 def _place(url: str) -> str:
-    """A URL without what may be secret or change from call to call: user, query, fragment, a default port."""
+    """The URL without user, query, fragment and default port."""
     parts = urlsplit(url)
     scheme = {"wss": "https", "ws": "http"}.get(parts.scheme, parts.scheme)
     port = f":{parts.port}" if parts.port and parts.port != {"https": 443, "http": 80}.get(scheme) else ""
@@ -170,7 +170,7 @@ def _place(url: str) -> str:
 
 
 def unset_key(active: ActiveEpisode, method: str, url: str, variable: str) -> MissingResource | None:
-    """The error of a request that would carry a placeholder to a model host; None: it goes elsewhere."""
+    """The error of a request that would send a placeholder to a model host, or None."""
     if not watches(active.guard, urlsplit(url).hostname or ""):
         return None
     return MissingResource(
@@ -180,7 +180,7 @@ def unset_key(active: ActiveEpisode, method: str, url: str, variable: str) -> Mi
 
 
 def patch_grpc(module: object, patches: Patches, fallback: object) -> None:
-    """Check each call over a channel of gRPC; the stubs may be older than the episode."""
+    """Check each call over a gRPC channel, also of stubs that were created before the episode."""
     for package in ("grpc._channel", "grpc.aio._channel"):
         for name, kind in list(vars(importlib.import_module(package)).items()):
             if isinstance(kind, type) and name.endswith("MultiCallable"):

@@ -1,4 +1,4 @@
-"""urllib3, used directly, and requests, which is caught above it."""
+"""urllib3 and requests."""
 
 from __future__ import annotations
 

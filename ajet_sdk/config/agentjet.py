@@ -18,17 +18,17 @@ RENAMED = {
     "task_reader.dataset_file": "task_reader.jsonl_dataset_file",
     "task_judge.rubrics_auto_grader.dataset_file": "task_judge.rubrics_auto_grader.jsonl_dataset_file",
 }
-"""A key or section by its name there: its name here."""
+"""The name here of a key or section, by its name in AgentJet."""
 
 _VALUES = {
     ("task_reader.type", "dataset_file"): "jsonl_dataset_file",
     ("task_judge.rubrics_auto_grader.input_data_type", "dataset_file"): "jsonl_dataset_file",
     ("experiment_name", "read_yaml_name"): None,
 }
-"""A value by its name there: what it is here; None: it says what holds without the key."""
+"""The value here, by its name in AgentJet; None for the default."""
 
 _SHORT = {"trainer_common.algorithm": "adv_estimator"}
-"""A section that may be written as one text, and the key that the text is of."""
+"""Sections that may be a single string, with the key that the string sets."""
 
 WITHOUT_EFFECT = {
     "rollout.mode": "every engine answers calls concurrently",
@@ -41,7 +41,7 @@ WITHOUT_EFFECT = {
     "execute_test": "it controls AgentJet's own tests",
     "execute_testing_lambda": "it controls AgentJet's own tests",
 }
-"""Keys and sections below `ajet:` that are accepted unchecked, and why they have no effect."""
+"""Keys and sections below `ajet:` that are accepted without a check, and why they have no effect."""
 
 IGNORED_ROOTS = {
     "hydra": "it belongs to Hydra; ajet has built-in defaults",
@@ -49,12 +49,12 @@ IGNORED_ROOTS = {
     "trainer": "it belongs to verl; put verl's keys under `verl:`",
     "actor_rollout_ref": "it belongs to verl; put verl's keys under `verl:`",
 }
-"""Roots beside `ajet:` that nothing reads."""
+"""Ignored roots beside `ajet:`."""
 
 
 @dataclass(frozen=True)
 class Translation:
-    """What was given another name, and what was taken out, as dotted paths with where each stood."""
+    """The renamed and removed keys, as dotted paths with their locations."""
 
     renamed: tuple[tuple[str, str], ...] = ()
     dropped: tuple[tuple[str, str], ...] = ()
@@ -66,7 +66,7 @@ class Translation:
         )
 
     def notices(self) -> list[str]:
-        """A line for the roots and a line for the keys that were taken out."""
+        """A line for the ignored roots, and one for the removed keys."""
         notices = []
         if self.roots:
             notices.append("ignored: " + with_reasons((f"`{root}:`", IGNORED_ROOTS[root]) for root in self.roots))
@@ -76,7 +76,7 @@ class Translation:
 
 
 def with_reasons(pairs: Iterable[tuple[str, str]]) -> str:
-    """`a, b (why); c (why)`: names that share a reason stand together."""
+    """`a, b (why); c (why)`: names grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in pairs:
         names = by_reason.setdefault(reason, [])
@@ -86,7 +86,7 @@ def with_reasons(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def translate(source: Source) -> Translation:
-    """Bring what a source holds into our names, in place. Raises ConfigError where a file has a key by both names."""
+    """Rename AgentJet's keys in place. Raises ConfigError if a file has a key under both names."""
     renamed, dropped = [], []
     for old, new in RENAMED.items():
         if not _holds(source.document, f"ajet.{old}"):

@@ -1,4 +1,4 @@
-"""API keys in the environment: those of the user, and placeholders for clients that cannot be made without one."""
+"""API keys in the environment: the user's, and placeholders for clients that require one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PREFIX = "ajet-placeholder."
 
 
 class _Placeholders:
-    """How many blocks need the placeholders now."""
+    """Number of blocks that need the placeholders."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -41,7 +41,7 @@ _PLACEHOLDERS = _Placeholders()
 
 @contextmanager
 def placeholder_keys() -> Iterator[None]:
-    """Have a placeholder in every variable of `KEYS` that is not set, so that clients can be made without a key.
+    """Set a placeholder in every unset variable of `KEYS`, so that clients can be created without a key.
 
     Re-entrant and counted: the last to leave removes them. They are never sent to a provider; see `placeholder_in`.
     """
@@ -62,17 +62,17 @@ def placeholder_keys() -> Iterator[None]:
 
 
 def api_key(name: str) -> str | None:
-    """The user's key in an environment variable; None where it is not set, or holds a placeholder."""
+    """The user's key in an environment variable; None if it is unset or a placeholder."""
     value = os.environ.get(name)
     return None if value is None or placeholder_in(value) else value
 
 
 def without_placeholders(environment: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The variables for a child process: its clients are not hooked, and would send a placeholder to the provider."""
+    """The variables for a child process, whose clients would send a placeholder to the provider."""
     return {name: value for name, value in environment.items() if name not in KEYS or not placeholder_in(str(value))}
 
 
 def placeholder_in(text: str) -> str | None:
-    """The variable whose placeholder a text holds: a key, the value of a header, a query. None: it holds none."""
+    """The variable whose placeholder a text (a key, a header, a query) contains, or None."""
     _, marker, suffix = text.partition(_PREFIX)
     return next((name for name in KEYS if suffix.startswith(name)), None) if marker else None

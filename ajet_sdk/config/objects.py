@@ -1,4 +1,4 @@
-"""Objects named by text: `package.module->Name`, `path/file.py->Name`, `file.py:name`."""
+"""Loads objects by class path: `package.module->Name`, `path/file.py->Name`, `file.py:name`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ajet_sdk.errors import ConfigError
 
 
 def load_object(class_path: str, relative_to: Path | None = None) -> Any:
-    """Import what a class path names.
+    """Import the object of a class path.
 
     A file is looked for beside `relative_to` first, then in the working directory. It is imported once, however often
     it is named, under its own name, so that its functions can be pickled. Raises ConfigError that says what is missing,
@@ -161,7 +161,7 @@ def _import_module(place: str, relative_to: Path | None, class_path: str) -> Mod
 
 
 def _failed(class_path: str, error: BaseException) -> ConfigError:
-    """What failed while a user's module was imported, and where in it."""
+    """The error message for a user's module that failed to import, with the line."""
     if isinstance(error, SyntaxError):
         where = f" ({Path(error.filename or '?').name} line {error.lineno})"
         return ConfigError(f"{class_path} cannot be imported: SyntaxError: {error.msg}{where}")

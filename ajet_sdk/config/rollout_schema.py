@@ -50,7 +50,7 @@ class ValKwargs(Section):
 
     @property
     def greedy(self) -> bool:
-        """Every attempt at a task would be the same."""
+        """Reject greedy sampling in training: every attempt at a task would be the same."""
         return not self.do_sample or self.temperature == 0
 
     @model_validator(mode="after")
@@ -210,7 +210,7 @@ class Rollout(Section):
     @model_validator(mode="before")
     @classmethod
     def _lists(cls, data: object) -> object:
-        """One target or opponent is a list of one; no checklist is an empty one."""
+        """Accept a single target or opponent as a list, and no checklist as an empty list."""
         if not isinstance(data, Mapping):
             return data
         data = dict(data)

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 
 def wrong(key: str, message: str) -> PydanticCustomError:
-    """A value that is wrong beside another one; `key` is relative to the section that raises it.
+    """A value that conflicts with another; `key` is relative to the section that raises it.
 
     `{got}` in the message is replaced by the value and its place in the file.
     """
@@ -25,7 +25,7 @@ def wrong(key: str, message: str) -> PydanticCustomError:
 
 
 class Section(BaseModel):
-    """A frozen part of the config; an unknown key is an error."""
+    """A frozen section of the config. Unknown keys are errors."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
@@ -42,7 +42,7 @@ class Section(BaseModel):
 
 
 def _no_bool(value: object, field: FieldInfo | None) -> object:
-    """`true` is no number: as text it is refused, where pydantic would make it 1."""
+    """Refuse `true` as a number, which pydantic would convert to 1."""
     numeric = field is not None and field.annotation in (int, float, int | None, float | None)
     return str(value) if isinstance(value, bool) and numeric else value
 
@@ -53,7 +53,7 @@ def key(default: Any, description: str, **limits: Any) -> Any:
 
 
 def section(of: type[Section], description: str) -> Any:
-    """A nested section whose keys all have defaults."""
+    """A nested section; all its keys have defaults."""
     return Field(default_factory=of, description=description)
 
 
@@ -70,7 +70,7 @@ IDLE = {
     "context_tracker.timeline_merging_policy": "calls are merged by their exact token ids",
     "context_tracker.fix_retokenization_drift": "token ids are always the sampled ones",
 }
-"""Keys and sections that are accepted and checked and have no effect in this version, and why."""
+"""Keys and sections that are validated but have no effect in this version, and why."""
 
 CLUSTERS = (
     "rollout.n_vllm_engine",
@@ -80,7 +80,7 @@ CLUSTERS = (
     "trainer_common.fsdp_config",
     "trainer_common.ulysses_sequence_parallel_size",
 )
-"""Keys and sections that the backbones of clusters read, and the others do not."""
+"""Keys and sections that only the cluster backbones read."""
 
 HERE = (
     "model.dtype",
@@ -93,7 +93,7 @@ HERE = (
     "model.lora.target_modules",
     "trainer_common.micro_batch_tokens",
 )
-"""Keys of a model in this process; a training service decides such things itself."""
+"""Keys of a model in this process, which a training service decides itself."""
 
 
 class Lora(Section):

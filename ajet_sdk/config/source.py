@@ -1,4 +1,4 @@
-"""Where a config's values are read from: YAML with line numbers, overrides, arguments; no knowledge of the keys."""
+"""Sources of config values: YAML with line numbers, overrides and arguments."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Loader(yaml.SafeLoader):
     """YAML where `1e-6` is a number: YAML 1.1 wants `1.0e-6` and would read text."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
-        """The value of a node. Raises YAMLError also where PyYAML trips over it: `!!int x`, 2024-99-99."""
+        """The value of a node. Raises YAMLError also for values that crash PyYAML: `!!int x`, 2024-99-99."""
         try:
             value = super().construct_object(node, deep)
         except yaml.YAMLError:
@@ -70,7 +70,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _BITS = 4096
-"""Of an integer: Python refuses to write larger ones as text."""
+"""Digits of an integer: Python refuses to print larger ones."""
 
 _Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
 _FLOAT = yaml.resolver.re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")  # type: ignore[attr-defined]
@@ -78,20 +78,20 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 
 class _Composer(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Composes by libyaml, in a tenth of the time; why a text is no YAML, `_Loader` says better."""
+    """Parses with libyaml in a tenth of the time; `_Loader` has the better error messages."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 @dataclass
 class Source:
-    """A document under construction, and for each value set in it (by dotted path) where it came from."""
+    """A document under construction, with the origin of each value by dotted path."""
 
     document: Json = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
 
     def merge(self, values: JsonView, origin: str) -> None:
-        """Lay `values` over the document; mappings merge, everything else is replaced."""
+        """Merge `values` into the document; mappings are merged, everything else is replaced."""
         self._merge(self.document, values, "", origin)
 
     def _merge(self, into: Json, values: JsonView, prefix: str, origin: str) -> None:
@@ -107,14 +107,14 @@ class Source:
                 self.origins[path] = origin
 
     def set(self, path: str, value: Any) -> None:
-        """Lay one override over the document."""
+        """Apply an override to the document."""
         nested: Any = value
         for step in reversed(path.split(".")):
             nested = {step: nested}
         self.merge(nested, "on the command line")
 
     def move(self, old: str, new: str) -> None:
-        """Give the value at `old` the name `new`; mappings merge, everything else is replaced."""
+        """Rename `old` to `new`; mappings are merged, everything else is replaced."""
         origins = {new + known[len(old) :]: origin for known, origin in self.origins.items() if _within(known, old)}
         nested: Any = self.remove(old)
         for step in reversed(new.split(".")):
@@ -123,7 +123,7 @@ class Source:
         self.origins |= origins
 
     def remove(self, path: str) -> Any:
-        """Take a value out, and return it."""
+        """Remove a value and return it."""
         parent, name = self._place(path)
         self.origins = {known: origin for known, origin in self.origins.items() if not _within(known, path)}
         return parent.pop(name)
@@ -136,7 +136,7 @@ class Source:
         return parent, name
 
     def origin(self, path: str) -> str | None:
-        """Where the value at a path came from; that of the nearest part of it that was set."""
+        """The origin of the value at a path, else of its nearest parent that was set."""
         while path:
             if path in self.origins:
                 return self.origins[path]
@@ -156,7 +156,7 @@ def _within(path: str, section: str) -> bool:
 
 
 def read_document(path: Path, sections: Sequence[str]) -> Source:
-    """Read a YAML file that has the root `ajet:`; `sections` are the names below it, for messages."""
+    """Read a YAML file with the root `ajet:`. `sections` are the names below it, for error messages."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -185,7 +185,7 @@ _PLACEHOLDER = re.compile(r"\{\{\s*([A-Z][A-Z0-9_]*)\s*\}\}")
 
 
 def _refuse_placeholders(node: yaml.Node | None, name: str) -> None:
-    """Raise ConfigError for the first `{{NAME}}` that stands for a value. A text of several lines may hold them."""
+    """Raise ConfigError for the first placeholder `{{NAME}}`, except in multi-line texts."""
     nodes, seen = [node], set[int]()
     while nodes:
         node = nodes.pop()
@@ -213,11 +213,11 @@ def _refuse(text: str, name: str, line: int) -> None:
 
 
 _DEPTH, _VALUES = 100, 100_000
-"""What a config may hold, its aliases written out: a file of a kilobyte can stand for more than memory holds."""
+"""Limits of a config with its aliases expanded: a kilobyte of YAML can expand to more than the memory."""
 
 
 def _node(text: str) -> yaml.Node | None:
-    """The root of a YAML document. Raises YAMLError, also for one that is deeper or larger than a config can be."""
+    """The root node of a YAML document. Raises YAMLError, also if it is too deep or too large."""
     try:
         return _composed(text, _Composer)
     except yaml.YAMLError:
@@ -245,12 +245,12 @@ def _value(node: yaml.Node | None) -> object:
 
 
 def load_yaml(text: str) -> object:
-    """What a YAML document holds. Raises YAMLError where it holds nothing that can be read."""
+    """The content of a YAML document. Raises YAMLError if it can't be read."""
     return _value(_node(text))
 
 
 def _count(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """How many values a node stands for, those behind aliases counted each time."""
+    """The number of values of a node, with aliases expanded."""
     if id(node) in known:
         return known[id(node)]
     count = 1
@@ -289,7 +289,7 @@ def _check_root(
 
 
 def _lines(node: yaml.Node | None, name: str, prefix: str = "") -> dict[str, str]:
-    """Each path of the document with its file and line; a key that stands twice is an error."""
+    """The file and line of each path. A duplicate key is an error."""
     lines: dict[str, str] = {}
     if not isinstance(node, yaml.MappingNode):
         return lines
@@ -318,7 +318,7 @@ def _beside(path: Path) -> str:
 
 
 def read_override(text: str, known: Sequence[str], roots: Sequence[str]) -> tuple[str, object]:
-    """`ajet.rollout.num_repeat=8` as path and value; `known` are our sections and `roots` the file's roots."""
+    """Parse `ajet.rollout.num_repeat=8` into path and value. `known` are the sections, `roots` the file's roots."""
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path or any(not step for step in path.split(".")):

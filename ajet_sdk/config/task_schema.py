@@ -265,7 +265,7 @@ class TaskReader(Section):
         raise PydanticCustomError("literal_error", "{expected}", {"expected": expected})
 
     def has_environment(self, env_type: str) -> bool:
-        """Whether a task has an environment: each of a service's tasks, and another that names one by `env_type`."""
+        """Whether a task has an environment: it comes from a service or names an `env_type`."""
         return self.type == "env_service" or (bool(env_type) and "env_url" in self.env_service.model_fields_set)
 
 

@@ -38,13 +38,13 @@ LOSS_TYPES: dict[str, Json] = {
     "tis": {**_CORRECTED, "importance_weights": "truncated", "importance_bounds": [0.0, 2.0]},
     "icepop": {**_CORRECTED, "importance_weights": "masked", "importance_bounds": [0.5, 5.0]},
 }
-"""The keys of `trainer_common` that a named loss sets where the config does not. Sources are in the guide's table."""
+"""The defaults that a named loss sets in `trainer_common`. The guide's table has the sources."""
 OBJECTIVE = (
     "loss_type", "ratio_level", "ratio_base", "clip_type", "clip_ratio_low", "clip_ratio_high", "clip_ratio_max",
     "soft_clip_temperatures", "importance_weights", "importance_level", "importance_bounds", "loss_aggregation",
     "loss_length",
 )  # fmt: skip
-"""Keys of the policy's objective."""
+"""Keys of the policy objective."""
 
 _OF_REWARDS = get_args(RewardEstimator)
 READ_BY: dict[str, tuple[str, ...]] = {
@@ -115,32 +115,32 @@ class Algorithm(Section):
 
     @property
     def remote_teacher(self) -> bool:
-        """Whether the teacher is an endpoint, which scores tokens as its model alone does."""
+        """Whether the teacher is an endpoint."""
         return self.adv_estimator == "opd" and (self.teacher or "").startswith(("http://", "https://"))
 
     @property
     def stored(self) -> bool:
-        """Whether a step learns from what was said before, instead of from attempts of its own."""
+        """Whether a step learns from recorded conversations instead of new attempts."""
         return self.adv_estimator == "sft" or (self.adv_estimator == "dpo" and self.data is not None)
 
     @property
     def grouped(self) -> bool:
-        """Whether attempts at one task are compared."""
+        """Whether attempts at the same task are compared."""
         return self.adv_estimator in ("grpo", "rloo", "opo") or (self.adv_estimator == "dpo" and not self.stored)
 
     @property
     def by_reward(self) -> bool:
-        """Whether rewards are what is learnt from."""
+        """Whether the estimator learns from rewards."""
         return self.adv_estimator in get_args(RewardEstimator)
 
     @property
     def replays(self) -> bool:
-        """Whether each step also imitates given conversations."""
+        """Whether each step also imitates recorded conversations."""
         return self.by_reward and self.replay > 0
 
     @property
     def needs_reward(self) -> bool:
-        """Whether an attempt without a reward is worth nothing."""
+        """Whether an attempt without a reward is not used."""
         return self.by_reward or self.adv_estimator == "dpo"
 
     @model_validator(mode="after")

@@ -65,11 +65,11 @@ class GymEnv:
         self._http: httpx.Client | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """In another process it has a connection of its own."""
+        """Another process opens its own connection."""
         return {**self.__dict__, "_http": None}
 
     def create(self, params: JsonView | None = None) -> list[Json]:
-        """Start the environment; its first state as messages.
+        """Start the environment and return its first state as messages.
 
         Where every service is full it waits for a place, `timeout` seconds at most. Raises EnvironmentUnavailable.
         """
@@ -138,7 +138,7 @@ class GymEnv:
         return observation, float(reward), bool(data.get("is_terminated")), dict(info)
 
     def evaluate(self, uuid: str | None = None, params: Mapping[str, object] | None = None) -> float:
-        """The environment's own score, whatever `uuid` says. Raises EnvironmentUnavailable."""
+        """The environment's score. `uuid` is ignored. Raises EnvironmentUnavailable."""
         with self._faults():
             value = self._ask("evaluate", params=params, tries=_TRIES)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -146,11 +146,11 @@ class GymEnv:
             return float(value)
 
     def info(self, params: Mapping[str, object] | None = None) -> Any:
-        """What the environment says of itself, e.g. its tools. Raises EnvironmentUnavailable."""
+        """Information on the environment, for example its tools. Raises EnvironmentUnavailable."""
         return self._ask("get_info", params=params, tries=_TRIES)
 
     def release(self) -> None:
-        """Give the environment back. Raises EnvironmentUnavailable."""
+        """Release the environment. Raises EnvironmentUnavailable."""
         try:
             self._ask("release", tries=_TRIES)
         finally:
@@ -160,7 +160,7 @@ class GymEnv:
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """Keep what is raised inside; raise what was kept before."""
+        """Remember an exception of the block, and raise it again in later calls."""
         if self.fault is not None:
             raise EnvironmentUnavailable(str(self.fault), status=self.fault.status)
         try:
@@ -190,7 +190,7 @@ class GymEnv:
 
 
 def task_ids(service_url: str | Sequence[str], env_type: str, split: str, *, timeout: float = _TIMEOUT) -> list[str]:
-    """The ids of the tasks that a service has in a split; of several, the first that answers.
+    """The task ids of a split; of several services, the first that answers.
 
     Raises EnvironmentUnavailable.
     """
@@ -210,7 +210,7 @@ def task_ids(service_url: str | Sequence[str], env_type: str, split: str, *, tim
 
 
 def service_health(url: str, *, timeout: float = 5.0) -> Json:
-    """What a service says of its health; of another's than ours only that it answers. Raises EnvironmentUnavailable."""
+    """The health report of a service; `{"status": "ok"}` from other implementations. Raises EnvironmentUnavailable."""
     with _client([url]) as http:
         health = _request(http, "GET", url.rstrip("/"), "healthz", None, timeout, 1)
     return health if isinstance(health, dict) else {"status": "ok"}
@@ -240,7 +240,7 @@ def _post(http: httpx.Client, url: str, endpoint: str, body: Json, timeout: floa
 def _request(
     http: httpx.Client, method: str, url: str, endpoint: str, body: dict[str, object] | None, timeout: float, tries: int
 ) -> Any:
-    """The answer, of JSON or else of text. Raises EnvironmentUnavailable."""
+    """The response as JSON, else as text. Raises EnvironmentUnavailable."""
     import httpx
 
     for remaining in reversed(range(tries)):
@@ -258,7 +258,7 @@ def _request(
 
 
 def _why(error: Exception, endpoint: str, timeout: float) -> str:
-    """What a service did not do, and only where nothing answers that its address may be wrong."""
+    """The error message; it mentions the address only if the service can't be reached."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):

@@ -1,4 +1,4 @@
-"""Gymnasium's environments: `gymnasium:FrozenLake-v1`, or what a function of a user's makes. A task id is a seed.
+"""Gymnasium's environments: `gymnasium:FrozenLake-v1`, or made by a user's function. A task id is a seed.
 
 The agent acts and sees in text. An action is its number, its name where names are given, or JSON; an observation is
 what the environment renders as text (`render_mode: ansi`), else its value as JSON.
@@ -20,7 +20,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def load(name: str, spec: Spec) -> _Registered:
-    """The environment that gymnasium has registered under a name. Raises ImportError without gymnasium, WrongTarget."""
+    """The environment registered under a name. Raises ImportError, WrongTarget."""
     import gymnasium
 
     try:
@@ -51,7 +51,7 @@ class _Registered:
 
 
 class Played:
-    """A gymnasium environment under way."""
+    """A running gymnasium environment."""
 
     def __init__(self, env: Any, seed: int | None, actions: Sequence[str]) -> None:
         if actions and getattr(env.action_space, "n", None) != len(actions):
@@ -80,7 +80,7 @@ class Played:
         return answer(self._shown(observation), float(reward), bool(terminated or truncated), info)
 
     def evaluate(self, params: Mapping[str, object]) -> float:
-        """The sum of the rewards."""
+        """The sum of the rewards so far."""
         return self._total
 
     def info(self, params: JsonView) -> Json:
@@ -100,7 +100,7 @@ class Played:
         return value if isinstance(value, str) else json.dumps(value)
 
     def _read(self, text: str) -> Any:
-        """Raises where the text is no action."""
+        """Parse an action. Raises if the text is none."""
         space = self._env.action_space
         if self._actions:
             return space.start + self._actions.index(text.lower())
@@ -118,7 +118,7 @@ class Played:
 
 
 def _jsonable(value: object) -> Any:
-    """An element of a space as JSON can hold it."""
+    """Convert an element of a space to JSON."""
     if isinstance(value, Mapping):
         return {name: _jsonable(item) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -127,7 +127,7 @@ def _jsonable(value: object) -> Any:
 
 
 def _element(space: Any, value: Any) -> Any:
-    """JSON as an element of a space. Raises where it is none."""
+    """Convert JSON to an element of a space. Raises if it is none."""
     if hasattr(space, "spaces"):
         if isinstance(space.spaces, Mapping):
             return {name: _element(inner, value[name]) for name, inner in space.spaces.items()}

@@ -1,4 +1,4 @@
-"""What a service hosts: an environment of any kind as tasks and instances.
+"""Environments of any kind as tasks and instances.
 
 This module and its neighbours `process`, `gymnasium`, `mcp`, `openenv` and `verifiers` run in the processes of the
 environment, whose interpreter may have neither ajet nor what ajet needs: they import the standard library and, inside
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 
 KINDS = ("gymnasium", "mcp", "openenv", "verifiers")
-"""Prefixes of a target, each the name of a module beside this one."""
+"""Prefixes of a target; each is the name of a module in this package."""
 
 
 class WrongTarget(ValueError):
-    """The target cannot be hosted as it is named; the message says what to do."""
+    """The target can't be hosted; the message says what to do."""
 
 
 class UnknownTask(ValueError):
-    """There is no task of this id."""
+    """There is no task with this id."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Spec:
     arguments: Json = field(default_factory=dict)
     """Keyword arguments of the environment."""
     splits: dict[str, list[str]] = field(default_factory=dict)
-    """Task ids by split, where the environment itself has none."""
+    """Task ids by split, for an environment without task ids."""
     actions: list[str] = field(default_factory=list)
-    """Names of a gymnasium environment's actions, from 0 on."""
+    """Names of a gymnasium environment's actions, starting at action 0."""
 
 
 class Instance(Protocol):
@@ -74,24 +74,24 @@ class Instance(Protocol):
         """The score."""
 
     def info(self, params: Mapping[str, object]) -> Any:
-        """What there is to know, e.g. tools."""
+        """Information on the instance, for example its tools."""
 
     def close(self) -> Any:
-        """Give back what it holds."""
+        """Release the instance's resources."""
 
 
 class Hosted(Protocol):
     """An environment with its tasks."""
 
     def tasks(self, split: str) -> Any:
-        """The task ids of a split. Raises UnknownTask where there is no such split."""
+        """The task ids of a split. Raises UnknownTask if there is no such split."""
 
     def create(self, task_id: str, params: JsonView) -> Any:
         """An instance. Raises UnknownTask."""
 
 
 def load(spec: Spec) -> Hosted:
-    """What a target names. Raises WrongTarget, ImportError, and what the target's own module raises."""
+    """Load the environment of a target. Raises WrongTarget, ImportError, and any exception of the target's module."""
     kind, colon, name = spec.target.partition(":")
     if colon and kind in KINDS:
         if spec.actions and kind != "gymnasium":
@@ -140,30 +140,30 @@ def _attribute(module: Any, name: str, target: str) -> object:
 
 
 async def resolved(value: object) -> Any:
-    """The value, awaited where it is awaitable."""
+    """The value, awaited if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
 
 
 def _message_of(content: object) -> dict[str, object]:
-    """An observation as a message of the user's."""
+    """Convert an observation to a user message."""
     if isinstance(content, Mapping) and "role" in content:
         return dict(content)
     return {"role": "user", "content": "" if content is None else str(content)}
 
 
 def messages_of(state: object) -> list[Json]:
-    """An observation as messages: text, one message, or a list of messages."""
+    """Convert an observation (text, a message or a list of messages) to messages."""
     return [_message_of(message) for message in state] if isinstance(state, list) else [_message_of(state)]
 
 
 def answer(observation: object, reward: float, terminated: bool, info: Mapping[str, object] | None) -> Json:
-    """What a step comes to, as the service answers it."""
+    """The service's response to a step."""
     state = messages_of(observation)
     return {"state": state, "reward": float(reward), "is_terminated": terminated, "info": dict(info or {})}
 
 
 class _OfFactory:
-    """Environments of a class, or of a function from a task id to an environment of our form or gymnasium's."""
+    """Environments made by a class, or by a function from a task id to an environment or a gymnasium environment."""
 
     def __init__(self, factory: Any, spec: Spec) -> None:
         self._factory = factory
@@ -184,7 +184,7 @@ class _OfFactory:
 
 
 def split_of(spec: Spec, split: str) -> list[str]:
-    """The task ids that were given for a split. Raises UnknownTask."""
+    """The configured task ids of a split. Raises UnknownTask."""
     if split not in spec.splits:
         known = ", ".join(spec.splits) or "none"
         raise UnknownTask(f"{spec.target} has no split {split!r} (splits: {known}); define it with --split {split}=…")
@@ -192,7 +192,7 @@ def split_of(spec: Spec, split: str) -> list[str]:
 
 
 class _Own:
-    """An instance of a user's own class."""
+    """An instance of a user's class."""
 
     def __init__(self, env: Any) -> None:
         self._env = env

@@ -1,4 +1,4 @@
-"""The instances that a service runs: each a process, with limits, ended when nobody asks it any more."""
+"""The instances of a service: a process each, with limits, ended when idle."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.types import Json, JsonView
 
 _LONGEST_LINE = 2**28
-"""Bytes of one answer of an instance."""
+"""Maximum bytes of an instance's answer."""
 
 _CLOSING = 5.0
-"""Seconds that an instance has to close what it holds."""
+"""Seconds for an instance to close."""
 
 
 @dataclass(frozen=True)
 class InstanceLimits:
-    """What one service grants its instances."""
+    """The limits of a service's instances."""
 
     instances: int = 256
-    """At once; a request for another is refused with 503."""
+    """Maximum instances at a time; further requests get status 503."""
     timeout: float = 60.0
-    """Seconds for one request of an instance; one that takes longer is ended."""
+    """Seconds per request; an instance that takes longer is ended."""
     idle: float = 1800.0
-    """Seconds without a request after which an instance is ended: its rollout died without releasing it."""
+    """Seconds without a request after which an instance is ended; its rollout has died without releasing it."""
     start: float = 300.0
-    """Seconds that loading the environment may take."""
+    """Seconds to load the environment."""
     memory: int | None = None
-    """Bytes of data that an instance's process may have; None: no limit. Linux counts them, macOS does not."""
+    """Bytes of data of an instance's process; None for no limit. macOS doesn't enforce it."""
 
 
 class Refused(Exception):
-    """A request that is answered with an HTTP status and a message."""
+    """A request refused with an HTTP status and a message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class _Instance:
     steps: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: str | None = None
-    """Why it is no longer there."""
+    """Why the instance has ended."""
 
 
 class Instances:
@@ -72,14 +72,14 @@ class Instances:
         self.limits = limits
         self.created = 0
         self.lost: dict[str, str] = {}
-        """Ids of instances that ended before they were released, and why."""
+        """Why instances ended before they were released, by id."""
         self._template = _Template(spec, limits, python)
         self._instances: dict[str, _Instance] = {}
         self._starting = 0
-        """Instances whose process is being started."""
+        """Number of instances that are starting."""
 
     async def start(self) -> None:
-        """Load the environment. Raises ConfigError with its own message where it cannot be loaded.
+        """Load the environment. Raises ConfigError with the environment's message if that fails.
 
         Names of actions are tried on an instance of the first task: what a function makes is known once it has made it.
         """
@@ -106,7 +106,7 @@ class Instances:
         self._template.kill()
 
     def listed(self) -> list[Json]:
-        """What runs: id, task, process id, steps, seconds since its creation and since its last request."""
+        """The running instances: id, task, process id, steps, seconds since creation and since the last request."""
         now = time.monotonic()
         return [
             {
@@ -117,7 +117,7 @@ class Instances:
         ]  # fmt: skip
 
     async def tasks(self, split: str) -> Any:
-        """The task ids of a split, asked in a process of its own. Raises Refused."""
+        """The task ids of a split, from a separate process. Raises Refused."""
         process = await self._template.fork()
         try:
             return await self._ask(process, {"what": "tasks", "split": split}, f"the tasks of split {split!r}")
@@ -125,7 +125,7 @@ class Instances:
             process.kill()
 
     async def create(self, name: str, task_id: str, params: JsonView) -> Any:
-        """Start an instance; its first state. An instance of the same id is ended before. Raises Refused."""
+        """Start an instance and return its first state. Ends an instance of the same id. Raises Refused."""
         await self.release(name)
         self.lost.pop(name, None)
         if len(self._instances) + self._starting >= self.limits.instances:
@@ -149,7 +149,7 @@ class Instances:
                 instance.last_used = time.monotonic()
 
     async def ask(self, name: str, request: dict[str, object]) -> Any:
-        """What an instance answers; its requests are answered one after the other. Raises Refused."""
+        """An instance's answer to a request; requests are answered one after the other. Raises Refused."""
         instance = self._instances.get(name)
         if instance is None:
             raise Refused(410 if name in self.lost else 404, self.lost.get(name) or f"there is no instance {name}")
@@ -169,7 +169,7 @@ class Instances:
                 instance.last_used = time.monotonic()
 
     async def release(self, name: str) -> bool:
-        """End an instance, which may close what it holds first; whether it was there."""
+        """Close and end an instance. Returns whether it existed."""
         instance = self._instances.get(name)
         if instance is None:
             return False
@@ -180,7 +180,7 @@ class Instances:
         return True
 
     def end_idle(self) -> list[str]:
-        """End the instances that nobody has asked for `InstanceLimits.idle` seconds; their ids."""
+        """End the instances without a request for `InstanceLimits.idle` seconds. Returns their ids."""
         now = time.monotonic()
         idle = [
             name
@@ -223,7 +223,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class _Process(asyncio.StreamReaderProtocol):
-    """The process of one instance, at the other end of a socket."""
+    """The process of an instance, connected by a socket."""
 
     def __init__(self) -> None:
         self._answers = asyncio.StreamReader(limit=_LONGEST_LINE)
@@ -245,7 +245,7 @@ class _Process(asyncio.StreamReaderProtocol):
         super().connection_lost(exc)
 
     async def ask(self, request: dict[str, object] | None) -> Json:
-        """Raises EOFError where the process has died."""
+        """Send a request and return the answer. Raises EOFError if the process has died."""
         line = b""
         with suppress(ConnectionError):  # it has died, which is said below
             if request is not None:
@@ -272,7 +272,7 @@ class _Process(asyncio.StreamReaderProtocol):
 
 
 class _Template:
-    """The process that has loaded the environment and forks one for each instance."""
+    """The process that loads the environment and forks a process for each instance."""
 
     def __init__(self, spec: Spec, limits: InstanceLimits, python: str) -> None:
         self.spec = spec
@@ -283,7 +283,7 @@ class _Template:
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Raises ConfigError where the environment cannot be loaded."""
+        """Start the process. Raises ConfigError if the environment can't be loaded."""
         self.kill()
         self._process, self._control = self._spawned()
         try:

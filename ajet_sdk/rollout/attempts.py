@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a task, before it is made. The attempts of one position of a batch share `group_id`."""
+    """A planned attempt at a task. The attempts of one position of a batch share `group_id`."""
 
     task: Task
     run_id: str = ""
@@ -37,14 +37,14 @@ class Attempt:
     seed: int | None = None
     """Mixed into the seed of every call; None leaves calls without a seed of their own unseeded."""
     group_seed: int = 0
-    """Draws what the attempts of a group share: opponent and seats."""
+    """Seed for what the attempts of a group share: opponent and seats."""
     must_call: bool = False
-    """It is a fault to ask no model: a trainer makes the attempt."""
+    """An attempt without a call to a model fails, as in training."""
 
 
 @dataclass(frozen=True)
 class OtherModels:
-    """What answers an episode's agents beside the policy."""
+    """The models of an episode besides the policy."""
 
     by_name: Mapping[str, Engine]
     """By agent, target tag or name of a debug model."""
@@ -69,7 +69,7 @@ def draw_seats(rollout: Rollout, workflow_targets: Sequence[str] | None, group_s
 
 
 def draw_models(config: Config, attempt: Attempt, policy: Engine, frozen: FrozenModels) -> OtherModels:
-    """The other models of an episode, one opponent drawn from the population. Raises as `source_of`."""
+    """The other models of an episode, with an opponent drawn from the population. Raises as `source_of`."""
     rollout = config.rollout
     population = (rollout.val_kwargs.opponent if attempt.split == "val" else None) or rollout.opponent
     draw = random.Random(f"{attempt.group_seed}/opponent")
@@ -88,18 +88,18 @@ def frozen_model(
     frozen: FrozenModels,
     draw: random.Random | None = None,
 ) -> Engine:
-    """What answers for a model that config or code names, in an attempt. Raises ConfigError where there is none."""
+    """The engine of a model named in the config or the code. Raises ConfigError if there is none."""
     source = source_of(named, config, run_id=attempt.run_id, step=attempt.step, draw=draw)
     return policy if source is None else frozen.get(source, config)
 
 
 def check_models(config: Config, workflow: object, *, training: bool) -> None:
-    """Raise ConfigError, before the first episode, for a model that is not there or seats that cannot be drawn."""
+    """Raise ConfigError for a missing model or for seats that can't be drawn."""
     check_frozen(config, training=training)
     spec = make_workflow(workflow) if is_workflow_class(workflow) else spec_of(workflow, "workflow")
     draw_seats(config.rollout, spec.trainable_targets, 0)
 
 
 def seed_of(*parts: object) -> int:
-    """48 bits of the parts' text: a seed made of a run's and a place in it, the same on every machine."""
+    """A seed of 48 bits from the parts, the same on every machine."""
     return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=6).digest(), "big")

@@ -102,7 +102,7 @@ def _decoding(sampling: SamplingOverride | None) -> Literal["sampled", "greedy"]
 
 @dataclass
 class EpisodeRunner:
-    """An episode under way. Everything that users wrote is called through `workers`."""
+    """A running episode. Users' code is called through `workers`."""
 
     workflow: Any
     judge: Any | None
@@ -135,7 +135,7 @@ class EpisodeRunner:
         )
 
     async def run(self) -> None:
-        """Workflow, then judge; `episode` says what came of it."""
+        """Run the workflow, then the judge; the result is in `episode`."""
         try:
             name, timeout, function = await self._prepare()
             output = await self._act(name, timeout, function)
@@ -163,7 +163,7 @@ class EpisodeRunner:
         self.episode = self.episode.model_copy(update=fields)
 
     async def close(self) -> None:
-        """End the episode's keys and environment, and complete the record."""
+        """Revoke the episode's keys, release its environment and complete the record."""
         calls: tuple[Call, ...] = ()
         if self.opened is not None:
             calls = await self.opened.finish()
@@ -178,7 +178,7 @@ class EpisodeRunner:
     # Before
 
     async def _prepare(self) -> tuple[str, float | None, Callable[..., Any]]:
-        """The workflow's name, its own time limit, and the call to make; opens the episode and its environment."""
+        """Open the episode and its environment. Returns the workflow's name, its time limit, and the call."""
         if is_workflow_class(self.workflow):
             instance = make_workflow(self.workflow)
             instance.trainable_targets = self._targets(instance.trainable_targets)
@@ -194,7 +194,7 @@ class EpisodeRunner:
         return spec.name, spec.timeout, functools.partial(spec.function, **arguments)
 
     def _targets(self, workflow_targets: Sequence[str] | None) -> list[str] | None:
-        """The targets that the policy plays in this episode, of those that the config names or else the workflow."""
+        """The targets that the policy plays in this episode, from the config or else the workflow."""
         return draw_seats(self.config.rollout, workflow_targets, self.attempt.group_seed)
 
     def _open(self, targets: Sequence[str] | None, uses_handle: bool) -> OpenEpisode:
@@ -234,7 +234,7 @@ class EpisodeRunner:
             self.task = self.task.model_copy(update={"init_messages": outcome.value})
 
     def reserved_arguments(self, opened: OpenEpisode, function: Any, output: Any = None) -> dict[str, Any]:
-        """What a workflow or a judge that is a function is given; None for an object."""
+        """The values of the reserved parameters of a workflow or judge; `function` is None for an object."""
         arguments: dict[str, Any] = {"task": self.task, "model": opened.model(), "episode": self.episode}
         spec = None if function is None else spec_of(function, "judge" if opened.judged else "workflow")
         if spec is not None and spec.tuner_names:
@@ -244,7 +244,7 @@ class EpisodeRunner:
         return arguments
 
     def attempt_task(self) -> WorkflowTask:
-        """The task as `execute` and `compute_reward` get it."""
+        """The task for `execute` and `compute_reward`."""
         tokenizer = getattr(self.engine, "tokenizer", None)
         return workflow_task(self.task, self.episode, tokenizer=tokenizer, gym_env=self.env)
 
@@ -259,7 +259,7 @@ class EpisodeRunner:
     # During
 
     async def _act(self, name: str, timeout: float | None, function: Callable[..., Any]) -> Any:
-        """What the workflow returned. Raises Fault, also for a fault of the calls that the workflow swallowed."""
+        """The workflow's output. Raises EpisodeFault, also for failed calls that the workflow ignored."""
         opened = self.opened
         assert opened is not None
         token = current_episode.set(opened.active)
@@ -284,7 +284,7 @@ class EpisodeRunner:
         return outcome.value
 
     async def _output(self, value: Any, name: str) -> Any:
-        """The output as the episode has it. Methods of users' objects are called in a thread of theirs.
+        """The output as JSON. Methods of users' objects are called in a worker.
 
         Raises EpisodeFault where they do not return.
         """
@@ -299,7 +299,7 @@ class EpisodeRunner:
         return outcome.value
 
     def _raise_fault_of_environment(self) -> None:
-        """Where an agent or a judge swallowed it: what they made of it says nothing of the agent."""
+        """Raise EpisodeFault if the environment failed and the agent or the judge ignored it."""
         if self.env is not None and self.env.fault is not None:
             raise EpisodeFault(self.env.fault)
 
@@ -312,7 +312,7 @@ def _stored(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The output as it is kept on the episode: models of ours as plain JSON."""
+    """The output for the episode, with ajet's models as plain JSON."""
     value = plain(value)
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
@@ -367,7 +367,7 @@ async def run_batch(
 
 
 class _Place:
-    """One of the places of a semaphore, which may be left before the block ends."""
+    """A slot of a semaphore that can be released before the block ends."""
 
     def __init__(self, room: asyncio.Semaphore) -> None:
         self._room, self._held = room, False
@@ -377,7 +377,7 @@ class _Place:
         return self
 
     def leave(self) -> None:
-        """Let another in."""
+        """Release the slot."""
         if self._held:
             self._held = False
             self._room.release()
@@ -387,7 +387,7 @@ class _Place:
 
 
 async def all_of(tasks: list[asyncio.Task[T]]) -> list[T]:
-    """Every task's result; the first error cancels the rest, waits for them, and is raised."""
+    """The results of all tasks. The first error cancels the other tasks and is raised when they have ended."""
     try:
         return await asyncio.gather(*tasks)
     except BaseException:

@@ -1,4 +1,4 @@
-"""The judge's part of an episode; and of a group, whose judge waits for the last of its attempts."""
+"""Judges an episode, or a group once its last attempt has ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """What judging needs of an episode under way."""
+    """The parts of a running episode that judging needs."""
 
     judge: Any | None
     config: Config
@@ -33,20 +33,20 @@ class Runner(Protocol):
     episode: Episode
 
     def settle(self, **fields: Any) -> None:
-        """Put fields of the episode."""
+        """Set fields of the episode."""
         ...
 
     def attempt_task(self) -> WorkflowTask:
-        """The task as an object with `compute_reward` gets it."""
+        """The task for `compute_reward`."""
         ...
 
     def reserved_arguments(self, opened: OpenEpisode, function: Any, output: Any = None) -> dict[str, Any]:
-        """What a judge that is a function is given; `function` is None for an object."""
+        """The values of the reserved parameters of a judge; `function` is None for an object."""
         ...
 
 
 async def judge_episode(runner: Runner, output: Any) -> Verdict:
-    """What the run's judge makes of an output. Raises EpisodeFault, or NoReward where there is no judge."""
+    """The verdict of the run's judge. Raises EpisodeFault, or NoReward without a judge."""
     opened, judge = runner.opened, runner.judge
     assert opened is not None
     if judge is None and not runner.config.trainer_common.algorithm.needs_reward:
@@ -67,14 +67,14 @@ async def judge_episode(runner: Runner, output: Any) -> Verdict:
 
 
 def _to_be_judged(runner: Runner) -> Episode:
-    """The episode with all that the judge may see of it."""
+    """The episode as the judge sees it."""
     assert runner.opened is not None
     runner.settle(calls=runner.opened.calls, events=tuple(runner.opened.events))
     return runner.episode.model_copy(update={"status": "succeeded", "error": None, "cause": None})
 
 
 async def _called(runner: Runner, opened: OpenEpisode, call: JudgeCall) -> Any:
-    """What the judge returned. Raises EpisodeFault."""
+    """Call the judge and return its result. Raises EpisodeFault."""
     before = len(opened.errors)
     timeout = call.timeout or runner.config.rollout.judge_timeout
     outcome = await runner.workers.call(call.function, {}, timeout=timeout, label=f"judge {call.name}")
@@ -117,7 +117,7 @@ class Group:
             raise
 
     def leave(self) -> None:
-        """One attempt has ended without an output to judge."""
+        """Record that an attempt has ended without an output."""
         self._expected -= 1
         self._begin_if_complete()
 
@@ -155,7 +155,7 @@ class Group:
 
 @dataclass
 class Member:
-    """One attempt's part in its group; `make_room` lets another attempt run while this one waits."""
+    """An attempt's place in its group; `make_room` lets another attempt run while it waits."""
 
     group: Group
     make_room: Callable[[], None] = lambda: None
@@ -165,7 +165,7 @@ class Member:
         return await self.group.verdict(runner)
 
     def leave_unjudged(self) -> None:
-        """The attempt has ended; where its group was not judged, no longer wait for it."""
+        """Record that the attempt has ended, so that its group doesn't wait for it."""
         if not self.group.judged:
             self.group.leave()
 

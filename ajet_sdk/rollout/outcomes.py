@@ -34,14 +34,14 @@ WITHOUT_CALLS = (
 )
 
 _WARN_SHARE = 0.1
-"""A larger share of failed episodes is worth a word."""
+"""Share of failed episodes above which a notice is logged."""
 
 _LONGEST = 8000
-"""Characters of a message, and of a traceback, that are kept."""
+"""Maximum characters of a message and of a traceback."""
 
 
 def solved(episode: Episode) -> bool:
-    """Whether the episode solved its task: as its judge said, else a reward of at least 1."""
+    """Whether the episode solved its task: by its judge, else by a reward of at least 1."""
     if episode.is_success is not None:
         return episode.is_success
     return episode.reward is not None and episode.reward >= 1 - 1e-9
@@ -60,7 +60,7 @@ def pass_at_k(attempts: int, successes: int, k: int) -> float:
 
 
 def failures_by_cause(episodes: Iterable[Episode]) -> list[str]:
-    """A line for each cause of failure, the most frequent first: how many, which, and the first one's message."""
+    """A line per cause of failure, most frequent first, with the count and the first message."""
     groups: dict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
         if episode.status != "succeeded":
@@ -100,7 +100,7 @@ def failure_messages(episodes: Sequence[Episode], *, cause: bool = True) -> list
 
 
 def check_sound(episodes: Sequence[Episode], share: float) -> None:
-    """Raise TrainingError, with the causes, where a smaller share than `share` of a batch is sound."""
+    """Raise TrainingError with the causes if less than `share` of a batch succeeded."""
     sound = sum(e.status == "succeeded" for e in episodes)
     if episodes and sound < share * len(episodes):
         causes = "\n  ".join(failures_by_cause(episodes))
@@ -111,7 +111,7 @@ def check_sound(episodes: Sequence[Episode], share: float) -> None:
 
 
 def untrained_entries(episode: Episode, outcome: Outcome = "evaluation") -> list[LedgerEntry]:
-    """The ledger of an episode of which no token is trained, whatever its samples."""
+    """The ledger of an episode without trained tokens."""
     return [
         LedgerEntry(
             run_id=episode.run_id,
@@ -127,7 +127,7 @@ def untrained_entries(episode: Episode, outcome: Outcome = "evaluation") -> list
 
 
 def _first_line(episode: Episode) -> str:
-    """The first line of the error, without the error's name, which is the cause."""
+    """The first line of the error, without the name of its class."""
     line = (episode.error or "no message").strip().splitlines()[0]
     return re.sub(rf"^[\w.]*\b{re.escape(episode.cause or episode.status)}: ", "", line)[:300]
 
@@ -145,7 +145,7 @@ def is_infrastructure_error(error: BaseException) -> bool:
 
 
 def _origins(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
-    """The exception, those that a group holds, and what each was raised from."""
+    """The exception, the members of an exception group, and their causes."""
     if id(error) in seen:
         return
     seen.add(id(error))
@@ -161,12 +161,12 @@ def _is_from_environment(error: BaseException) -> bool:
 
 
 class UserError(Exception):
-    """An exception of another process, as what is known of it here. Its class bears that one's name."""
+    """An exception of another process. Its class has the name of the original."""
 
     def __init__(self, message: str, description: str, infrastructure: bool) -> None:
         super().__init__(message)
         self.description = description
-        """What `describe_error` said of it where it was raised."""
+        """The description from the process where it was raised."""
         self.infrastructure = infrastructure
 
 
@@ -188,7 +188,7 @@ def describe_error(error: BaseException) -> str:
 
 
 class EpisodeFault(Exception):
-    """Why an episode has no reward, as fields of the Episode."""
+    """Why an episode has no reward, as fields of `Episode`."""
 
     def __init__(self, error: BaseException, prefix: str = "", *, cause: str | None = None, detail: str = "") -> None:
         super().__init__(str(error))
@@ -205,7 +205,7 @@ class EpisodeFault(Exception):
         self.misconfigured = next(
             (origin for origin in _origins(error, set()) if isinstance(origin, EndpointMisconfigured)), None
         )
-        """What ends the run."""
+        """The error that ends the run."""
 
 
 def fault_of_calls(opened: OpenEpisode, error: BaseException | None) -> EpisodeFault | None:
