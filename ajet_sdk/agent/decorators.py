@@ -181,7 +181,7 @@ def _tag(function: Any, tag: _Tag) -> Any:
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
+        async def call_async(*args: object, **kwargs: object) -> object:
             with _observe(wrapper, args, kwargs) as seen:
                 seen.output = await function(*args, **kwargs)
                 return seen.output
@@ -190,7 +190,7 @@ def _tag(function: Any, tag: _Tag) -> Any:
     else:
 
         @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             with _observe(wrapper, args, kwargs) as seen:
                 seen.output = function(*args, **kwargs)
                 return seen.output
@@ -200,7 +200,7 @@ def _tag(function: Any, tag: _Tag) -> Any:
     return wrapper
 
 
-def _observe(wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
+def _observe(wrapper: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> AbstractContextManager[Any]:
     """An observed episode under `ajet.trace`; elsewhere nothing: in a run, a nested workflow joins the outer one."""
     watching, tag = observer.get(), wrapper.__ajet__
     if watching is None or current_episode.get() is not None or tag.kind != "workflow":
@@ -216,7 +216,7 @@ def _name_of(function: object) -> str:
     return str(getattr(function, "__name__", None) or type(function).__name__)
 
 
-def _parameters(function: Any, kind: Kind, name: str) -> dict[str, inspect.Parameter]:
+def _parameters(function: Callable[..., object], kind: Kind, name: str) -> dict[str, inspect.Parameter]:
     hints = _hints(function)
     parameters = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -273,7 +273,7 @@ def _wants_text(parameter: inspect.Parameter) -> bool:
     return parameter.annotation in _STRINGS[:-1] or isinstance(parameter.default, str)
 
 
-def bind(spec: Spec, task: Task, reserved: Mapping[str, object]) -> dict[str, Any]:
+def bind(spec: Spec, task: Task, reserved: Mapping[str, object]) -> dict[str, object]:
     """Keyword arguments for one call: `reserved` holds the reserved names that the run has.
 
     Raises SignatureError naming the parameters that nothing fills, and what there is.
@@ -293,7 +293,7 @@ def bind(spec: Spec, task: Task, reserved: Mapping[str, object]) -> dict[str, An
     return arguments
 
 
-def _fill(parameter: inspect.Parameter, task: Task, reserved: Mapping[str, Any], into: dict[str, Any]) -> bool:
+def _fill(parameter: inspect.Parameter, task: Task, reserved: Mapping[str, Any], into: dict[str, object]) -> bool:
     name, default = parameter.name, parameter.default
     if name == "task" and parameter.annotation in (str, "str"):
         into[name] = task.main_query

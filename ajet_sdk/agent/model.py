@@ -69,7 +69,7 @@ class Model:
     def __repr__(self) -> str:
         return f"Model({self.name!r} at {public(self.base_url)})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Connections stay behind: in another process it is a handle of the same agent."""
         return functools.partial(Model, timeout=self.timeout), (self.base_url, self.api_key, self.name)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -141,7 +141,7 @@ class AjetTuner:
         self._tracker = ContextTracker(overflowed)
         self._open_debug_model = open_debug_model
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """In another process it has the targets of now, and asks the gateway for what it cannot see from there."""
         targets = self._targets()
         return _rebuild_tuner, (self.config, self._model, None if targets is None else tuple(targets))
@@ -179,7 +179,7 @@ class AjetTuner:
         client = model.async_openai()
         create = client.chat.completions.create
 
-        def with_defaults(messages: Any, *, model: str = model.name, **parameters: Any) -> Any:
+        def with_defaults(messages: Any, *, model: str = model.name, **parameters: Any) -> object:
             if not parameters.get("tools"):  # an empty list is no list of tools to OpenAI
                 parameters = {k: v for k, v in parameters.items() if k not in ("tools", "tool_choice")}
             return create(messages=messages, model=model, **parameters)
@@ -241,14 +241,14 @@ def _rebuild_tuner(config: Config, model: Model, targets: tuple[str, ...] | None
     return AjetTuner(config, model, lambda: known, model.overflowed, lambda name: None)
 
 
-def is_workflow_class(workflow: object) -> bool:
+def is_workflow_class(workflow: object) -> TypeGuard[Workflow | type[Workflow]]:
     """Whether it is a `Workflow` class or an instance of one, and not a function."""
     return isinstance(workflow, Workflow) or (inspect.isclass(workflow) and issubclass(workflow, Workflow))
 
 
-def make_workflow(workflow: Any) -> Workflow:
+def make_workflow(workflow: Workflow | type[Workflow]) -> Workflow:
     """An instance for one episode: episodes run at once and set attributes on it. Raises SignatureError."""
-    instance: Workflow = workflow() if isinstance(workflow, type) else workflow.model_copy()
+    instance = workflow() if isinstance(workflow, type) else workflow.model_copy()
     if type(instance).execute is Workflow.execute:
         raise SignatureError(f"workflow {type(instance).__name__} has no `execute(self, workflow_task, tuner)`")
     if instance.trainable_targets is not None and not instance.trainable_targets:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from ajet_sdk.agent.context import ActiveEpisode
 from ajet_sdk.capture.patches import OwnClient, Patches
 from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
 
@@ -30,7 +31,7 @@ def patch_lm15(module: ModuleType, patches: Patches, fallback: Fallback) -> None
             write_timeout=request.write_timeout or self._write_timeout,
         )
 
-    def planned(active: Any, request: Any) -> Reroute | PassThrough | None:
+    def planned(active: ActiveEpisode, request: Any) -> Reroute | PassThrough | None:
         headers = {name.lower(): value for name, value in request.headers}
         return decide(active, request.method, request.url, headers, lambda: request.body)
 

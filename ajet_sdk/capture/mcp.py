@@ -6,13 +6,17 @@ import functools
 import sys
 from collections.abc import Awaitable, Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.patches import Patches
 from ajet_sdk.capture.remote import in_this_process, never_raise
 from ajet_sdk.capture.routing import Fallback
-from ajet_sdk.types import Event, now
+from ajet_sdk.types import Event, Json, JsonView, now
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult
+
 
 _LONGEST = 100_000
 """Characters of one text of a result that are recorded; images are sent as text too."""
@@ -25,14 +29,16 @@ def patch_mcp(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
 
 def _call_tool(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(original)
-    async def call_tool(self: Any, name: str, arguments: Any = None, *args: Any, **kwargs: Any) -> Any:
+    async def call_tool(
+        self: object, name: str, arguments: JsonView | None = None, *args: object, **kwargs: object
+    ) -> Any:
         active = current_episode.get()
         if active is None:
             return await original(self, name, arguments, *args, **kwargs)
         active = in_this_process(active)
         recorder, started_at, span = active.recorder, now(), current_span()
 
-        def record(result: Any, error: str | None) -> None:
+        def record(result: object, error: str | None) -> None:
             sent = dict(arguments or {})
             trace_id, span_id = span
             recorder.happened(
@@ -54,7 +60,7 @@ def _call_tool(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
     return call_tool
 
 
-def _read(answer: Any) -> tuple[Any, str | None]:
+def _read(answer: CallToolResult) -> tuple[Json, str | None]:
     """The result as JSON, and its error message."""
     result = _cut(answer.model_dump(mode="json", by_alias=True, exclude_none=True))
     if not result.get("isError"):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from ajet_sdk.agent.context import ActiveEpisode, ObservedExchange, Verdict, current_episode, observer
 from ajet_sdk.capture.hooks import HOOKS, installed
@@ -220,7 +219,7 @@ class Observation:
             never_raise(self._writer.close)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """The value as JSON, else its `repr`."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return value

@@ -164,7 +164,7 @@ class _Environment:
         self._code = f"import os; [os.environ.pop(name, None) for name in {sorted(removed)}]; "
         self._code += f"os.environ.update({_environment(active)!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return exec, (self._code,)
 
 

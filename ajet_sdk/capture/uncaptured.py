@@ -190,7 +190,7 @@ def patch_grpc(module: object, patches: Patches, fallback: object) -> None:
 
 def _checked_call(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: object, **kwargs: object) -> object:
         active = current_episode.get()
         if active is not None and active.guard is not None and hasattr(self, "_method"):
             target = self._channel.target  # a method, of asyncio's a value

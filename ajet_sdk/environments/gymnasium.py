@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of, split_of
 
 if TYPE_CHECKING:
+    import gymnasium
+
     from ajet_sdk.types import Json, JsonView
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -53,7 +55,7 @@ class _Registered:
 class Played:
     """A running gymnasium environment."""
 
-    def __init__(self, env: Any, seed: int | None, actions: Sequence[str]) -> None:
+    def __init__(self, env: gymnasium.Env[object, object], seed: int | None, actions: Sequence[str]) -> None:
         if actions and getattr(env.action_space, "n", None) != len(actions):
             raise WrongTarget(
                 f"--actions names {len(actions)} actions, but the environment's are {env.action_space}; name each of "
@@ -99,7 +101,7 @@ class Played:
         value = _jsonable(observation)
         return value if isinstance(value, str) else json.dumps(value)
 
-    def _read(self, text: str) -> Any:
+    def _read(self, text: str) -> object:
         """Parse an action. Raises if the text is none."""
         space = self._env.action_space
         if self._actions:
@@ -117,7 +119,7 @@ class Played:
         )
 
 
-def _jsonable(value: object) -> Any:
+def _jsonable(value: object) -> object:
     """Convert an element of a space to JSON."""
     if isinstance(value, Mapping):
         return {name: _jsonable(item) for name, item in value.items()}
@@ -126,7 +128,7 @@ def _jsonable(value: object) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _element(space: Any, value: Any) -> Any:
+def _element(space: gymnasium.Space[object], value: Any) -> object:
     """Convert JSON to an element of a space. Raises if it is none."""
     if hasattr(space, "spaces"):
         if isinstance(space.spaces, Mapping):

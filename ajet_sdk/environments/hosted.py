@@ -26,9 +26,10 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -64,26 +65,26 @@ class Spec:
 class Instance(Protocol):
     """One environment of one task. Each method may be async."""
 
-    def reset(self) -> Any:
+    def reset(self) -> object:
         """The first state, as messages."""
 
-    def step(self, message: Mapping[str, object]) -> Any:
+    def step(self, message: Mapping[str, object]) -> object:
         """`{state, reward, is_terminated, info}`; `state` is a list of messages."""
 
-    def evaluate(self, params: Mapping[str, object]) -> Any:
+    def evaluate(self, params: Mapping[str, object]) -> object:
         """The score."""
 
-    def info(self, params: Mapping[str, object]) -> Any:
+    def info(self, params: Mapping[str, object]) -> object:
         """Information on the instance, for example its tools."""
 
-    def close(self) -> Any:
+    def close(self) -> object:
         """Release the instance's resources."""
 
 
 class Hosted(Protocol):
     """An environment with its tasks."""
 
-    def tasks(self, split: str) -> Any:
+    def tasks(self, split: str) -> object:
         """The task ids of a split. Raises UnknownTask if there is no such split."""
 
     def create(self, task_id: str, params: JsonView) -> Any:
@@ -117,7 +118,7 @@ def _no_actions(spec: Spec) -> WrongTarget:
     )
 
 
-def _module(path: str) -> object:
+def _module(path: str) -> ModuleType:
     if not path.endswith(".py"):
         sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(path)
@@ -132,11 +133,12 @@ def _module(path: str) -> object:
     return module
 
 
-def _attribute(module: Any, name: str, target: str) -> object:
+def _attribute(module: ModuleType, name: str, target: str) -> Callable[..., Any]:
     attribute = getattr(module, name, None)
     if not callable(attribute):
         raise WrongTarget(f"{target}: {module.__name__} has no class or function {name}")
-    return attribute
+    factory: Callable[..., Any] = attribute
+    return factory
 
 
 async def resolved(value: object) -> Any:
@@ -165,11 +167,11 @@ def answer(observation: object, reward: float, terminated: bool, info: Mapping[s
 class _OfFactory:
     """Environments made by a class, or by a function from a task id to an environment or a gymnasium environment."""
 
-    def __init__(self, factory: Any, spec: Spec) -> None:
+    def __init__(self, factory: Callable[..., Any], spec: Spec) -> None:
         self._factory = factory
         self._spec = spec
 
-    def tasks(self, split: str) -> Any:
+    def tasks(self, split: str) -> object:
         method = getattr(self._factory, "tasks", None)
         return method(split) if method is not None else split_of(self._spec, split)
 
@@ -214,11 +216,11 @@ class _Own:
         self._total += float(reward)
         return answer(observation, reward, bool(terminated) or any(truncated), info)
 
-    async def evaluate(self, params: Mapping[str, object]) -> Any:
+    async def evaluate(self, params: Mapping[str, object]) -> object:
         method = getattr(self._env, "evaluate", None)
         return self._total if method is None else await resolved(_with_params(method, params))
 
-    async def info(self, params: Mapping[str, object]) -> Any:
+    async def info(self, params: Mapping[str, object]) -> object:
         method = getattr(self._env, "info", None)
         return {} if method is None else await resolved(_with_params(method, params))
 
@@ -228,5 +230,5 @@ class _Own:
             await resolved(method())
 
 
-def _with_params(function: Any, params: JsonView) -> object:
+def _with_params(function: Callable[..., object], params: JsonView) -> object:
     return function(params) if inspect.signature(function).parameters else function()

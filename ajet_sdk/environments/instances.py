@@ -124,7 +124,7 @@ class Instances:
         finally:
             process.kill()
 
-    async def create(self, name: str, task_id: str, params: JsonView) -> Any:
+    async def create(self, name: str, task_id: str, params: JsonView) -> object:
         """Start an instance and return its first state. Ends an instance of the same id. Raises Refused."""
         await self.release(name)
         self.lost.pop(name, None)
@@ -148,7 +148,7 @@ class Instances:
             finally:
                 instance.last_used = time.monotonic()
 
-    async def ask(self, name: str, request: dict[str, object]) -> Any:
+    async def ask(self, name: str, request: Json) -> Any:
         """An instance's answer to a request; requests are answered one after the other. Raises Refused."""
         instance = self._instances.get(name)
         if instance is None:

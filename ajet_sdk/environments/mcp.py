@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.environments.hosted import Spec, WrongTarget, answer, split_of
 
 if TYPE_CHECKING:
+    from mcp import ClientSession
+
     from ajet_sdk.types import Json, JsonView
 
 _INVALID_PARAMS = -32602
@@ -67,7 +69,7 @@ class _Tools:
         self._offered: dict[str, Json] = {}
         """The agent's tools by name."""
         self._stack = AsyncExitStack()
-        self._session: Any = None
+        self._session: ClientSession
 
     async def reset(self) -> list[Json]:
         """No messages: the task says what is asked. Raises WrongTarget where the server has no such scoring tool."""
@@ -127,7 +129,7 @@ class _Tools:
         text = await self._observation(function.get("name"), function.get("arguments"))
         return {"role": "tool", "tool_call_id": call.get("id", ""), "content": text}
 
-    async def _observation(self, name: Any, raw: Any) -> str:
+    async def _observation(self, name: object, raw: object) -> str:
         """What a call of the agent comes to. Raises what the server did wrong."""
         if not isinstance(name, str) or name not in self._offered:
             await self._list()  # a server may add tools as it goes
@@ -161,7 +163,7 @@ class _Tools:
 
 
 @asynccontextmanager
-async def _session(command: list[str], environment: dict[str, str]) -> AsyncIterator[Any]:
+async def _session(command: list[str], environment: dict[str, str]) -> AsyncIterator[ClientSession]:
     """A session with a server that is started for it.
 
     The server stays in this process's group and so ends with it, however that ends: `mcp.client.stdio` starts it in a
@@ -173,15 +175,15 @@ async def _session(command: list[str], environment: dict[str, str]) -> AsyncIter
     from mcp.types import JSONRPCMessage
     from pydantic import TypeAdapter
 
-    messages: TypeAdapter[Any] = TypeAdapter(JSONRPCMessage)
+    messages: TypeAdapter[JSONRPCMessage] = TypeAdapter(JSONRPCMessage)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *command, stdin=pipe, stdout=pipe, env=environment, limit=_LONGEST_LINE
     )
     stdin, stdout = process.stdin, process.stdout
     assert stdin is not None and stdout is not None
-    arrived, read = anyio.create_memory_object_stream[Any](0)
-    write, leaving = anyio.create_memory_object_stream[Any](0)
+    arrived, read = anyio.create_memory_object_stream[SessionMessage](0)
+    write, leaving = anyio.create_memory_object_stream[SessionMessage](0)
 
     async def receive() -> None:
         async with arrived:  # its end is the connection's
@@ -224,7 +226,7 @@ def _calls_of(message: JsonView) -> list[JsonView]:
     return [{"function": spelt}] if isinstance(spelt, dict) and "name" in spelt else []
 
 
-def _arguments_of(raw: Any) -> Json:
+def _arguments_of(raw: object) -> Json:
     """Raises ValueError, TypeError or RecursionError where these are no JSON object that can be sent."""
     arguments = json.loads(raw) if isinstance(raw, str) and raw else raw or {}
     if not isinstance(arguments, Mapping):

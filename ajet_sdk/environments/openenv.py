@@ -13,6 +13,7 @@ import json
 import pkgutil
 import typing
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of, resolved, split_of
@@ -35,7 +36,7 @@ def load(name: str, spec: Spec) -> _Package:
     return _Package(classes[0], spec)
 
 
-def _package(name: str) -> Any:
+def _package(name: str) -> ModuleType:
     """The package `echo_env` of `echo_env`, `echo-env`, `openenv-echo` or `echo`."""
     plain = name.removeprefix("openenv-").replace("-", "_")
     for module in (plain, f"{plain}_env"):
@@ -44,7 +45,7 @@ def _package(name: str) -> Any:
     raise ImportError(f"neither package {plain} nor {plain}_env is installed; install the environment's package first")
 
 
-def _environments(package: Any, base: type) -> Iterator[type]:
+def _environments(package: ModuleType, base: type) -> Iterator[type]:
     """The environment classes that the package's own modules define, those of `server` first of all."""
     server = importlib.import_module(f"{package.__name__}.server")
     names = [f"{server.__name__}.{info.name}" for info in pkgutil.iter_modules(server.__path__) if info.name != "app"]
@@ -108,7 +109,7 @@ class _Episode:
     def close(self) -> None:
         self._env.close()
 
-    def _read(self, text: str) -> Any:
+    def _read(self, text: str) -> object:
         """Raises ValueError where the text is no action."""
         required = [name for name, field in self._action.model_fields.items() if field.is_required()]
         if (

@@ -12,7 +12,6 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 from starlette.applications import Starlette
@@ -47,23 +46,23 @@ def service_app(instances: Instances, env_type: str, api_key: str | None = None)
     With `api_key` only who sends it (`Authorization: Bearer KEY`) is answered.
     """
 
-    async def tasks(body: _RequestBody) -> Any:
+    async def tasks(body: _RequestBody) -> object:
         return await instances.tasks(str(body.params.get("split", "train")))
 
-    async def create(body: _RequestBody) -> Any:
+    async def create(body: _RequestBody) -> object:
         if not body.task_id:
             raise Refused(400, "task_id is missing")
         return await instances.create(body.instance_id or new_id(), body.task_id, body.params)
 
-    async def step(body: _RequestBody) -> Any:
+    async def step(body: _RequestBody) -> object:
         if not body.messages:
             raise Refused(400, 'messages is missing: the agent\'s message, {"role": "assistant", "content": ...}')
         return await instances.ask(_id_of(body), {"what": "step", "messages": body.messages})
 
-    async def evaluate(body: _RequestBody) -> Any:
+    async def evaluate(body: _RequestBody) -> object:
         return await instances.ask(_id_of(body), {"what": "evaluate", "params": body.params})
 
-    async def info(body: _RequestBody) -> Any:
+    async def info(body: _RequestBody) -> object:
         return await instances.ask(_id_of(body), {"what": "info", "params": body.params})
 
     async def release(body: _RequestBody) -> object:

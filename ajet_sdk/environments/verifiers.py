@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ def _env_config() -> Any:
 
 
 class _Environment:
-    def __init__(self, make: Any, spec: Spec) -> None:
+    def __init__(self, make: Callable[[], Any], spec: Spec) -> None:
         self._make = make
         self._spec = spec
 
@@ -67,7 +68,7 @@ class _Conversation:
         self._pending: asyncio.Future[JsonView] | None = None
         self._episode: asyncio.Task[Any]
         self._known = 0
-        self._tools: list[Any] = []
+        self._tools: list[Json] = []
 
     async def reset(self) -> list[Json]:
         from verifiers.v1.clients import ModelContext

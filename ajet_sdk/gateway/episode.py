@@ -137,7 +137,7 @@ class OpenEpisode:
         spec: EpisodeSpec,
         url: str,
         put: Callable[[Call], None] | None,
-        run: Callable[[Coroutine[Any, Any, None]], Future[None]],
+        run: Callable[[Coroutine[object, object, None]], Future[None]],
         end_keys: Callable[[OpenEpisode, bool], None],
         door: Any = None,
         amend: Callable[[str, str, str], None] | None = None,

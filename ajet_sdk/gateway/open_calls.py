@@ -33,13 +33,13 @@ class _Bare:
     names = tuple(Call.model_fields)
     place: ClassVar[dict[str, int]] = {name: place for place, name in enumerate(names)}
 
-    def __init__(self, call: Call, **changed: Any) -> None:
+    def __init__(self, call: Call, **changed: object) -> None:
         self.values = tuple(map({**call.__dict__, **changed}.__getitem__, self.names))
 
     def __getitem__(self, name: str) -> Any:
         return self.values[self.place[name]]
 
-    def whole(self, **changed: Any) -> Call:
+    def whole(self, **changed: object) -> Call:
         return Call.model_construct(**{**dict(zip(self.names, self.values, strict=True)), **changed})
 
 
@@ -52,8 +52,8 @@ class OpenCalls:
         self._index = PrefixIndex()
         self._calls: list[tuple[_Bare, IdRun | None, int]] = []
         """Each without its prompt's ids, the run that they are the first of, and how many they are (-1: unknown)."""
-        self._values: dict[bytes, Any] = {}
-        self._latest: list[Any] = []
+        self._values: dict[bytes, object] = {}
+        self._latest: list[object] = []
         """The messages of the latest request."""
 
     def add(self, call: Call, engine_ids: array[int] | None = None) -> Call:
@@ -104,7 +104,7 @@ class OpenCalls:
                 copy[name] = self._shared(value)
         return copy
 
-    def _shared_messages(self, messages: list[Any]) -> list[Any]:
+    def _shared_messages(self, messages: list[object]) -> list[object]:
         latest, repeated = self._latest, 0
         if 0 < len(latest) <= len(messages):  # most requests repeat the latest: compared, it takes no digest
             with suppress(ValueError):
@@ -112,7 +112,7 @@ class OpenCalls:
                     repeated = len(latest)
         return [*latest[:repeated], *map(self._shared, messages[repeated:])]
 
-    def _shared(self, value: Any) -> Any:
+    def _shared(self, value: object) -> object:
         if not isinstance(value, (str, list, dict)) or len(value) < (SHORT if isinstance(value, str) else 1):
             return value
         try:

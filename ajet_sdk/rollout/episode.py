@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import BaseModel
 
@@ -48,8 +48,8 @@ T = TypeVar("T")
 
 
 async def run_episode(
-    workflow: Any,
-    judge: Any | None,
+    workflow: object,
+    judge: object,
     attempt: Attempt,
     *,
     engine: Engine,
@@ -104,8 +104,8 @@ def _decoding(sampling: SamplingOverride | None) -> Literal["sampled", "greedy"]
 class EpisodeRunner:
     """A running episode. Users' code is called through `workers`."""
 
-    workflow: Any
-    judge: Any | None
+    workflow: object
+    judge: object
     attempt: Attempt
     engine: Engine
     gateway: Gateway
@@ -159,7 +159,7 @@ class EpisodeRunner:
             if fault.misconfigured is not None:
                 raise fault.misconfigured from None
 
-    def settle(self, **fields: Any) -> None:
+    def settle(self, **fields: object) -> None:
         self.episode = self.episode.model_copy(update=fields)
 
     async def close(self) -> None:
@@ -177,7 +177,7 @@ class EpisodeRunner:
 
     # Before
 
-    async def _prepare(self) -> tuple[str, float | None, Callable[..., Any]]:
+    async def _prepare(self) -> tuple[str, float | None, Callable[..., object]]:
         """Open the episode and its environment. Returns the workflow's name, its time limit, and the call."""
         if is_workflow_class(self.workflow):
             instance = make_workflow(self.workflow)
@@ -233,9 +233,9 @@ class EpisodeRunner:
         if outcome.value and not self.task.init_messages:
             self.task = self.task.model_copy(update={"init_messages": outcome.value})
 
-    def reserved_arguments(self, opened: OpenEpisode, function: Any, output: Any = None) -> dict[str, Any]:
+    def reserved_arguments(self, opened: OpenEpisode, function: object, output: object = None) -> dict[str, object]:
         """The values of the reserved parameters of a workflow or judge; `function` is None for an object."""
-        arguments: dict[str, Any] = {"task": self.task, "model": opened.model(), "episode": self.episode}
+        arguments: dict[str, object] = {"task": self.task, "model": opened.model(), "episode": self.episode}
         spec = None if function is None else spec_of(function, "judge" if opened.judged else "workflow")
         if spec is not None and spec.tuner_names:
             arguments |= tuner_arguments(spec.parameters, self.task, opened.model, self.config, output)
@@ -258,7 +258,7 @@ class EpisodeRunner:
 
     # During
 
-    async def _act(self, name: str, timeout: float | None, function: Callable[..., Any]) -> Any:
+    async def _act(self, name: str, timeout: float | None, function: Callable[..., object]) -> object:
         """The workflow's output. Raises EpisodeFault, also for failed calls that the workflow ignored."""
         opened = self.opened
         assert opened is not None
@@ -283,7 +283,7 @@ class EpisodeRunner:
             self.settle(metrics=numbers(outcome.value.metrics or {}))
         return outcome.value
 
-    async def _output(self, value: Any, name: str) -> Any:
+    async def _output(self, value: object, name: str) -> object:
         """The output as JSON. Methods of users' objects are called in a worker.
 
         Raises EpisodeFault where they do not return.
@@ -304,14 +304,14 @@ class EpisodeRunner:
             raise EpisodeFault(self.env.fault)
 
 
-def _stored(value: Any) -> Any:
+def _stored(value: object) -> object:
     try:
         return storable(_plain(value))
     except RecursionError:  # it contains itself
         return storable(value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """The output for the episode, with ajet's models as plain JSON."""
     value = plain(value)
     if isinstance(value, BaseModel):
@@ -322,8 +322,8 @@ def _plain(value: Any) -> Any:
 
 
 async def run_batch(
-    workflow: Any,
-    judge: Any | None,
+    workflow: object,
+    judge: object,
     attempts: Sequence[Attempt],
     *,
     engine: Engine,

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ajet_sdk.errors import AjetError, NoReward
 from ajet_sdk.gateway.episode import OpenEpisode
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     """The parts of a running episode that judging needs."""
 
-    judge: Any | None
+    judge: object
     config: Config
     workers: Workers
     member: Member | None
@@ -32,7 +32,7 @@ class Runner(Protocol):
     task: Task
     episode: Episode
 
-    def settle(self, **fields: Any) -> None:
+    def settle(self, **fields: object) -> None:
         """Set fields of the episode."""
         ...
 
@@ -40,12 +40,12 @@ class Runner(Protocol):
         """The task for `compute_reward`."""
         ...
 
-    def reserved_arguments(self, opened: OpenEpisode, function: Any, output: Any = None) -> dict[str, Any]:
+    def reserved_arguments(self, opened: OpenEpisode, function: object, output: object = None) -> dict[str, object]:
         """The values of the reserved parameters of a judge; `function` is None for an object."""
         ...
 
 
-async def judge_episode(runner: Runner, output: Any) -> Verdict:
+async def judge_episode(runner: Runner, output: object) -> Verdict:
     """The verdict of the run's judge. Raises EpisodeFault, or NoReward without a judge."""
     opened, judge = runner.opened, runner.judge
     assert opened is not None
@@ -73,7 +73,7 @@ def _to_be_judged(runner: Runner) -> Episode:
     return runner.episode.model_copy(update={"status": "succeeded", "error": None, "cause": None})
 
 
-async def _called(runner: Runner, opened: OpenEpisode, call: JudgeCall) -> Any:
+async def _called(runner: Runner, opened: OpenEpisode, call: JudgeCall) -> object:
     """Call the judge and return its result. Raises EpisodeFault."""
     before = len(opened.errors)
     timeout = call.timeout or runner.config.rollout.judge_timeout
@@ -94,7 +94,7 @@ class Group:
     The judge's own calls are recorded in the first of its episodes.
     """
 
-    def __init__(self, judge: Any, size: int) -> None:
+    def __init__(self, judge: object, size: int) -> None:
         self.judged = False
         self._judge = judge
         self._expected = size
@@ -170,7 +170,7 @@ class Member:
             self.group.leave()
 
 
-def groups_of(group_ids: Iterable[str], judge: Any) -> dict[str, Group]:
+def groups_of(group_ids: Iterable[str], judge: object) -> dict[str, Group]:
     """A group for each id among those of a batch's attempts; none where the judge sees one episode at a time."""
     sizes = Counter(group_ids) if is_group_judge(judge) else {}
     return {group_id: Group(judge, size) for group_id, size in sizes.items() if group_id}

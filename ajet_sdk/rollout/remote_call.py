@@ -142,7 +142,7 @@ def _is_engine_part(thing: object) -> bool:
     return str(type(thing).__module__).startswith(("ajet_sdk.engines.", "ajet_sdk.tokens."))
 
 
-def dumps(thing: Any, store: ObjectStore | None = None) -> bytes:
+def dumps(thing: object, store: ObjectStore | None = None) -> bytes:
     """Pickle what a call or a reply consists of; objects that stay go by their key. Raises what pickling raises."""
     into = io.BytesIO()
     _Pickler(into, store).dump(thing)
@@ -154,7 +154,7 @@ def dump_object(thing: object) -> bytes:
     return dumps(DeferredObject(dumps(thing)) if _is_engine_part(thing) else thing)
 
 
-def loads(data: bytes, store: Mapping[str, Any] | None = None) -> Any:
+def loads(data: bytes, store: Mapping[str, object] | None = None) -> Any:
     """The inverse of `dumps`, in this process or in another one."""
     return _Unpickler(io.BytesIO(data), store or {}).load()
 
@@ -172,7 +172,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, source: io.BytesIO, store: Mapping[str, Any]) -> None:
+    def __init__(self, source: io.BytesIO, store: Mapping[str, object]) -> None:
         super().__init__(source)
         self._kept = store
 

@@ -121,7 +121,7 @@ class _Loop:
         self._call(start)
         return work
 
-    def _call(self, callback: Callable[[], Any]) -> None:
+    def _call(self, callback: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop is closed: nothing of it is left to start or cancel
             self.loop.call_soon_threadsafe(callback)
 
@@ -295,7 +295,7 @@ class Workers:
         if inspect.isawaitable(outcome.value):  # a sync wrapper around an async function
             awaitable = outcome.value
 
-            async def wait() -> Any:
+            async def wait() -> object:
                 return await awaitable
 
             outcome = await self._wait(self._loop().submit(wait, context), deadline, label)

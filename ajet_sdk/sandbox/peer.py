@@ -27,7 +27,7 @@ from typing import Any
 SCALARS = (type(None), bool, int, float, str)
 LONG = 10_000
 """Bits of an integer that has more digits than Python likes to write."""
-READ: dict[str, Callable[..., Any]] = {
+READ: dict[str, Callable[..., object]] = {
     "int": lambda text: int(text, 16),
     "complex": complex, "range": range, "Decimal": decimal.Decimal, "Fraction": fractions.Fraction,
     "bytes": bytes.fromhex, "bytearray": bytearray.fromhex, "list": list, "tuple": tuple, "set": set,
@@ -37,7 +37,7 @@ READ: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 """How a value is made of what its encoding has behind the name of its type."""
 HELD = (list, tuple, set, frozenset, collections.deque)
-OPERATIONS: dict[str, Callable[..., Any]] = {
+OPERATIONS: dict[str, Callable[..., object]] = {
     **{f.__name__: f for f in (len, iter, next, bool, str, repr, int, float, abs, reversed, isinstance, issubclass)},
     **{name: getattr(operator, name) for name in ("eq", "getitem", "setitem", "delitem", "neg", "pos", "invert")},
     **{name: getattr(operator, name) for name in ("add", "mul", "sub", "truediv", "floordiv", "mod", "pow", "matmul")},
@@ -66,31 +66,31 @@ class Remote:
             raise AttributeError(f"{name} is not asked of a program's object")
         return self._peer.ask("get", self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self._peer.ask("set", self, name, value)
 
     def __delattr__(self, name: str) -> None:
         self._peer.ask("delete", self, name)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: object, **named: object) -> Any:
         return self._peer.ask("call", self, arguments, named)
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Remote) and self._peer.ask("eq", self, other) is True)
 
     __hash__ = object.__hash__
 
-    def __contains__(self, value: Any) -> bool:
+    def __contains__(self, value: object) -> bool:
         return any(value is item or value == item for item in self)
 
     def __iter__(self) -> Iterator[Any]:
         items: Iterator[Any] = self._peer.ask("iter", self)
         return items
 
-    def __instancecheck__(self, value: Any) -> bool:
+    def __instancecheck__(self, value: object) -> bool:
         return isinstance(value, Remote) and self._peer.ask("isinstance", value, self) is True
 
-    def __subclasscheck__(self, value: Any) -> bool:
+    def __subclasscheck__(self, value: object) -> bool:
         return isinstance(value, Remote) and self._peer.ask("issubclass", value, self) is True
 
     def __format__(self, form: str) -> str:
@@ -100,8 +100,8 @@ class Remote:
         return self._peer.ask("await", self)
 
 
-def forward(name: str, *, turned: bool = False) -> Callable[..., Any]:
-    def operation(self: Remote, *values: Any) -> Any:
+def forward(name: str, *, turned: bool = False) -> Callable[..., object]:
+    def operation(self: Remote, *values: object) -> object:
         if name in BETWEEN and not all(isinstance(value, Remote) for value in values):
             raise TypeError(f"{name}: an object of the program is not held against plain data")
         return self._peer.ask(name, *((*values, self) if turned else (self, *values)))
@@ -130,11 +130,11 @@ class Peer:
         self.module = types.ModuleType("__main__")
         self.turn = threading.RLock()
         """One thread asks at a time; it may ask again while it answers."""
-        self.objects: dict[int, Any] = {}
+        self.objects: dict[int, object] = {}
         self.numbers: dict[int, int] = {}
         self.remotes: dict[int, Any] = {}
 
-    def send(self, *message: Any) -> None:
+    def send(self, *message: object) -> None:
         text = json.dumps(message)
         try:
             self.writer.write(text.encode() + b"\n")
@@ -154,7 +154,7 @@ class Peer:
             raise Gone("the program ended while it was tested") from None
         return message
 
-    def ask(self, operation: str, *arguments: Any) -> Any:
+    def ask(self, operation: str, *arguments: object) -> Any:
         """What the other side answers. Raises what it raises, and Gone."""
         with self.turn:
             return self._ask(operation, arguments)
@@ -200,7 +200,7 @@ class Peer:
             reply = "raised", self.encode(error)
         finally:
             sys.stdout = before
-        after: list[Any] = []
+        after: list[object] = []
         if operation == "in place":
             after = [self.encode(value) for value in values[1]]
         self.send(*reply, printed.getvalue()[: 1 << 20], after)
@@ -221,7 +221,7 @@ class Peer:
         if operation in ("get", "set", "delete"):
             if self.code is None and (values[1].startswith("_") or type(values[0]).__module__ != "__main__"):
                 raise AttributeError(values[1])
-            attribute: dict[str, Callable[..., Any]] = {"get": getattr, "set": setattr, "delete": delattr}
+            attribute: dict[str, Callable[..., object]] = {"get": getattr, "set": setattr, "delete": delattr}
             return attribute[operation](*values)
         raise ValueError(operation)
 
@@ -260,7 +260,7 @@ class Peer:
             return ["error", self.encode(kind), self.encode(value.args), self.encode(dict(vars(value)))]
         return self.encode_object(value)
 
-    def encode_object(self, value: Any) -> list[Any]:
+    def encode_object(self, value: object) -> list[object]:
         if isinstance(value, type) and issubclass(value, BaseException):
             if value in vars(builtins).values():
                 return ["builtin error", value.__name__]
@@ -270,7 +270,7 @@ class Peer:
             return ["coroutine", self.number(value)]
         return ["mine", self.number(value)]
 
-    def number(self, value: Any) -> int:
+    def number(self, value: object) -> int:
         number = self.numbers.setdefault(id(value), len(self.numbers))
         self.objects[number] = value  # and so its id stays its own
         return number

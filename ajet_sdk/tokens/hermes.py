@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from ajet_sdk.types import Json
 
 Message = Json
-Show = Callable[[Any], str]
+Show = Callable[[object], str]
 
 _TOOLS = """# Tools
 
@@ -80,7 +79,7 @@ def with_calls_as_text(messages: Sequence[Message]) -> list[Message]:
     return [*written, {"role": "user", "content": "\n".join(results)}] if results else written
 
 
-def _call(call: Any) -> str:
+def _call(call: Message) -> str:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return json.dumps(call, ensure_ascii=False, default=str)

@@ -12,7 +12,9 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.types import JsonView
 
 if TYPE_CHECKING:
+    import tokenizers
     from transformers import PreTrainedTokenizerBase
+
 
 _PROBE = "Qx7"
 
@@ -24,7 +26,7 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(unprintable)}
 
 
-def _load(path: str, trust_remote_code: bool) -> Any:
+def _load(path: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     check_source(path)
@@ -126,6 +128,6 @@ class HFTokenizer:
         return {ids[0]} if ids and self.is_special(ids[0]) else set()
 
 
-def _decoder_of(backend: Any) -> str:
+def _decoder_of(backend: tokenizers.Tokenizer) -> str:
     state = json.loads(backend.to_str())
     return json.dumps([state.get("decoder"), state.get("pre_tokenizer")])

@@ -245,12 +245,12 @@ def _check_format(text: str, values: object) -> None:
         _check_width(*(values if isinstance(values, tuple) else (values,)))
 
 
-def _bounded_filter(function: Any, check: Callable[..., None]) -> object:
+def _bounded_filter(function: Callable[..., object], check: Callable[..., None]) -> object:
     """A filter of jinja2 behind a check of its arguments, without what jinja2 itself passes first."""
     skip = int(hasattr(function, "jinja_pass_arg"))
 
     @wraps(function)
-    def bounded(*args: Any, **kwargs: Any) -> Any:
+    def bounded(*args: object, **kwargs: object) -> object:
         check(*args[skip:], **kwargs)
         return function(*args, **kwargs)
 

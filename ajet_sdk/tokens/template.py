@@ -280,7 +280,7 @@ class ChatTemplate:
         *,
         at: datetime | None = None,
         add_generation_prompt: bool = True,
-        **options: Any,
+        **options: object,
     ) -> str:
         """The text of formed messages. `at` is the time that the template is told. Raises RequestRefused."""
         if self.in_hermes_form(messages, tools):
@@ -301,7 +301,7 @@ class ChatTemplate:
         tools: Sequence[JsonView] | None = None,
         *,
         at: datetime | None = None,
-        **options: Any,
+        **options: object,
     ) -> str:
         """The text of formed messages up to the end of the last one's content. Raises RequestRefused."""
         content = _content(messages[-1]["content"])
