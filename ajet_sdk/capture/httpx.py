@@ -174,7 +174,11 @@ def _in_process_streams(module: Any) -> Streams:
 
 
 def _ask(
-    module: ModuleType, plan: Reroute, request: httpx.Request, tell: Callable[[ResponsePart | None], None], in_parts: bool
+    module: ModuleType,
+    plan: Reroute,
+    request: httpx.Request,
+    tell: Callable[[ResponsePart | None], None],
+    in_parts: bool,
 ) -> ProcessClient:
     assert plan.door is not None
     try:
@@ -183,14 +187,18 @@ def _ask(
         raise module.ConnectError("the gateway has stopped", request=request) from error
 
 
-def _taken(module: ModuleType, request: httpx.Request, part: ResponsePart | None, client: ProcessClient) -> ResponsePart:
+def _taken(
+    module: ModuleType, request: httpx.Request, part: ResponsePart | None, client: ProcessClient
+) -> ResponsePart:
     if part is None:
         raise module.RemoteProtocolError("the gateway closed the connection early", request=request)
     client.take()
     return part
 
 
-def _response(module: ModuleType, request: httpx.Request, first: ResponsePart, began: float, **body: object) -> httpx.Response:
+def _response(
+    module: ModuleType, request: httpx.Request, first: ResponsePart, began: float, **body: object
+) -> httpx.Response:
     response: httpx.Response = module.Response(first.status, headers=first.headers, request=request, **body)
     response.elapsed = timedelta(seconds=time.perf_counter() - began)
     return response

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from ajet_sdk.types import Json, JsonView
+from ajet_sdk.types import Json as Json
+from ajet_sdk.types import JsonView
 
 Stored = MutableMapping[str, Json]
 """An open episode's responses and conversations, by their ids."""

@@ -38,7 +38,7 @@ TERMINATED = 128 + signal.SIGTERM
 """The exit code of a process that SIGTERM ended, and the code of the `SystemExit` that is raised for it."""
 
 
-def run_to_end(work: Coroutine[object, object, T], on_signal: Callable[[signal.Signals], None] | None = None) -> T:
+def run_to_end(work: Coroutine[Any, Any, T], on_signal: Callable[[signal.Signals], None] | None = None) -> T:
     """The result of a coroutine; as `asyncio.run`, but also where a loop is running already, as in a notebook.
 
     There the coroutine has a loop in a thread of its own, and the caller's loop waits. Ctrl-C (a notebook's interrupt)
@@ -90,7 +90,7 @@ def _start(function: Callable[[], T], outcome: Future[T], begun: _Begun) -> None
     in_thread(partial(context.run, function), "ajet-run", outcome)
 
 
-async def _cancellable(work: Coroutine[object, object, T], stop: _Stop) -> T:
+async def _cancellable(work: Coroutine[Any, Any, T], stop: _Stop) -> T:
     begun, task = _begun.get(), asyncio.current_task()
     if begun is not None and begun.cancelled():
         work.close()
