@@ -29,9 +29,7 @@ __all__ = [
     "Event",
     "Feedback",
     "Floats",
-    "Ids",
-    "Json",
-    "JsonView",
+    "Ids", "Json", "JsonView",
     "LedgerEntry",
     "Metric",
     "Outcome",
@@ -116,13 +114,9 @@ class _Frozen(BaseModel):
 
 
 def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return (
-            isinstance(a, np.ndarray)
-            and isinstance(b, np.ndarray)
-            and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
-        )
-    return bool(a == b)
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+    return not isinstance(a, np.ndarray) and not isinstance(b, np.ndarray) and bool(a == b)
 
 
 class Task(_Frozen):
