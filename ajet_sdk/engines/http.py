@@ -264,7 +264,12 @@ class Endpoint:
                 refused=failure.refused,
             ) from failure.__cause__
         if response.status < 400:
-            parsed = _parsed(response)
+            try:
+                parsed = json_value(response.content)
+            except (ValueError, RecursionError) as error:
+                raise EngineUnavailable(f"{url} answered {response.status}, but not with JSON: {error}") from error
+            if not isinstance(parsed, dict):
+                raise EngineUnavailable(f"{url} answered JSON that is not an object: {str(parsed)[:200]}")
             if not parsed.get("error") or parsed.get("choices"):
                 return parsed
             response = replace(response, status=_status_of(parsed["error"]))
@@ -305,16 +310,6 @@ class Endpoint:
             elif loop.is_running():
                 asyncio.run_coroutine_threadsafe(client.aclose(), loop)
         self._clients.clear()
-
-
-def _parsed(response: _Response) -> dict[str, Any]:
-    try:
-        parsed = json_value(response.content)
-    except (ValueError, RecursionError) as error:
-        raise EngineUnavailable(f"{response.url} answered {response.status}, but not with JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise EngineUnavailable(f"{response.url} answered JSON that is not an object: {str(parsed)[:200]}")
-    return parsed
 
 
 def _status_of(error: Any) -> int:

@@ -75,8 +75,10 @@ class Pace:
         """
         request, started, failed = object(), time.monotonic(), 0
         while True:
-            await self._wait_turn()
-            self.check_halted()
+            if self._not_before or self._interval:
+                await self._wait_turn()
+            if self._halted is not None:
+                raise self._halted
             self._sent[request] = time.monotonic()
             try:
                 answer = await attempt()
