@@ -27,25 +27,6 @@ if TYPE_CHECKING:
 
     from ajet_sdk.config.config import Config
 
-__all__ = [
-    "Answer",
-    "Ask",
-    "Choice",
-    "Client",
-    "Engine",
-    "Growth",
-    "Job",
-    "Judge",
-    "Route",
-    "Sampled",
-    "Sampler",
-    "Sampling",
-    "SamplingCancelled",
-    "Stop",
-    "Tokenizer",
-    "TraceReader",
-]
-
 Route = Literal["chat/completions", "completions"]
 
 

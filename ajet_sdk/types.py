@@ -20,31 +20,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PrivateAttr, model_validator
 
-__all__ = [
-    "OUTCOMES",
-    "UNTAGGED",
-    "Bools",
-    "Call",
-    "Episode",
-    "Event",
-    "Feedback",
-    "Floats",
-    "Ids", "Json", "JsonView",
-    "LedgerEntry",
-    "Metric",
-    "Outcome",
-    "Phase",
-    "Reward",
-    "Run",
-    "Sample",
-    "Span",
-    "Split",
-    "Status",
-    "Task",
-    "Timeline",
-    "Trained", "new_id", "now",
-]  # fmt: skip
-
 Phase = Literal["rollout", "judge"]
 Status = Literal["succeeded", "failed", "timeout", "aborted"]
 Outcome = Literal[

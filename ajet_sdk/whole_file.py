@@ -7,8 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-__all__ = ["remove_draft", "write_whole"]
-
 
 def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> None:
     """Put a file in the place of what is at `path`; where that fails, as on a full disk, nothing is left beside it.

@@ -20,8 +20,6 @@ from ajet_sdk.errors import EngineError
 from ajet_sdk.protocols import Answer, Ask, Engine, Sampled, Tokenizer
 from ajet_sdk.tokens.probing import renderer
 
-__all__ = ["ByteTokenizer", "InProcess", "ScriptedEngine"]
-
 Reply = str | Mapping[str, object]
 Replies = Callable[[Ask], Any] | Sequence[Reply]
 

@@ -34,19 +34,6 @@ if TYPE_CHECKING:
     from ajet_sdk.learn.probe import Probe
     from ajet_sdk.types import Task
 
-__all__ = [
-    "MARK",
-    "Demonstration",
-    "Recipe",
-    "Shape",
-    "build_recipe",
-    "find_model",
-    "recipe_of",
-    "store_model",
-    "wants_recipe",
-    "with_model",
-]
-
 log = logging.getLogger("ajet")
 
 Say = Callable[[str], None]

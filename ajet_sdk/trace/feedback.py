@@ -14,8 +14,6 @@ from ajet_sdk.trace.owner import Owner, retract, settled_owner
 from ajet_sdk.trace.reader import open_trace, trace_files
 from ajet_sdk.types import Feedback
 
-__all__ = ["give"]
-
 
 def give(path: Path, *feedback: Feedback) -> None:
     """Store what a person said of episodes or calls of a trace; it is in the file when this returns.

@@ -33,11 +33,6 @@ from ajet_sdk.types import Call, Episode, Reward
 if TYPE_CHECKING:
     import polars
 
-__all__ = [
-    "Stored", "Trace", "Whole", "calls_of", "episodes", "ledger_balance", "open_trace", "rebuild", "stored_calls",
-    "trace_files",
-]  # fmt: skip
-
 _RACE = 5.0
 _PATIENCE = 20.0
 _OPENING = 5.0

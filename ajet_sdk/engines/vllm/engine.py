@@ -16,8 +16,6 @@ from ajet_sdk.tokens.huggingface import HFTokenizer
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["VllmSampler", "gpus_for", "samples_with_vllm", "settings_of", "vllm_engine"]
-
 ALONE, SHARED = 0.85, 0.5
 """Share of a GPU's memory without and with a trainer on it."""
 
