@@ -22,7 +22,7 @@ class GroupMessage(TypedDict):
     """A finished group of attempts."""
 
     step: int
-    what: str
+    purpose: str
     """`train`, `val` or `val, greedy`."""
     metrics: dict[str, float]
     episodes: list[str]
@@ -101,11 +101,11 @@ def mailbox_of(run_id: str) -> ActorHandle:
     return ray.get_actor(_NAME, namespace=namespace_of(run_id))
 
 
-def group_message(episodes: Sequence[Episode], step: int, what: str, metrics: Mapping[str, float]) -> GroupMessage:
+def group_message(episodes: Sequence[Episode], step: int, purpose: str, metrics: Mapping[str, float]) -> GroupMessage:
     """The message about a finished group; requests and responses stay in the node's trace."""
     return {
         "step": step,
-        "what": what,
+        "purpose": purpose,
         "metrics": dict(metrics),
         "episodes": [_light(episode).model_dump_json() for episode in episodes],
     }

@@ -51,7 +51,7 @@ async def local_batch(setting: Setting, tmp_path: Path) -> Any:
     """The samples of the first step as `local` makes them, in this process."""
     config = setting.config
     tasks = tasks_of_step(setting.tasks, 1, 2, config.trainer_common.seed)
-    attempts = attempts_of(tasks, 3, run_id="local", step=1, what="train", seed=config.trainer_common.seed)
+    attempts = attempts_of(tasks, 3, run_id="local", step=1, purpose="train", seed=config.trainer_common.seed)
     engine = local_engine(config)
     assert isinstance(engine, TokenEngine)
     try:

@@ -91,7 +91,7 @@ class Progress:
             self._loggers.say(f"the cluster's final messages were lost: {error}")
 
     def _group(self, group: GroupMessage) -> None:
-        step, purpose = int(group["step"]), str(group["what"])
+        step, purpose = int(group["step"]), str(group["purpose"])
         part = self._parts[step, purpose]
         display, expected = self._loggers.display, self._expected(purpose)
         if display is not None and not part.groups:

@@ -102,14 +102,14 @@ def order_of_tasks(count: int, places: Iterable[int], seed: int) -> list[int]:
 
 
 def attempts_at(
-    task: Task, position: int, attempts: Iterable[int], *, run_id: str, step: int, what: str, seed: int
+    task: Task, position: int, attempts: Iterable[int], *, run_id: str, step: int, purpose: str, seed: int
 ) -> list[Attempt]:
     """The attempts of one group, at the task at this position of a batch.
 
-    `what` is "train" or names the validation; seeds differ between them and between steps.
+    `purpose` is "train" or names the validation; seeds differ between them and between steps.
     """
-    group, part = new_id(), step if what == "train" else what
-    shared = seed_of(seed, part if what == "train" else "val", position)  # sampled and greedy: the same opponents
+    group, part = new_id(), step if purpose == "train" else purpose
+    shared = seed_of(seed, part if purpose == "train" else "val", position)  # sampled and greedy: the same opponents
     return [
         Attempt(
             task=task,
@@ -117,7 +117,7 @@ def attempts_at(
             group_id=group,
             attempt=attempt,
             step=step,
-            split="train" if what == "train" else "val",
+            split="train" if purpose == "train" else "val",
             seed=seed_of(seed, part, position, attempt),
             group_seed=shared,
             must_call=True,
@@ -127,7 +127,7 @@ def attempts_at(
 
 
 def attempts_of(
-    tasks: Sequence[Task], repeats: int, *, run_id: str, step: int, what: str, seed: int, first: int = 0
+    tasks: Sequence[Task], repeats: int, *, run_id: str, step: int, purpose: str, seed: int, first: int = 0
 ) -> list[Attempt]:
     """`repeats` attempts at each task of a batch, grouped by task.
 
@@ -136,7 +136,7 @@ def attempts_of(
     return [
         attempt
         for position, task in enumerate(tasks, first)
-        for attempt in attempts_at(task, position, range(repeats), run_id=run_id, step=step, what=what, seed=seed)
+        for attempt in attempts_at(task, position, range(repeats), run_id=run_id, step=step, purpose=purpose, seed=seed)
     ]
 
 
@@ -228,10 +228,10 @@ class Rollouts:
         return self._begin(attempts, training_sampling(self.job.config))
 
     def begin_validation(
-        self, tasks: Sequence[Task], repeats: int, sampling: SamplingOverride, what: str, step: int
+        self, tasks: Sequence[Task], repeats: int, sampling: SamplingOverride, purpose: str, step: int
     ) -> Rollout:
-        """Begin `repeats` attempts at each task after a step; `what` names the validation and enters the seeds."""
-        return self._begin(self._attempts(tasks, repeats, step, what), sampling)
+        """Begin `repeats` attempts at each task after a step; `purpose` names the validation and enters the seeds."""
+        return self._begin(self._attempts(tasks, repeats, step, purpose), sampling)
 
     async def make_trials(self, step: int, attempts: Sequence[Attempt]) -> list[Episode]:
         """Attempt candidate tasks after a step. Nothing is trained; the episodes are on disk when it returns."""
@@ -244,9 +244,9 @@ class Rollouts:
         await asyncio.to_thread(self.writer.flush)  # a resumed run makes no trial again whose result is known
         return episodes
 
-    def _attempts(self, tasks: Sequence[Task], repeats: int, step: int, what: str, first: int = 0) -> list[Attempt]:
+    def _attempts(self, tasks: Sequence[Task], repeats: int, step: int, purpose: str, first: int = 0) -> list[Attempt]:
         seed = self.job.config.trainer_common.seed
-        return attempts_of(tasks, repeats, run_id=self.job.run_id, step=step, what=what, seed=seed, first=first)
+        return attempts_of(tasks, repeats, run_id=self.job.run_id, step=step, purpose=purpose, seed=seed, first=first)
 
     def _begin(self, attempts: Sequence[Attempt], sampling: SamplingOverride | None) -> Rollout:
         return Rollout(self, attempts, sampling)

@@ -100,10 +100,10 @@ class Validation:
         self.rollouts.writer.flush()
         self.dropped = self.loggers.held_out(step, sets, greedy=not repeats)
 
-    async def _sample(self, step: int, repeats: int, sampling: SamplingOverride, what: str) -> list[Episode]:
-        rollout = self.rollouts.begin_validation(self.tasks, repeats, sampling, what, step)
-        episodes = await rollout.episodes(self.loggers.display, f"step {step}/{self.total} {what}")
+    async def _sample(self, step: int, repeats: int, sampling: SamplingOverride, purpose: str) -> list[Episode]:
+        rollout = self.rollouts.begin_validation(self.tasks, repeats, sampling, purpose, step)
+        episodes = await rollout.episodes(self.loggers.display, f"step {step}/{self.total} {purpose}")
         self.rollouts.writer.put(*(entry for episode in episodes for entry in untrained_entries(episode)))
         for line in failures_by_cause(episodes):
-            self.loggers.say(f"{what}: {line}")
+            self.loggers.say(f"{purpose}: {line}")
         return episodes

@@ -101,7 +101,7 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
             range(self._first, self._first + self._repeats),
             run_id=node.run_id,
             step=step,
-            what=purpose,
+            purpose=purpose,
             seed=node.config.trainer_common.seed,
         )
         episodes = await node.run(attempts, sampling)

@@ -127,9 +127,9 @@ class AjetManager:
             raise TrainingError(f"verl validates on {count} rows, but there are {len(self._val)} validation tasks")
         repeats = max(1, config.validation_attempts)
         sampled: list[Episode] = []
-        for what, times, sampling in (("val", repeats, validation_sampling(config)), ("val, greedy", 1, GREEDY)):
-            attempts = self._attempts(self._val, times, step, what)
-            episodes = self._run(attempts, what, sampling)
+        for purpose, times, sampling in (("val", repeats, validation_sampling(config)), ("val, greedy", 1, GREEDY)):
+            attempts = self._attempts(self._val, times, step, purpose)
+            episodes = self._run(attempts, purpose, sampling)
             sampled = sampled or episodes
         means = []
         for at in range(count):
@@ -139,11 +139,11 @@ class AjetManager:
 
     # Episodes on nodes
 
-    def _attempts(self, tasks: Sequence[Task], repeats: int, step: int, what: str) -> list[Attempt]:
+    def _attempts(self, tasks: Sequence[Task], repeats: int, step: int, purpose: str) -> list[Attempt]:
         seed = self.config.trainer_common.seed
-        return attempts_of(tasks, repeats, run_id=self.run_id, step=step, what=what, seed=seed)
+        return attempts_of(tasks, repeats, run_id=self.run_id, step=step, purpose=purpose, seed=seed)
 
-    def _run(self, attempts: Sequence[Attempt], what: str, sampling: SamplingOverride | None) -> list[Episode]:
+    def _run(self, attempts: Sequence[Attempt], purpose: str, sampling: SamplingOverride | None) -> list[Episode]:
         """Run all groups on the nodes, in order; groups whose process is lost are repeated."""
         groups: dict[str, list[Attempt]] = {}
         for attempt in attempts:
@@ -155,7 +155,7 @@ class AjetManager:
             for at, name in enumerate(name for name in groups if name not in done):
                 runner = self._runners[at % len(self._runners)]
                 running[runner.run.remote(groups[name], sampling)] = name, runner
-            lost = self._gather(running, done, what)
+            lost = self._gather(running, done, purpose)
             if not lost:
                 break
             if not losses_left:
@@ -169,7 +169,7 @@ class AjetManager:
         return [episode for name in groups for episode in done[name]]
 
     def _gather(
-        self, running: dict[ObjectRef, tuple[str, ActorHandle]], done: dict[str, list[Episode]], what: str
+        self, running: dict[ObjectRef, tuple[str, ActorHandle]], done: dict[str, list[Episode]], purpose: str
     ) -> list[RayActorError]:
         """Wait for all groups and send each to the driver. Returns the errors of lost runners, which are replaced."""
         lost = []
@@ -182,7 +182,7 @@ class AjetManager:
                 lost.append(error)
                 self._replace(runner)
                 continue
-            message = group_message(done[name], done[name][0].step, what, {})
+            message = group_message(done[name], done[name][0].step, purpose, {})
             self._mailbox.put.remote("group", message)
         return lost
 

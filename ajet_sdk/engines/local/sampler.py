@@ -185,7 +185,7 @@ class LocalSampler:
             if self._copy is not None:
                 await asyncio.to_thread(self._copy.catch_up)
         finally:
-            gate.left = True
+            gate.released = True
             self._order(lambda: None)
 
     async def aclose(self) -> None:
@@ -234,7 +234,7 @@ class LocalSampler:
     def _startable(self) -> bool:
         if self._gates:
             gate = self._gates[0]
-            return not gate.open or gate.left
+            return not gate.open or gate.released
         return bool(self._batch.running or self._waiting)
 
     def _advance(self) -> None:
@@ -265,7 +265,7 @@ class LocalSampler:
     def _pass_gate(self) -> bool:
         """Let the first exclusive user in or out; False while it is inside."""
         gate = self._gates[0]
-        if gate.left:
+        if gate.released:
             self._gates.popleft()
             if gate.open:
                 self._batch.clear()
@@ -310,7 +310,7 @@ class _Gate:
         self._loop = loop
         self.entered: asyncio.Future[None] = loop.create_future()
         self.open = False
-        self.left = False
+        self.released = False
 
     def enter(self) -> None:
         self.open = True
