@@ -77,8 +77,6 @@ class League:
         return sum(mine, Score(0, 0))
 
     def as_json(self) -> dict[str, object]:
-        """The league as JSON."""
-
         def row(player: str, opponent: str | None) -> dict[str, object]:
             score = self.score(player, opponent)
             return {

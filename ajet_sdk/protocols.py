@@ -247,9 +247,7 @@ class Tokenizer(Protocol):
     eos_ids: frozenset[int]
     """Ids that end a turn."""
 
-    def __len__(self) -> int:
-        """The number of ids."""
-        ...
+    def __len__(self) -> int: ...
 
     def __hash__(self) -> int: ...
 
@@ -353,7 +351,6 @@ class Stop:
 
     @property
     def is_set(self) -> bool:
-        """Whether it is cancelled."""
         return self._set
 
     def set(self) -> None:

@@ -374,7 +374,6 @@ class OpenRun:
         return engine
 
     async def aclose(self) -> None:
-        """Close the model if it is open."""
         if self._opening is not None:
             [opened] = await asyncio.gather(self._opening, return_exceptions=True)
             if not isinstance(opened, BaseException):

@@ -194,7 +194,6 @@ class _Service:
         self.api_key = api_key
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application."""
         if scope["type"] != "http":
             return
         method, path = scope["method"], scope["path"].rstrip("/")

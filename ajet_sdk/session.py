@@ -58,7 +58,6 @@ def open_cluster(config: Config, ray: str | None, *objects: Any) -> Iterator[Ray
 
 
 def make_workers(config: Config, joined: RayCluster | None) -> Workers:
-    """The workers of a run."""
     limit = config.rollout.max_env_worker
     if joined is None:
         return Workers(limit)

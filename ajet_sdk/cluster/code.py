@@ -64,7 +64,6 @@ class CodePackage:
             yield root
 
     def _archive_path(self, folder: Path) -> str:
-        """A folder's path in the package."""
         here = Path.cwd()
         if folder.is_relative_to(here):
             return f"{_HERE}/{folder.relative_to(here).as_posix()}".removesuffix("/.")

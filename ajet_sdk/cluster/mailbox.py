@@ -64,7 +64,6 @@ class Mailbox:
         self._news = asyncio.Event()
 
     async def put(self, kind: str, content: Mapping[str, object]) -> None:
-        """Add a message of plain data."""
         self._items.append((kind, content))
         self._news.set()
 
@@ -95,7 +94,6 @@ def open_mailbox(run_id: str) -> ActorHandle:
 
 
 def mailbox_of(run_id: str) -> ActorHandle:
-    """The run's actor, from any node."""
     import ray
 
     return ray.get_actor(_NAME, namespace=namespace_of(run_id))

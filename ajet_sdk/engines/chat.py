@@ -228,7 +228,6 @@ class Chat:
         return low
 
     def _message(self, conversation: Conversation, parsed: Parsed, ids: Sequence[int], index: int) -> dict[str, object]:
-        """The reply as an assistant message."""
         message: dict[str, object] = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning is not None:
             message["reasoning_content"] = parsed.reasoning
@@ -244,7 +243,6 @@ class Chat:
         return message
 
     def answer(self, conversation: Conversation, sampled: Sequence[Sampled], model: str) -> Answer:
-        """The answer of all choices."""
         choices = tuple(self.choice(conversation, sample, index) for index, sample in enumerate(sampled))
         prompt, output = len(conversation.prompt_ids), sum(len(sample.output_ids) for sample in sampled)
         return Answer(

@@ -167,7 +167,6 @@ class FrozenModel:
             return self._engine
 
     async def answer(self, ask: Ask) -> Answer:
-        """As `Engine.answer`."""
         self._of.count += 1
         self.last_use, self.waiting = self._of.count, self.waiting + 1
         try:
@@ -176,11 +175,9 @@ class FrozenModel:
             self.waiting -= 1
 
     async def count(self, ask: Ask) -> int:
-        """As `Engine.count`."""
         return await (await self.open()).count(ask)
 
     def forget(self, episode_id: str) -> None:
-        """As `Engine.forget`."""
         if self._engine is not None:
             self._engine.forget(episode_id)
 
@@ -219,6 +216,5 @@ class FrozenModels:
             await model.aclose()
 
     async def aclose(self) -> None:
-        """Close all of them."""
         for model in self._models.values():
             await model.aclose()

@@ -77,7 +77,6 @@ class _Call:
 
     @property
     def sampled(self) -> str:
-        """decode(output_ids)"""
         return self.decode(list(self.output_ids)) if self.decoded is None else self.decoded
 
     def ids_of_prompt(self) -> array[int]:
@@ -301,7 +300,6 @@ def _copy(value: object) -> Any:
 
 
 def _common(a: Sequence[object], b: Sequence[object]) -> int:
-    """How many first elements are the same."""
     if a[: len(b)] == b:
         return len(b)
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

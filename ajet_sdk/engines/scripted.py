@@ -239,5 +239,4 @@ class InProcess:
         return {"choices": choices, **({"usage": dict(answer.usage)} if self._limited else {})}
 
     async def aclose(self) -> None:
-        """Close the engine."""
         await self._engine.aclose()

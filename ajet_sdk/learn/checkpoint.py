@@ -106,7 +106,6 @@ def restore(path: Path, take_up: Callable[[Path], None], fingerprint: str) -> Pr
 
 
 def write_trainer(directory: Path, trainer: Trainer, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write the model and the trainer's state."""
     _write_model(directory, trainer.model, tokenizer)
     torch.save(trainer.state(), directory / _TRAINER)
 

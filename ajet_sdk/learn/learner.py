@@ -43,11 +43,9 @@ class Learner:
     tokenizer: HFTokenizer
 
     def estimate(self, config: Config, *, steps: int, val_episodes: int) -> str:
-        """Estimate of the rest of a run, as text."""
         return str(estimate(config, self.trainer, steps=steps, val_episodes=val_episodes))
 
     def write(self, directory: Path) -> None:
-        """Save the training state to a directory."""
         checkpoint.write_trainer(directory, self.trainer, self.tokenizer.hf)
 
     def read(self, directory: Path) -> None:
@@ -61,7 +59,6 @@ class Learner:
         return path
 
     def metrics(self) -> Mapping[str, float]:
-        """No metrics beyond the trainer's."""
         return {}
 
     def reason_to_stop(self) -> str:

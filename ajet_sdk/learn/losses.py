@@ -123,7 +123,6 @@ def loss_of(
 def _imitation(
     scored: Scored, _batch: MicroBatch, _settings: LossSettings, _: torch.Tensor | None
 ) -> tuple[torch.Tensor, Seen]:
-    """The negative log-likelihood of each trained token."""
     return -scored.logprobs_N, {} if scored.entropy_N is None else {"entropy": scored.entropy_N}
 
 

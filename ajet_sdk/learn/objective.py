@@ -158,7 +158,6 @@ def _importance(old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings) 
 
 
 def _sum_of_segments(values_N: torch.Tensor, segments_N: torch.Tensor) -> torch.Tensor:
-    """Each token's value replaced by the sum over its segment."""
     sums_K = values_N.new_zeros(int(segments_N.max()) + 1).index_add(0, segments_N, values_N)
     return sums_K[segments_N]
 

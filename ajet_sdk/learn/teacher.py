@@ -57,9 +57,7 @@ class Teacher(Protocol):
         `call_id`."""
         ...
 
-    async def aclose(self) -> None:
-        """Close connections."""
-        ...
+    async def aclose(self) -> None: ...
 
 
 async def open_teacher(config: Config, tokenizer: HFTokenizer, student: PreTrainedModel) -> Teacher | None:

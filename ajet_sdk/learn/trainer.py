@@ -106,7 +106,6 @@ class TrainerSettings:
         return self.lr * risen * falling[self.lr_scheduler_type]
 
     def mini_batches(self, samples: Sequence[Sample]) -> int:
-        """How many mini-batches the samples make."""
         return min(self.mini_batch_num, len(units(samples, self.loss)))
 
     def updates_of(self, samples: Sequence[Sample]) -> int:
@@ -331,7 +330,6 @@ class Trainer:
         return share.detach(), Scored(scored.logprobs_N.detach(), None if entropy_N is None else entropy_N.detach())
 
     def _reference_logprobs(self, batch: MicroBatch, support_MV: torch.Tensor | None = None) -> torch.Tensor:
-        """The reference's, over the tokens that the policy could draw."""
         with torch.no_grad():
             if self._reference is not None:
                 return score(self._reference, batch, entropy=False, support_MV=support_MV).logprobs_N

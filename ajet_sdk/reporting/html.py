@@ -16,13 +16,11 @@ if TYPE_CHECKING:
 
 
 def paragraph(text: str, *, bold: bool = False) -> str:
-    """Lines of text as they are."""
     weight = "bold" if bold else "normal"
     return f'<pre style="white-space: pre-wrap; font-weight: {weight}">{_text(text)}</pre>'
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
     head = "".join(f"<th>{_text(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -71,7 +71,6 @@ class Loggers:
 
     @classmethod
     def of(cls, job: Job, writer: TraceWriter, total_steps: int) -> Loggers:
-        """The loggers that a job's config names."""
         common, directory = job.config.trainer_common, job.directory / "metrics"
         loggers = cls(common.logger, directory=directory, run_id=job.run_id, writer=writer, total_steps=total_steps)
         loggers.best_by = "val/loss" if "rise" in common.stop_when else "val/reward"
@@ -115,7 +114,6 @@ class Loggers:
             log.warning("step %d: %s", step, text)
 
     def _newest_tokens(self) -> dict[str, float]:
-        """Tokens of the newest steps by their outcome."""
         newest = sorted(self.history.get("train/tokens_trained", {}))[-STEPS:]
         values = {outcome: self.history.get(f"train/tokens_{outcome}", {}) for outcome in get_args(Outcome)}
         return {outcome: sum(of.get(step, 0.0) for step in newest) for outcome, of in values.items()}
@@ -154,7 +152,6 @@ class Loggers:
         return bool(fell or failing)
 
     def say(self, text: str) -> None:
-        """Print a line."""
         if self.display is not None:
             self.display.say(text)
 

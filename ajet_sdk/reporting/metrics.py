@@ -17,7 +17,6 @@ def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def rewards(episodes: Iterable[Episode]) -> list[float]:
-    """The rewards of the sound episodes."""
     return [e.reward for e in episodes if e.status == "succeeded" and e.reward is not None]
 
 
@@ -86,7 +85,6 @@ def reason_for_no_samples(
 
 
 def _solved_at(episodes: Sequence[Episode]) -> str:
-    """The mean reward, and pass@k over the groups."""
     size = len(episodes) // max(1, len({e.group_id for e in episodes}))
     passed = group_metrics("", episodes, size) if size and len(episodes) % size == 0 else {}
     shown = "".join(f", {name.removeprefix('/')} {value:.2f}" for name, value in passed.items())
@@ -94,7 +92,6 @@ def _solved_at(episodes: Sequence[Episode]) -> str:
 
 
 def _advice_without_variance(episodes: Sequence[Episode], estimator: str, earlier: Mapping[int, float]) -> str:
-    """Advice for rewards that are all equal."""
     count, mean = sum(map(solved, episodes)), mean_reward(episodes)
     best = max(earlier, key=lambda step: earlier[step], default=0)
     if not count and best and earlier[best] > mean:

@@ -126,7 +126,6 @@ class Tracker:
         say(f"{name}: {self._service.address}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step."""
         if self._service is None:
             return
         try:

@@ -146,7 +146,6 @@ def _last_block(connection: duckdb.DuckDBPyConnection, name: str) -> int:
 
 
 def _all(connection: duckdb.DuckDBPyConnection, statements: Sequence[str]) -> None:
-    """Run statements as one transaction: all of them or none."""
     connection.execute("BEGIN")
     try:
         for statement in statements:

@@ -77,7 +77,6 @@ def _tell(file: Path, owner: Owner, feedback: list[Feedback]) -> bool:
 
 
 def _write(file: Path, feedback: list[Feedback]) -> None:
-    """Write feedback into a file without an owner."""
     rows = encode(feedback, StoredCalls())
     if len(rows["feedback"]) != len(feedback):
         raise TraceError(f"the feedback could not be stored in {file}; see the log")

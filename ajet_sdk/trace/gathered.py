@@ -52,7 +52,6 @@ class Gathered:
         return stamps.items() <= self._stamps.items()
 
     def has(self, tables: Iterable[str]) -> bool:
-        """Whether these tables have been copied."""
         return self._tables >= set(tables)
 
     def look(self) -> dict[Path, list[str] | TraceError]:
@@ -66,7 +65,6 @@ class Gathered:
         return {**runs, **failed}
 
     def keep(self, files: Collection[Path]) -> None:
-        """Remove copies of other files."""
         gone = [str(i) for i, file in enumerate(self._numbered) if file in self._stamps and file not in files]
         with self._opened() as connection:
             for table in self._tables:
@@ -226,7 +224,6 @@ def attach(connection: duckdb.DuckDBPyConnection, files: Mapping[int, Path]) -> 
 
 
 def quoted(file: Path) -> str:
-    """A file's name in SQL."""
     return "'" + str(file).replace("'", "''") + "'"
 
 

@@ -62,7 +62,6 @@ def post(owner: Owner, path: str, body: object) -> httpx.Response | None:
 
 
 def refusal(answer: httpx.Response) -> str:
-    """The error message of an owner's response."""
     try:
         return str(answer.json()["error"])
     except (ValueError, KeyError, TypeError):

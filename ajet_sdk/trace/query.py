@@ -155,7 +155,6 @@ class Scan:
     """A column and its values, if the query reads only rows with these; None: any row."""
 
     def __or__(self, other: Scan) -> Scan:
-        """The union of two scans of a table."""
         same_column = self.ids is not None and other.ids is not None and self.ids[0] == other.ids[0]
         ids = (self.ids[0], self.ids[1] | other.ids[1]) if same_column and self.ids and other.ids else None
         return Scan(self.columns | other.columns, ids)

@@ -203,7 +203,6 @@ class _Cost:
 
 
 def _ask(cost: _Cost, file: Path, owner: Owner, wanted: RowsOf, stop: Stop | None = None) -> pa.Table:
-    """The live owner's response."""
     if not owner.url:
         raise locked(file, owner.pid)
     if stop and stop.is_set:
@@ -288,7 +287,6 @@ def _episode(row: dict[str, Any], calls: Sequence[Call], rewards: Sequence[Rewar
 
 
 def _calls(table: pa.Table) -> dict[str, list[Call]]:
-    """Rows of `calls`, of whole episodes -> calls by episode."""
     lists = {name: _arrays(table[name]) for name in ("prompt_suffix", "output_ids", "logprobs")}
     rows = table.drop_columns(list(lists)).to_pylist()
     whole = rebuild(stored_calls(table))

@@ -129,7 +129,6 @@ class Attached:
                 self._connection = None
 
     def end(self) -> None:
-        """Close, and remove copies."""
         self.close()
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -268,7 +267,6 @@ def _where_they_lie(gathered: Gathered, connection: duckdb.DuckDBPyConnection, s
 def _prepare(
     sql: str, views: Mapping[str, tuple[str, Mapping[str, pa.Table]]], cursor: duckdb.DuckDBPyConnection
 ) -> None:
-    """Create views for this query only."""
     for table, (source, tables) in views.items():
         for name, rows in tables.items():
             cursor.register(name, rows)

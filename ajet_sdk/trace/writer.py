@@ -297,7 +297,6 @@ class TraceWriter:
         self._settle(len(records))
 
     def _settle(self, count: int) -> None:
-        """Mark the first `count` items as written."""
         settled, self._taken = self._taken[:count], self._taken[count:]
         with self._changed:
             self._bytes -= sum(size_of(item) for item in settled if not isinstance(item, _Order))

@@ -28,7 +28,6 @@ class Checkpoints:
         self.state = state
 
     def directory(self, policy_id: str) -> Path:
-        """The directory of a policy."""
         return self.state / policy_id.replace(":", "_")
 
     def keep(self, policy_id: str, seq: int, policy: Policy) -> Path:

@@ -131,7 +131,6 @@ def _ids(datum: Message, index: int) -> npt.NDArray[np.int64]:
 
 
 def _input(datum: Message, name: str, index: int, size: int) -> npt.NDArray[np.float32 | np.int64 | np.int32]:
-    """An input of a datum, with a value for each token."""
     if name not in datum.loss_fn_inputs:
         raise RequestRefused(f"datum {index} lacks the input {name!r}; it needs a value for each token of model_input")
     tensor, pb = datum.loss_fn_inputs[name], messages()
@@ -172,7 +171,6 @@ class PromptScores:
 
 
 def sample_result(sampled: Sequence[Sampled], prompt: PromptScores | None) -> bytes:
-    """A `SampleResponse`."""
     pb = messages()
     response = pb.SampleResponse()
     for sample in sampled:

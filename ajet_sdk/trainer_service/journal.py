@@ -101,12 +101,10 @@ class Journal:
         return {id_: (session, json.loads(about), seq, path and Path(path)) for id_, session, about, seq, path in rows}
 
     def add(self, entry: Entry) -> None:
-        """Store a request before it is accepted."""
         row = (entry.policy_id, entry.seq, entry.kind, entry.body)
         self._connection.execute("INSERT INTO requests VALUES (?, ?, ?, ?, NULL, NULL)", row)
 
     def kind(self, policy_id: str, seq: int) -> str | None:
-        """Of a request that is known."""
         row = self._connection.execute(
             "SELECT kind FROM requests WHERE policy_id = ? AND seq = ?", (policy_id, seq)
         ).fetchone()

@@ -244,7 +244,6 @@ class Policy:
         return any(parameter.grad is not None for parameter in self.parameters)
 
     def drop_gradients(self) -> None:
-        """Drop the gradients since the last step."""
         self._optimiser.zero_grad(set_to_none=True)
 
 

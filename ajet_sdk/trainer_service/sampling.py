@@ -92,7 +92,6 @@ class Samplers:
                 self._slots.pop(path, None)
 
     async def _unload(self, keep: int) -> None:
-        """Unload idle weights until `keep` are left."""
         idle = [path for path, slot in self._slots.items() if not slot.users and slot.loading.done()]
         for slot in [self._slots.pop(path) for path in idle[: max(0, len(self._slots) - keep)]]:
             await slot.loading.result().sampler.aclose()

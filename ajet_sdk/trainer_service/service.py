@@ -115,7 +115,6 @@ class Service:
         return f"{policy_id}:{seq}"
 
     def create(self, kind: str, session_id: str, number: int, body: Json) -> str:
-        """Accept the first request of a new policy."""
         policy_id = f"{session_id}:train:{number}"
         if policy_id not in self._runs:
             about = {"user_metadata": body.get("user_metadata")}
@@ -137,7 +136,6 @@ class Service:
             run.working = asyncio.create_task(self._work(run))
 
     async def _work(self, run: _Run) -> None:
-        """Apply the requests that are next in order."""
         while run.next in run.waiting:
             entry, replied = run.waiting[run.next]
             if not replied or entry.kind == PASS:  # the gradient of a pass was lost with the process
@@ -313,7 +311,6 @@ class Service:
             return _failure("asample", error)
 
     def cancel(self, promise: str) -> None:
-        """Cancel a sample request."""
         if (task := self._samples.pop(promise, None)) is not None:
             task.cancel()
 

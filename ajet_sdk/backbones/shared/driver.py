@@ -157,7 +157,6 @@ class ClusterRun:
         return target
 
     def _validation_calls(self, version: int) -> list[Call]:
-        """The validation calls sampled by the weights of this version."""
         with open_trace(self.job.directory) as trace:
             validated = episodes(trace, self.job.run_id, version, split="val")
         return [call for episode in validated for call in episode.calls if call.policy_version == version]

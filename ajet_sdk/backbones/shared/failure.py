@@ -74,7 +74,6 @@ def _out_of_memory(text: str, memory: re.Match[str]) -> Failure:
 
 
 def _dead(text: str, fields: dict[str, str]) -> Failure:
-    """An actor whose process is gone."""
     name, kind = fields.get("name", ""), fields.get("class_name", "")
     if "connection error code 2" in text:
         cause = "the process was killed or crashed; if the kernel ran out of memory, `dmesg` on the node says so"

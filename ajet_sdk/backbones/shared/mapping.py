@@ -167,7 +167,6 @@ def warn(config: Config, backbone: str, without_effect: Mapping[str, str]) -> No
 
 
 def dtype(config: Config) -> str:
-    """The dtype of forward and backward passes."""
     return {"auto": "bfloat16"}.get(config.model.dtype, config.model.dtype)
 
 

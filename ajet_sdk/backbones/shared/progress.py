@@ -40,7 +40,6 @@ class _Part:
         self.metrics.append(group["metrics"])
 
     def totals(self, prefix: str) -> dict[str, float]:
-        """The metrics of its episodes and timelines."""
         measured = episode_metrics(prefix, self.episodes)
         sums: dict[str, float] = defaultdict(float)
         tokens = apart = 0.0

@@ -277,7 +277,6 @@ class TrainingRun:
         return await asyncio.to_thread(self.trainer.step, samples, sampling, scores, on_update, replay)
 
     async def _measure_loss(self) -> None:
-        """Log the loss on the conversations of validation tasks."""
         if self.stored is not None and self.stored.held_out:
             samples = await asyncio.to_thread(self.stored.held_out_samples, self.tokenizer)
             async with self.sampler.exclusive():

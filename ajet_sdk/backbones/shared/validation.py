@@ -83,7 +83,6 @@ class Validation:
 
     @property
     def episodes(self) -> int:
-        """Episodes of one validation."""
         return len(self.tasks) * (self.rollouts.job.config.validation_attempts + 1)
 
     async def run(self, step: int) -> None:

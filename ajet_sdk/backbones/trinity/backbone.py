@@ -218,7 +218,6 @@ class TrinityProgress(Progress):
         log(int(message["step"]), message["metrics"])
 
     def _trained(self, message: TrainedMessage) -> None:
-        """Book the calls that the trainer took from the buffer."""
         self._writer.put(
             *(
                 LedgerEntry(

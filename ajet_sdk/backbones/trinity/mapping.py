@@ -58,7 +58,6 @@ class TrinityPlace(Place):
 
 
 def is_on_cpu(config: Config) -> bool:
-    """Whether the run is to do without GPUs."""
     return config.trainer_common.n_gpus_per_node == 0
 
 
@@ -342,7 +341,6 @@ def _trainer(config: Config, place: TrinityPlace) -> dict[str, object]:
 
 
 def _verl(config: Config, place: TrinityPlace) -> dict[str, object]:
-    """How verl's workers attend, and in which precision they compute."""
     wanted = config.model.attn_implementation
     if wanted == "auto":
         wanted = "flash_attention_2" if place.flash_attention else "sdpa"

@@ -173,7 +173,6 @@ class VerlProgress(Progress):
         self._log_step(step, metrics)
 
     def _batch(self, message: BatchMessage) -> None:
-        """Keep the samples of a step until the step is done."""
         self._batches[int(message["step"])] = message
         for line in message["words"]:
             self._loggers.say(f"step {message['step']}: {line}")

@@ -71,7 +71,6 @@ class AjetManager:
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> AjetManager:
-        """Called by verl."""
         return cls(*args, **kwargs)
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -200,7 +199,6 @@ class AjetManager:
 
 
 def _nodes() -> list[str]:
-    """The nodes on which agents can run."""
     return [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0]
 
 

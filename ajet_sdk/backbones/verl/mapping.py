@@ -224,7 +224,6 @@ def _rollout(config: Config) -> dict[str, object]:
 
 
 def _lengths(config: Config, name: str) -> dict[str, int]:
-    """A call's own limits."""
     reply, prompt = reply_and_prompt(config)
     return {name.format("prompt"): prompt, name.format("response"): reply}
 
@@ -262,7 +261,6 @@ def check(config: Config) -> None:
 
 
 def _warn(config: Config) -> None:
-    """Warn of keys without effect, and of what is a little different."""
     warn(config, "verl", _WITHOUT_EFFECT)
     if config.trainer_common.optim.warmup_steps:
         log.warning(

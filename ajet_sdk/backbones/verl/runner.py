@@ -33,10 +33,7 @@ _BARE: dict[str, object] = {"request": {}, "response": {}}
 
 
 def write_job(path: Path, job: Job, val: Sequence[Task], model: str, traces: Path) -> None:
-    """Write a job for other processes to a private file.
-
-    `traces` is the directory for the nodes' trace files.
-    """
+    """Write a job for other processes to a private file. `traces` is the directory for the nodes' trace files."""
     content = {
         **serialize_job(job),
         "directory": str(traces),
@@ -49,7 +46,6 @@ def write_job(path: Path, job: Job, val: Sequence[Task], model: str, traces: Pat
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """Read a job written by `write_job`."""
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 

@@ -80,7 +80,6 @@ class RunningBatch:
         return int((self._table.state == RESTING).sum())
 
     def continuations(self) -> list[Continuation]:
-        """The running continuations."""
         return [continuation for continuation in self._table.continuations if continuation is not None]
 
     def _changed(self) -> None:
@@ -234,7 +233,6 @@ class RunningBatch:
         return sampled
 
     def _processed(self, rows: _Places, logits: torch.Tensor) -> torch.Tensor:
-        """Apply the logits processors of each row's request."""
         changed = list[tuple[int, torch.Tensor]]()
         for i, row in enumerate(rows):
             continuation = self._table.continuations[row]

@@ -21,10 +21,7 @@ from ajet_sdk.tokens.matching import Matcher
 
 
 class LogitsProcessor(Protocol):
-    """Changes the logits of one reply.
-
-    A new one is made for each reply that is sampled or scored.
-    """
+    """Changes the logits of one reply. A new one is made for each reply that is sampled or scored."""
 
     def __call__(self, logits_KV: torch.Tensor, output_ids: Sequence[int], places_K: Sequence[int]) -> torch.Tensor:
         """The logits with those of forbidden tokens at -inf.
@@ -57,7 +54,6 @@ def process(
     output_ids: Sequence[int],
     places_K: Sequence[int],
 ) -> torch.Tensor:
-    """Apply all processors to the logits."""
     for processor in how:
         logits_KV = processor(logits_KV, output_ids, places_K)
     return logits_KV
@@ -167,7 +163,6 @@ class _Penalties:
 
 
 def _counts(output_ids: Sequence[int], places_K: Sequence[int], like_KV: torch.Tensor) -> torch.Tensor:
-    """How often each token occurs before each place."""
     places = torch.tensor([int(i) for i in places_K])
     ids = torch.tensor([int(i) for i in output_ids[: int(places_K[-1])]], dtype=torch.long)
     rows = torch.searchsorted(places, torch.arange(len(ids)), right=True)  # the first row that has it before its place

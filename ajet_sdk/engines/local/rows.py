@@ -74,7 +74,6 @@ class CacheRows:
         self.clear()
 
     def clear(self) -> None:
-        """Every row becomes free."""
         rows, capacity = self._cache.rows, self._cache.capacity
         self.ids: npt.NDArray[np.int32] = np.zeros((rows, capacity + 1), dtype=np.int32)
         self.logprobs: npt.NDArray[np.float32] = np.zeros((rows, capacity + 1), dtype=np.float32)
@@ -310,7 +309,6 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
             block[target, :length] = block[source, :length]
 
     def drop(self) -> None:
-        """Give the memory back."""
         self._keys, self._values = [], []
         self.rows, self.capacity = 0, 0
 

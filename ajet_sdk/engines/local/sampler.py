@@ -167,7 +167,6 @@ class LocalSampler:
         return request
 
     def forget(self, session: str) -> None:
-        """Drop a session's cache."""
         self._order(lambda: self._batch.forget(session))
 
     @asynccontextmanager

@@ -44,7 +44,6 @@ class SingleConversation:
         self.clear()
 
     def clear(self, broken: bool = False) -> None:
-        """Forget every conversation."""
         self._running: dict[int, tuple[Continuation, _Conversation]] = {}
         self._resting: OrderedDict[str, _Conversation] = OrderedDict()
 

@@ -87,7 +87,6 @@ class TinkerSampler:
         """The service keeps its own prefix cache."""
 
     async def aclose(self) -> None:
-        """End the session."""
         if self._close is not None:
             await asyncio.to_thread(self._close)
 

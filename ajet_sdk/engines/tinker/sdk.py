@@ -141,7 +141,6 @@ class Session:
         return next((getattr(each, "max_context_length", None) for each in known if each.model_name == model), None)
 
     def base_of(self, path: str) -> str:
-        """The base model of weights at the service."""
         info = self.call(f"looking up {path}", lambda: self.rest.get_weights_info_by_tinker_path(path))
         return str(info.base_model)
 
@@ -248,7 +247,6 @@ class SdkService:
         return path
 
     def _archive(self, path: str) -> str:
-        """The URL of a sampler's archive."""
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
         name, ask = checkpoint.removeprefix("sampler_weights/"), self._session.rest.get_checkpoint_archive_url
         try:

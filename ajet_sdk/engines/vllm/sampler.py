@@ -194,7 +194,6 @@ class VllmSampler:
     # The server's life, in the sampler's loop
 
     async def _live(self) -> None:
-        """Start the server, and see to it that there is one."""
         try:
             async with self._changing:
                 if self._written:

@@ -150,7 +150,6 @@ class Server:
             return file.read().decode(errors="replace")
 
     def logged(self) -> int:
-        """The log's end."""
         return self.settings.log.stat().st_size
 
     def cause(self) -> str:

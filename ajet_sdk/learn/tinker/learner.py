@@ -118,7 +118,6 @@ class TinkerLearner:
         return f"loaded, log-probabilities within {float((ours - theirs).abs().max()):.1e} of the service's"
 
     def metrics(self) -> Mapping[str, float]:
-        """Tokens and dollars so far."""
         return self.costs.metrics()
 
     def reason_to_stop(self) -> str:

@@ -67,7 +67,6 @@ class _Share:
 
     @property
     def targets(self) -> list[int]:
-        """Of each datum."""
         return [int(at[-1]) for at in self.at]
 
 
@@ -137,7 +136,6 @@ class TinkerTrainer:
         return [next(scored) if len(trained_positions(sample)) else np.empty(0, np.float32) for sample in samples]
 
     def _forward(self, share: _Share) -> list[Floats]:
-        """Log-probabilities of the trained tokens of each sample."""
         data = [share.datum(i, np.ones(len(at), np.float32)) for i, at in enumerate(share.at)]
         self.costs.scored(sum(share.targets))
         return _trained(share, wait(self.service.forward(data), self.seconds, f"forward of update {self.updates + 1}"))
@@ -208,7 +206,6 @@ class TinkerTrainer:
         return np.split(new_N.grad.numpy(), ends)
 
     def _reference(self, share: _Share) -> torch.Tensor:
-        """Log-probabilities of the trained tokens under the base model."""
         if self._base is None:
             self._base = self.service.base()
         base = self._base
@@ -225,5 +222,4 @@ class TinkerTrainer:
 
 
 def _trained(share: _Share, logprobs: list[Floats]) -> list[Floats]:
-    """Of all targets, those that are trained."""
     return [values[at - 1] for values, at in zip(logprobs, share.at, strict=True)]

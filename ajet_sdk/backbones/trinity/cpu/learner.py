@@ -155,7 +155,6 @@ class Learner:
 
     @property
     def parameters(self) -> int:
-        """Number of trained parameters."""
         return sum(p.numel() for p in self.model.parameters())
 
     def forward(self, sequences: Sequences) -> Floats:

@@ -135,7 +135,6 @@ def _last_lines(log: Path, begin: int) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, and kill it where it does not."""
     process.terminate()
     try:
         process.wait(STOP_TIMEOUT)

@@ -88,7 +88,6 @@ class Service:
         self._doomed: Path | None = None
 
     def app(self) -> Starlette:
-        """The ASGI application."""
         routes = [
             Route("/health", self.health),
             Route("/info", self.info),

@@ -56,7 +56,6 @@ class ServiceConnection:
         return info
 
     async def post(self, route: str, body: Mapping[str, object]) -> Json:
-        """JSON for JSON."""
         response = await self._send("POST", route, json.dumps(body).encode())
         answer: Json = response.json()
         return answer
@@ -114,7 +113,6 @@ _log = logging.getLogger("ajet.service")
 
 
 def prompt_ids(value: object) -> list[int]:
-    """One prompt of token ids."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
         value = value[0]
     if not isinstance(value, list) or not all(type(i) is int for i in value) or not value:
@@ -123,7 +121,6 @@ def prompt_ids(value: object) -> list[int]:
 
 
 async def json_body(request: Request) -> Json:
-    """The request's JSON object."""
     try:
         body = json.loads(await request.body())
     except ValueError as error:
@@ -145,7 +142,6 @@ def array_body(body: bytes, *names: str) -> dict[str, Array]:
 
 
 def array_response(**arrays: Array) -> Response:
-    """Arrays as safetensors."""
     return Response(safetensors.numpy.save(arrays), media_type="application/octet-stream")
 
 
