@@ -247,8 +247,8 @@ def test_a_run_that_is_cancelled_while_it_starts_leaves_nothing(unfenced: bool) 
 def test_nothing_is_left_where_ajet_itself_is_killed(unfenced: bool) -> None:
     code = f"{NAMED}time.sleep(600)"
     program = (
-        "import asyncio\nfrom ajet_sdk.sandbox.run import Limits, run_code\n"
-        f"asyncio.run(run_code({code!r}, limits=Limits(seconds={LONG.seconds}), unfenced={unfenced}))"
+        "import asyncio\nfrom ajet_sdk.sandbox.run import ProgramLimits, run_code\n"
+        f"asyncio.run(run_code({code!r}, limits=ProgramLimits(seconds={LONG.seconds}), unfenced={unfenced}))"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as ajet:
         while not alive():
