@@ -79,7 +79,7 @@ def _enter(folder: Path) -> None:
             if place in sys.path and str(folder) in sys.path:
                 sys.path.remove(str(folder))
                 sys.path.insert(sys.path.index(place), str(folder))
-    for name in [name for name in sys.modules if name.endswith(_apart("", str(folder)))]:
+    for name in [name for name in list(sys.modules) if name.endswith(_apart("", str(folder)))]:
         plain = name.removesuffix(_apart("", str(folder)))
         if plain.partition(".")[0] in here and plain not in sys.modules:
             sys.modules[plain] = sys.modules.pop(name)

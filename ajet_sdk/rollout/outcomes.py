@@ -122,7 +122,7 @@ def untrained_entries(episode: Episode, outcome: Outcome = "evaluation") -> list
             tokens=sampled_tokens(call),
         )
         for call in episode.calls
-        if call.trainable and call.output_ids is not None
+        if call.trainable and (call.output_ids is not None or call.cut_tokens)
     ]
 
 

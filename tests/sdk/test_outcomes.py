@@ -59,6 +59,10 @@ def test_calls_to_other_models_only_are_worth_a_word() -> None:
 
 
 def test_entries_of_an_evaluation_count_every_sampled_token() -> None:
-    calls = (Call(episode_id="e", output_ids=[1, 2, 3]), Call(episode_id="e", trainable=False), Call(episode_id="e"))
+    sampled, cancelled = Call(episode_id="e", output_ids=[1, 2, 3]), Call(episode_id="e", cut_tokens=5)
+    calls = (sampled, Call(episode_id="e", trainable=False), cancelled, Call(episode_id="e"))
     entries = untrained_entries(Episode(episode_id="e", run_id="r", step=2, calls=calls))
-    assert [(e.call_id, e.outcome, e.tokens, e.step) for e in entries] == [(calls[0].call_id, "evaluation", 3, 2)]
+    assert [(e.call_id, e.outcome, e.tokens, e.step) for e in entries] == [
+        (sampled.call_id, "evaluation", 3, 2),
+        (cancelled.call_id, "evaluation", 5, 2),
+    ]

@@ -42,7 +42,7 @@ _UNBOOKED = f"""
     SELECT e.step, c.episode_id, c.call_id, {SAMPLED} AS tokens,
         if(e.split = 'train', 'failed', 'evaluation') AS outcome
     FROM calls c JOIN episodes e USING (episode_id)
-    WHERE e.run_id = ? AND c.trainable AND c.phase = 'rollout' AND len(c.output_ids) > 0
+    WHERE e.run_id = ? AND c.trainable AND c.phase = 'rollout' AND {SAMPLED} > 0
         AND c.call_id NOT IN (SELECT call_id FROM ledger)"""
 _NEWEST = "latest_checkpointed_iteration.txt"
 """File in which Trinity's trainer and verl record the step of the newest complete checkpoint."""

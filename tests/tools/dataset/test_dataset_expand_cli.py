@@ -238,7 +238,7 @@ def test_prose_and_a_wrong_key_end_with_one_message(place: Place, model_server) 
     assert len(place.rows("a/rejected.jsonl")) >= 30
     wrong = model_server(lambda body, number: model_server.refusal(401, "Incorrect API key"))
     done = place.run("seeds.jsonl", "--out", "b", *at(wrong))
-    assert done.returncode == 1 and "check the API key" in done.stderr and "secret-key" not in done.stderr + done.stdout
+    assert done.returncode == 2 and "check the API key" in done.stderr and "secret-key" not in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
 
 
