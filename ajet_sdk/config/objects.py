@@ -61,45 +61,7 @@ def _find(place: str, relative_to: Path | None, class_path: str) -> Path:
     raise ConfigError(f"{class_path}: there is no file {path}" + ("" if path.is_absolute() else f" in {looked}"))
 
 
-_OF_A_JOB = "__ajet_folder__"
-"""Of a module that was imported for a class path: the folder whose files it imports by plain names."""
-
-
-def _enter(folder: Path) -> None:
-    """Have plain names mean the files of this folder, where those of another job's folder have them.
-
-    Those are known by other names until their folder is entered again.
-    """
-    folders = {getattr(module, _OF_A_JOB, None) for module in list(sys.modules.values())} - {None, str(folder)}
-    here = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
-    for name, module in list(sys.modules.items()):
-        place = _folder_of(module, name)
-        if place is not None and place in folders and name.partition(".")[0] in here:
-            sys.modules[_apart(name, place)] = sys.modules.pop(name)
-            if place in sys.path and str(folder) in sys.path:
-                sys.path.remove(str(folder))
-                sys.path.insert(sys.path.index(place), str(folder))
-    for name in [name for name in list(sys.modules) if name.endswith(_apart("", str(folder)))]:
-        plain = name.removesuffix(_apart("", str(folder)))
-        if plain.partition(".")[0] in here and plain not in sys.modules:
-            sys.modules[plain] = sys.modules.pop(name)
-
-
-def _folder_of(module: ModuleType, name: str) -> str | None:
-    """The folder from which a module is imported by its name."""
-    file = getattr(module, "__file__", None)
-    if not file or getattr(module, "__name__", None) != name:
-        return None
-    up = name.count(".") + (Path(file).name == "__init__.py")
-    return str(Path(file).resolve().parents[up])
-
-
-def _apart(name: str, place: str) -> str:
-    return f"{name}_{hashlib.blake2b(place.encode(), digest_size=4).hexdigest()}"
-
-
 def _import_file(path: Path, class_path: str) -> ModuleType:
-    _enter(path.parent)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if file and file.endswith(path.name) and module.__name__ != "__main__" and Path(file).resolve() == path:
@@ -107,7 +69,7 @@ def _import_file(path: Path, class_path: str) -> ModuleType:
     name = path.stem
     taken = name in sys.modules or (_importable(name) and not _same_folder_first(path))
     if taken or not name.isidentifier():
-        name = _apart(name, str(path))
+        name = f"{name}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -115,7 +77,6 @@ def _import_file(path: Path, class_path: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{class_path}: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    setattr(module, _OF_A_JOB, folder)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -138,18 +99,12 @@ def _same_folder_first(path: Path) -> bool:
 
 
 def _import_module(place: str, relative_to: Path | None, class_path: str) -> ModuleType:
-    top = place.partition(".")[0]
-    for folder in dict.fromkeys([Path.cwd(), *([relative_to.resolve()] if relative_to else [])]):
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))
-        if (folder / f"{top}.py").is_file() or (folder / top / "__init__.py").is_file():
-            _enter(folder)
+    for folder in dict.fromkeys([str(Path.cwd()), *([str(relative_to)] if relative_to else [])]):
+        if folder not in sys.path:
+            sys.path.append(folder)
     importlib.invalidate_caches()
     try:
-        module = importlib.import_module(place)
-        if (folder_of := _folder_of(module, place)) in (str(Path.cwd()), relative_to and str(relative_to.resolve())):
-            setattr(module, _OF_A_JOB, folder_of)
-        return module
+        return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name and (place == error.name or place.startswith(error.name + ".")):
             raise ConfigError(

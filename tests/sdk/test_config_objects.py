@@ -125,38 +125,3 @@ def test_the_config_loads_no_heavy_package() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert done.stdout.strip() == "[]"
-
-
-def job_of(folder: Path, value: int) -> Path:
-    """A job whose recipe imports its agent, which imports a package beside it, all by plain names."""
-    agent(folder, f"from my_tools_a.part import VALUE\nvalue = VALUE\ndef solve(): return {value}\n")
-    agent(folder, "from my_agent_a import solve, value\n", "my_recipe_a.py")
-    agent(folder / "my_tools_a", f"VALUE = {value}\n", "part.py")
-    agent(folder / "my_tools_a", "", "__init__.py")
-    (folder / "c.yaml").write_text("ajet: {}\n")
-    return folder / "c.yaml"
-
-
-@pytest.mark.parametrize("form", ["my_recipe_a.py->", "my_recipe_a->", "my_agent_a.py->", "my_agent_a->"])
-def test_the_jobs_of_a_process_import_their_own_neighbours(tmp_path: Path, form: str) -> None:
-    """And those of the first again, which are not imported anew."""
-    first, second = load_config(job_of(tmp_path / "one", 1)), load_config(job_of(tmp_path / "two", 2))
-    solve = first.load(f"{form}solve")
-    assert (solve(), first.load(f"{form}value")) == (1, 1)
-    assert (second.load(f"{form}solve")(), second.load(f"{form}value")) == (2, 2)
-    import my_agent_a
-
-    assert my_agent_a.value == 2, "what a function of the second job imports as it runs"
-    assert first.load(f"{form}solve") is solve and pickle.loads(pickle.dumps(solve)) is solve
-
-
-def test_a_library_is_not_hidden_by_a_neighbour_of_its_name(tmp_path: Path) -> None:
-    import json
-
-    import tests
-
-    agent(tmp_path, "value = 1\n", "json.py")
-    agent(tmp_path / "tests", "", "__init__.py")
-    agent(tmp_path, "import json, tests\ntext = json.dumps(1)\n")
-    assert load_object("my_agent_a.py->text") == "1"
-    assert sys.modules["json"] is json and sys.modules["tests"] is tests
