@@ -97,9 +97,9 @@ class _Root(LazyGroup):
 
         `--with-ray-cluster` without an address is this machine's cluster, as it was where it took none.
         """
-        own = args[: args.index("--")] if "--" in args else args
-        ctx.meta["ajet.traceback"] = "--traceback" in own
-        args = [arg for arg in own if arg != "--traceback"] + args[len(own) :]
+        ajet_args = args[: args.index("--")] if "--" in args else args
+        ctx.meta["ajet.traceback"] = "--traceback" in ajet_args
+        args = [arg for arg in ajet_args if arg != "--traceback"] + args[len(ajet_args) :]
         for place, arg in reversed([*enumerate(args)]):
             if arg == "--with-ray-cluster" and (args[place + 1 :] or ["-"])[0].startswith("-"):
                 args.insert(place + 1, "auto")
@@ -165,11 +165,11 @@ def _is_left() -> bool:
 
 
 def _interrupted(ctx: Any, code: int = 128 + signal.SIGINT) -> typer.Exit:
-    kept = {
+    messages = {
         "train": "records already written are kept; `ajet train … --resume` continues from the last checkpoint",
         "dataset": "files are written whole or not at all",
     }
-    _print_message("Interrupted", kept.get(ctx.invoked_subcommand, "records already written are kept"))
+    _print_message("Interrupted", messages.get(ctx.invoked_subcommand, "records already written are kept"))
     return typer.Exit(128 + signal.SIGTERM if "ajet.ended" in ctx.meta else code)
 
 
@@ -268,9 +268,9 @@ def main() -> None:
         app(prog_name="ajet")
     except SystemExit as ended:
         codes[0] = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        left = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
-        if left or _children():  # Python would wait for them, for ever where one does not end
-            threading.Thread(target=_end_without, args=(left, codes[0]), daemon=True).start()
+        threads = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+        if threads or _children():  # Python would wait for them, for ever where one does not end
+            threading.Thread(target=_end_without, args=(threads, codes[0]), daemon=True).start()
         raise
 
 
@@ -312,7 +312,7 @@ def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
 def _children() -> list[Any]:
     """The processes that Python waits for."""
     multiprocessing = sys.modules.get("multiprocessing")
-    return [one for one in multiprocessing.active_children() if not one.daemon] if multiprocessing else []
+    return [child for child in multiprocessing.active_children() if not child.daemon] if multiprocessing else []
 
 
 def _began_at(thread: threading.Thread) -> str:
@@ -320,8 +320,8 @@ def _began_at(thread: threading.Thread) -> str:
     frame = sys._current_frames().get(thread.ident or 0)
     calls = [] if frame is None else traceback.extract_stack(frame)
     ours = (threading.__file__, str(Path(ajet_sdk.__file__).parent))
-    own = next((call for call in calls if not call.filename.startswith(ours)), None)
-    return "" if own is None else f", in {own.name} ({own.filename}:{own.lineno})"
+    user_call = next((call for call in calls if not call.filename.startswith(ours)), None)
+    return "" if user_call is None else f", in {user_call.name} ({user_call.filename}:{user_call.lineno})"
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Arguments:
 
     def config(self) -> Config:
         """The config, checked. Raises ConfigError."""
-        given: dict[str, Any] = {
+        overrides: dict[str, Any] = {
             "backbone": self.backbone,
             "rollout.user_workflow": _from_here(self.agent) if self.agent else None,
             "model.path": _absolute(self.model) if self.model and Path(self.model).exists() else self.model,
@@ -77,9 +77,9 @@ class Arguments:
             **self.more,
         }
         if self.conf is None and self.agent:
-            given.setdefault("experiment_name", f"{_stem(self.agent)}-{datetime.now():%Y%m%d-%H%M%S}")
+            overrides.setdefault("experiment_name", f"{_stem(self.agent)}-{datetime.now():%Y%m%d-%H%M%S}")
         values: dict[str, Any] = {}
-        for path, value in given.items():
+        for path, value in overrides.items():
             if value is not None:
                 _put(values, path, value)
         config = load_config(self.conf, self.overrides, values)
@@ -122,9 +122,9 @@ def _put(values: dict[str, Any], path: str, value: Any) -> None:
 def _from_here(class_path: str) -> str:
     """A class path of the command line, whose file is meant from here and not from beside a config file."""
     for separator in ("->", ":"):
-        place, found, name = class_path.rpartition(separator)
-        if found and Path(place).is_file():
-            return f"{Path(place).resolve()}{separator}{name}"
+        file, matched, name = class_path.rpartition(separator)
+        if matched and Path(file).is_file():
+            return f"{Path(file).resolve()}{separator}{name}"
     return class_path
 
 

@@ -107,12 +107,12 @@ def _show(records: list[Record], library: Library, version: str | None, as_json:
             err=True,
         )
         return _show(records, library, None, as_json)
-    found = compared(records, library.version(version))
+    comparisons = compared(records, library.version(version))
     if as_json:
-        print_json([one.as_dict() for one in found])
-    for one in [] if as_json else found:
-        echo(str(one))
-    return any(one.worse for one in found)
+        print_json([comparison.as_dict() for comparison in comparisons])
+    for comparison in [] if as_json else comparisons:
+        echo(str(comparison))
+    return any(comparison.worse for comparison in comparisons)
 
 
 def _measure(library: Library, task: str, seed: int, backbone: str, overrides: list[str], keep: Path | None) -> Record:
@@ -158,8 +158,8 @@ def _train(config: Path, values: list[str], log: Path) -> resource.struct_rusage
 @contextmanager
 def _directory(keep: Path | None, name: str) -> Iterator[Path]:
     if keep is None:
-        with tempfile.TemporaryDirectory(prefix="ajet-bench-") as made:
-            yield Path(made)
+        with tempfile.TemporaryDirectory(prefix="ajet-bench-") as temporary:
+            yield Path(temporary)
         return
     folder = keep.absolute() / name
     if (folder / "launcher_record").exists():

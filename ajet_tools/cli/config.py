@@ -162,10 +162,10 @@ def _describe(model: Any, prefix: str) -> Iterator[dict[str, str]]:
 
 def _limits(metadata: list[Any]) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    found = [
+    bounds = [
         f"{sign} {getattr(item, name):g}" for item in metadata for name, sign in signs.items() if hasattr(item, name)
     ]
-    return " and ".join(found)
+    return " and ".join(bounds)
 
 
 def _type_name(kind: Any) -> str:
@@ -204,13 +204,13 @@ def check(
     ajet config check math.yaml
     ajet config check *.yaml ajet.backbone=debug
     """
-    given = arguments or []
-    files = [*(conf or []), *(Path(text) for text in given if not _is_override(text))]
+    args = arguments or []
+    files = [*(conf or []), *(Path(text) for text in args if not _is_override(text))]
     if not files:
         raise ConfigError("name a config file to check: ajet config check FILE")
     wrong = 0
     for file in files:
-        checked = check_file(file, [text for text in given if _is_override(text)])
+        checked = check_file(file, [text for text in args if _is_override(text)])
         wrong += checked.wrong
         if as_json:
             print_json(checked.plain())
@@ -228,22 +228,22 @@ def _print_checked(checked: Checked) -> None:
         for problem in part.problems:
             echo(f"{style(name, fg='red', bold=True)}: {problem}", err=True)
         if not part.problems:
-            found = "; ".join(f"{what}: {_counts(value)}" for what, value in part.found.items())
-            echo(f"{name}: {'ok' if part.checked else 'not checked'}{f' ({found})' if found else ''}")
+            summary = "; ".join(f"{what}: {_counts(value)}" for what, value in part.found.items())
+            echo(f"{name}: {'ok' if part.checked else 'not checked'}{f' ({summary})' if summary else ''}")
     missing = len(checked.resources.problems) - checked.unreadable
     wrong = f"{checked.wrong} problem(s)" if checked.wrong else "no problem" if missing else ""
     lacks = f"{missing} missing resource(s)" if missing else ""
     echo(f"{checked.file} " + (f"has {' and '.join(filter(None, (wrong, lacks)))}" if wrong or lacks else "is fine"))
 
 
-def _counts(found: Any) -> str:
+def _counts(value: Any) -> str:
     """What was found, tasks by their numbers."""
-    if not isinstance(found, dict):
-        return str(found)
-    if "made" in found:
-        return f"made {found['made']}"
-    skipped = sum(found["skipped"].values())
-    return f"{found['train']} to train on, {found['val']} to validate on" + (f", {skipped} skipped" if skipped else "")
+    if not isinstance(value, dict):
+        return str(value)
+    if "made" in value:
+        return f"made {value['made']}"
+    skipped = sum(value["skipped"].values())
+    return f"{value['train']} to train on, {value['val']} to validate on" + (f", {skipped} skipped" if skipped else "")
 
 
 _CHECKLIST = "rollout.compute_madness_checklist"
@@ -302,8 +302,8 @@ def _keys(
             yield f"{margin}{name}:"
             yield from _keys(config, kind, value, f"{path}.", renamed)
             continue
-        said = [field.description or "", "No effect in this version." if is_idle(path) else ""]
-        said += ["AgentJet's default; ajet's is an empty list." if not config.is_set(path) else ""]
-        comment = textwrap.wrap(" ".join(filter(None, said)), 116 - len(margin))
+        remarks = [field.description or "", "No effect in this version." if is_idle(path) else ""]
+        remarks += ["AgentJet's default; ajet's is an empty list." if not config.is_set(path) else ""]
+        comment = textwrap.wrap(" ".join(filter(None, remarks)), 116 - len(margin))
         yield from (f"{margin}# {line}" for line in comment)
         yield textwrap.indent(plain_yaml({name: value}).rstrip("\n"), margin)

@@ -116,8 +116,8 @@ def _judge(config: Config, checked: Checked) -> Any:
         return None
     section = config.task_judge
     if judge is not None:
-        own = section.judge_protocol if section.judge_type == "customized_protocol" else section.judge_type
-        checked.imports.found["judge"] = getattr(judge, "__name__", None) or own
+        judge_name = section.judge_protocol if section.judge_type == "customized_protocol" else section.judge_type
+        checked.imports.found["judge"] = getattr(judge, "__name__", None) or judge_name
     return judge
 
 

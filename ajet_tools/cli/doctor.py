@@ -63,18 +63,20 @@ def doctor(
         raise ConfigError(f"--for {purpose}: choose one of trinity, verl, vllm, {', '.join(TARGETS)}")
     checks = [*_python(), *_packages(), *_accelerator(), *_machine(directory), *_network(), *_programs()]
     checks += [_service(url) for url in environment or ()]
-    found = {target: check_target(target, imports=True)} if target else {name: check_target(name) for name in TARGETS}
-    failed = not usable(checks) or bool(target and not usable(found[target]))
+    by_target = (
+        {target: check_target(target, imports=True)} if target else {name: check_target(name) for name in TARGETS}
+    )
+    failed = not usable(checks) or bool(target and not usable(by_target[target]))
     if as_json:
-        ways = {name: {"usable": usable(of), "checks": of} for name, of in found.items()}
+        ways = {name: {"usable": usable(of), "checks": of} for name, of in by_target.items()}
         print_json({"ok": not failed, "checks": checks, "ways": ways})
     elif target:
-        _print([check for check in checks if check.status == "fail"] + found[target])
+        _print([check for check in checks if check.status == "fail"] + by_target[target])
         echo(f"{target} {'can run here' if not failed else 'cannot run here'}")
     else:
         _print(checks)
         echo("\nWhat can run here (details: ajet doctor --for NAME):")
-        _print([_summary(name, of) for name, of in found.items()])
+        _print([_summary(name, of) for name, of in by_target.items()])
     raise typer.Exit(1 if failed else 0)
 
 
@@ -93,12 +95,12 @@ def _print(checks: list[Check]) -> None:
 def _summary(name: str, checks: list[Check]) -> Check:
     """One line of what was found: the first thing that stops it, else what to look at."""
     for status in ("fail", "miss"):
-        said = [check for check in checks if check.status == status]
-        if said:
-            more = f" (and {len(said) - 1} more)" if len(said) > 1 else ""
+        matching = [check for check in checks if check.status == status]
+        if matching:
+            more = f" (and {len(matching) - 1} more)" if len(matching) > 1 else ""
             what = "" if status == "fail" else "can run; "
-            detail = textwrap.shorten(f"{what}{said[0].name}: {said[0].detail}", 100, placeholder=" …")
-            return Check(name, "miss", f"{detail}{more}", said[0].fix)
+            detail = textwrap.shorten(f"{what}{matching[0].name}: {matching[0].detail}", 100, placeholder=" …")
+            return Check(name, "miss", f"{detail}{more}", matching[0].fix)
     return Check(name, "ok", "can run")
 
 
@@ -188,12 +190,12 @@ def _programs() -> Iterator[Check]:
     """Tried, not looked up: a program that tries to get out is run inside."""
     name = "sandbox for generated programs"
     try:
-        found = fence()
+        sandbox = fence()
     except NoFence as error:
         yield Check(name, "miss", f"--verify code will be refused: {error}", "without a sandbox, use --unfenced")
         return
-    user = "a separate user" if found.users else "your user in a namespace, without privileges"
-    detail = f"{found.version} works (tested): own root, no network, no access to your processes, {user}"
+    user = "a separate user" if sandbox.users else "your user in a namespace, without privileges"
+    detail = f"{sandbox.version} works (tested): own root, no network, no access to your processes, {user}"
     yield Check(name, "ok", detail)
 
 
@@ -256,10 +258,10 @@ def install(
 
 
 def _has_gpu() -> bool:
-    found = shutil.which("nvidia-smi")
-    if found is None:
+    executable = shutil.which("nvidia-smi")
+    if executable is None:
         return False
-    listed = subprocess.run([found, "-L"], capture_output=True, text=True, timeout=60, check=False)
+    listed = subprocess.run([executable, "-L"], capture_output=True, text=True, timeout=60, check=False)
     return listed.returncode == 0 and "GPU" in listed.stdout
 
 

@@ -96,9 +96,9 @@ def serve(
     """
     spec = Spec(
         target,
-        arguments=dict(_argument(one) for one in arg or ()),
-        splits=dict(_split(one) for one in split or ()),
-        actions=[one.strip() for one in actions.split(",") if one.strip()],
+        arguments=dict(_argument(item) for item in arg or ()),
+        splits=dict(_split(item) for item in split or ()),
+        actions=[item.strip() for item in actions.split(",") if item.strip()],
     )
     limits = InstanceLimits(instances=instances, timeout=timeout, idle=idle, memory=_bytes(memory))
     key = os.environ.get(api_key_env)
@@ -112,10 +112,10 @@ def serve(
 
 def _name_of(target: str) -> str:
     """`lake_env.py:Lake` is Lake, `gymnasium:FrozenLake-v1` FrozenLake-v1, `mcp:python server.py` mcp."""
-    kind, _, rest = target.partition(":")
+    kind, _, remainder = target.partition(":")
     if kind == "mcp":
         return kind
-    return rest if kind in KINDS else re.split("->|:", target)[-1]
+    return remainder if kind in KINDS else re.split("->|:", target)[-1]
 
 
 def _argument(text: str) -> tuple[str, Any]:
@@ -132,7 +132,7 @@ def _split(text: str) -> tuple[str, list[str]]:
     name, equals, value = text.partition("=")
     numbers = re.fullmatch(r"(\d+):(\d+)", value)
     if numbers:
-        return name, [str(one) for one in range(int(numbers[1]), int(numbers[2]))]
+        return name, [str(number) for number in range(int(numbers[1]), int(numbers[2]))]
     if not equals or not Path(value).is_file():
         raise ConfigError(f"--split {text}: write NAME=FIRST:END, or NAME=FILE with one id per line")
     return name, [line.strip() for line in Path(value).read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -82,7 +82,7 @@ def read_agent(source: str) -> Agent:
 
 
 def _decorators(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    return [ast.unparse(one) for one in node.decorator_list]
+    return [ast.unparse(decorator) for decorator in node.decorator_list]
 
 
 def _outermost(functions: dict[str, Any]) -> list[str]:
@@ -172,8 +172,8 @@ def _traced(agent: Agent, trace: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def fitting_model() -> NamedModel:
     """The largest model of the table that a LoRA step fits beside, on this machine's GPU or in half of its memory."""
-    found = gpus()
-    memory = max((gib for _, gib, _ in found), default=0.0) * _GIB
+    devices = gpus()
+    memory = max((gib for _, gib, _ in devices), default=0.0) * _GIB
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
     most = memory or half
     fits = [

@@ -87,15 +87,15 @@ def evaluate_judge(
     labelled = (_rows(labels) if labels.suffix in (".jsonl", ".json") else _episodes(labels, by))[:limit]
     config = load_config(conf) if conf is not None else Config()
     with placeholder_keys():
-        found = load_judge(config) if name is None else named_judge(name, config)
-    if found is None:
+        chosen = load_judge(config) if name is None else named_judge(name, config)
+    if chosen is None:
         raise ConfigError("no judge given: name it as the argument, or pass a --conf with a task_judge")
     name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
     with ProgressBar("Judging", len(labelled) * repeats, quiet=as_json) as bar:
         result = asyncio.run(
-            evaluate(found, labelled, repeats=repeats, parallel=concurrency, seed=seed, done=bar.advance)
+            evaluate(chosen, labelled, repeats=repeats, parallel=concurrency, seed=seed, done=bar.advance)
         )
-    built = found.built if isinstance(found, RubricJudge) else None
+    built = chosen.built if isinstance(chosen, RubricJudge) else None
     if as_json:
         print_json({"judge": name, **asdict(result), **({"rubric": asdict(built)} if built else {})})
     else:
@@ -159,7 +159,7 @@ def attack_target(
         if environment is not None:
             if tasks is not None:
                 raise ConfigError(f"--tasks: {name} is an environment, and has its own tasks (--limit says how many)")
-            found = asyncio.run(
+            result = asyncio.run(
                 attack_environment(
                     environment, limit, threshold=threshold or 0.0, parallel=concurrency, done=bar.advance
                 )
@@ -169,40 +169,43 @@ def attack_target(
             if judge is None:
                 raise ConfigError("no judge given: name it as the argument, or pass a --conf with a task_judge")
             chosen = [] if tasks is None else load_tasks(config, tasks).train[:limit]
-            found = asyncio.run(
+            result = asyncio.run(
                 attack_judge(
                     judge, chosen, threshold=threshold, own_model=own_model, parallel=concurrency, done=bar.advance
                 )
             )
     name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
     if as_json:
-        print_json({"target": name, "cheats": len(found.outcomes), "earned": len(found.earned), **asdict(found)})
+        print_json({"target": name, "cheats": len(result.outcomes), "earned": len(result.earned), **asdict(result)})
     else:
-        _print_attack(name, found)
-    if found.earned:
+        _print_attack(name, result)
+    if result.earned:
         raise typer.Exit(1)
 
 
 def _environment(name: str | None) -> Spec | None:
-    kind, _, rest = (name or "").partition(":")
-    return Spec(rest) if kind == "env" else Spec(name or "") if kind in KINDS else None
+    kind, _, remainder = (name or "").partition(":")
+    return Spec(remainder) if kind == "env" else Spec(name or "") if kind in KINDS else None
 
 
-def _print_attack(name: str, found: Attack) -> None:
+def _print_attack(name: str, result: Attack) -> None:
     out = console()
-    total, earned = (Counter(one.kind for one in outcomes) for outcomes in (found.outcomes, found.earned))
-    without = Counter(one.kind for one in found.outcomes if one.reward is None)
-    out.print(f"{name}: {len(found.outcomes)} cheats, {len(found.earned)} earned a reward", soft_wrap=True)
+    total, earned = (Counter(cheat.kind for cheat in outcomes) for outcomes in (result.outcomes, result.earned))
+    without = Counter(cheat.kind for cheat in result.outcomes if cheat.reward is None)
+    out.print(f"{name}: {len(result.outcomes)} cheats, {len(result.earned)} earned a reward", soft_wrap=True)
     kinds = [
         {"kind": kind, "cheats": count, "earned": earned[kind], "no verdict": without[kind]}
         for kind, count in total.items()
     ]
     out.print(table(kinds, out.width))
-    if found.earned:
-        shown = [{"task": one.task_id, "cheat": one.name, "reward": one.reward} for one in found.earned[:_MOST_SHOWN]]
+    if result.earned:
+        shown = [
+            {"task": cheat.task_id, "cheat": cheat.name, "reward": cheat.reward}
+            for cheat in result.earned[:_MOST_SHOWN]
+        ]
         out.print(table(shown, out.width))
-    if len(found.earned) > _MOST_SHOWN:
-        out.print(f"and {len(found.earned) - _MOST_SHOWN} more (--json has all)")
+    if len(result.earned) > _MOST_SHOWN:
+        out.print(f"and {len(result.earned) - _MOST_SHOWN} more (--json has all)")
 
 
 def _tried(built: Built) -> str:
@@ -225,9 +228,11 @@ def _episodes(path: Path, by: str) -> list[Labelled]:
     reader, _ = open_located(path)
     with reader:
         if by == "reward":
-            found = [(one, one.reward) for one in episodes(reader) if one.status == "succeeded"]
+            rewarded = [(episode, episode.reward) for episode in episodes(reader) if episode.status == "succeeded"]
             return [
-                Labelled(one.model_copy(update={"rewards": ()}), label) for one, label in found if label is not None
+                Labelled(episode.model_copy(update={"rewards": ()}), label)
+                for episode, label in rewarded
+                if label is not None
             ]
         sql = "SELECT episode_id, avg(score) AS score FROM feedback WHERE score IS NOT NULL GROUP BY episode_id"
         scores = {row["episode_id"]: float(row["score"]) for row in rows(reader, sql)}
@@ -236,41 +241,41 @@ def _episodes(path: Path, by: str) -> list[Labelled]:
                 f"--labels: no episode of {path} has a score; record feedback with a score, or use the recorded "
                 "rewards as labels (--by reward)"
             )
-        kept = episodes(reader, episode_ids=list(scores))
-        return [Labelled(one.model_copy(update={"rewards": ()}), scores[one.episode_id]) for one in kept]
+        scored = episodes(reader, episode_ids=list(scores))
+        return [Labelled(episode.model_copy(update={"rewards": ()}), scores[episode.episode_id]) for episode in scored]
 
 
-def _print(name: str, found: Evaluation) -> None:
+def _print(name: str, result: Evaluation) -> None:
     out = console()
-    lines = [line for line in _lines(found) if line[1] is not None]
-    out.print(f"{name}: {found.count} labelled outputs")
+    lines = [line for line in _lines(result) if line[1] is not None]
+    out.print(f"{name}: {result.count} labelled outputs")
     out.print(table([dict(zip(("measure", "value", "meaning"), line, strict=True)) for line in lines], out.width))
-    for cause, count in list(found.failures.items())[:5]:
+    for cause, count in list(result.failures.items())[:5]:
         out.print(f"No verdict, {count} × {cause}", style="yellow", soft_wrap=True)
 
 
-def _lines(found: Evaluation) -> list[tuple[str, str | None, str]]:
+def _lines(result: Evaluation) -> list[tuple[str, str | None, str]]:
     def number(value: float | None, form: str = ".3f") -> str | None:
         return None if value is None else format(value, form)
 
     def interval(value: Interval | None) -> str | None:
         return None if value is None else f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
 
-    made = found.building
-    building = None if made is None else f"{made.calls} calls, {made.tokens:,} tokens"
-    verdicts = f"{found.calls:.3g} calls, {found.tokens:.4g} tokens"
-    money = "" if found.cost is None else f", {found.cost:.3g} in money"
+    build_cost = result.building
+    building = None if build_cost is None else f"{build_cost.calls} calls, {build_cost.tokens:,} tokens"
+    verdicts = f"{result.calls:.3g} calls, {result.tokens:.4g} tokens"
+    money = "" if result.cost is None else f", {result.cost:.3g} in money"
     return [
-        ("agreement", interval(found.agreement), "pairs ordered as by their labels; 0.5 is chance"),
-        ("accuracy", interval(found.accuracy), "outputs with the same verdict as the label"),
-        ("kappa", number(found.kappa), "agreement corrected for chance"),
-        ("correlation", interval(found.correlation), "Spearman correlation of score and label"),
-        ("repeat spread", number(found.spread), f"standard deviation of {found.repeats} verdicts on one output"),
-        ("repeat flips", number(found.flipped, ".1%"), "outputs with differing verdicts"),
-        ("order flips", number(found.order, ".1%"), "pairs of a group whose order depends on the order shown"),
-        ("length", number(found.length, "+.3f"), "correlation of score and length"),
-        ("length of labels", number(found.length_of_labels, "+.3f"), "correlation of label and length"),
-        ("length alone", number(found.length_beyond_labels, "+.3f"), "score and length, controlling for the label"),
+        ("agreement", interval(result.agreement), "pairs ordered as by their labels; 0.5 is chance"),
+        ("accuracy", interval(result.accuracy), "outputs with the same verdict as the label"),
+        ("kappa", number(result.kappa), "agreement corrected for chance"),
+        ("correlation", interval(result.correlation), "Spearman correlation of score and label"),
+        ("repeat spread", number(result.spread), f"standard deviation of {result.repeats} verdicts on one output"),
+        ("repeat flips", number(result.flipped, ".1%"), "outputs with differing verdicts"),
+        ("order flips", number(result.order, ".1%"), "pairs of a group whose order depends on the order shown"),
+        ("length", number(result.length, "+.3f"), "correlation of score and length"),
+        ("length of labels", number(result.length_of_labels, "+.3f"), "correlation of label and length"),
+        ("length alone", number(result.length_beyond_labels, "+.3f"), "score and length, controlling for the label"),
         ("cost of the rubric", building, "calls that made it, before the first verdict"),
-        ("cost per verdict", f"{verdicts}{money}, {found.seconds:.3g} s", f"{found.cached} from the cache"),
+        ("cost per verdict", f"{verdicts}{money}, {result.seconds:.3g} s", f"{result.cached} from the cache"),
     ]

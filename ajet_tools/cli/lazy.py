@@ -37,9 +37,9 @@ class LazyGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> Any:
         """The options, with those that Typer adds last: of shell completion."""
-        found = super().get_params(ctx)
-        _hide_flag_types(found)
-        return found
+        params = super().get_params(ctx)
+        _hide_flag_types(params)
+        return params
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(self.table, key=lambda name: [*self._panel_of, name].index(name))
@@ -52,11 +52,11 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=self.table[cmd_name][1], rich_help_panel=panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, *rest = args
+        name, *remaining = args
         if name in self.table:
-            return name, self.commands[name], rest
+            return name, self.commands[name], remaining
         if ctx.resilient_parsing:  # shell completion
-            return None, None, rest
+            return None, None, remaining
         near = difflib.get_close_matches(name, self.table, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(self.table)}."
         return ctx.fail(f"No such command {name!r}. {hint}")
@@ -73,8 +73,8 @@ class _Commands(Mapping[str, Any]):
         command = getattr(command, "commands", {}).get(name, command)
         command.name = name
         if not isinstance(command, LazyGroup):
-            for one in (command, *getattr(command, "commands", {}).values()):
-                _lay_out(one)
+            for each_command in (command, *getattr(command, "commands", {}).values()):
+                _lay_out(each_command)
         return command
 
     def __iter__(self) -> Iterator[str]:

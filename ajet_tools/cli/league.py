@@ -63,13 +63,13 @@ def league(
             f"a league needs two players, but {config.directory} has no checkpoint yet (trainer_common.save_freq "
             "and keep_checkpoints); name players with --players"
         )
-    found = _play(config, named, _names(opponents) or named, limit, k, quiet=as_json)
+    result = _play(config, named, _names(opponents) or named, limit, k, quiet=as_json)
     if picture is not None:
-        draw_league(found, picture)
+        draw_league(result, picture)
     if as_json:
-        print_json(found.as_json())
+        print_json(result.as_json())
     else:
-        _print(found)
+        _print(result)
 
 
 def _names(text: str | None) -> list[str]:

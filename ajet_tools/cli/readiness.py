@@ -73,10 +73,10 @@ def target_of(name: str) -> str | None:
 
 def gpus() -> list[tuple[str, float, str]]:
     """Each GPU as `nvidia-smi` shows it: name, memory in GiB, version of the driver."""
-    found = shutil.which("nvidia-smi")
-    if found is None:
+    executable = shutil.which("nvidia-smi")
+    if executable is None:
         return []
-    query = [found, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    query = [executable, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         return []
@@ -145,13 +145,13 @@ def _stack(stack: Stack) -> Iterator[Check]:
     yield from _present("packages", tuple(dict.fromkeys([*needed, *stack.packages, *stack.bare])), fix)
     pins = stack.pins()
     for name in stack.compared:
-        found, wanted = installed_version(name), pins[name]
-        if found is None:
+        installed, wanted = installed_version(name), pins[name]
+        if installed is None:
             continue
-        if same_version(found, wanted):
-            yield Check(name, "ok", found)
+        if same_version(installed, wanted):
+            yield Check(name, "ok", installed)
         else:
-            yield Check(name, "miss", f"{found}, but {stack.constraints} requires {wanted}", fix)
+            yield Check(name, "miss", f"{installed}, but {stack.constraints} requires {wanted}", fix)
 
 
 def _beside_torch() -> Iterator[Check]:
@@ -168,14 +168,14 @@ def _beside_torch() -> Iterator[Check]:
 
 
 def _gpus(least: int) -> Iterator[Check]:
-    found = gpus()
-    if len(found) < least:
+    devices = gpus()
+    if len(devices) < least:
         yield Check(
             "gpus", "fail", "none: nvidia-smi is missing or lists none", "install NVIDIA's driver, or use --cpu"
         )
         return
-    name, memory, driver = found[0]
-    yield Check("gpus", "ok", f"{len(found)} × {name}, {memory:.0f} GiB")
+    name, memory, driver = devices[0]
+    yield Check("gpus", "ok", f"{len(devices)} × {name}, {memory:.0f} GiB")
     if _number(driver) < DRIVER:
         yield Check("driver", "fail", f"{driver} is too old for CUDA 13", f"install driver {DRIVER} or later")
     else:
@@ -236,8 +236,8 @@ def _ray_tokens() -> Check:
 
 
 def _token_file() -> Path:
-    given = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return Path(given) if given else Path.home() / ".ray" / "auth_token"
+    configured = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return Path(configured) if configured else Path.home() / ".ray" / "auth_token"
 
 
 _IMPORTS = {
@@ -285,5 +285,5 @@ def _last_line(text: str) -> str:
 
 
 def _number(text: str) -> float:
-    found = re.match(r"\d+(\.\d+)?", text)
-    return float(found[0]) if found else 0.0
+    match = re.match(r"\d+(\.\d+)?", text)
+    return float(match[0]) if match else 0.0

@@ -118,11 +118,11 @@ def _note(field: Field) -> str:
 def commands() -> dict[str, Any]:
     """Each command by its full name, `ajet trace ls`; a group comes before its commands."""
     root: Any = typer.main.get_command(app)
-    found = {"ajet": root}
+    by_name = {"ajet": root}
     for name, command in root.commands.items():
-        found[f"ajet {name}"] = command
-        found |= {f"ajet {name} {inner}": sub for inner, sub in sorted(getattr(command, "commands", {}).items())}
-    return found
+        by_name[f"ajet {name}"] = command
+        by_name |= {f"ajet {name} {inner}": sub for inner, sub in sorted(getattr(command, "commands", {}).items())}
+    return by_name
 
 
 def options(command: Any) -> list[Any]:

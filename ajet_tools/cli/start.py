@@ -142,8 +142,8 @@ def _init_job(agent: Agent, tasks: Path | None, trace: Path | None, name: Path |
 def _init_example(example: str, name: Path | None) -> None:
     known = _examples()
     if example == "list":
-        for one, folder in known.items():
-            echo(f"  {one:<20}{_title(folder)}")
+        for known_name, folder in known.items():
+            echo(f"  {known_name:<20}{_title(folder)}")
         return
     if example not in known:
         near = difflib.get_close_matches(example, known, n=1, cutoff=0.5)
@@ -155,27 +155,27 @@ def _init_example(example: str, name: Path | None) -> None:
     for file in sorted(files):
         echo(f"  {name / file}")
     code = [content for file, content in files.items() if not file.endswith(".md")]
-    for other in known:
-        beside = name.resolve().parent / f"example_{other}"  # where its files look for those of another
-        if other != example and any(beside.name.encode() in content for content in code) and not beside.exists():
-            echo(f"It uses files of another example. Write that too: ajet init --example {other} {beside}")
+    for other_name in known:
+        beside = name.resolve().parent / f"example_{other_name}"  # where its files look for those of another
+        if other_name != example and any(beside.name.encode() in content for content in code) and not beside.exists():
+            echo(f"It uses files of another example. Write that too: ajet init --example {other_name} {beside}")
     readme = "\n".join(files["README.md"].decode().splitlines())
     echo(f"See {name / 'README.md'}. First command:\n{_enter(name)}{_first_command(readme)}")
 
 
 def _files(folder: Path) -> dict[str, bytes]:
     """A tutorial's files, the paths in texts as they are once its folder is the present one."""
-    found = {}
+    contents = {}
     for path in sorted(folder.rglob("*")):
-        place = path.relative_to(folder)
-        made = {"launcher_record", "__pycache__"} & {*place.parts} or path.suffix in (".duckdb", ".pyc", ".wal")
-        if path.is_file() and not made and not path.name.startswith("."):
+        relative = path.relative_to(folder)
+        generated = {"launcher_record", "__pycache__"} & {*relative.parts} or path.suffix in (".duckdb", ".pyc", ".wal")
+        if path.is_file() and not generated and not path.name.startswith("."):
             content = path.read_bytes()
             if b"\0" not in content:
                 content = content.replace(f"tutorial/{folder.name}/".encode(), b"")
                 content = content.replace(b"tutorial/example_", b"../example_")
-            found[str(place)] = content
-    return found
+            contents[str(relative)] = content
+    return contents
 
 
 def _title(folder: Path) -> str:

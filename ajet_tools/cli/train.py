@@ -121,15 +121,15 @@ def _rehearse(config: Config, directory: Path) -> None:
         tuned = run.train(rehearsal_of(config, directory, model))
     except TrainingError as error:
         raise TrainingError(f"{error}\nThe rehearsal's logs and traces are in {directory}") from error
-    found, failures = findings(directory)
+    counts, failures = findings(directory)
     if failures:
         raise TrainingError(
-            f"{found['failed']} of {found['episodes']} episodes failed:\n  "
+            f"{counts['failed']} of {counts['episodes']} episodes failed:\n  "
             + "\n  ".join(failures)
             + f"\nTo view them: {view_command(directory)}"
         )
-    watch.done("run", _summary(found))
-    _judge(found, tuned, directory)
+    watch.done("run", _summary(counts))
+    _judge(counts, tuned, directory)
     watch.done("checkpoint", f"{tuned.path}")
     echo(
         "The rehearsal succeeded. Rewards alternated between 0 and 1 instead of coming from the judge, so they mean "
@@ -137,19 +137,19 @@ def _rehearse(config: Config, directory: Path) -> None:
     )
 
 
-def _summary(found: dict[str, int]) -> str:
+def _summary(counts: dict[str, int]) -> str:
     return (
-        f"{found['episodes']} episodes, {found['calls']} calls, {found['trained']} tokens trained; "
-        f"{found['versions']} model versions sampled"
+        f"{counts['episodes']} episodes, {counts['calls']} calls, {counts['trained']} tokens trained; "
+        f"{counts['versions']} model versions sampled"
     )
 
 
-def _judge(found: dict[str, int], tuned: Any, directory: Path) -> None:
+def _judge(counts: dict[str, int], tuned: Any, directory: Path) -> None:
     """Raise TrainingError where the rehearsal shows that the real run would not learn."""
     look = f"to view the run: {view_command(directory)}"
-    if not found["trained"]:
+    if not counts["trained"]:
         raise TrainingError(f"nothing was trained: no call to the policy was captured; {look}")
-    if found["versions"] < 2:
+    if counts["versions"] < 2:
         raise TrainingError(f"the sampler never received new weights; {look}")
     if tuned.path is None:
         raise TrainingError(f"no model was written; {look}")
@@ -258,11 +258,11 @@ def newest_experiment(config: Config, exp_dir: Path | None) -> Config:
     if config.is_set("experiment_dir") or config.directory.exists():
         return config
     base, stem = exp_dir or Path("launcher_record"), re.sub(r"-\d{8}-\d{6}$", "", config.experiment_name)
-    found = sorted(p for p in base.glob(f"{stem}-*") if re.fullmatch(r"-\d{8}-\d{6}", p.name.removeprefix(stem)))
-    if not found:
+    experiments = sorted(p for p in base.glob(f"{stem}-*") if re.fullmatch(r"-\d{8}-\d{6}", p.name.removeprefix(stem)))
+    if not experiments:
         raise ConfigError(f"nothing to resume: {base} has no experiment {config.experiment_name} or {stem}-…")
-    update = {"experiment_name": found[-1].name}
+    update = {"experiment_name": experiments[-1].name}
     if exp_dir is not None:
-        update["experiment_dir"] = str(found[-1])
-    echo(f"Resuming {found[-1]}", err=True)
+        update["experiment_dir"] = str(experiments[-1])
+    echo(f"Resuming {experiments[-1]}", err=True)
     return config.model_copy(update=update)

@@ -77,7 +77,7 @@ def _started(directory: Path) -> subprocess.Popen[str] | None:
 def _announce(process: subprocess.Popen[str]) -> None:
     """Print the URL; then read on, so that the viewer never waits for a full pipe."""
     assert process.stdout is not None
-    said: list[str] = []
+    lines: list[str] = []
     shown = False
     for line in process.stdout:
         if shown:
@@ -86,9 +86,9 @@ def _announce(process: subprocess.Popen[str]) -> None:
             echo(f"The viewer is at {line.strip()} during the run", err=True)
             shown = True
         else:
-            said.append(line.strip())
+            lines.append(line.strip())
     if not shown and process.wait() not in (0, -15):
-        _warn(" ".join(said) or f"exit code {process.returncode}")
+        _warn(" ".join(lines) or f"exit code {process.returncode}")
 
 
 def _warn(reason: str) -> None:

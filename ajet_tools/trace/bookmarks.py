@@ -21,8 +21,8 @@ def bookmarks_file(where: Path, home: Path | None = None) -> Path:
     They stand beside the trace, so that a team shares them with it. A reader who may not write there gets a file of
     their own in `~/.config/ajet`, and keeps it from then on.
     """
-    own = _own_file(where, home)
-    return own if own.exists() else _shared_file(where)
+    own_path = _own_file(where, home)
+    return own_path if own_path.exists() else _shared_file(where)
 
 
 def bookmarked(where: Path, home: Path | None = None) -> frozenset[str]:
@@ -54,12 +54,12 @@ def set_bookmark(where: Path, episode_ids: Iterable[str], on: bool, home: Path |
     try:
         _write(first, after)
     except OSError:
-        own = _own_file(where, home)
+        own_path = _own_file(where, home)
         try:
-            own.parent.mkdir(parents=True, exist_ok=True)
-            _write(own, after)
+            own_path.parent.mkdir(parents=True, exist_ok=True)
+            _write(own_path, after)
         except OSError as error:
-            raise TraceError(f"bookmarks can be saved neither in {first} nor in {own}: {error}") from error
+            raise TraceError(f"bookmarks can be saved neither in {first} nor in {own_path}: {error}") from error
     return after
 
 

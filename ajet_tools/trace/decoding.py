@@ -104,10 +104,10 @@ def _cached(name: str) -> Path | None:
     except ImportError:
         return None
     try:
-        found = try_to_load_from_cache(name, "tokenizer.json")
+        cached = try_to_load_from_cache(name, "tokenizer.json")
     except HFValidationError:  # a path, not a name
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _bytes() -> Vocabulary:
@@ -154,13 +154,13 @@ def _read(file: Path, changed: int) -> Vocabulary:
 
 def _template_beside(file: Path) -> ChatTemplate | None:
     """The chat template in the files that transformers writes beside a `tokenizer.json`."""
-    settings, own = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
+    settings, template_file = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
     try:
-        found: dict[str, Any] = json.loads(settings.read_bytes()) if settings.is_file() else {}
-        source = own.read_text(encoding="utf-8") if own.is_file() else found.get("chat_template")
+        config: dict[str, Any] = json.loads(settings.read_bytes()) if settings.is_file() else {}
+        source = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
         if not isinstance(source, str):
             return None
-        tokens = {k: v.get("content") if isinstance(v, dict) else v for k, v in found.items() if k.endswith("_token")}
+        tokens = {k: v.get("content") if isinstance(v, dict) else v for k, v in config.items() if k.endswith("_token")}
         return ChatTemplate.of(source, {k: v for k, v in tokens.items() if isinstance(v, str)})
     except (ConfigError, ValueError):
         return None
@@ -171,11 +171,11 @@ def _look_up(backend: FastTokenizer, added: dict[int, bytes], byte_level: bool) 
     known = dict(added)
 
     def token_bytes(token_id: int) -> bytes:
-        found = known.get(token_id)
-        if found is None:
+        content = known.get(token_id)
+        if content is None:
             token = backend.id_to_token(token_id) if token_id >= 0 else None
-            found = known[token_id] = b"" if token is None else _exact(token, alphabet if byte_level else None)
-        return found
+            content = known[token_id] = b"" if token is None else _exact(token, alphabet if byte_level else None)
+        return content
 
     return token_bytes
 

@@ -88,7 +88,7 @@ class State:
 
 def state_of(path: Path, reader: TraceReader | None = None) -> State:
     """How a trace stands now; a reader of it knows its files already."""
-    found = []
+    stamps = []
     try:
         files = reader.files() if isinstance(reader, Trace) else trace_files(path)
     except TraceError:
@@ -99,5 +99,5 @@ def state_of(path: Path, reader: TraceReader | None = None) -> State:
                 about = part.stat()
             except OSError:  # no log, or a file that has just been replaced
                 continue
-            found.append((str(part), about.st_size, about.st_mtime_ns))
-    return State(bool(settled_owners(files)), tuple(found))
+            stamps.append((str(part), about.st_size, about.st_mtime_ns))
+    return State(bool(settled_owners(files)), tuple(stamps))

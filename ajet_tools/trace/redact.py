@@ -40,10 +40,10 @@ class Redactor:
         """The text with what was found replaced; JSON stays JSON."""
         if len(text) < 6:
             return text
-        found = self._known.get(text)
-        if found is None:
-            found = self._known[text] = self._json(text)
-        return found
+        redacted = self._known.get(text)
+        if redacted is None:
+            redacted = self._known[text] = self._json(text)
+        return redacted
 
     def value(self, value: Any) -> Any:
         """The same JSON value with its texts redacted; the value itself where there is nothing to redact."""
@@ -104,7 +104,7 @@ class Redactor:
         if isinstance(value, str):
             return self._placeholder("secret", value) if value and not _PLACED.fullmatch(value) else value
         if isinstance(value, list | tuple):
-            return [self._secret(one) for one in value] or value
+            return [self._secret(item) for item in value] or value
         return self.value(value)
 
     def _placeholder(self, kind: str, value: str) -> str:

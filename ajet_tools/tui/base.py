@@ -61,8 +61,8 @@ class ViewerApp(App[None]):
         keys: dict[tuple[str, str], tuple[Any, list[str]]] = {}
         for active in screen.active_bindings.values():
             binding, shown = active.binding, self.get_key_display(active.binding)
-            own = binding.show or active.node is screen
-            if active.enabled and own and binding.description and active.node is not self and not is_basic(binding):
+            listed = binding.show or active.node is screen
+            if active.enabled and listed and binding.description and active.node is not self and not is_basic(binding):
                 _, of = keys.setdefault((binding.description, binding.action), (active.node, []))
                 of += [shown] if shown not in of else []
         known = {command.title for command in palette_commands}

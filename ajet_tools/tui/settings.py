@@ -89,7 +89,7 @@ class SavedQueries(_Remembered):
         return self.model_copy(update={"saved": {**self.saved, name: sql}})
 
     def without(self, name: str) -> SavedQueries:
-        return self.model_copy(update={"saved": {other: sql for other, sql in self.saved.items() if other != name}})
+        return self.model_copy(update={"saved": {key: sql for key, sql in self.saved.items() if key != name}})
 
 
 class Settings(_Remembered):

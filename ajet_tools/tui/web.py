@@ -171,10 +171,10 @@ def _guard(token: str, cookie: str) -> Any:
         if refused is not None:
             raise web.HTTPForbidden(text=f"403: {refused[1]}\n")
         if _equal(request.query.get("token", ""), token) and request.path == "/":
-            kept = {name: value for name, value in request.query.items() if name != "token"}
-            found = web.HTTPFound(request.rel_url.with_query(kept))
-            found.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/")
-            raise found
+            query = {name: value for name, value in request.query.items() if name != "token"}
+            redirect = web.HTTPFound(request.rel_url.with_query(query))
+            redirect.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/")
+            raise redirect
         if not _equal(request.cookies.get(cookie, ""), token):
             raise web.HTTPForbidden(text=_REFUSED)
         return await handler(request)
@@ -182,5 +182,5 @@ def _guard(token: str, cookie: str) -> Any:
     return guard
 
 
-def _equal(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(), token.encode())
+def _equal(candidate: str, token: str) -> bool:
+    return hmac.compare_digest(candidate.encode(), token.encode())

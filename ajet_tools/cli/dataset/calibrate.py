@@ -64,7 +64,7 @@ def calibrate(
     ajet dataset calibrate tasks.jsonl -w agent.py:solve --judge exact \\
       --scripted replies.py:reply -k 4 --out - | jq .metadata.pass_rate
     """
-    kept = Band.parse(band) if band else None
+    kept_band = Band.parse(band) if band else None
     if answering.conf is None and workflow is None:
         raise ConfigError("no agent given: pass --workflow agent.py:solve, or a --conf FILE that names one")
     config = answering.config(workflow, more={"rollout.max_env_worker": concurrency})
@@ -77,7 +77,7 @@ def calibrate(
         with ProgressBar("Episodes") as bar:
             done = measure(
                 measured, config, out,
-                k=k, keep=kept, rejected=rejected, measurements=measurements,
+                k=k, keep=kept_band, rejected=rejected, measurements=measurements,
                 on_start=lambda total: bar.update(0, total), on_episode=lambda episode: bar.advance(),
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -90,7 +90,7 @@ def calibrate(
         "rejected_to": str(rejected) if rejected else None,
         "bad_rows": rows.bad.count,
     }
-    rows.report(summary, _lines(done, kept, out, rejected, measurements), out)
+    rows.report(summary, _lines(done, kept_band, out, rejected, measurements), out)
     if done.unmeasured:
         raise typer.Exit(1)
 
@@ -108,10 +108,10 @@ def _lines(
     done: Calibration, band: Band | None, out: str, rejected: Path | None, measurements: Path | None
 ) -> Iterator[str]:
     fresh = done.tasks - done.known
-    told = [f"{counted(done.rows, 'row')}, {counted(done.tasks, 'task')}"]
-    told += [f"{done.known:,} known from {measurements}"] if done.known else []
-    told += [f"{fresh:,} run {done.k} times"] if fresh else []
-    yield ", ".join(told)
+    parts = [f"{counted(done.rows, 'row')}, {counted(done.tasks, 'task')}"]
+    parts += [f"{done.known:,} known from {measurements}"] if done.known else []
+    parts += [f"{fresh:,} run {done.k} times"] if fresh else []
+    yield ", ".join(parts)
     yield from _histogram(done, band)
     where = "stdout" if out == "-" else out
     apart = f", {done.outside:,} outside the range" if band else ""
@@ -133,11 +133,11 @@ def _histogram(done: Calibration, band: Band | None) -> Iterator[str]:
     for low in range(0, done.k + 1, step):
         high = min(low + step - 1, done.k)
         count = sum(done.histogram[low : high + 1])
-        kept = band is None or any(solved / done.k in band for solved in range(low, high + 1))
+        is_kept = band is None or any(solved / done.k in band for solved in range(low, high + 1))
         solved = f"{low}/{done.k}" if low == high else f"{low}-{high}/{done.k}"
         bar = "█" * round(_BAR * count / most) if most else ""
         bar = bar or ("▏" if count else "")
-        yield f"  solved {solved:>9}  {count:>6,}  {bar}{'' if kept else '  left out' if count else ''}"
+        yield f"  solved {solved:>9}  {count:>6,}  {bar}{'' if is_kept else '  left out' if count else ''}"
 
 
 def _as_json(done: Calibration) -> dict[str, Any]:

@@ -154,10 +154,10 @@ def _report_leaks(
     checking: Budget | None,
 ) -> None:
     kinds: Counter[str] = Counter(leak.kind for leak in leaks.values())
-    kept = len(texts) - len(leaks)
+    kept_count = len(texts) - len(leaks)
     summary: dict[str, Any] = {
         "rows": len(texts),
-        "kept": kept,
+        "kept": kept_count,
         "dropped": len(leaks),
         **{kind: kinds[kind] for kind in _KINDS},
         "eval_rows": len(known),
@@ -169,7 +169,7 @@ def _report_leaks(
     if checking is not None:
         spent = checking.spent
         summary["check"] = {"calls": spent.calls, "cached": spent.cached, "tokens": spent.tokens, "cost": spent.cost}
-    lines = [f"{counted(kept, 'row')} of {len(texts):,} kept{to_place(out)}"]
+    lines = [f"{counted(kept_count, 'row')} of {len(texts):,} kept{to_place(out)}"]
     lines += [f"  dropped: {counted(kinds[kind], 'row')} {name}" for kind, name in _KINDS.items() if kinds[kind]]
     lines += [f"  the model was asked in {checking.summary()}"] if checking is not None else []
     for index, leak in list(leaks.items())[:_SHOWN]:

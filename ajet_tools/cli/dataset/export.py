@@ -107,8 +107,8 @@ def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict
                     parts.setdefault(name.replace("/", "-"), []).append(f"{source}:{name}")
         else:
             folder, colon, name = source.rpartition(":")
-            own = name.replace("/", "-") if to_directory and colon and Path(folder).is_dir() else "train"
-            parts.setdefault(split or own, []).append(source)
+            split_name = name.replace("/", "-") if to_directory and colon and Path(folder).is_dir() else "train"
+            parts.setdefault(split or split_name, []).append(source)
     if not parts:
         raise ConfigError(f"there are no data files in {', '.join(sources)}")
     return parts

@@ -150,7 +150,7 @@ def from_traces(
     with ExitStack() as stack:
         sources = stack.enter_context(opened_sources(paths or (), format, skip_bad_rows=skip_bad_rows))
         bar = stack.enter_context(ProgressBar("reading episodes"))
-        made = loop.from_traces(
+        run = loop.from_traces(
             sources,
             kind,
             out,
@@ -159,31 +159,31 @@ def from_traces(
             grader=grader,
             progress=lambda what, done, of: bar.show(f"{what} episodes", done, of),
         )
-        apart = _write_rejected(made, out, rejected)
-        told = _lines(made, sources, out, apart, turning.redact, choosing.failed)
-        print_summary(_summary(made, sources, out, apart), told, as_json=as_json, out=out)
-    if made.stopped:
+        apart = _write_rejected(run, out, rejected)
+        lines = _lines(run, sources, out, apart, turning.redact, choosing.failed)
+        print_summary(_summary(run, sources, out, apart), lines, as_json=as_json, out=out)
+    if run.stopped:
         raise typer.Exit(1)
 
 
-def _write_rejected(made: TraceRun, out: str, rejected: Path | None) -> Path | None:
+def _write_rejected(run: TraceRun, out: str, rejected: Path | None) -> Path | None:
     """Rejected tasks, each with its reason, beside the dataset."""
     if rejected is None and out != "-":
         name = Path(out).name.removesuffix(".gz")
         rejected = Path(out).with_name(f"{Path(name).stem}.rejected.jsonl")
-    if rejected is None or not made.rejected:
+    if rejected is None or not run.rejected:
         return None
-    write_report(str(rejected), iter(made.rejected))
+    write_report(str(rejected), iter(run.rejected))
     return rejected
 
 
-def _summary(made: TraceRun, sources: Sources, out: str, apart: Path | None) -> dict[str, Any]:
-    told = {name: value for name, value in vars(made).items() if name != "rejected"}
+def _summary(run: TraceRun, sources: Sources, out: str, apart: Path | None) -> dict[str, Any]:
+    values = {name: value for name, value in vars(run).items() if name != "rejected"}
     return {
-        **{name: dict(value) if isinstance(value, dict) else value for name, value in told.items()},
-        "left_out": {reason: n for reason, n in made.left_out.items() if n},
+        **{name: dict(value) if isinstance(value, dict) else value for name, value in values.items()},
+        "left_out": {reason: n for reason, n in run.left_out.items() if n},
         "out": out,
-        "rejected": _by_reason(made),
+        "rejected": _by_reason(run),
         "rejected_path": str(apart) if apart else None,
         "sources": list(sources.names),
         "imported": sources.formats,
@@ -191,44 +191,44 @@ def _summary(made: TraceRun, sources: Sources, out: str, apart: Path | None) -> 
     }
 
 
-def _by_reason(made: TraceRun) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for row in made.rejected:
+def _by_reason(run: TraceRun) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for row in run.rejected:
         reason = "rejected by the rubric" if "verdict" in row else str(row["reason"])
-        found[reason] = found.get(reason, 0) + 1
-    return found
+        counts[reason] = counts.get(reason, 0) + 1
+    return counts
 
 
 def _lines(
-    made: TraceRun, sources: Sources, out: str, apart: Path | None, redact: bool, failures: bool
+    run: TraceRun, sources: Sources, out: str, apart: Path | None, redact: bool, failures: bool
 ) -> Iterator[str]:
-    noun = {"tasks": "task", "messages": "conversation", "preferences": "pair", "tokens": "timeline"}[made.to]
+    noun = {"tasks": "task", "messages": "conversation", "preferences": "pair", "tokens": "timeline"}[run.to]
     into = "" if out == "-" else f" into {out}"
-    yield f"{counted(made.rows, noun)}{into}, from {made.chosen:,} of {counted(made.of, 'episode')}"
+    yield f"{counted(run.rows, noun)}{into}, from {run.chosen:,} of {counted(run.of, 'episode')}"
     for file, format in sources.formats.items():
         yield f"  read {file} as {format}"
     if sources.imported and sources.imported.bad_rows:
         yield f"  skipped: {counted(sources.imported.bad_rows, 'bad row')}, the first: {sources.imported.problems[0]}"
-    if made.to == "tasks":
-        yield f"  answers: {', '.join(f'{n:,} {_ANSWERS[of]}' for of, n in made.answers.most_common())}"
-    if made.graded:
-        yield f"  graded by the rubric: {counted(made.graded, 'episode')}"
-    if made.usage:
-        cost = "" if made.usage["cost"] is None else f", {made.usage['cost']:.4f} in money"
-        tokens = made.usage["input_tokens"] + made.usage["output_tokens"]
-        yield f"  asked the model: {counted(made.usage['calls'], 'call')}, {tokens:,} tokens{cost}"
-    if made.stopped:
-        yield f"  stopped asking: {made.stopped}"
-    if made.duplicates:
-        yield f"  duplicates: {made.duplicates:,}"
-    for reason, count in sorted(made.left_out.items()):
+    if run.to == "tasks":
+        yield f"  answers: {', '.join(f'{n:,} {_ANSWERS[of]}' for of, n in run.answers.most_common())}"
+    if run.graded:
+        yield f"  graded by the rubric: {counted(run.graded, 'episode')}"
+    if run.usage:
+        cost = "" if run.usage["cost"] is None else f", {run.usage['cost']:.4f} in money"
+        tokens = run.usage["input_tokens"] + run.usage["output_tokens"]
+        yield f"  asked the model: {counted(run.usage['calls'], 'call')}, {tokens:,} tokens{cost}"
+    if run.stopped:
+        yield f"  stopped asking: {run.stopped}"
+    if run.duplicates:
+        yield f"  duplicates: {run.duplicates:,}"
+    for reason, count in sorted(run.left_out.items()):
         if count:
             yield f"  left out: {count:,} {reason}"
-    for reason, count in sorted(_by_reason(made).items()):
+    for reason, count in sorted(_by_reason(run).items()):
         yield f"  rejected: {count:,}: {reason}"
     if apart:
         yield f"  rejected tasks are in {apart}"
-    yield f"  {_redaction(made, redact)}"
+    yield f"  {_redaction(run, redact)}"
     if failures and out != "-":
         yield f"To generate more like these: ajet dataset expand {out} --count 500 --out data/"
 
@@ -243,10 +243,10 @@ _ANSWERS = {
 }
 
 
-def _redaction(made: TraceRun, redact: bool) -> str:
+def _redaction(run: TraceRun, redact: bool) -> str:
     if not redact:
         return "not redacted: it may contain secrets and personal data"
-    if not made.redacted:
+    if not run.redacted:
         return "redacted: nothing found; names and addresses in prose are not detected"
-    kinds = ", ".join(f"{n:,} {kind}" for kind, n in made.redacted.most_common())
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in run.redacted.most_common())
     return f"redacted: {kinds}; names and addresses in prose are not detected"

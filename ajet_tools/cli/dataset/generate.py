@@ -87,8 +87,8 @@ class LearningOptions:
     def value(self, rows: list[Row], directory: Directory) -> Iterator[LearningValue | None]:
         """What tries the rows, with its traces beside them; None where no policy is named. Raises ConfigError."""
         if self.policy is None:
-            if given := [name for name in ("workflow", "judge", "conf") if getattr(self, name) is not None]:
-                raise ConfigError(f"--{given[0]} configures the policy of --for; add --for")
+            if policy_options := [name for name in ("workflow", "judge", "conf") if getattr(self, name) is not None]:
+                raise ConfigError(f"--{policy_options[0]} configures the policy of --for; add --for")
             yield None
             return
         if self.workflow is None and self.conf is None:
@@ -213,7 +213,7 @@ def _run(
 ) -> None:
     """Make the rows and say what they come to; `before` is said first. Raises what keeps them from being all."""
     started = time.monotonic()
-    made = make(
+    result = make(
         evals=writing.eval or [],
         meanings=writing.meanings(endpoint, asking.cache or directory.cache),
         confirm=lambda taken: confirm(taken, writing, ask=asking.scripted is None, as_json=as_json, before=before),
@@ -222,21 +222,21 @@ def _run(
     )
     if writing.dry_run:
         return
-    report(made, endpoint.budget, time.monotonic() - started, as_json=as_json)
-    if made.failure is not None:
-        raise made.failure
+    report(result, endpoint.budget, time.monotonic() - started, as_json=as_json)
+    if result.failure is not None:
+        raise result.failure
 
 
 def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | None]:
     """The tasks that failed in a trace, each with its answer; and its validation tasks, which no row may ask."""
     choice = Choice(failures=True, include_validation=include_validation)
     with opened_sources([trace]) as sources:
-        made, found = task_rows(sources, choice, Options(need_answer=True))
-        rows = [Row(f"failed task {number}", values) for number, values in enumerate(found, 1)]
+        result, row_values = task_rows(sources, choice, Options(need_answer=True))
+        rows = [Row(f"failed task {number}", values) for number, values in enumerate(row_values, 1)]
         held_out = None if include_validation else leaks_of(validation_tasks(sources.reader))
-    left_out = f"; {counted(len(made.rejected), 'task')} left out" if made.rejected else ""
-    echo(f"{counted(len(rows), 'task')} with answers of {counted(made.chosen, 'failed episode')}{left_out}", err=True)
-    for reason, count in made.left_out.items():
+    left_out = f"; {counted(len(result.rejected), 'task')} left out" if result.rejected else ""
+    echo(f"{counted(len(rows), 'task')} with answers of {counted(result.chosen, 'failed episode')}{left_out}", err=True)
+    for reason, count in result.left_out.items():
         if count:
             echo(f"  left out: {count:,} {reason}", err=True)
     seeds = select_seeds(rows, f"{trace}: what failed", include_validation=include_validation)
@@ -311,15 +311,15 @@ def from_docs(
         show_prompts((run.preview(run.chunks[0], n), config.prompt(kind)) for n, kind in enumerate(config.kinds))
         return
     endpoint = asking.endpoint(directory.cache, dry_run=writing.dry_run)
-    made = partial(make_tasks, corpus, config, directory, endpoint, seeds=rows, verify=verifying.of(verify))
+    make_rows = partial(make_tasks, corpus, config, directory, endpoint, seeds=rows, verify=verifying.of(verify))
     _run(
-        made, directory, endpoint, writing, asking, as_json,
+        make_rows, directory, endpoint, writing, asking, as_json,
         lambda run: progress(run, count, len(run.chunks)), _read(corpus),
     )  # fmt: skip
 
 
 def _read(corpus: Corpus) -> str:
-    chunks = sum(len(one.chunks) for one in corpus.held)
-    pages = sum(one.document.pages or 0 for one in corpus.held)
+    chunks = sum(len(entry.chunks) for entry in corpus.held)
+    pages = sum(entry.document.pages or 0 for entry in corpus.held)
     of_pages = f" ({counted(pages, 'page')} of PDF)" if pages else ""
     return f"{counted(len(corpus.held), 'document')}{of_pages} in {counted(chunks, 'part')}."

@@ -152,7 +152,7 @@ class OutputOptions:
 
     def settings(self) -> dict[str, Any]:
         """What `GenerationConfig` and `DocsConfig` both take of these."""
-        same = {one.name for one in fields(CallSettings)} & {one.name for one in fields(self)}
+        same = {item.name for item in fields(CallSettings)} & {item.name for item in fields(self)}
         return {"languages": tuple(self.language or ()), **{name: getattr(self, name) for name in same}}
 
     def seeds(self, path: str) -> list[Row]:
@@ -200,8 +200,8 @@ def confirm(taken: Estimate, writing: OutputOptions, *, ask: bool, as_json: bool
             echo(line)
         return
     if ask or not as_json:
-        kept = " Stored replies cost nothing." if writing.resume else ""
-        for line in (*before, f"{taken.as_text()}.{kept}"):
+        cache_note = " Stored replies cost nothing." if writing.resume else ""
+        for line in (*before, f"{taken.as_text()}.{cache_note}"):
             echo(line, err=True)
     if not ask or writing.yes:
         return
@@ -267,7 +267,7 @@ class ModelOptions:
         """
         price = Price.parse(self.price) if self.price is not None else None
         budget = Budget(self.max_calls, self.max_total_tokens, self.max_cost, price)
-        kept = self.cache or cache
+        cache_path = self.cache or cache
         if dry_run and not (self.scripted or self.base_url or self.model):
             return ModelClient("http://127.0.0.1:9", "MODEL", budget=budget)
         return open_endpoint(
@@ -278,6 +278,6 @@ class ModelOptions:
             concurrency=self.concurrency,
             per_minute=self.rpm,
             retries=self.retries,
-            cache=kept if kept.exists() or not dry_run else None,
+            cache=cache_path if cache_path.exists() or not dry_run else None,
             budget=budget,
         )

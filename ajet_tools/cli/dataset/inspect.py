@@ -129,26 +129,26 @@ def stats(
     zcat big.jsonl.gz | ajet dataset stats - --json | jq .chars.p95
     """
     with counting("stats") as passing:
-        found = gather(passing(rows.blocks(source)), by=by, exact=exact)
-    if by and by not in found.fields and found.groups.keys() == {"null"}:
-        raise unknown_field(by, found.fields)
-    written = _write_stats(found, out) if out else []
+        result = gather(passing(rows.blocks(source)), by=by, exact=exact)
+    if by and by not in result.fields and result.groups.keys() == {"null"}:
+        raise unknown_field(by, result.fields)
+    written = _write_stats(result, out) if out else []
     errors = estimate_errors(Path(source)) if not rows.map else None
     if rows.as_json:
         labels = {"errors": errors.as_json()} if errors is not None else {}
-        print_json({**found.as_json(), **labels, "bad_rows": rows.bad.count, "files": [str(path) for path in written]})
+        print_json({**result.as_json(), **labels, "bad_rows": rows.bad.count, "files": [str(path) for path in written]})
         return
-    _print_stats(found)
+    _print_stats(result)
     if errors is not None:
         echo(f"\n{errors.as_text()}")
     for line in (*rows.bad_row_lines(), *(f"wrote {path}" for path in written)):
         echo(line, err=True)
 
 
-def _write_stats(found: Stats, folder: Path) -> list[Path]:
+def _write_stats(result: Stats, folder: Path) -> list[Path]:
     pictures_of = import_module("ajet_tools.dataset.card.pictures").pictures_of
-    pictures = pictures_of(found) if found.rows else {}
-    files = {**pictures, "stats.json": (json_line(found.as_json()) + "\n").encode()}
+    pictures = pictures_of(result) if result.rows else {}
+    files = {**pictures, "stats.json": (json_line(result.as_json()) + "\n").encode()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -158,35 +158,37 @@ def _write_stats(found: Stats, folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def _print_stats(found: Stats) -> None:
+def _print_stats(result: Stats) -> None:
     out = render.console()
-    parts = [counted(found.rows, "row"), f"{found.distinct:,} distinct", counted(found.duplicates, "duplicate")]
-    parts += [f"{found.diversity.forms:,} {'form' if found.diversity.forms == 1 else 'forms'}"]
-    parts += [f"{found.answered:,} with an answer"] + ([f"{found.empty:,} without a question"] if found.empty else [])
+    parts = [counted(result.rows, "row"), f"{result.distinct:,} distinct", counted(result.duplicates, "duplicate")]
+    parts += [f"{result.diversity.forms:,} {'form' if result.diversity.forms == 1 else 'forms'}"]
+    parts += [f"{result.answered:,} with an answer"] + (
+        [f"{result.empty:,} without a question"] if result.empty else []
+    )
     out.print(", ".join(parts))
-    if not found.rows:
+    if not result.rows:
         return
-    if found.looked_at < found.rows:
-        out.print(f"fields, languages, forms and answers are estimated from {found.looked_at:,} rows (--exact: all)")
-    if found.diversity.is_low and 2 * found.diversity.forms <= found.distinct:
-        out.print(found.diversity.as_text(), markup=False, highlight=False)
-    lengths = [_length_row("characters", found.chars), _length_row("words", found.words)]
-    lengths += [_length_row("characters of the answer", found.answer_chars)] if found.answered else []
+    if result.looked_at < result.rows:
+        out.print(f"fields, languages, forms and answers are estimated from {result.looked_at:,} rows (--exact: all)")
+    if result.diversity.is_low and 2 * result.diversity.forms <= result.distinct:
+        out.print(result.diversity.as_text(), markup=False, highlight=False)
+    lengths = [_length_row("characters", result.chars), _length_row("words", result.words)]
+    lengths += [_length_row("characters of the answer", result.answer_chars)] if result.answered else []
     out.print(render.table(lengths, out.width, title="\nlengths"))
-    if found.languages:
-        out.print(render.table(_shares(found.languages, found.rows, "language"), out.width, title="\nlanguages"))
-    if found.sources:
-        out.print(render.table(_shares(found.sources, found.rows, "source"), out.width, title="\nsources"))
-    if found.by:
-        groups = [_length_row(name, lengths_of, rows=True) for name, lengths_of in found.top_groups(20)]
-        out.print(render.table(groups, out.width, title=f"\ncharacters by {found.by}"))
-    out.print(render.table(_field_rows(found), out.width, title="\nfields"))
+    if result.languages:
+        out.print(render.table(_shares(result.languages, result.rows, "language"), out.width, title="\nlanguages"))
+    if result.sources:
+        out.print(render.table(_shares(result.sources, result.rows, "source"), out.width, title="\nsources"))
+    if result.by:
+        groups = [_length_row(name, lengths_of, rows=True) for name, lengths_of in result.top_groups(20)]
+        out.print(render.table(groups, out.width, title=f"\ncharacters by {result.by}"))
+    out.print(render.table(_field_rows(result), out.width, title="\nfields"))
 
 
 def _length_row(name: str, lengths: Lengths, *, rows: bool = False) -> dict[str, Any]:
-    made: dict[str, Any] = {"of": name, **({"rows": lengths.count} if rows else {}), "min": lengths.least}
-    made |= {f"p{share}": lengths.quantile(share / 100) for share in (5, 50, 95)}
-    return {**made, "max": lengths.most, "mean": lengths.mean}
+    row: dict[str, Any] = {"of": name, **({"rows": lengths.count} if rows else {}), "min": lengths.least}
+    row |= {f"p{share}": lengths.quantile(share / 100) for share in (5, 50, 95)}
+    return {**row, "max": lengths.most, "mean": lengths.mean}
 
 
 def _shares(counts: Mapping[str, int], rows: int, name: str) -> list[dict[str, Any]]:
@@ -197,16 +199,16 @@ def _shares(counts: Mapping[str, int], rows: int, name: str) -> list[dict[str, A
     ]
 
 
-def _field_rows(found: Stats) -> list[dict[str, Any]]:
+def _field_rows(result: Stats) -> list[dict[str, Any]]:
     rows = []
-    for name, field in found.fields.items():
+    for name, field in result.fields.items():
         common = ", ".join(f"{text} ({number:,})" for text, number in field.common(3))
         span = "" if field.least is None else f"{field.least:.6g} to {field.most:.6g}"
         distinct = f"{len(field.values):,}" if not field.others else "many"
         rows.append(
             {
                 "field": name,
-                "in": f"{field.present / found.rows:.0%}",
+                "in": f"{field.present / result.rows:.0%}",
                 "kind": "/".join(kind for kind, _ in field.kinds.most_common()),
                 "distinct": "" if "object" in field.kinds else distinct,
                 "most common": common or span,
@@ -241,8 +243,8 @@ def validate(
     if as_json:
         problems = [pick(problem, "kind", "level", "where", "message") for problem in report.problems]
         counts = dict(report.counts)
-        told = {"rows": report.rows, "errors": report.errors, "warnings": report.warnings, "counts": counts}
-        print_json({**told, "problems": problems})
+        summary = {"rows": report.rows, "errors": report.errors, "warnings": report.warnings, "counts": counts}
+        print_json({**summary, "problems": problems})
     else:
         _print_report(report)
     raise typer.Exit(1 if report.errors or (strict and report.warnings) else 0)
@@ -298,51 +300,51 @@ def diff(
     ajet dataset diff tasks.v1.jsonl tasks.v2.parquet
     ajet dataset diff old/ new/ --ignore provenance --json
     """
-    found = compare(before, after, mapping=mapping_of(mapping), ignore=tuple(ignore or ()), limit=limit)
+    difference = compare(before, after, mapping=mapping_of(mapping), ignore=tuple(ignore or ()), limit=limit)
     if as_json:
-        print_json(_diff_json(found))
+        print_json(_diff_json(difference))
     else:
-        _print_diff(found)
-    raise typer.Exit(1 if exit_code and found.any else 0)
+        _print_diff(difference)
+    raise typer.Exit(1 if exit_code and difference.any else 0)
 
 
-def _diff_json(found: Difference) -> dict[str, Any]:
+def _diff_json(difference: Difference) -> dict[str, Any]:
     return {
-        "same": found.same,
-        "changed": found.changed_count,
-        "added": found.added_count,
-        "removed": found.removed_count,
+        "same": difference.same,
+        "changed": difference.changed_count,
+        "added": difference.added_count,
+        "removed": difference.removed_count,
         "changes": [
             {
-                **pick(one, "before", "after", "by", "text"),
-                "fields": {path: {"before": a, "after": b} for path, (a, b) in one.fields.items()},
-                "fields_added": list(one.added),
-                "fields_removed": list(one.removed),
+                **pick(change, "before", "after", "by", "text"),
+                "fields": {path: {"before": a, "after": b} for path, (a, b) in change.fields.items()},
+                "fields_added": list(change.added),
+                "fields_removed": list(change.removed),
             }
-            for one in found.changed
+            for change in difference.changed
         ],
-        "rows_added": [pick(row, "where", "values") for row in found.added],
-        "rows_removed": [pick(row, "where", "values") for row in found.removed],
+        "rows_added": [pick(row, "where", "values") for row in difference.added],
+        "rows_removed": [pick(row, "where", "values") for row in difference.removed],
     }
 
 
-def _print_diff(found: Difference) -> None:
-    for one in found.changed:
-        echo(f"{style('~', fg='yellow')} {one.before} → {one.after}: {one_line(one.text, _WIDTH)}")
-        _print_fields(one)
-    for sign, color, rows in (("-", "red", found.removed), ("+", "green", found.added)):
+def _print_diff(difference: Difference) -> None:
+    for change in difference.changed:
+        echo(f"{style('~', fg='yellow')} {change.before} → {change.after}: {one_line(change.text, _WIDTH)}")
+        _print_fields(change)
+    for sign, color, rows in (("-", "red", difference.removed), ("+", "green", difference.added)):
         for row in rows:
             echo(f"{style(sign, fg=color)} {row.where}: {one_line(text_of(row.values), _WIDTH)}")
-    hidden = found.changed_count + found.added_count + found.removed_count
-    hidden -= len(found.changed) + len(found.added) + len(found.removed)
+    hidden = difference.changed_count + difference.added_count + difference.removed_count
+    hidden -= len(difference.changed) + len(difference.added) + len(difference.removed)
     if hidden:
         echo(f"and {hidden:,} more (--limit)")
-    counts = (found.same, "same"), (found.changed_count, "changed"), (found.added_count, "added")
-    echo(", ".join(f"{n:,} {word}" for n, word in (*counts, (found.removed_count, "removed"))))
+    counts = (difference.same, "same"), (difference.changed_count, "changed"), (difference.added_count, "added")
+    echo(", ".join(f"{n:,} {word}" for n, word in (*counts, (difference.removed_count, "removed"))))
 
 
-def _print_fields(one: Changed) -> None:
-    for path, (a, b) in one.fields.items():
-        old = "(not there)" if path in one.added else one_line(a, _WIDTH)
-        new = "(not there)" if path in one.removed else one_line(b, _WIDTH)
+def _print_fields(change: Changed) -> None:
+    for path, (a, b) in change.fields.items():
+        old = "(not there)" if path in change.added else one_line(a, _WIDTH)
+        new = "(not there)" if path in change.removed else one_line(b, _WIDTH)
         echo(f"    {path}: {style(old, fg='red')} → {style(new, fg='green')}")

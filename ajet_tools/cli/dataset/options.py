@@ -150,16 +150,16 @@ class RowOptions:
 
     def rereadable(self, source: str) -> Callable[[], Iterator[Block]]:
         """Reads the rows, as often as asked; of stdin they are kept."""
-        held, blocks = list[Block](), self.blocks(source)
+        stored, blocks = list[Block](), self.blocks(source)
 
         def read() -> Iterator[Block]:
             self.bad.count, self.bad.first = 0, []
             return self.blocks(source)
 
         def read_held() -> Iterator[Block]:
-            yield from held
+            yield from stored
             for block in blocks:
-                held.append(block)
+                stored.append(block)
                 yield block
 
         return read_held if source == "-" else read
@@ -197,10 +197,10 @@ def read_some(blocks: Iterator[Block], source: str, bar: ProgressBar) -> Iterato
 
 def write_kept(blocks: Iterator[Block], gone: set[int], total: int, out: str, tables: Iterable[Columns]) -> None:
     """Write all but those that go, by their numbers from 0."""
-    number, left = 0, np.fromiter(gone, np.int64)
+    number, removed = 0, np.fromiter(gone, np.int64)
     with Writer(out, tables=tables) as writer:
         for block in blocks:
-            writer.write_block(block, np.setdiff1d(np.arange(number, number + len(block)), left) - number)
+            writer.write_block(block, np.setdiff1d(np.arange(number, number + len(block)), removed) - number)
             number += len(block)
         if number != total:
             raise TaskError(
@@ -225,9 +225,9 @@ def check_apart(**files: str | Path | None) -> None:
         if (
             path is not None
             and str(path) != "-"
-            and (other := known.setdefault(Path(path).resolve(), option)) != option
+            and (earlier := known.setdefault(Path(path).resolve(), option)) != option
         ):
-            raise ConfigError(f"--{other} and --{option} are the same file, {path}; name two")
+            raise ConfigError(f"--{earlier} and --{option} are the same file, {path}; name two")
 
 
 def to_place(out: str) -> str:

@@ -67,8 +67,8 @@ def progress_lines(generation: Generation[Any], rows: int | None, width: int) ->
 def _fit(before: str, items: Sequence[str], width: int) -> str:
     """As many of the items as the width has room for; of the others, how many there are."""
     for shown in range(len(items), 0, -1):
-        left = len(items) - shown
-        line = before + ", ".join([*items[:shown], *([f"{left} more"] if left else [])])
+        hidden = len(items) - shown
+        line = before + ", ".join([*items[:shown], *([f"{hidden} more"] if hidden else [])])
         if len(line) <= width or shown == 1:
             return line
     return before
@@ -78,7 +78,7 @@ def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool
     """What there is now. Raises KeyboardInterrupt, or Exit with 143, where Ctrl-C or SIGTERM ended the run."""
     result, files, checks, corpus = made.result, made.files, made.checks, made.corpus
     spent, sides = budget.spent, {"train": result.train, "validation": result.validation}
-    documents = {side: sum(one.side == side for one in corpus.held) for side in sides} if corpus is not None else {}
+    documents = {side: sum(entry.side == side for entry in corpus.held) for side in sides} if corpus is not None else {}
     errors = errors_of(files) if checks else []
     if as_json:
         print_json(
@@ -88,8 +88,8 @@ def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool
                 "refused": dict(result.refused.most_common()),
                 "surplus": result.surplus,
                 "diversity": {**result.diversity().as_json(), **result.coverage},
-                "checks": [one.as_json() for one in checks],
-                "errors": [one.as_json() for one in errors],
+                "checks": [entry.as_json() for entry in checks],
+                "errors": [entry.as_json() for entry in errors],
                 **(_documents(corpus, documents) if corpus is not None else {}),
                 "calls": spent.calls,
                 "cached": spent.cached,
@@ -102,12 +102,12 @@ def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool
         )
     else:
         origins = {side: f" (from {counted(number, 'document')})" for side, number in documents.items()}
-        told = ", ".join(f"{len(rows):,} {side}{origins.get(side, '')}" for side, rows in sides.items())
+        per_side = ", ".join(f"{len(rows):,} {side}{origins.get(side, '')}" for side, rows in sides.items())
         cached = f" ({spent.cached:,} more from the cache)" if spent.cached else ""
-        echo(f"{counted(result.accepted, 'row')} accepted: {told}; {budget.summary()}{cached}, {seconds:.1f} s")
-        for one in checks:
-            took = f"; {one.budget.summary()}" if one.budget is not None else ""
-            echo(f"  verified by {one.verifier}: {one.in_words()}{took}")
+        echo(f"{counted(result.accepted, 'row')} accepted: {per_side}; {budget.summary()}{cached}, {seconds:.1f} s")
+        for entry in checks:
+            took = f"; {entry.budget.summary()}" if entry.budget is not None else ""
+            echo(f"  verified by {entry.verifier}: {entry.in_words()}{took}")
         for line in error_lines(errors, files) if checks else ():
             echo(f"  {line}")
         if result.coverage_text:
@@ -126,6 +126,6 @@ def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool
 def _documents(corpus: Corpus, by_side: Mapping[str, int]) -> dict[str, Any]:
     return {
         "documents": by_side,
-        "copies": [{"document": name, "of": other} for name, other in corpus.copies],
-        "unreadable": [{"document": one.name, "problem": one.problem} for one in corpus.unreadable],
+        "copies": [{"document": name, "of": original} for name, original in corpus.copies],
+        "unreadable": [{"document": document.name, "problem": document.problem} for document in corpus.unreadable],
     }

@@ -108,12 +108,12 @@ def filter_rows(
     tables = rows.tables(source)
     again = partial(read_blocks, source, mapping=rows.columns, bad=BadRows(True))
     others = Writer(rejected, tables=tables) if rejected else nullcontext()
-    with Writer(out, tables=tables) as kept, others as aside, counting("filter") as passing:
+    with Writer(out, tables=tables) as writer, others as aside, counting("filter") as passing:
         if aside is not None:
             keep.on_left_out = lambda row, reason: aside.write({**row.values, "left_out": reason}, row.stored)
         for block, indices in keep.of(passing(rows.blocks(source)), None if source == "-" else again):
-            kept.write_block(block, indices)
-    _report_filter(keep, kept.rows, rows, out)
+            writer.write_block(block, indices)
+    _report_filter(keep, writer.rows, rows, out)
 
 
 def _select(query: str, source: str, out: str, as_json: bool) -> None:
@@ -183,6 +183,6 @@ def mix(
     lines = [f"{counted(writer.rows, 'row')}{to_place(out)}"]
     for share in shares:
         percent = 100 * share.take / max(1, writer.rows)
-        own = f"{share.take:,} {'from' if share.take > share.rows else 'of'} its {counted(share.rows, 'row')}"
-        lines.append(f"  {share.path}: {own} ({percent:.1f} %)")
+        amount = f"{share.take:,} {'from' if share.take > share.rows else 'of'} its {counted(share.rows, 'row')}"
+        lines.append(f"  {share.path}: {amount} ({percent:.1f} %)")
     print_summary(summary, lines, as_json=as_json, out=out)

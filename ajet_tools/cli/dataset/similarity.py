@@ -114,7 +114,7 @@ def dedup(
         vectors = None
         if embeddings:
             vectors = asyncio.run(embedded([row.text for row in facts], embeddings, bar.show))
-        found = find_duplicates(
+        result = find_duplicates(
             facts,
             threshold=similarity,
             seed=seed,
@@ -125,11 +125,11 @@ def dedup(
             meaning=meaning,
             on_progress=bar.show,
         )
-    gone = {duplicate.index for duplicate in found.duplicates}
+    gone = {duplicate.index for duplicate in result.duplicates}
     write_kept(again(), gone, len(facts), out, rows.tables(source))
     if report:
-        write_report(report, _duplicate_rows(facts, found))
-    _report_dedup(facts, found, rows, out, report)
+        write_report(report, _duplicate_rows(facts, result))
+    _report_dedup(facts, result, rows, out, report)
 
 
 async def embedded(texts: Sequence[str], embeddings: tuple[str, str], on_progress: OnProgress) -> Vectors:
@@ -142,8 +142,8 @@ async def embedded(texts: Sequence[str], embeddings: tuple[str, str], on_progres
         await endpoint.aclose()
 
 
-def _duplicate_rows(rows: Sequence[RowFacts], found: Found) -> Iterator[dict[str, Any]]:
-    for each in found.duplicates:
+def _duplicate_rows(rows: Sequence[RowFacts], result: Found) -> Iterator[dict[str, Any]]:
+    for each in result.duplicates:
         line = {
             "row": rows[each.index].where,
             "kept": rows[each.kept].where,
@@ -159,27 +159,27 @@ def _duplicate_rows(rows: Sequence[RowFacts], found: Found) -> Iterator[dict[str
         yield line
 
 
-def _report_dedup(rows: Sequence[RowFacts], found: Found, reading: RowOptions, out: str, report: str | None) -> None:
-    kinds: Counter[str] = Counter(each.kind for each in found.duplicates)
-    differ = sum(each.answers_differ for each in found.duplicates)
-    kept = found.rows - len(found.duplicates)
+def _report_dedup(rows: Sequence[RowFacts], result: Found, reading: RowOptions, out: str, report: str | None) -> None:
+    kinds: Counter[str] = Counter(each.kind for each in result.duplicates)
+    differ = sum(each.answers_differ for each in result.duplicates)
+    kept_count = result.rows - len(result.duplicates)
     summary = {
-        "rows": found.rows,
-        "kept": kept,
-        "dropped": len(found.duplicates),
+        "rows": result.rows,
+        "kept": kept_count,
+        "dropped": len(result.duplicates),
         **{kind: kinds[kind] for kind in ("exact", "near", "meaning")},
-        "clusters": found.clusters,
+        "clusters": result.clusters,
         "answers_differ": differ,
         "bad_rows": reading.bad.count,
         "path": out,
         "report": report,
     }
     names = {"exact": "exact", "near": "near", "meaning": "by meaning"}
-    lines = [f"{counted(kept, 'row')} of {found.rows:,} kept{to_place(out)}"]
+    lines = [f"{counted(kept_count, 'row')} of {result.rows:,} kept{to_place(out)}"]
     lines += [f"  dropped: {counted(kinds[kind], 'row')} ({name})" for kind, name in names.items() if kinds[kind]]
     if differ:
         lines.append(f"  {counted(differ, 'row')} of these had another answer than the row that was kept; check them")
-    for each in [each for each in found.duplicates if each.kind != "exact"][:_SHOWN]:
+    for each in [each for each in result.duplicates if each.kind != "exact"][:_SHOWN]:
         lines.append(f"  {each.similarity:.2f} {rows[each.index].where}: {shorten(rows[each.index].text)}")
         lines.append(f"       {rows[each.kept].where}: {shorten(rows[each.kept].text)}")
     reading.report(summary, [*lines, *report_lines(report)], out)
@@ -249,8 +249,8 @@ def split(
         }
         number = 0
         for block in read_some(again(), source, bar):
-            own = keys[number : number + len(block)] if near else keys_of(block, by)
-            sides = splitter.sides(block, own)
+            block_keys = keys[number : number + len(block)] if near else keys_of(block, by)
+            sides = splitter.sides(block, block_keys)
             for name, writer in writers.items():
                 writer.write_block(block, np.flatnonzero(sides == name))
             number += len(block)

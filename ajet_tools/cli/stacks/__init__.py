@@ -42,22 +42,22 @@ class Stack:
 
     def pins(self) -> dict[str, str]:
         """Package to version, as the constraints file says."""
-        found = re.findall(r"^([A-Za-z0-9_.-]+)(?:\[\w+\])?==([^\s;]+)", self.path.read_text(), re.MULTILINE)
-        return {name.lower().replace("_", "-"): version for name, version in found}
+        requirements = re.findall(r"^([A-Za-z0-9_.-]+)(?:\[\w+\])?==([^\s;]+)", self.path.read_text(), re.MULTILINE)
+        return {name.lower().replace("_", "-"): version for name, version in requirements}
 
     def commands(self, path: str | None = None) -> list[list[str]]:
         """The arguments of `pip`, in order. `path`: how to write the constraints file."""
         pinned = ["-c", path or str(self.path)]
-        made = []
+        commands = []
         if self.cpu:
             build = "+cpu" if platform.system() == "Linux" else ""
-            made.append(["install", f"torch=={self.pins()['torch']}{build}", "--extra-index-url", _CPU_WHEELS])
-        made.append(["install", *pinned, f"ajet[{','.join(self.extras)}]", *self.packages])
+            commands.append(["install", f"torch=={self.pins()['torch']}{build}", "--extra-index-url", _CPU_WHEELS])
+        commands.append(["install", *pinned, f"ajet[{','.join(self.extras)}]", *self.packages])
         if self.bare:
-            made.append(["install", *pinned, "--no-deps", *self.bare])
+            commands.append(["install", *pinned, "--no-deps", *self.bare])
         if self.unwanted:
-            made.append(["uninstall", "-y", *self.unwanted])
-        return made
+            commands.append(["uninstall", "-y", *self.unwanted])
+        return commands
 
 
 STACKS = {

@@ -73,43 +73,43 @@ def diff(
     """
     with ExitStack() as stack:
         named = open_named(a, path), open_named(b, path_b or path)
-        reader_a, reader_b = (stack.enter_context(one.reader) for one in named)
-        found = [queries.find(one.reader, one.id or queries.find_run(one.reader, None)) for one in named]
-        kinds = {one.kind for one in found}
+        reader_a, reader_b = (stack.enter_context(target.reader) for target in named)
+        targets = [queries.find(target.reader, target.id or queries.find_run(target.reader, None)) for target in named]
+        kinds = {target.kind for target in targets}
         if kinds == {"episode"}:
-            episodes = diff_episodes(episode_at(reader_a, found[0].id), episode_at(reader_b, found[1].id))
+            episodes = diff_episodes(episode_at(reader_a, targets[0].id), episode_at(reader_b, targets[1].id))
             print_json(_episodes_json(episodes)) if as_json else _print_episodes(episodes)
         elif kinds == {"run"}:
             runs = diff_runs(
-                (reader_a, found[0].id), (reader_b, found[1].id), split=split, step=step, decoding=decoding
+                (reader_a, targets[0].id), (reader_b, targets[1].id), split=split, step=step, decoding=decoding
             )
             print_json(_runs_json(runs)) if as_json else _print_runs(runs)
         else:
-            told = " and ".join(f"{one.kind} {one.id}" for one in found)
-            raise QueryError(f"give two episodes or two runs (got {told})")
+            description = " and ".join(f"{target.kind} {target.id}" for target in targets)
+            raise QueryError(f"give two episodes or two runs (got {description})")
 
 
 # Episodes
 
 
-def _episodes_json(found: EpisodeDiff) -> dict[str, Any]:
-    first = found.first_difference
+def _episodes_json(result: EpisodeDiff) -> dict[str, Any]:
+    first = result.first_difference
     return {
-        "a": _facts(found.a),
-        "b": _facts(found.b),
-        "same_messages": found.same_messages,
+        "a": _facts(result.a),
+        "b": _facts(result.b),
+        "same_messages": result.same_messages,
         "first_difference": None if first is None else {"a": _messages_json(first.a), "b": _messages_json(first.b)},
         "parts": [
             {"same": part.same, "a": _messages_json(part.a), "b": [] if part.same else _messages_json(part.b)}
-            for part in found.parts
+            for part in result.parts
         ],
-        "rewards": found.rewards(),
-        "shared_tokens": found.shared_tokens,
+        "rewards": result.rewards(),
+        "shared_tokens": result.shared_tokens,
     }
 
 
-def _messages_json(said: Sequence[Said]) -> list[dict[str, Any]]:
-    return [{"call_id": one.call_id, "agent": one.agent, "message": dict(one.message)} for one in said]
+def _messages_json(messages: Sequence[Said]) -> list[dict[str, Any]]:
+    return [{"call_id": entry.call_id, "agent": entry.agent, "message": dict(entry.message)} for entry in messages]
 
 
 def _facts(episode: Episode) -> dict[str, Any]:
@@ -136,28 +136,28 @@ def _facts(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _print_episodes(found: EpisodeDiff) -> None:
+def _print_episodes(result: EpisodeDiff) -> None:
     out = render.console()
-    sides = _facts(found.a), _facts(found.b)
+    sides = _facts(result.a), _facts(result.b)
     rows = [
         {"": name, "A": _cell(sides[0][name]), "B": _cell(sides[1][name])}
         for name in sides[0]
         if sides[0][name] is not None or sides[1][name] is not None
     ]
-    rows += [{"": f"reward {one_line(r['reward'])}", "A": _cell(r["a"]), "B": _cell(r["b"])} for r in found.rewards()]
+    rows += [{"": f"reward {one_line(r['reward'])}", "A": _cell(r["a"]), "B": _cell(r["b"])} for r in result.rewards()]
     out.print(render.table(rows, out.width))
-    if found.shared_tokens is not None:
+    if result.shared_tokens is not None:
         out.print(
-            f"\nIdentical from the start of their first timelines: {render.counted(found.shared_tokens, 'token')}"
+            f"\nIdentical from the start of their first timelines: {render.counted(result.shared_tokens, 'token')}"
         )
-    first = found.first_difference
+    first = result.first_difference
     if first is None:
-        out.print(f"Identical: all {render.counted(found.same_messages, 'message')}.")
+        out.print(f"Identical: all {render.counted(result.same_messages, 'message')}.")
         return
-    before = sum(len(part.a) for part in found.parts[: found.parts.index(first)])
+    before = sum(len(part.a) for part in result.parts[: result.parts.index(first)])
     out.print(f"First difference after {render.counted(before, 'message')}:")
     _print_apart(first)
-    apart = sum(not part.same for part in found.parts)
+    apart = sum(not part.same for part in result.parts)
     if apart > 1:
         out.print(f"{apart - 1} further messages differ; --json has all.", style="dim")
 
@@ -174,7 +174,8 @@ def _print_apart(part: DiffPart) -> None:
     out.print(one_line(f"{a[0].message.get('role', '?')}{agent}"), style="bold")
     out.print(diff_text(message_diff(a[0].message, b[0].message)))
     more = [
-        f"{render.counted(len(said) - 1, 'more message')} {of}" for said, of in ((part.a, "in A"), (part.b, "in B"))
+        f"{render.counted(len(messages) - 1, 'more message')} {of}"
+        for messages, of in ((part.a, "in A"), (part.b, "in B"))
     ]
     if len(part.a) > 1 or len(part.b) > 1:
         out.print(f"… and {' and '.join(more)} replaced by each other", style="dim")
@@ -186,44 +187,44 @@ def _cell(value: Any) -> str | None:
     return None if value is None else one_line(value, 60)
 
 
-def _print_messages(said: Sequence[Said], sign: str, style: str) -> None:
+def _print_messages(messages: Sequence[Said], sign: str, style: str) -> None:
     out = render.console()
-    for one in said[:_MESSAGES]:
-        agent = "" if one.agent == "default" else f" ({one.agent})"
-        out.print(one_line(f"{sign} {one.message.get('role', '?')}{agent}"), style=f"bold {style}")
-        lines = message_text(one.message).splitlines() or ["(empty)"]
+    for entry in messages[:_MESSAGES]:
+        agent = "" if entry.agent == "default" else f" ({entry.agent})"
+        out.print(one_line(f"{sign} {entry.message.get('role', '?')}{agent}"), style=f"bold {style}")
+        lines = message_text(entry.message).splitlines() or ["(empty)"]
         for line in lines[:_LINES]:
             out.print(f"{sign}   {line[:2000]}", style=style)
         if len(lines) > _LINES:
             out.print(f"{sign}   … and {len(lines) - _LINES} more lines", style="dim")
-    if len(said) > _MESSAGES:
-        out.print(f"{sign} … and {render.counted(len(said) - _MESSAGES, 'more message')}", style="dim")
-    if not said:
+    if len(messages) > _MESSAGES:
+        out.print(f"{sign} … and {render.counted(len(messages) - _MESSAGES, 'more message')}", style="dim")
+    if not messages:
         out.print(f"{sign} (nothing)", style="dim")
 
 
 # Runs
 
 
-def _runs_json(found: RunDiff) -> dict[str, Any]:
+def _runs_json(result: RunDiff) -> dict[str, Any]:
     return {
-        "a": _side_json(found, "a"),
-        "b": _side_json(found, "b"),
+        "a": _side_json(result, "a"),
+        "b": _side_json(result, "b"),
         "tasks": [
             {"task_id": task_id, "a": before, "b": after, "change": after - before}
-            for task_id, before, after in found.tasks
+            for task_id, before, after in result.tasks
         ],
-        "tasks_only_in_a": found.only_a,
-        "tasks_only_in_b": found.only_b,
+        "tasks_only_in_a": result.only_a,
+        "tasks_only_in_b": result.only_b,
         "test": None
-        if found.test is None
-        else {"name": "sign-flip permutation test of the mean, paired by task", **asdict(found.test)},
-        "config": [{"key": key, "a": before, "b": after} for key, before, after in found.config],
+        if result.test is None
+        else {"name": "sign-flip permutation test of the mean, paired by task", **asdict(result.test)},
+        "config": [{"key": key, "a": before, "b": after} for key, before, after in result.config],
     }
 
 
-def _side_json(found: RunDiff, which: str) -> dict[str, Any]:
-    side = getattr(found, which)
+def _side_json(result: RunDiff, which: str) -> dict[str, Any]:
+    side = getattr(result, which)
     return {
         "run_id": side.run_id,
         "split": side.split,
@@ -239,37 +240,37 @@ def _side_json(found: RunDiff, which: str) -> dict[str, Any]:
     }
 
 
-def _print_runs(found: RunDiff) -> None:
+def _print_runs(result: RunDiff) -> None:
     out = render.console()
-    a, b = _side_json(found, "a"), _side_json(found, "b")
+    a, b = _side_json(result, "a"), _side_json(result, "b")
     names = {"reward": "mean reward", "calls": "calls per episode", "sampled_tokens": "sampled tokens per episode"}
-    names["reward"] += f" ({found.a.of})" if found.a.of == found.b.of else f" ({found.a.of}; {found.b.of})"
+    names["reward"] += f" ({result.a.of})" if result.a.of == result.b.of else f" ({result.a.of}; {result.b.of})"
     names["seconds"] = "seconds per episode"
     rows = [{"": names.get(name, name), "A": _cell(a[name]), "B": _cell(b[name])} for name in a if name != "failures"]
     for cause in sorted({*a["failures"], *b["failures"]}):
         counts = [str(side["failures"].get(cause, 0)) for side in (a, b)]
         rows.append({"": one_line(f"failed: {cause}"), "A": counts[0], "B": counts[1]})
     out.print(render.table(rows, out.width))
-    out.print(f"\n{_verdict(found)}", soft_wrap=True)
-    if found.only_a or found.only_b:
-        out.print(f"Not paired: {found.only_a} tasks only in A, {found.only_b} only in B", style="dim")
-    changed = sorted((t for t in found.tasks if t[1] != t[2]), key=lambda t: (-abs(t[2] - t[1]), t[0]))
+    out.print(f"\n{_verdict(result)}", soft_wrap=True)
+    if result.only_a or result.only_b:
+        out.print(f"Not paired: {result.only_a} tasks only in A, {result.only_b} only in B", style="dim")
+    changed = sorted((t for t in result.tasks if t[1] != t[2]), key=lambda t: (-abs(t[2] - t[1]), t[0]))
     if changed:
         shown = [{"task": t[0][:24], "A": t[1], "B": t[2], "change": t[2] - t[1]} for t in changed[:_SHOWN]]
         out.print(render.table(shown, out.width, title=f"\ntasks, largest change first ({len(changed)} changed)"))
-    if found.config:
+    if result.config:
         out.print("\nconfig differences", style="italic")
-    for key, before, after in found.config:
+    for key, before, after in result.config:
         out.print(one_line(f"{key}: {before!r} → {after!r}", 400), soft_wrap=True)
 
 
-def _verdict(found: RunDiff) -> str:
+def _verdict(result: RunDiff) -> str:
     """What may be said of the difference, and by which test."""
-    test = found.test
+    test = result.test
     if test is None:
         return "The runs share no task with a reward in both, so they cannot be compared."
-    better = sum(after > before for _, before, after in found.tasks)
-    worse = sum(after < before for _, before, after in found.tasks)
+    better = sum(after > before for _, before, after in result.tasks)
+    worse = sum(after < before for _, before, after in result.tasks)
     tasks = "1 task" if test.n == 1 else f"{test.n:,} tasks"
     counts = f"{better} better, {worse} worse, {test.n - better - worse} equal"
     head = f"B - A by task: {test.mean:+.4g} over {tasks} ({counts})."

@@ -123,8 +123,8 @@ def _chosen(
 
 def _report_export(done: Exported, redact: bool, as_json: bool, *, to_stdout: bool) -> None:
     if as_json:
-        told = {**vars(done), "path": str(done.path) if done.path else None}
-        print_json(told, indent=None if to_stdout else 2, err=to_stdout)
+        summary = {**vars(done), "path": str(done.path) if done.path else None}
+        print_json(summary, indent=None if to_stdout else 2, err=to_stdout)
         return
     where = f" to {done.path}" if done.path else ""
     echo(f"{counted(done.episodes, 'episode')}, {counted(done.rows, 'row')} of {done.format}{where}", err=True)

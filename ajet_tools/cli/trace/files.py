@@ -66,14 +66,14 @@ def pack(
         raise ConfigError(
             f"--out takes one file, but there are {len(files)}; name one, or see `ajet trace merge-files`"
         )
-    with _progress() as said:
-        packed = [pack_file(file, out, said) for file in files]
+    with _progress() as report:
+        packed = [pack_file(file, out, report) for file in files]
     if as_json:
-        print_json([{**asdict(one), "path": str(out or one.path)} for one in packed])
+        print_json([{**asdict(result), "path": str(out or result.path)} for result in packed])
         return
-    for one in packed:
-        moved = f", {one.calls:,} prompts stored as suffixes" if one.calls else ""
-        echo(f"{out or one.path}: {decimal(one.before)} -> {decimal(one.after)}{moved}")
+    for result in packed:
+        moved = f", {result.calls:,} prompts stored as suffixes" if result.calls else ""
+        echo(f"{out or result.path}: {decimal(result.before)} -> {decimal(result.after)}{moved}")
 
 
 @app.command("merge-files")
@@ -92,13 +92,13 @@ def merge_files(
     ajet trace merge-files node1.duckdb node2.duckdb --out whole.duckdb
     ajet trace merge-files traces/ --out whole.duckdb --json
     """
-    with _progress() as said:
-        merged = merge([file for path in files for file in trace_files(path)], out, said)
+    with _progress() as report:
+        merged = merge([file for path in files for file in trace_files(path)], out, report)
     if as_json:
         print_json({**asdict(merged), "path": str(merged.path)})
         return
-    held = ", ".join(f"{table} {count:,}" for table, count in merged.rows.items() if count)
-    echo(f"{merged.path}: {merged.files} files, {decimal(merged.bytes)}; rows: {held or 'none'}")
+    row_counts = ", ".join(f"{table} {count:,}" for table, count in merged.rows.items() if count)
+    echo(f"{merged.path}: {merged.files} files, {decimal(merged.bytes)}; rows: {row_counts or 'none'}")
     twice = ", ".join(f"{table} {count:,}" for table, count in merged.shared.items() if count)
     if twice:
         echo(f"in more than one file, and kept only once: {twice}")
@@ -146,12 +146,12 @@ def prune(
     if gone and not dry_run:
         if not (yes or as_json):
             typer.confirm("Delete them permanently?", abort=True, err=True)
-        with _progress() as said:
+        with _progress() as report:
             for file in dict.fromkeys(file for file, _ in gone):
-                prune_file(file, [one.run_id for where, one in gone if where == file], said)
+                prune_file(file, [run_size.run_id for where, run_size in gone if where == file], report)
     after = sum(map(bytes_of, files))
     if as_json:
-        dropped = [{"file": str(file), **asdict(one)} for file, one in gone]
+        dropped = [{"file": str(file), **asdict(run_size)} for file, run_size in gone]
         print_json({"runs": dropped, "dry_run": dry_run, "before": before, "after": after})
     elif gone and not dry_run:
         echo(f"{decimal(before)} -> {decimal(after)}")
@@ -163,21 +163,21 @@ def _chosen(
     """The runs to drop with their files, oldest first."""
     limit = age(older_than) if older_than else None
     room = size(keep_size) if keep_size else None
-    held: list[tuple[Path, RunSize]] = []
+    sizes: list[tuple[Path, RunSize]] = []
     for file in files:
         with open_trace(file) as reader:
-            held += [(file, one) for one in run_sizes(reader, file)]
-    held.sort(key=lambda pair: (pair[1].last, pair[1].run_id))
-    runs = [one for _, one in held]
+            sizes += [(file, run) for run in run_sizes(reader, file)]
+    sizes.sort(key=lambda pair: (pair[1].last, pair[1].run_id))
+    runs = [run for _, run in sizes]
     chosen: set[str] = set()
     if limit is not None:
-        chosen |= {one.run_id for one in older(runs, datetime.now(timezone.utc) - limit)}
+        chosen |= {run.run_id for run in older(runs, datetime.now(timezone.utc) - limit)}
     if room is not None:
-        chosen |= {one.run_id for one in beyond_size(runs, room)}
+        chosen |= {run.run_id for run in beyond_size(runs, room)}
     if prefixes:
         with open_trace(*files) as reader:
             chosen |= {queries.find_run(reader, prefix) for prefix in prefixes}
-    return [(file, one) for file, one in held if one.run_id in chosen]
+    return [(file, run) for file, run in sizes if run.run_id in chosen]
 
 
 def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
@@ -187,9 +187,9 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
     out = render.console()
     several = len({file for file, _ in gone}) > 1
     rows = []
-    for file, one in gone:
-        row: dict[str, Any] = {"run": one.run_id[:12], "name": one.name, "status": one.status, "last": one.last}
-        row |= {"episodes": one.episodes, "calls": one.calls, "feedback": one.feedback, "about": decimal(one.bytes)}
+    for file, run in gone:
+        row: dict[str, Any] = {"run": run.run_id[:12], "name": run.name, "status": run.status, "last": run.last}
+        row |= {"episodes": run.episodes, "calls": run.calls, "feedback": run.feedback, "about": decimal(run.bytes)}
         rows.append({"file": str(file), **row} if several else row)
     count = "1 run goes" if len(rows) == 1 else f"{len(rows):,} runs go"
     out.print(render.table(rows, out.width, title=f"{count}, with all that belongs to it", right=["about"]))
@@ -219,27 +219,29 @@ def check(
     """
     traces = _traces(path)
     broken, audits = {}, {}
-    with _progress() as said:
+    with _progress() as report:
         for where, files in traces.items():
-            said(f"checking {where}")
+            report(f"checking {where}")
             broken[where] = check_trace(*files)
             if deep and not broken[where]:
                 audits[where] = audit(*files)
-    sound = not any(broken.values()) and not any(one.differs for one in audits.values())
+    sound = not any(broken.values()) and not any(entry.differs for entry in audits.values())
     if as_json:
-        listed = [{"trace": str(where), **asdict(one)} for where, found in broken.items() for one in found]
-        deeply = {"audits": [{"trace": str(where), **asdict(one)} for where, one in audits.items()]} if deep else {}
+        listed = [
+            {"trace": str(where), **asdict(entry)} for where, violations in broken.items() for entry in violations
+        ]
+        deeply = {"audits": [{"trace": str(where), **asdict(entry)} for where, entry in audits.items()]} if deep else {}
         print_json({"traces": len(traces), "sound": sound, "broken": listed, **deeply})
-    for where, found in () if as_json else broken.items():
-        if not found:
+    for where, violations in () if as_json else broken.items():
+        if not violations:
             echo(f"{where}: no violations ({len(INVARIANTS) + 3} invariants hold)")
-        for one in found:
-            place = f"{where}: " if len(traces) > 1 else ""
-            echo(f"{place}{one.invariant}: {one.says} ({one.count:,})")
-            for id in one.ids:
+        for entry in violations:
+            prefix = f"{where}: " if len(traces) > 1 else ""
+            echo(f"{prefix}{entry.invariant}: {entry.says} ({entry.count:,})")
+            for id in entry.ids:
                 echo(f"  {one_line(id)}")
-            if one.count > len(one.ids):
-                echo(f"  and {one.count - len(one.ids):,} more")
+            if entry.count > len(entry.ids):
+                echo(f"  and {entry.count - len(entry.ids):,} more")
         if where in audits:
             _print_audit(where, audits[where])
     if not sound:
@@ -249,13 +251,13 @@ def check(
 def _print_audit(where: Path, audited: Audit) -> None:
     if not audited.differs:
         echo(f"{where}: recomputed, nothing differs ({audited.checks} checks of {audited.rows['calls']:,} calls)")
-    for one in audited.differs:
-        more = f" ({one.count:,} rows)" if one.count > 1 else ""
-        echo(f"{one.check} of run {one.run[:12]}: {one_line(one.row)}{more}")
-        echo(f"  expected {one_line(one.expected)}")
-        echo(f"  stored   {one_line(one.stored)}")
-    for what, runs in groupby(audited.unchecked, lambda one: (one.check, one.reason)):
-        echo(f"not checked, run {', '.join(one.run[:12] for one in runs)}: {what[0]}: {one_line(what[1])}")
+    for entry in audited.differs:
+        more = f" ({entry.count:,} rows)" if entry.count > 1 else ""
+        echo(f"{entry.check} of run {entry.run[:12]}: {one_line(entry.row)}{more}")
+        echo(f"  expected {one_line(entry.expected)}")
+        echo(f"  stored   {one_line(entry.stored)}")
+    for key, runs in groupby(audited.unchecked, lambda entry: (entry.check, entry.reason)):
+        echo(f"not checked, run {', '.join(entry.run[:12] for entry in runs)}: {key[0]}: {one_line(key[1])}")
 
 
 def _traces(path: Path | None) -> dict[Path, list[Path]]:

@@ -75,9 +75,9 @@ def remerge(
     reader, where, run = open_named(run, path)
     with reader:
         run_id = queries.find_run(reader, run)
-        own = policy_of(run_config(reader, run_id))
-        other = changed(
-            own,
+        own_policy = policy_of(run_config(reader, run_id))
+        other_policy = changed(
+            own_policy,
             estimator=estimator,
             normalize_std=normalize_std,
             max_tokens=max_length,
@@ -86,23 +86,23 @@ def remerge(
         steps = steps_of(reader, run_id)
         _require_episodes(steps, run_id)
         with ProgressBar("Building", len(steps)) as bar:
-            found = run_remerge(
+            result = run_remerge(
                 reader,
                 run_id,
-                own,
-                other,
+                own_policy,
+                other_policy,
                 decode=_decode(reader, run_id, where),
                 tokenizer=loaded.tokenizer if loaded else None,
                 progress=bar.advance,
             )
     if as_json:
-        print_json({"run_id": run_id, **_remerge_json(found)})
+        print_json({"run_id": run_id, **_remerge_json(result)})
     else:
-        _print_remerge(found, run_id)
+        _print_remerge(result, run_id)
 
 
-def _require_episodes(found: Sequence[Any], run_id: str) -> None:
-    if not found:
+def _require_episodes(items: Sequence[Any], run_id: str) -> None:
+    if not items:
         raise QueryError(f"run {run_id} has no finished episode yet; see `ajet trace ls`")
 
 
@@ -115,15 +115,15 @@ def _decode(reader: TraceReader, run_id: str, trace: Path) -> Callable[[Sequence
         return None
 
 
-def _remerge_json(found: Remerge) -> dict[str, Any]:
+def _remerge_json(result: Remerge) -> dict[str, Any]:
     return {
-        "policy": found.policy,
-        "untrained_run": found.untrained,
-        "booked": found.booked,
-        "own": _totals_json(found.own),
-        "other": _totals_json(found.other),
-        "refused_calls": found.refused,
-        "calls_in_another_dialect": found.foreign,
+        "policy": result.policy,
+        "untrained_run": result.untrained,
+        "booked": result.booked,
+        "own": _totals_json(result.own),
+        "other": _totals_json(result.other),
+        "refused_calls": result.refused,
+        "calls_in_another_dialect": result.foreign,
     }
 
 
@@ -139,37 +139,38 @@ def _totals_json(totals: Totals) -> dict[str, Any]:
     }
 
 
-def _print_remerge(found: Remerge, run_id: str) -> None:
-    out, own, other = render.console(), found.own, found.other
+def _print_remerge(result: Remerge, run_id: str) -> None:
+    out, own_totals, other_totals = render.console(), result.own, result.other
     out.print(f"Run {run_id[:12]}: as trained, rebuilt with its own policy, and with the new one")
-    if found.untrained:
+    if result.untrained:
         out.print("The run trained nothing; its episodes are rebuilt as training episodes.", style="yellow")
     named: list[tuple[str, Any, Any, Any]] = [
-        ("samples", None, own.samples, other.samples),
-        ("tokens in samples", None, own.tokens_in_samples, other.tokens_in_samples),
-        ("merge ratio", None, own.merge_ratio, other.merge_ratio),
-        ("mean |advantage| of a trained token", None, own.mean_advantage, other.mean_advantage),
+        ("samples", None, own_totals.samples, other_totals.samples),
+        ("tokens in samples", None, own_totals.tokens_in_samples, other_totals.tokens_in_samples),
+        ("merge ratio", None, own_totals.merge_ratio, other_totals.merge_ratio),
+        ("mean |advantage| of a trained token", None, own_totals.mean_advantage, other_totals.mean_advantage),
     ]
-    outcomes = sorted({*found.booked, *own.outcomes, *other.outcomes})
+    outcomes = sorted({*result.booked, *own_totals.outcomes, *other_totals.outcomes})
     named += [
-        (f"tokens {name}", found.booked.get(name, 0), own.outcomes[name], other.outcomes[name]) for name in outcomes
+        (f"tokens {name}", result.booked.get(name, 0), own_totals.outcomes[name], other_totals.outcomes[name])
+        for name in outcomes
     ]
-    named += [(f"splits {cause}", None, own.splits[cause], other.splits[cause]) for cause in sorted(
-        {*own.splits, *other.splits})]  # fmt: skip
-    named.append(("tokens trained twice because of splits", None, own.extra_tokens, other.extra_tokens))
+    named += [(f"splits {cause}", None, own_totals.splits[cause], other_totals.splits[cause]) for cause in sorted(
+        {*own_totals.splits, *other_totals.splits})]  # fmt: skip
+    named.append(("tokens trained twice because of splits", None, own_totals.extra_tokens, other_totals.extra_tokens))
     rows = [
         {"": name, "the run": did, "anew": mine, "the other": theirs, "change": _change(mine, theirs)}
         for name, did, mine, theirs in named
     ]
     out.print(render.table(rows, out.width, right=("the run", "anew", "the other", "change")))
-    if not found.untrained and not found.as_booked:
+    if not result.untrained and not result.as_booked:
         out.print(
             "The run's ledger differs from what its recorded policy gives now; see the rows that differ.", style="dim"
         )
-    if found.refused:
-        out.print(f"{render.counted(found.refused, 'call')} refused by the template; `ajet trace preflight` says why")
-    if found.foreign:
-        out.print(f"{render.counted(found.foreign, 'call')} of another API left out", style="dim")
+    if result.refused:
+        out.print(f"{render.counted(result.refused, 'call')} refused by the template; `ajet trace preflight` says why")
+    if result.foreign:
+        out.print(f"{render.counted(result.foreign, 'call')} of another API left out", style="dim")
 
 
 def _change(before: float | None, after: float | None) -> str | None:
@@ -215,13 +216,13 @@ def preflight(
         ids = every[:limit]
         _require_episodes(ids, run_id)
         with ProgressBar("Rendering", len(ids)) as bar:
-            found = run_preflight(_chunks(reader, ids), loaded, bar.advance)
+            result = run_preflight(_chunks(reader, ids), loaded, bar.advance)
     if as_json:
-        print_json({"run_id": run_id, "model": model, "of": len(every), **_preflight_json(found, max_model_len)})
+        print_json({"run_id": run_id, "model": model, "of": len(every), **_preflight_json(result, max_model_len)})
     else:
         if len(ids) < len(every):
             echo(f"Newest {len(ids):,} of {len(every):,} episodes:")
-        _print_preflight(found, model, max_model_len)
+        _print_preflight(result, model, max_model_len)
 
 
 def _chunks(reader: TraceReader, ids: Sequence[str]) -> Iterator[list[Episode]]:
@@ -229,46 +230,46 @@ def _chunks(reader: TraceReader, ids: Sequence[str]) -> Iterator[list[Episode]]:
         yield episodes(reader, episode_ids=ids[start : start + _CHUNK])
 
 
-def _preflight_json(found: Preflight, limit: int | None) -> dict[str, Any]:
-    prompts_full, wholes_over = found.too_long(limit)
+def _preflight_json(result: Preflight, limit: int | None) -> dict[str, Any]:
+    prompts_full, wholes_over = result.too_long(limit)
     return {
-        "episodes": found.episodes,
-        "calls": found.predicted.calls,
-        "calls_with_their_own_ids": found.own_ids,
-        "calls_in_another_dialect": found.foreign,
-        "merge_ratio": found.predicted.ratio,
-        "timelines": found.predicted.timelines,
-        "tokens_in_timelines": found.predicted.held,
-        "recorded": {"merge_ratio": found.recorded.ratio, "timelines": found.recorded.timelines},
-        "extra_tokens": found.extra_tokens,
-        "splits": found.by_cost,
+        "episodes": result.episodes,
+        "calls": result.predicted.calls,
+        "calls_with_their_own_ids": result.own_ids,
+        "calls_in_another_dialect": result.foreign,
+        "merge_ratio": result.predicted.ratio,
+        "timelines": result.predicted.timelines,
+        "tokens_in_timelines": result.predicted.held,
+        "recorded": {"merge_ratio": result.recorded.ratio, "timelines": result.recorded.timelines},
+        "extra_tokens": result.extra_tokens,
+        "splits": result.by_cost,
         "refusals": [
-            {"why": why, "calls": len(refusals), "example": refusals[0]} for why, refusals in found.refused.items()
+            {"why": why, "calls": len(refusals), "example": refusals[0]} for why, refusals in result.refused.items()
         ],
-        "prompt_tokens": found.quantiles(),
-        "max_model_len": limit or found.limit,
+        "prompt_tokens": result.quantiles(),
+        "max_model_len": limit or result.limit,
         "prompts_that_fill_it": prompts_full,
         "calls_longer_than_it": wholes_over,
     }
 
 
-def _print_preflight(found: Preflight, model: str, limit: int | None) -> None:
-    out, predicted = render.console(), found.predicted
-    own = f", {found.own_ids:,} with recorded ids" if found.own_ids else ", replies encoded from their text"
+def _print_preflight(result: Preflight, model: str, limit: int | None) -> None:
+    out, predicted = render.console(), result.predicted
+    note = f", {result.own_ids:,} with recorded ids" if result.own_ids else ", replies encoded from their text"
     out.print(
         one_line(
-            f"{model}: {render.counted(found.episodes, 'episode')}, {render.counted(predicted.calls, 'call')}{own}"
+            f"{model}: {render.counted(result.episodes, 'episode')}, {render.counted(predicted.calls, 'call')}{note}"
         )
     )
     if predicted.ratio is not None:
-        then = f" (in the run: {found.recorded.ratio:.2f})" if found.recorded.ratio is not None else ""
+        then = f" (in the run: {result.recorded.ratio:.2f})" if result.recorded.ratio is not None else ""
         out.print(
             f"Merge ratio {predicted.ratio:.2f}{then}: {predicted.apart:,} tokens of calls merge into "
-            f"{predicted.held:,} in {render.counted(predicted.timelines, 'timeline')}; {found.extra_tokens:,} "
+            f"{predicted.held:,} in {render.counted(predicted.timelines, 'timeline')}; {result.extra_tokens:,} "
             "are repeated because of splits",
             soft_wrap=True,
         )
-    for kind in found.by_cost:
+    for kind in result.by_cost:
         out.print(f"\n{kind.cause}: {render.counted(kind.splits, 'split')}, {kind.extra_tokens:,} tokens", style="bold")
         out.print(f"  {kind.hint}", soft_wrap=True)
         if kind.example is not None:
@@ -277,25 +278,25 @@ def _print_preflight(found: Preflight, model: str, limit: int | None) -> None:
                 f"  e.g. call {example.call_id[:12]} of episode {example.episode_id[:12]}, token {example.at_token}"
             )
             out.print(f"  - {one_line(example.before)}\n  + {one_line(example.after)}", style="dim", soft_wrap=True)
-    if predicted.calls and not found.kinds:
+    if predicted.calls and not result.kinds:
         out.print("No splits: every call extends the previous one.", style="green")
-    _print_refusals(found)
-    _print_lengths(found, limit)
+    _print_refusals(result)
+    _print_lengths(result, limit)
 
 
-def _print_refusals(found: Preflight) -> None:
+def _print_refusals(result: Preflight) -> None:
     out = render.console()
-    for why, refusals in sorted(found.refused.items(), key=lambda item: -len(item[1])):
+    for why, refusals in sorted(result.refused.items(), key=lambda item: -len(item[1])):
         first = refusals[0]
         text = f"Refused: {render.counted(len(refusals), 'call')}: {why} (call {first.call_id[:12]})"
         out.print(one_line(text, 400), style="red", soft_wrap=True)
-    if found.foreign:
-        calls = render.counted(found.foreign, "call")
+    if result.foreign:
+        calls = render.counted(result.foreign, "call")
         out.print(f"Left out: {calls} of an API other than chat/completions and completions, or without a reply")
 
 
-def _print_lengths(found: Preflight, limit: int | None) -> None:
-    out, quantiles, most = render.console(), found.quantiles(), limit or found.limit
+def _print_lengths(result: Preflight, limit: int | None) -> None:
+    out, quantiles, most = render.console(), result.quantiles(), limit or result.limit
     if not quantiles:
         out.print("No call could be tokenized.", style="yellow")
         return
@@ -305,7 +306,7 @@ def _print_lengths(found: Preflight, limit: int | None) -> None:
     if most is None:
         out.print("The model's maximum length is unknown; to check against one, pass --max-model-len N.")
         return
-    full, over = found.too_long(limit)
+    full, over = result.too_long(limit)
     style = "red" if full or over else ""
     out.print(
         f"With at most {most:,} tokens: {render.counted(full, 'prompt')} leave no room for a reply, "

@@ -98,7 +98,8 @@ def _replay_json(result: Replay) -> dict[str, Any]:
         **pick(result, "same", "same_output", "requests", "requests_now", "error"),
         "output": result.replayed.output,
         "differences": [
-            pick(one, "kind", "agent", "position", "call_id", "parts", "lines") for one in result.differences
+            pick(difference, "kind", "agent", "position", "call_id", "parts", "lines")
+            for difference in result.differences
         ],
     }
 
@@ -167,11 +168,11 @@ def rejudge(
     with reader:
         run_id = queries.find_run(reader, run)
         config = run_config(reader, run_id)
-        other = named_judge(judge, config)
+        new_judge = named_judge(judge, config)
         ids = _chosen(reader, run_id, filter, split)
         with ProgressBar("Judging", len(ids)) as bar:
             groups = groups_of(reader, run_id, ids, whole=compared_over(config))
-            work = run_rejudge(groups, other, config, parallel=concurrency, timeout=timeout, progress=bar.advance)
+            work = run_rejudge(groups, new_judge, config, parallel=concurrency, timeout=timeout, progress=bar.advance)
             changes = asyncio.run(work)
     if as_json:
         print_json({"run_id": run_id, **_changes_json(changes)})
@@ -187,7 +188,7 @@ def _chosen(reader: TraceReader, run_id: str, filter: str | None, split: str | N
     if filter:
         parsed = parse(filter)
         where, parameters = parsed.sql, list(parsed.parameters)
-    found = rows(
+    matches = rows(
         reader,
         f"""
         SELECT e.episode_id FROM episodes e
@@ -198,10 +199,10 @@ def _chosen(reader: TraceReader, run_id: str, filter: str | None, split: str | N
         split,
         split,
     )
-    if not found:
+    if not matches:
         narrowed = " that fits" if filter or split else ""
         raise QueryError(f"run {run_id} has no finished episode{narrowed}; `ajet trace ls` lists them")
-    return [row["episode_id"] for row in found]
+    return [row["episode_id"] for row in matches]
 
 
 def _changes_json(changes: Changes) -> dict[str, Any]:

@@ -177,13 +177,13 @@ def show(
     """
     reader, _, meant = open_named(id, path)
     with reader:
-        found = queries.find(reader, meant or queries.find_run(reader, None))
+        target = queries.find(reader, meant or queries.find_run(reader, None))
         if as_json:
-            print_json({"run": _run_json, "episode": _episode_json, "call": _call_json}[found.kind](reader, found.id))
+            print_json({"run": _run_json, "episode": _episode_json, "call": _call_json}[target.kind](reader, target.id))
             return
         with paged(no_pager) as out:
-            show = {"run": _show_run, "episode": _show_episode, "call": _show_call}[found.kind]
-            show(reader, found.id, out, full)
+            show = {"run": _show_run, "episode": _show_episode, "call": _show_call}[target.kind]
+            show(reader, target.id, out, full)
 
 
 def _run_json(reader: TraceReader, run_id: str) -> dict[str, Any]:

@@ -59,22 +59,22 @@ def splits(
             else queries.episode_ids(reader, queries.find_run(reader, run), filter=fits)
         )
         ids, of = ids[:limit], len(ids)
-        found, timelines, sampled = _merged(reader, ids, _readings(reader, where))
-    causes = _by_cause(found)
+        rows, timelines, sampled = _merged(reader, ids, _readings(reader, where))
+    causes = _by_cause(rows)
     if as_json:
-        print_json({"episodes": len(ids), "of": of, "timelines": timelines, "causes": causes, "splits": found})
+        print_json({"episodes": len(ids), "of": of, "timelines": timelines, "causes": causes, "splits": rows})
         return
     with paged(no_pager) as out:
-        counts = ((len(ids), "episode"), (timelines, "timeline"), (sampled, "sampled token"), (len(found), "split"))
+        counts = ((len(ids), "episode"), (timelines, "timeline"), (sampled, "sampled token"), (len(rows), "split"))
         out.print(", ".join(render.counted(count, noun) for count, noun in counts))
         if len(ids) < of:
             out.print(f"newest {len(ids):,} of {render.counted(of, 'episode')}; the others were not examined")
         if causes:
             out.print(render.table(causes, out.width, title="\nby cause"))
-            worst = sorted(found, key=lambda row: -row["extra_tokens"])[:_WORST]
+            worst = sorted(rows, key=lambda row: -row["extra_tokens"])[:_WORST]
             columns = ("episode_id", "call_id", "parent_call_id", "at_token", "extra_tokens", "cause", "hint")
             shown = [{c: _short(row[c]) if c.endswith("_id") else row[c] for c in columns} for row in worst]
-            out.print(render.table(shown, out.width, title=_title(len(shown), len(found))))
+            out.print(render.table(shown, out.width, title=_title(len(shown), len(rows))))
 
 
 def _readings(reader: TraceReader, trace: Path) -> Callable[[str | None], Vocabulary | None]:
@@ -95,7 +95,7 @@ def _merged(
     reader: TraceReader, ids: Sequence[str], readings: Callable[[str | None], Vocabulary | None]
 ) -> tuple[list[dict[str, Any]], int, int]:
     """The splits of the episodes, and how many timelines and sampled tokens they have."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     timelines = sampled = 0
     with ProgressBar("merging episodes", len(ids)) as bar:
         for start in range(0, len(ids), _CHUNK):
@@ -111,16 +111,16 @@ def _merged(
                     merged = merge(calls, reading.decode, reading.template) if reading else merged
                 timelines += len(merged.timelines)
                 sampled += sum(int(t.loss_mask.sum()) for t in merged.timelines)
-                found += [{"episode_id": episode_id, **split.model_dump(mode="json")} for split in merged.splits]
+                rows += [{"episode_id": episode_id, **split.model_dump(mode="json")} for split in merged.splits]
             bar.advance(len(chunk))
-    return found, timelines, sampled
+    return rows, timelines, sampled
 
 
-def _by_cause(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _by_cause(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     causes: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in found:  # of one cause, `several` and `unknown` say in the hint what there is to say
-        told = {"cause": row["cause"], "splits": 0, "extra_tokens": 0, "hint": row["hint"]}
-        entry = causes.setdefault((row["cause"], row["hint"]), told)
+    for row in rows:  # of one cause, `several` and `unknown` say in the hint what there is to say
+        initial = {"cause": row["cause"], "splits": 0, "extra_tokens": 0, "hint": row["hint"]}
+        entry = causes.setdefault((row["cause"], row["hint"]), initial)
         entry["splits"] += 1
         entry["extra_tokens"] += row["extra_tokens"]
     return sorted(causes.values(), key=lambda entry: -entry["extra_tokens"])

@@ -59,18 +59,18 @@ def sql(
     if path is None or path.is_dir():
         located_files(path)  # says what is left out
     with closing(SqlProcess(path)) as process:
-        found = process.ask(sys.stdin.read() if query == "-" else query)
+        result = process.ask(sys.stdin.read() if query == "-" else query)
     if out is not None:
-        echo(f"{save_result(found, out):,} rows written to {out}", err=True)
+        echo(f"{save_result(result, out):,} rows written to {out}", err=True)
     elif as_json:
-        print_json(list(rows_of(found)))
+        print_json(list(rows_of(result)))
     elif as_csv:
-        _print_csv(found)
+        _print_csv(result)
     else:
-        _print_table(found, limit, no_pager)
+        _print_table(result, limit, no_pager)
 
 
-def _print_csv(found: Any) -> None:
+def _print_csv(result: Any) -> None:
     """Rows as CSV on stdout, lists and structs as JSON; on a terminal no text of a model's can move the cursor."""
 
     def cell(value: Any) -> Any:
@@ -78,19 +78,19 @@ def _print_csv(found: Any) -> None:
         return visible(text) if isinstance(text, str) and sys.stdout.isatty() else text
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(found.column_names)
-    for row in rows_of(found):
+    writer.writerow(result.column_names)
+    for row in rows_of(result):
         writer.writerow(cell(value) for value in row.values())
 
 
-def _print_table(found: Any, limit: int, no_pager: bool) -> None:
+def _print_table(result: Any, limit: int, no_pager: bool) -> None:
     with paged(no_pager) as out:
-        if found.column_names == ["explain_key", "explain_value"]:
-            for row in found.to_pylist():
+        if result.column_names == ["explain_key", "explain_value"]:
+            for row in result.to_pylist():
                 out.print(visible(row["explain_value"]), soft_wrap=True)
             return
-        out.print(render.table(list(rows_of(found.slice(0, limit))), out.width))
-        if len(found) > limit:
-            out.print(f"{limit:,} of {len(found):,} rows; for more, raise --limit", style="dim")
-        elif not len(found):
+        out.print(render.table(list(rows_of(result.slice(0, limit))), out.width))
+        if len(result) > limit:
+            out.print(f"{limit:,} of {len(result):,} rows; for more, raise --limit", style="dim")
+        elif not len(result):
             out.print("no rows", style="dim")

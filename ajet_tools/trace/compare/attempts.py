@@ -96,12 +96,12 @@ def _alike(a: Said, b: Said) -> bool:
     return (a.role, a.agent, a.text) == (b.role, b.agent, b.text)
 
 
-def _token(reference: ComparedAttempt, other: ComparedAttempt, message: int) -> tuple[int | None, int | None]:
+def _token(reference: ComparedAttempt, attempt: ComparedAttempt, message: int) -> tuple[int | None, int | None]:
     """The timeline of `other` in which a message stands, and how many of its ids the reference has alike."""
-    ours, theirs = _home(reference, message), _home(other, message)
+    ours, theirs = _home(reference, message), _home(attempt, message)
     if ours is None or theirs is None:
         return theirs, None
-    return theirs, common_prefix(reference.timelines[ours], other.timelines[theirs])
+    return theirs, common_prefix(reference.timelines[ours], attempt.timelines[theirs])
 
 
 def _home(attempt: ComparedAttempt, message: int) -> int | None:
@@ -156,12 +156,12 @@ def said(calls: Sequence[Call]) -> tuple[Said, ...]:
         if call.phase == "rollout":
             by_agent.setdefault(call.agent, []).append(call)
     place = {call.call_id: i for i, call in enumerate(calls)}
-    told = [
+    placed = [
         (place[message.call_id], Said(message.role, agent, message.text, message.call_id))
         for agent, chain in by_agent.items()
         for message in conversation(chain)
     ]
-    return tuple(one for _, one in sorted(told, key=lambda pair: pair[0]))
+    return tuple(entry for _, entry in sorted(placed, key=lambda pair: pair[0]))
 
 
 def _trained(facts: EpisodeFacts) -> int:
@@ -203,7 +203,7 @@ class Columns:
 def columns_of(shown_attempts: Sequence[ComparedAttempt], width: int) -> Columns:
     """Attempts beside each other in columns of `width` cells; the first is the reference of the others."""
     reference, others = shown_attempts[0], shown_attempts[1:]
-    parted: list[Divergence | None] = [align(reference, other) for other in others]
+    parted: list[Divergence | None] = [align(reference, attempt) for attempt in others]
     first = min((d for d in parted if d is not None), key=lambda d: (d.message, d.character), default=None)
     marks = [first, *parted]
     lines: list[list[Cell]] = []
@@ -226,10 +226,10 @@ def _message(messages: Sequence[Said], i: int, mark: Divergence | None, width: i
     here = mark is not None and mark.message == i
     if i >= len(messages):
         return [[("(ends here)", "differs")]] if here else []
-    said = messages[i]
-    title = f"{said.role} ({said.agent})" if said.agent not in ("", "default") else said.role
+    message = messages[i]
+    title = f"{message.role} ({message.agent})" if message.agent not in ("", "default") else message.role
     labels, kinds = [], list[Kind]()
-    for text, kind in _parts(said.text, i, mark):
+    for text, kind in _parts(message.text, i, mark):
         for word in _WORDS.findall(shown(text).replace("\t", "    ")):
             labels.append(word)
             kinds.append(kind)

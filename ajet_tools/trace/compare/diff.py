@@ -171,18 +171,18 @@ class EpisodeDiff:
 
 
 def _rewards(episode: Episode) -> dict[str, float]:
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for reward in episode.rewards:
         name = f"{reward.name} of {reward.agent}" if reward.agent else reward.name
-        found[name] = found.get(name, 0.0) + reward.value * reward.weight
-    return found
+        totals[name] = totals.get(name, 0.0) + reward.value * reward.weight
+    return totals
 
 
 def episode_at(reader: TraceReader, episode_id: str) -> Episode:
     """An episode, ended or not."""
-    found = episodes(reader, episode_ids=[episode_id], superseded=True)
-    if found:
-        return found[0]
+    matches = episodes(reader, episode_ids=[episode_id], superseded=True)
+    if matches:
+        return matches[0]
     return Episode(episode_id=episode_id, calls=tuple(calls_of(reader, episode_id)), status="aborted", error="no end")
 
 
@@ -205,13 +205,13 @@ def _conversation(episode: Episode) -> Iterator[Said]:
         if not isinstance(messages, list):
             asked = request.body.get("prompt", request.body.get("input"))
             messages = [] if asked is None else [{"role": "user", "content": asked}]
-        said = [
+        entries = [
             Said(request.agent, m if isinstance(m, Mapping) else {"role": "?", "content": m}, request.calls[0].call_id)
             for m in messages
         ]
-        keys = [one.key for one in said]
+        keys = [message.key for message in entries]
         old = max((common_start(keys, before) for before in known[request.agent]), default=0)
-        yield from said[old:]
+        yield from entries[old:]
         for call in request.calls:
             reply = Said(request.agent, reply_of(call.response), call.call_id)
             known[request.agent].append([*keys, reply.key])
@@ -268,11 +268,11 @@ class RunSide:
 
     def by_task(self) -> dict[str, float]:
         """The mean reward of each task that has one."""
-        found: dict[str, list[float]] = defaultdict(list)
+        rewards: dict[str, list[float]] = defaultdict(list)
         for fact in self.facts:
             if fact["reward"] is not None:
-                found[fact["task_id"]].append(float(fact["reward"]))
-        return {task_id: sum(values) / len(values) for task_id, values in found.items()}
+                rewards[fact["task_id"]].append(float(fact["reward"]))
+        return {task_id: sum(values) / len(values) for task_id, values in rewards.items()}
 
 
 @dataclass(frozen=True)

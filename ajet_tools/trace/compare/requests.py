@@ -67,10 +67,10 @@ def requests_of(calls: Iterable[Call]) -> list[Asked]:
 def compare(recorded: Sequence[Asked], asked: Sequence[Asked]) -> list[Difference]:
     """Everything that differs, in the order of the recording; empty where both make the same requests."""
     pairs, missing, extra = _paired(recorded, asked)
-    found = [_changed(i, recorded[i], asked[j]) for i, j in pairs]
-    found += [_alone("missing", i, recorded[i]) for i in missing]
-    found += [_alone("extra", j, asked[j]) for j in extra]
-    return sorted(found, key=lambda difference: difference.position)
+    differences = [_changed(i, recorded[i], asked[j]) for i, j in pairs]
+    differences += [_alone("missing", i, recorded[i]) for i in missing]
+    differences += [_alone("extra", j, asked[j]) for j in extra]
+    return sorted(differences, key=lambda difference: difference.position)
 
 
 def likeness(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -92,18 +92,18 @@ def _paired(recorded: Sequence[Asked], asked: Sequence[Asked]) -> tuple[list[tup
     then equal requests of other agents."""
     left, right = set(range(len(recorded))), set(range(len(asked)))
     places: dict[tuple[str, str], deque[int]] = defaultdict(deque)
-    for i, one in enumerate(recorded):
-        places[one.agent, one.content].append(i)
-    for j, one in enumerate(asked):
-        if found := places[one.agent, one.content]:
-            left.discard(found.popleft())
+    for i, request in enumerate(recorded):
+        places[request.agent, request.content].append(i)
+    for j, request in enumerate(asked):
+        if matches := places[request.agent, request.content]:
+            left.discard(matches.popleft())
             right.discard(j)
     pairs = []
     for j in sorted(right):
         same = [i for i in left if recorded[i].agent != asked[j].agent and recorded[i].content == asked[j].content]
-        own = [i for i in left if recorded[i].agent == asked[j].agent]
-        if own or same:
-            best = max(own or same, key=lambda i: (likeness(recorded[i].body, asked[j].body), -i))
+        same_agent = [i for i in left if recorded[i].agent == asked[j].agent]
+        if same_agent or same:
+            best = max(same_agent or same, key=lambda i: (likeness(recorded[i].body, asked[j].body), -i))
             pairs.append((best, j))
             left.discard(best)
             right.discard(j)
@@ -115,7 +115,7 @@ def _changed(position: int, recorded: Asked, asked: Asked) -> Difference:
     parts = (["agent"] if recorded.agent != asked.agent else []) + names
     bodies = _shortened(recorded.body, asked.body)
     before, after = (
-        [f"agent: {one.agent}", *_spelled(body)] for one, body in zip((recorded, asked), bodies, strict=True)
+        [f"agent: {request.agent}", *_spelled(body)] for request, body in zip((recorded, asked), bodies, strict=True)
     )
     lines = _diff(before, after) or _diff(*map(_indented, bodies))
     return Difference("changed", recorded.agent, position, tuple(parts), tuple(lines), recorded.calls[0].call_id)
@@ -136,20 +136,20 @@ def _shortened(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[dict[str, An
         theirs = b.get("messages")
         others = theirs if isinstance(theirs, list) else []
         sides: Iterable[tuple[Any, Any]] = zip_longest(a["messages"], others, fillvalue={})
-        pairs = [_short_messages(one, other) for one, other in sides]
+        pairs = [_short_messages(message, counterpart) for message, counterpart in sides]
         short_a["messages"] = [pair[0] for pair in pairs[: len(a["messages"])]]
         if others:
             short_b["messages"] = [pair[1] for pair in pairs[: len(others)]]
     if isinstance(a.get("prompt"), str):
         theirs = b.get("prompt")
-        short_a["prompt"], other = _window(a["prompt"], theirs if isinstance(theirs, str) else "")
-        short_b |= {"prompt": other} if isinstance(theirs, str) else {}
+        short_a["prompt"], counterpart = _window(a["prompt"], theirs if isinstance(theirs, str) else "")
+        short_b |= {"prompt": counterpart} if isinstance(theirs, str) else {}
     return short_a, short_b
 
 
 def _short_messages(a: Any, b: Any) -> tuple[Any, Any]:
     """Two messages, a long text cut to what stands around the place where they differ."""
-    text_a, text_b = (one.get("content") if isinstance(one, Mapping) else None for one in (a, b))
+    text_a, text_b = (message.get("content") if isinstance(message, Mapping) else None for message in (a, b))
     short_a, short_b = _window(*(text if isinstance(text, str) else "" for text in (text_a, text_b)))
     return (
         {**a, "content": short_a} if isinstance(text_a, str) else a,

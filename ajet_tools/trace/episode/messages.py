@@ -104,10 +104,10 @@ class Fingerprints:
         self._by_object: dict[int, tuple[Any, int]] = {}
 
     def of(self, raw: Any) -> int:
-        found = self._by_object.get(id(raw))
-        if found is None:
-            found = self._by_object[id(raw)] = (raw, hash(fingerprint(raw)))
-        return found[1]
+        entry = self._by_object.get(id(raw))
+        if entry is None:
+            entry = self._by_object[id(raw)] = (raw, hash(fingerprint(raw)))
+        return entry[1]
 
 
 def _place(
@@ -134,9 +134,9 @@ def _place(
 
 def _note(known: Sequence[int], view: Sequence[int]) -> str:
     """What became of the history, where it is not as it was said."""
-    left = len(set(known).difference(view))
-    if left:
-        return f"from here on, {left} earlier {'message is' if left == 1 else 'messages are'} missing or changed"
+    missing = len(set(known).difference(view))
+    if missing:
+        return f"from here on, {missing} earlier {'message is' if missing == 1 else 'messages are'} missing or changed"
     moved = any(before > after for before, after in pairwise(view))
     return "inserted before messages that had already been sent" if moved else ""
 
@@ -172,10 +172,10 @@ def reply_messages(call: Call) -> list[Any]:
 def gist(call: Call) -> str:
     """How a call's reply begins: the tools that it asks for, else its text."""
     for raw in reply_messages(call):
-        said = _Content.of(raw) if isinstance(raw, Mapping) else _Content(content=pretty(raw))
-        tools = ", ".join(tool.name for tool in said.tool_calls)
-        if tools or said.content:
-            return f"→ {tools}" if tools else said.content[:200]
+        message = _Content.of(raw) if isinstance(raw, Mapping) else _Content(content=pretty(raw))
+        tools = ", ".join(tool.name for tool in message.tool_calls)
+        if tools or message.content:
+            return f"→ {tools}" if tools else message.content[:200]
     return ""
 
 
@@ -186,8 +186,8 @@ def fingerprint(raw: Any) -> Hashable:
     """
     if not isinstance(raw, Mapping):
         return raw if isinstance(raw, str) else json.dumps(raw, sort_keys=True, default=str)
-    said = _Content.of(raw)
-    return said.role, said.content, tuple((call.name, call.arguments) for call in said.tool_calls), said.answers
+    parsed = _Content.of(raw)
+    return parsed.role, parsed.content, tuple((call.name, call.arguments) for call in parsed.tool_calls), parsed.answers
 
 
 @dataclass(slots=True)
@@ -256,19 +256,19 @@ _MEDIA = ("image", "audio", "video", "file", "document")
 
 def _read(raw: Any, key: str, call_id: str, is_reply: bool, agent: str, names: dict[str, str], note: str) -> Message:
     """A message as it is shown; `names` are the tools asked for so far, by id."""
-    said = _Content.of(raw) if isinstance(raw, Mapping) else _Content(role="?", content=pretty(raw))
+    message = _Content.of(raw) if isinstance(raw, Mapping) else _Content(role="?", content=pretty(raw))
     name = raw.get("name") if isinstance(raw, Mapping) and "role" in raw else None
-    names.update((call.id, call.name) for call in said.tool_calls if call.id)
+    names.update((call.id, call.name) for call in message.tool_calls if call.id)
     return Message(
         key=key,
         call_id=call_id,
         is_reply=is_reply,
-        role=said.role,
+        role=message.role,
         name=name if isinstance(name, str) else agent,
-        content=_result(said.content) if said.role == "tool" else said.content,
-        reasoning=said.reasoning,
-        tool_calls=said.tool_calls,
-        answers=names.get(said.answers, said.answers),
+        content=_result(message.content) if message.role == "tool" else message.content,
+        reasoning=message.reasoning,
+        tool_calls=message.tool_calls,
+        answers=names.get(message.answers, message.answers),
         note=note,
         raw=raw,
     )

@@ -59,8 +59,8 @@ class EpisodeOverview:
     @cached_property
     def task(self) -> Mapping[str, Any]:
         """The task as JSON."""
-        found = json.loads(self.row["task"]) if self.row else None
-        return found if isinstance(found, Mapping) else {}
+        parsed = json.loads(self.row["task"]) if self.row else None
+        return parsed if isinstance(parsed, Mapping) else {}
 
     def outcome(self, call_id: str) -> str:
         """What became of a call's tokens, in words; empty where nothing is booked yet."""
@@ -71,11 +71,11 @@ class EpisodeOverview:
 
     def totals(self) -> dict[str, int]:
         """Tokens by outcome."""
-        found: dict[str, int] = {}
+        totals: dict[str, int] = {}
         for booked in (self.ledger or {}).values():
             for outcome, tokens in booked:
-                found[outcome] = found.get(outcome, 0) + tokens
-        return found
+                totals[outcome] = totals.get(outcome, 0) + tokens
+        return totals
 
     def chain(self, branch: int) -> list[Call]:
         """The calls whose conversation a branch is."""
@@ -145,5 +145,5 @@ def _tree(calls: Mapping[str, Call], known: Vocabulary | None) -> EpisodeTree:
 
 def _newest_run(reader: TraceReader) -> str:
     """The run of an unfinished episode, as far as can be overview: its calls do not say."""
-    found = reader.query("SELECT run_id FROM runs ORDER BY started_at DESC LIMIT 1").to_pylist()
-    return found[0]["run_id"] if found else ""
+    runs = reader.query("SELECT run_id FROM runs ORDER BY started_at DESC LIMIT 1").to_pylist()
+    return runs[0]["run_id"] if runs else ""

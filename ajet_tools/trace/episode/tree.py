@@ -134,13 +134,13 @@ def episode_tree(
 
 def _with_ids(merged: Merged, calls: Mapping[str, Call], decode: Decode | None) -> list[Branch]:
     splits = {split.call_id: split for split in merged.splits}
-    found: list[Branch] = []
+    branches: list[Branch] = []
     for number, timeline in enumerate(merged.timelines):
         start = max((n for n, call_id in enumerate(timeline.call_ids) if call_id in splits), default=0)
         split = splits.get(timeline.call_ids[start])
         trunk = timeline.call_ids[:start]
         first = calls[timeline.call_ids[start]]
-        found.append(
+        branches.append(
             Branch(
                 number=number,
                 timeline=number,
@@ -154,16 +154,16 @@ def _with_ids(merged: Merged, calls: Mapping[str, Call], decode: Decode | None) 
                 trained=int(timeline.loss_mask.sum()),
             )
         )
-    return found
+    return branches
 
 
 def _fork(split: Split, calls: Mapping[str, Call], decode: Decode | None) -> Fork:
-    at, expected, found = split.at_token, "", ""
+    at, expected, actual = split.at_token, "", ""
     old = calls.get(split.parent_call_id or "")
     new = calls[split.call_id].prompt_ids
     if old is not None and old.prompt_ids is not None and old.output_ids is not None and new is not None:
         sides = (np.concatenate((old.prompt_ids, old.output_ids))[at : at + _DIFFERENCE], new[at : at + _DIFFERENCE])
-        expected, found = (_show(side.tolist(), decode) for side in sides)
+        expected, actual = (_show(side.tolist(), decode) for side in sides)
     return Fork(
         call_id=split.call_id,
         parent_call_id=split.parent_call_id,
@@ -173,7 +173,7 @@ def _fork(split: Split, calls: Mapping[str, Call], decode: Decode | None) -> For
         hint=split.hint,
         extra_tokens=split.extra_tokens,
         expected=expected,
-        found=found,
+        found=actual,
     )
 
 
@@ -186,15 +186,15 @@ def _show(ids: Sequence[int], decode: Decode | None) -> str:
 
 def _spans(merged: Merged, branches: Sequence[Branch], calls: Mapping[str, Call]) -> dict[str, tuple[int, int, int]]:
     """Where each call's reply stands, in the timeline that its own branch is; one not trained stands there too."""
-    found: dict[str, tuple[int, int, int]] = {}
+    spans: dict[str, tuple[int, int, int]] = {}
     for branch in branches:
         timeline: Timeline = merged.timelines[branch.number]
         for call_id in branch.calls:
             prompt, output = calls[call_id].prompt_ids, calls[call_id].output_ids
             if prompt is not None and output is not None:
                 end = min(len(prompt) + len(output), len(timeline.token_ids))
-                found[call_id] = (branch.number, min(len(prompt), end), end)
-    return found
+                spans[call_id] = (branch.number, min(len(prompt), end), end)
+    return spans
 
 
 @dataclass(slots=True)
@@ -218,10 +218,10 @@ class _Calls:
         self.last: Call | None = None
 
     def _prefixes(self, raws: Sequence[Any], start: int = 0) -> list[int]:
-        found = [start]
+        hashes = [start]
         for raw in raws:
-            found.append(hash((found[-1], self._fingerprints.of(raw))))
-        return found[1:]
+            hashes.append(hash((hashes[-1], self._fingerprints.of(raw))))
+        return hashes[1:]
 
     def extended(self, call: Call) -> Call | None:
         """The call whose messages and reply this one's begin with, the furthest; or the one that it names."""
@@ -260,13 +260,15 @@ def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch
     by_agent: dict[tuple[str, Phase], list[Call]] = defaultdict(list)
     for call in sorted(calls, key=lambda c: (c.started_at, c.index, c.call_id)):
         by_agent[call.agent, call.phase].append(call)
-    found: list[Branch] = []
+    branches: list[Branch] = []
     for (agent, phase), theirs in by_agent.items():
         for draft in _drafts(theirs, chains):
-            number = len(placed) + len(found)
-            own = tuple(draft.calls)
-            found.append(Branch(number, None, agent, phase, own, draft.trunk, after=draft.after, fork=draft.fork))
-    return found
+            number = len(placed) + len(branches)
+            call_ids = tuple(draft.calls)
+            branches.append(
+                Branch(number, None, agent, phase, call_ids, draft.trunk, after=draft.after, fork=draft.fork)
+            )
+    return branches
 
 
 def _drafts(calls: Sequence[Call], chains: Mapping[str, tuple[str, ...]]) -> list[_Draft]:
@@ -291,10 +293,10 @@ def _open(
 ) -> _Draft:
     """A new branch, and why the call does not go on in the one of the call before it."""
     if before is not None:
-        own = (*draft.trunk, *draft.calls[: draft.calls.index(before.call_id) + 1]) if draft else ()
+        chain = (*draft.trunk, *draft.calls[: draft.calls.index(before.call_id) + 1]) if draft else ()
         n = len(request_messages(before)) + len(reply_messages(before))
         fork = _by_messages(call, before, n, "parallel_branch") if draft else None
-        return _Draft([call.call_id], chains.get(before.call_id, own), before.call_id, fork)
+        return _Draft([call.call_id], chains.get(before.call_id, chain), before.call_id, fork)
     expected, n = earlier.expected(call)
     if expected is None:
         return _Draft([call.call_id], (), None, None)

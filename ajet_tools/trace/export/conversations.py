@@ -55,33 +55,33 @@ def exchange_of(call: Call) -> Exchange | None:
 def exchanges(episode: Episode) -> Iterator[Exchange]:
     """The agent's own exchanges, in order; a judge's calls are not among them."""
     for call in sorted(episode.calls, key=lambda c: (c.index, c.started_at)):
-        found = exchange_of(call) if call.phase == "rollout" else None
-        if found:
-            yield found
+        exchange = exchange_of(call) if call.phase == "rollout" else None
+        if exchange:
+            yield exchange
 
 
 def conversations(episode: Episode) -> list[Conversation]:
     """The conversations of an episode, in the order in which each began."""
-    found: list[Conversation] = []
+    result: list[Conversation] = []
     for exchange in exchanges(episode):
-        said = (*exchange.messages, exchange.reply)
+        messages = (*exchange.messages, exchange.reply)
         turn = (exchange.call.call_id, len(exchange.messages))
-        before = _longest(found, exchange)
-        turns = () if before is None else found[before].turns
-        made = Conversation(exchange.call.agent, said, exchange.tools, (*turns, turn))
+        before = _longest(result, exchange)
+        turns = () if before is None else result[before].turns
+        conversation = Conversation(exchange.call.agent, messages, exchange.tools, (*turns, turn))
         if before is None:
-            found.append(made)
+            result.append(conversation)
         else:
-            found[before] = made
-    return found
+            result[before] = conversation
+    return result
 
 
-def _longest(found: Sequence[Conversation], exchange: Exchange) -> int | None:
+def _longest(candidates: Sequence[Conversation], exchange: Exchange) -> int | None:
     best: int | None = None
-    for i, known in enumerate(found):
+    for i, known in enumerate(candidates):
         if known.agent != exchange.call.agent or known.tools != exchange.tools:
             continue
-        longer = best is None or len(known.messages) > len(found[best].messages)
+        longer = best is None or len(known.messages) > len(candidates[best].messages)
         if longer and _begins(exchange.messages, known.messages):
             best = i
     return best

@@ -49,8 +49,8 @@ def cell(episode: Episode, directory: Path | None) -> str:
     if directory is not None and (directory / "trace.duckdb").exists():
         with open_trace(directory) as reader:
             job = Job(reader, [episode.episode_id], redact=False, trace=directory / "trace.duckdb")
-            for found in job.records(whole=True):
-                parts += _section(found, _vocabulary(job, found.episode.run_id))
+            for loaded in job.records(whole=True):
+                parts += _section(loaded, _vocabulary(job, loaded.episode.run_id))
     page = START + "".join(parts or _section(record, known)) + END
     return f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: 30em; border: 0"></iframe>'
 
@@ -117,8 +117,8 @@ def _rewards(episode: Episode) -> Iterator[str]:
 def _feedback(feedback: Sequence[Feedback]) -> Iterator[str]:
     if feedback:
         yield "<h3>Feedback</h3>"
-    for said in feedback:
-        pairs = [("by", said.author), ("score", said.score), ("comment", said.comment), ("correction", said.correction)]
+    for note in feedback:
+        pairs = [("by", note.author), ("score", note.score), ("comment", note.comment), ("correction", note.correction)]
         yield _facts(pairs)
 
 
@@ -178,12 +178,12 @@ def _tokens(timeline: Timeline, known: Vocabulary | str, trained: Mapping[str, S
 
 
 def _advantages(timeline: Timeline, trained: Mapping[str, Sequence[float]]) -> _Floats:
-    found = np.full(len(timeline.token_ids), np.nan, np.float32)
+    advantages = np.full(len(timeline.token_ids), np.nan, np.float32)
     for span in timeline.spans:
         known = trained.get(span.call_id)
         if known is not None and len(known) == span.end - span.start:
-            found[span.start : span.end] = np.array(known, np.float32)
-    return found
+            advantages[span.start : span.end] = np.array(known, np.float32)
+    return advantages
 
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -61,9 +61,9 @@ class Job:
         """The episodes asked for, group by group, with what is asked for."""
         for units in self._chunks(list(self.members().values())):
             ids = [episode_id for unit in units for episode_id in unit]
-            found = {r.episode.episode_id: r for r in self._read(ids, feedback=feedback, trained=trained)}
+            by_id = {r.episode.episode_id: r for r in self._read(ids, feedback=feedback, trained=trained)}
             for unit in units:
-                yield [found[episode_id] for episode_id in unit if episode_id in found]
+                yield [by_id[episode_id] for episode_id in unit if episode_id in by_id]
 
     def members(self) -> dict[tuple[str, str], list[str]]:
         """What `groups` goes by: (run, group) -> its episodes among those asked for; one without a group is alone."""
@@ -79,16 +79,16 @@ class Job:
 
     def _chunks(self, units: Sequence[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
         """Units of ids, so many at a time that they are about a chunk of episodes, telling how far it is."""
-        total, done, held = sum(map(len, units)), 0, 0
+        total, done, chunk_size = sum(map(len, units)), 0, 0
         chunk: list[Sequence[str]] = []
         for unit in units:
-            if chunk and held + len(unit) > _CHUNK:
+            if chunk and chunk_size + len(unit) > _CHUNK:
                 yield chunk
-                done += held
+                done += chunk_size
                 self._report(done, total)
-                chunk, held = [], 0
+                chunk, chunk_size = [], 0
             chunk.append(unit)
-            held += len(unit)
+            chunk_size += len(unit)
         if chunk:
             yield chunk
         self._report(total, total)
@@ -102,18 +102,18 @@ class Job:
     def _read(self, ids: list[str], **wanted: bool) -> list[Record]:
         """The records of some episodes; in halves where they are too much for one answer."""
         try:
-            found = _records(self.reader, ids, **wanted)
+            records = _records(self.reader, ids, **wanted)
         except QueryError as error:
             if len(ids) == 1 or "larger than" not in str(error):
                 raise
             half = len(ids) // 2
             return self._read(ids[:half], **wanted) + self._read(ids[half:], **wanted)
-        missing = len(set(ids)) - len(found)
+        missing = len(set(ids)) - len(records)
         if missing:
             self.left_out["episodes that have not ended"] += missing
         if not self.redact:
-            return found
-        cleaned = [redacted_record(record) for record in found]
+            return records
+        cleaned = [redacted_record(record) for record in records]
         for record in cleaned:
             self.redacted.update(record.redacted)
         return cleaned
@@ -123,36 +123,36 @@ def _records(
     reader: TraceReader, ids: list[str], *, whole: bool = False, feedback: bool = False, trained: bool = False
 ) -> list[Record]:
     known = {e.episode_id: e for e in episodes(reader, episode_ids=ids, superseded=True)}
-    said = _by_episode(reader, "feedback", ids, '"at", feedback_id') if feedback or whole else {}
+    feedback_rows = _by_episode(reader, "feedback", ids, '"at", feedback_id') if feedback or whole else {}
     booked = _by_episode(reader, "ledger", ids, "step, call_id, outcome") if whole else {}
     scored = _by_episode(reader, "trained", ids, "step, call_id") if trained or whole else {}
     sql = "SELECT episode_id FROM episodes WHERE superseded AND episode_id IN (SELECT unnest(?::VARCHAR[]))"
     superseded = {row["episode_id"] for row in rows(reader, sql, ids)} if whole else set()
-    found = []
+    records = []
     for episode_id in dict.fromkeys(ids):
         episode, ended = known.get(episode_id), True
         if episode is None and whole:
             episode, ended = Episode(episode_id=episode_id, calls=tuple(calls_of(reader, episode_id))), False
         if episode is not None:
-            found.append(
+            records.append(
                 Record(
                     episode=episode,
                     ended=ended,
-                    feedback=tuple(Feedback(**row) for row in said.get(episode_id, ())),
+                    feedback=tuple(Feedback(**row) for row in feedback_rows.get(episode_id, ())),
                     ledger=tuple(LedgerEntry(**row) for row in booked.get(episode_id, ())),
                     trained=tuple(scored.get(episode_id, ())),
                     superseded=episode_id in superseded,
                 )
             )
-    return found
+    return records
 
 
 def _by_episode(reader: TraceReader, table: str, ids: list[str], order: str) -> dict[str, list[dict[str, Any]]]:
     sql = f"SELECT * FROM {table} WHERE episode_id IN (SELECT unnest(?::VARCHAR[])) ORDER BY {order}"
-    found: dict[str, list[dict[str, Any]]] = {}
+    grouped: dict[str, list[dict[str, Any]]] = {}
     for row in rows(reader, sql, ids):
-        found.setdefault(row["episode_id"], []).append(row)
-    return found
+        grouped.setdefault(row["episode_id"], []).append(row)
+    return grouped
 
 
 def redacted_record(record: Record) -> Record:
@@ -167,7 +167,7 @@ def redacted_record(record: Record) -> Record:
         "rewards": tuple(_reward(reward, redactor) for reward in episode.rewards),
         "error": redactor.value(episode.error),
     }
-    feedback = tuple(_feedback(said, redactor) for said in record.feedback)
+    feedback = tuple(_feedback(entry, redactor) for entry in record.feedback)
     if not redactor.counts:
         return record
     return replace(
@@ -196,9 +196,9 @@ def _reward(reward: Reward, redactor: Redactor) -> Reward:
     return reward.model_copy(update={"reason": redactor.value(reward.reason)})
 
 
-def _feedback(said: Feedback, redactor: Redactor) -> Feedback:
+def _feedback(entry: Feedback, redactor: Redactor) -> Feedback:
     names = ("author", "comment", "correction")
-    return said.model_copy(update={name: redactor.value(getattr(said, name)) for name in names})
+    return entry.model_copy(update={name: redactor.value(getattr(entry, name)) for name in names})
 
 
 @dataclass(frozen=True)

@@ -39,14 +39,14 @@ def about(episode: Episode, agent: str | None = None, call_id: str | None = None
 def write_messages(job: Job, file: BinaryIO) -> None:
     """A line for each conversation: `messages`, `tools`, and in `calls` which messages are replies of which call."""
     for record in job.records():
-        found = conversations(record.episode)
+        dialogues = conversations(record.episode)
         index = {call.call_id: call.index for call in record.episode.calls}
-        for conversation in found:
+        for conversation in dialogues:
             calls = [{"call_id": c, "index": index[c], "message": place} for c, place in conversation.turns]
             row = {"messages": conversation.messages, "tools": conversation.tools}
             file.write(json_line({**row, **about(record.episode, conversation.agent), "calls": calls}))
-        if found:
-            job.wrote(record, len(found))
+        if dialogues:
+            job.wrote(record, len(dialogues))
         else:
             job.left_out[NO_CHAT] += 1
 
@@ -54,12 +54,12 @@ def write_messages(job: Job, file: BinaryIO) -> None:
 def write_sharegpt(job: Job, file: BinaryIO) -> None:
     """A line for each conversation, in the form that LLaMA-Factory and Axolotl read."""
     for record in job.records():
-        found = conversations(record.episode)
-        for conversation in found:
+        dialogues = conversations(record.episode)
+        for conversation in dialogues:
             form = sharegpt(conversation.messages, conversation.tools)
             file.write(json_line({**form, **about(record.episode, conversation.agent)}))
-        if found:
-            job.wrote(record, len(found))
+        if dialogues:
+            job.wrote(record, len(dialogues))
         else:
             job.left_out[NO_CHAT] += 1
 
@@ -69,9 +69,9 @@ _ROLES = {"system": "system", "developer": "system", "user": "human", "assistant
 
 def sharegpt(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> dict[str, Any]:
     """`conversations` of `from` and `value`; tool calls and tools are JSON texts, as that form has them."""
-    said = [part for message in messages for part in _turns(message)]
+    turns = [part for message in messages for part in _turns(message)]
     offered = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools or ()]
-    return {"conversations": said, "tools": json.dumps(offered, ensure_ascii=False) if offered else ""}
+    return {"conversations": turns, "tools": json.dumps(offered, ensure_ascii=False) if offered else ""}
 
 
 def _turns(message: Mapping[str, Any]) -> Iterator[dict[str, str]]:

@@ -41,12 +41,12 @@ def write(job: Job, file: BinaryIO) -> None:
 
 
 def _runs(job: Job) -> list[str]:
-    found: dict[str, None] = {}
+    run_ids: dict[str, None] = {}
     for start in range(0, len(job.episode_ids), _CHUNK * 10):
         ids = list(job.episode_ids[start : start + _CHUNK * 10])
         sql = "SELECT DISTINCT run_id FROM episodes WHERE episode_id IN (SELECT unnest(?::VARCHAR[])) ORDER BY run_id"
-        found |= {row["run_id"]: None for row in rows(job.reader, sql, ids)}
-    return list(found)
+        run_ids |= {row["run_id"]: None for row in rows(job.reader, sql, ids)}
+    return list(run_ids)
 
 
 def _write_run(job: Job, run_id: str, file: BinaryIO) -> None:
@@ -60,10 +60,10 @@ def _write_run(job: Job, run_id: str, file: BinaryIO) -> None:
     last, more = 0, True
     while more:
         sql = 'SELECT * FROM metrics WHERE run_id = ? ORDER BY step, name, "at", value LIMIT 5000 OFFSET ?'
-        found = rows(job.reader, sql, run_id, last)
-        if found:
-            file.write(json_line({"metrics": [_plain(row) for row in found]}))
-        last, more = last + len(found), len(found) == 5000
+        metric_rows = rows(job.reader, sql, run_id, last)
+        if metric_rows:
+            file.write(json_line({"metrics": [_plain(row) for row in metric_rows]}))
+        last, more = last + len(metric_rows), len(metric_rows) == 5000
 
 
 def _episode_line(record: Record, without_ids: bool) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _episode_line(record: Record, without_ids: bool) -> dict[str, Any]:
     if record.ledger:
         line["ledger"] = [_plain(entry.model_dump()) for entry in record.ledger]
     if record.feedback:
-        line["feedback"] = [_plain(said.model_dump()) for said in record.feedback]
+        line["feedback"] = [_plain(remark.model_dump()) for remark in record.feedback]
     if record.trained and not without_ids:
         line["trained"] = [_plain(dict(row)) for row in record.trained]
     return line

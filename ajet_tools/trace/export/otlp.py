@@ -68,7 +68,7 @@ def call_attributes(
     usage = call.response.get("usage") or {}
     prompt = usage.get("prompt_tokens", None if call.prompt_ids is None else len(call.prompt_ids))
     output = usage.get("completion_tokens", None if call.output_ids is None else len(call.output_ids))
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "ajet",
         "gen_ai.conversation.id": call.episode_id,
@@ -82,16 +82,16 @@ def call_attributes(
         "error.type": call.error,
     }
     used = {**call.request, **call.sampling}
-    found |= {name: used.get(key) for key, name in _REQUEST.items()}
+    attributes |= {name: used.get(key) for key, name in _REQUEST.items()}
     if messages is not None:
-        found["gen_ai.input.messages"] = _json([from_message(m) for m in messages])
+        attributes["gen_ai.input.messages"] = _json([from_message(m) for m in messages])
     if reply is not None:
-        said = {**from_message(reply), "finish_reason": call.finish_reason or ""}
-        found["gen_ai.output.messages"] = _json([said])
+        reply_message = {**from_message(reply), "finish_reason": call.finish_reason or ""}
+        attributes["gen_ai.output.messages"] = _json([reply_message])
     tools = call.request.get("tools")
     if tools:
-        found["gen_ai.tool.definitions"] = _json(tools)
-    return {name: value for name, value in found.items() if value is not None and value != []}
+        attributes["gen_ai.tool.definitions"] = _json(tools)
+    return {name: value for name, value in attributes.items() if value is not None and value != []}
 
 
 def from_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,12 +108,12 @@ def from_message(message: Mapping[str, Any]) -> dict[str, Any]:
         parts.append({"type": "text", "content": content})
     calls = message.get("tool_calls")
     parts += [_tool_part(call) for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
-    made: dict[str, Any] = {"role": role, "parts": parts}
+    converted: dict[str, Any] = {"role": role, "parts": parts}
     if isinstance(message.get("name"), str):
-        made["name"] = message["name"]
-    if to_message(made) != message:
+        converted["name"] = message["name"]
+    if to_message(converted) != message:
         parts.append({"type": _WHOLE, "message": message})
-    return made
+    return converted
 
 
 def _tool_part(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,14 +313,16 @@ def _only_choice(call: Call) -> dict[str, Any] | None:
 
 def _trace_id(episode: Episode) -> str:
     """The episode's own id where it has that form, else a hash of it."""
-    own = episode.episode_id
+    episode_id = episode.episode_id
     return (
-        own if _HEX_32.fullmatch(own) else hashlib.blake2b(own.encode("utf-8", "replace"), digest_size=16).hexdigest()
+        episode_id
+        if _HEX_32.fullmatch(episode_id)
+        else hashlib.blake2b(episode_id.encode("utf-8", "replace"), digest_size=16).hexdigest()
     )
 
 
-def _span_id(own: str) -> str:
-    return hashlib.blake2b(own.encode("utf-8", "replace"), digest_size=8).hexdigest()
+def _span_id(source_id: str) -> str:
+    return hashlib.blake2b(source_id.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def _attributes(values: dict[str, Any]) -> list[dict[str, Any]]:

@@ -95,12 +95,12 @@ def _rows(job: Job, records: Sequence[Record]) -> list[dict[str, Any]]:
         computed = recomputed_advantages(job.reader, *ids)
     except ConfigError:
         job.left_out["groups with an unknown estimator, so without advantages"] += 1
-    made: list[dict[str, Any]] = []
+    table_rows: list[dict[str, Any]] = []
     for record in records:
         timelines = merge(record.episode.calls).timelines
-        made += [_row(record.episode, i, t, trained, computed) for i, t in enumerate(timelines)]
+        table_rows += [_row(record.episode, i, t, trained, computed) for i, t in enumerate(timelines)]
         job.wrote(record, len(timelines))
-    return made
+    return table_rows
 
 
 def _row(

@@ -92,12 +92,12 @@ _OF_GROUP = ("run_id", "group_id", "task_id", "step", "split", "agent")
 
 
 def _longest_by_agent(episode: Episode) -> dict[str, Conversation]:
-    found: dict[str, Conversation] = {}
+    longest: dict[str, Conversation] = {}
     for conversation in conversations(episode):
-        known = found.get(conversation.agent)
+        known = longest.get(conversation.agent)
         if known is None or len(conversation.turns) > len(known.turns):
-            found[conversation.agent] = conversation
-    return found
+            longest[conversation.agent] = conversation
+    return longest
 
 
 def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, Any] | None:
@@ -108,8 +108,8 @@ def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, Any] | None
         if not (a == b or same_reply(a, b)):
             break
         shared += 1
-    own = {place for _, place in chosen.turns} & {place for _, place in rejected.turns}
-    if shared < first or chosen.tools != rejected.tools or shared not in own:
+    shared_turns = {position for _, position in chosen.turns} & {position for _, position in rejected.turns}
+    if shared < first or chosen.tools != rejected.tools or shared not in shared_turns:
         return None
     return {
         "prompt": _plain(chosen.messages[:shared]),
@@ -121,11 +121,11 @@ def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, Any] | None
 
 def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
     """A person's corrected answer against the reply it corrects: of the call named, else of the last one."""
-    given = [said for said in record.feedback if said.correction]
-    found: dict[str, Exchange] = {e.call.call_id: e for e in exchanges(record.episode)}
-    for said in given:
-        exchange = found.get(said.call_id) if said.call_id else next(reversed(found.values()), None)
-        reply = {"role": "assistant", "content": said.correction}
+    corrections = [entry for entry in record.feedback if entry.correction]
+    by_call: dict[str, Exchange] = {e.call.call_id: e for e in exchanges(record.episode)}
+    for entry in corrections:
+        exchange = by_call.get(entry.call_id) if entry.call_id else next(reversed(by_call.values()), None)
+        reply = {"role": "assistant", "content": entry.correction}
         if exchange is None:
             left_out["corrections of something other than a chat reply"] += 1
             continue
@@ -150,15 +150,15 @@ def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, A
 
 def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages in one form for all rows, as a table's columns need it: content a text where it is one."""
-    made = []
+    result = []
     for message in messages:
         plain: dict[str, Any] = {"role": message.get("role", "user"), "content": _content(message.get("content"))}
         plain |= {name: message[name] for name in _KEPT if message.get(name) is not None}
         calls = message.get("tool_calls")
         if isinstance(calls, list) and calls:
             plain["tool_calls"] = [_tool_call(call) for call in calls]
-        made.append(plain)
-    return made
+        result.append(plain)
+    return result
 
 
 def _content(content: Any) -> Any:

@@ -74,8 +74,8 @@ def audit(path: Path, *more: Path) -> Audit:
             differs += _differences(name, db.execute(sql).fetchall())
         unchecked += [Unchecked(*row) for row in db.execute(_UNCHECKED).fetchall()]
         for (run,) in db.execute("SELECT run_id FROM runs ORDER BY started").fetchall():
-            found, reasons = _texts(reader, db, run, path)
-            differs += found
+            differing, reasons = _texts(reader, db, run, path)
+            differs += differing
             unchecked += reasons
     return Audit(tuple(differs), tuple(unchecked), len(CHECKS) + len(_TEXTS), rows)
 
@@ -146,7 +146,7 @@ def _texts(
         for call in calls:
             for name, expected, stored in _wrong(call, calls, known):
                 wrong[name].append((run, call.row["call_id"], expected, stored))
-    return [one for name, rows in wrong.items() for one in _differences(name, rows)], unchecked
+    return [difference for name, rows in wrong.items() for difference in _differences(name, rows)], unchecked
 
 
 @dataclass(slots=True)
@@ -231,16 +231,16 @@ def _place(call: _Call, calls: Sequence[_Call]) -> Iterator[tuple[str, str, str]
     """The longest earlier call of the same agent and phase that the prompt goes on from is the one that it extends."""
     assert call.prompt is not None
     longest, ids, shared = 0, {None}, 0
-    for other in calls:
-        if other is call:
+    for candidate in calls:
+        if candidate is call:
             break
-        if other.whole is None:
+        if candidate.whole is None:
             continue
-        common = _common(call.prompt, other.whole)
+        common = _common(call.prompt, candidate.whole)
         shared = max(shared, common)
-        mine = (other.row["agent"], other.row["phase"]) == (call.row["agent"], call.row["phase"])
-        if mine and other.row["output_ids"] is not None and common == len(other.whole) >= longest:
-            ids = {*(ids if common == longest else ()), other.row["call_id"]} - {None}
+        mine = (candidate.row["agent"], candidate.row["phase"]) == (call.row["agent"], call.row["phase"])
+        if mine and candidate.row["output_ids"] is not None and common == len(candidate.whole) >= longest:
+            ids = {*(ids if common == longest else ()), candidate.row["call_id"]} - {None}
             longest = common
     if call.row["extends_call_id"] not in ids:
         yield "prompts", f"extends {' or '.join(map(str, ids))}", f"extends {call.row['extends_call_id']}"

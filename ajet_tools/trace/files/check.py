@@ -41,16 +41,16 @@ def check(path: Path, *more: Path) -> list[Broken]:
     What a kill or a run that is still going on leaves open (calls of unfinished episodes, tokens not yet booked) is not
     wrong. Raises TraceError where the trace cannot be read at all.
     """
-    files = [file for one in (path, *more) for file in trace_files(one)]
+    files = [file for item in (path, *more) for file in trace_files(item)]
     owned = settled_owners(files)  # who writes a file fails at a table that is not as it should be
-    broken = [one for file in files if file not in owned for one in _schema(file)]
+    broken = [item for file in files if file not in owned for item in _schema(file)]
     if broken:
         return broken
     with open_trace(*files) as reader:
         live = bool(owned)
         for name, (says, sql) in INVARIANTS.items():
             broken += _ask(reader, name, says, sql.replace("$live", str(live).lower()))
-        if not any(one.invariant == "prefixes" for one in broken):
+        if not any(item.invariant == "prefixes" for item in broken):
             broken += _ask(reader, "circles", "the prompt of a call is built on itself", _CIRCLES)
         broken += _unbalanced(reader)
         if not broken:  # the calls can be read
@@ -59,9 +59,9 @@ def check(path: Path, *more: Path) -> list[Broken]:
 
 
 def _ask(reader: TraceReader, name: str, says: str, sql: str) -> Iterator[Broken]:
-    found = rows(reader, f"SELECT count(*) AS n, list(id)[:{_NAMED}] AS ids FROM (SELECT id FROM ({sql}) ORDER BY id)")
-    if found[0]["n"]:
-        yield Broken(name, says, found[0]["n"], tuple(map(str, found[0]["ids"])))
+    result = rows(reader, f"SELECT count(*) AS n, list(id)[:{_NAMED}] AS ids FROM (SELECT id FROM ({sql}) ORDER BY id)")
+    if result[0]["n"]:
+        yield Broken(name, says, result[0]["n"], tuple(map(str, result[0]["ids"])))
 
 
 def _differing_prompts(reader: TraceReader) -> Iterator[Broken]:
@@ -71,17 +71,17 @@ def _differing_prompts(reader: TraceReader) -> Iterator[Broken]:
     for row in rows(reader, f"{sql} LIMIT {_SAMPLED}"):
         calls = {call.call_id: call for call in calls_of(reader, row["id"])}
         for call in calls.values():
-            other = calls.get(call.extends_call_id or "")
-            wrong += [] if other is None or _begins(call, other) else [call.call_id]
+            extended = calls.get(call.extends_call_id or "")
+            wrong += [] if extended is None or _begins(call, extended) else [call.call_id]
     if wrong:
         says = "the prompt of a call does not begin with the call that it extends"
         yield Broken("extended prompts", says, len(wrong), tuple(wrong[:_NAMED]))
 
 
-def _begins(call: Call, other: Call) -> bool:
-    if call.prompt_ids is None or other.prompt_ids is None or other.output_ids is None:
+def _begins(call: Call, extended: Call) -> bool:
+    if call.prompt_ids is None or extended.prompt_ids is None or extended.output_ids is None:
         return False
-    whole = np.concatenate((other.prompt_ids, other.output_ids))
+    whole = np.concatenate((extended.prompt_ids, extended.output_ids))
     return common_prefix(call.prompt_ids, whole) == len(whole)
 
 

@@ -131,7 +131,9 @@ def _calls_differ(connection: duckdb.DuckDBPyConnection, table: str, key: str, s
         episode_ids = [row[0] for row in listed[start : start + _EPISODES]]
         ours = prompts_of(connection, ["fresh"], episode_ids)
         theirs = prompts_of(connection, ["fresh", source], episode_ids)
-        differing += [one for one in elsewhere if one in theirs and not same(ours.get(one), theirs[one])]
+        differing += [
+            call_id for call_id in elsewhere if call_id in theirs and not same(ours.get(call_id), theirs[call_id])
+        ]
     return differing
 
 

@@ -105,16 +105,16 @@ def compare(connection: duckdb.DuckDBPyConnection, said: Callable[[str], None]) 
     )
     for done, chunk in enumerate(_chunks(connection, "compared")):
         said(f"comparing prompts, part {done + 1}")
-        old = {one.episode_id: rebuild(one.calls) for one in _episodes(connection, "source", chunk)}
-        [found] = connection.execute(
+        old = {entry.episode_id: rebuild(entry.calls) for entry in _episodes(connection, "source", chunk)}
+        [edges] = connection.execute(
             "SELECT min(fresh_first), max(fresh_last) FROM compared WHERE episode_id IN (SELECT unnest(?))",
             [chunk.episode_ids],
         ).fetchall()
-        copies = _Chunk(chunk.episode_ids, found[0], found[1])
-        new = {one.episode_id: rebuild(one.calls) for one in _episodes(connection, "fresh", copies)}
+        copies = _Chunk(chunk.episode_ids, edges[0], edges[1])
+        new = {entry.episode_id: rebuild(entry.calls) for entry in _episodes(connection, "fresh", copies)}
         for episode_id, prompts in old.items():
             copied = new.get(episode_id, {})
-            if prompts.keys() != copied.keys() or not all(same(prompts[one], copied[one]) for one in prompts):
+            if prompts.keys() != copied.keys() or not all(same(prompts[entry], copied[entry]) for entry in prompts):
                 raise TraceError(f"the prompts of episode {episode_id} would change; nothing was replaced")
 
 
@@ -162,13 +162,13 @@ def _episodes(connection: duckdb.DuckDBPyConnection, database: str, chunk: _Chun
     ).to_arrow_table()
     numbers, owners = table["number"].to_pylist(), table["episode_id"].to_pylist()
     facts = table.select(_FACTS).to_pylist()
-    found: dict[str, _Episode] = {}
+    by_id: dict[str, _Episode] = {}
     for number, owner, call, fact in zip(numbers, owners, stored_calls(table), facts, strict=True):
-        episode = found.setdefault(owner, _Episode(owner))
+        episode = by_id.setdefault(owner, _Episode(owner))
         episode.rows.append(number)
         episode.calls.append(call)
         episode.facts.append(fact)
-    yield from found.values()
+    yield from by_id.values()
 
 
 def _smaller(episode: _Episode) -> list[dict[str, Any]] | None:

@@ -37,18 +37,18 @@ class RunSize:
 
 def age(text: str) -> timedelta:
     """`30d`, `12h`, `2w`, `45m`. Raises ConfigError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([mhdw])\s*", text.lower())
-    if not found:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([mhdw])\s*", text.lower())
+    if not match:
         raise ConfigError(f"--older-than takes a number with m, h, d or w, such as 30d (got {text!r})")
-    return timedelta(seconds=float(found[1]) * _UNITS[found[2]])
+    return timedelta(seconds=float(match[1]) * _UNITS[match[2]])
 
 
 def size(text: str) -> int:
     """`500MB`, `2GiB`, `1000000`, in bytes. Raises ConfigError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|)\s*", text.lower())
-    if not found or found[2] not in _SIZES:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|)\s*", text.lower())
+    if not match or match[2] not in _SIZES:
         raise ConfigError(f"--keep-size takes a number with kB, MB or GB, such as 500MB (got {text!r})")
-    return int(float(found[1]) * _SIZES[found[2]])
+    return int(float(match[1]) * _SIZES[match[2]])
 
 
 _OWNERS = """
@@ -66,7 +66,7 @@ owners AS (
 
 def run_sizes(reader: TraceReader, path: Path) -> list[RunSize]:
     """The runs of one file, oldest first, with about what each takes of it."""
-    found = rows(
+    run_rows = rows(
         reader,
         _OWNERS
         + """,
@@ -89,8 +89,8 @@ def run_sizes(reader: TraceReader, path: Path) -> list[RunSize]:
         LEFT JOIN said s USING (run_id) LEFT JOIN logged l USING (run_id)
         ORDER BY last, r.run_id""",
     )
-    total, whole = sum(row["weight"] for row in found) or 1, bytes_of(path)
-    return [_run_size(row, whole * row["weight"] // total) for row in found]
+    total, whole = sum(row["weight"] for row in run_rows) or 1, bytes_of(path)
+    return [_run_size(row, whole * row["weight"] // total) for row in run_rows]
 
 
 def _run_size(row: dict[str, Any], share: int) -> RunSize:
@@ -105,12 +105,12 @@ def older_than(runs: Sequence[RunSize], limit: datetime) -> list[RunSize]:
 
 def beyond_size(runs: Sequence[RunSize], limit: int) -> list[RunSize]:
     """The oldest runs, so many that the rest takes about `limit` bytes; the newest always stays."""
-    left, gone = sum(run.bytes for run in runs), list[RunSize]()
+    remaining, gone = sum(run.bytes for run in runs), list[RunSize]()
     for run in runs[:-1]:
-        if left <= limit:
+        if remaining <= limit:
             break
         gone.append(run)
-        left -= run.bytes
+        remaining -= run.bytes
     return gone
 
 

@@ -76,8 +76,8 @@ def import_files(
         for path, kind, (file, start) in zip(files, kinds, starts, strict=True):
             formats[str(path or "-")] = kind
             counted = _Counted(file, _name(path), path, progress, cancelled)
-            found = _read(kind, path, counted, _name(path), bad, left_out)
-            for parsed in _with_run(found, kind, _name(path), start):
+            parsed_episodes = _read(kind, path, counted, _name(path), bad, left_out)
+            for parsed in _with_run(parsed_episodes, kind, _name(path), start):
                 sink.put(parsed)
                 if cancelled and cancelled():
                     break
@@ -174,9 +174,9 @@ class _Counted:
                 return
 
     def read(self, size: int = -1) -> bytes:
-        found = self._file.read(size)
-        self._report(len(found))
-        return found
+        data = self._file.read(size)
+        self._report(len(data))
+        return data
 
     def _report(self, size: int) -> None:
         self._done += size
@@ -202,12 +202,12 @@ def _read(
     return otlp.read(rows, bad, left_out)
 
 
-def _with_run(found: Iterator[Parsed], format: SourceFormat, name: str, start: bytes) -> Iterator[Parsed]:
+def _with_run(parsed_episodes: Iterator[Parsed], format: SourceFormat, name: str, start: bytes) -> Iterator[Parsed]:
     """Episodes without a run get one, named like the file; it is told at the end, when its times are known."""
-    own = stable_id("import", format, name, start)
+    default_run_id = stable_id("import", format, name, start)
     known: set[str] = set()
     mine: dict[str, Run] = {}
-    for parsed in found:
+    for parsed in parsed_episodes:
         if parsed.run is not None:
             known.add(parsed.run.run_id)
             ended = parsed.run.status == "finished" and format != "native"  # which comes back as it was
@@ -215,12 +215,12 @@ def _with_run(found: Iterator[Parsed], format: SourceFormat, name: str, start: b
                 parsed = replace(parsed, run=parsed.run.model_copy(update={"ended_at": parsed.run.started_at}))
         episode = parsed.episode
         if episode is not None and parsed.ended:
-            run_id = episode.run_id or own
+            run_id = episode.run_id or default_run_id
             parsed = replace(parsed, episode=episode.model_copy(update={"run_id": run_id}))
             if run_id not in known:
                 before = mine.get(run_id) or Run(
                     run_id=run_id,
-                    name=name if run_id == own else "",
+                    name=name if run_id == default_run_id else "",
                     status="finished",
                     started_at=UNKNOWN_TIME,
                     ended_at=UNKNOWN_TIME,

@@ -30,9 +30,9 @@ class Dialogue:
 def dialogue_of(span: Span) -> Dialogue | None:
     """The messages of a span; None where it has none."""
     for read in (_attributes, _events, _indexed, _openinference):
-        found = read(span)
-        if found is not None:
-            return found
+        dialogue = read(span)
+        if dialogue is not None:
+            return dialogue
     return None
 
 
@@ -47,13 +47,13 @@ def parsed(value: Any) -> Any:
 
 
 def _attributes(span: Span) -> Dialogue | None:
-    given = _first(span, "gen_ai.input.messages"), _first(span, "gen_ai.output.messages")
-    asked, answered = (parsed(value) for value in given)
+    values = _first(span, "gen_ai.input.messages"), _first(span, "gen_ai.output.messages")
+    asked, answered = (parsed(value) for value in values)
     if not isinstance(asked, list) and not isinstance(answered, list):
         return None
     system = parsed(_first(span, "gen_ai.system_instructions"))
     first = [to_message({"role": "system", "parts": system})] if isinstance(system, list) and system else []
-    messages = [m for made in _objects(asked) for m in _expanded(made)]
+    messages = [m for message in _objects(asked) for m in _expanded(message)]
     replies = _objects(answered)
     finish = replies[0].get("finish_reason") if replies else None
     reply = to_message(replies[0]) if replies else None
@@ -72,20 +72,20 @@ def _objects(value: Any) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
-def _expanded(made: Mapping[str, Any]) -> list[Message]:
+def _expanded(message: Mapping[str, Any]) -> list[Message]:
     """One message; several where one holds several tools' answers, or an answer among other parts."""
-    parts = _objects(made.get("parts"))
+    parts = _objects(message.get("parts"))
     answers = [part for part in parts if part.get("type") == "tool_call_response"]
-    if not parts and "content" in made:
-        return [dict(made)]  # a client that writes OpenAI's own form
-    if len(answers) < 1 or (len(parts) == 1 and made.get("role") == "tool"):
-        return [to_message(made)]
+    if not parts and "content" in message:
+        return [dict(message)]  # a client that writes OpenAI's own form
+    if len(answers) < 1 or (len(parts) == 1 and message.get("role") == "tool"):
+        return [to_message(message)]
     whole = any(part.get("type") == "ajet.message" for part in parts)
     if whole:
-        return [to_message(made)]
+        return [to_message(message)]
     others = [part for part in parts if part.get("type") != "tool_call_response"]
-    first = [to_message({**made, "parts": others})] if others else []
-    name = {"name": made["name"]} if made.get("role") == "tool" and made.get("name") else {}
+    first = [to_message({**message, "parts": others})] if others else []
+    name = {"name": message["name"]} if message.get("role") == "tool" and message.get("name") else {}
     return [*first, *(to_message({"role": "tool", "parts": [part], **name}) for part in answers)]
 
 
@@ -138,9 +138,9 @@ def _nested_list(attributes: Mapping[str, Any], name: str) -> list[dict[str, Any
     items: dict[int, dict[str, Any]] = {}
     start = f"{name}."
     for key, value in attributes.items():
-        number, _, rest = key.removeprefix(start).partition(".")
-        if key.startswith(start) and number.isdigit() and rest:
-            _put(items.setdefault(int(number), {}), rest.split("."), value)
+        number, _, subkey = key.removeprefix(start).partition(".")
+        if key.startswith(start) and number.isdigit() and subkey:
+            _put(items.setdefault(int(number), {}), subkey.split("."), value)
     return [items[i] for i in sorted(items)]
 
 
@@ -201,18 +201,18 @@ def _openinference(span: Span) -> Dialogue | None:
 
 def _inner(item: Mapping[str, Any]) -> Message:
     """A message of OpenInference, its parts and tool calls numbered."""
-    told = item.get("message")
-    given: Mapping[str, Any] = told if isinstance(told, Mapping) else {}
-    message: Message = {"role": given.get("role", ""), "content": given.get("content")}
-    parts = _numbered(given.get("contents"))
+    inner = item.get("message")
+    source: Mapping[str, Any] = inner if isinstance(inner, Mapping) else {}
+    message: Message = {"role": source.get("role", ""), "content": source.get("content")}
+    parts = _numbered(source.get("contents"))
     if parts:
         message["content"] = [_part(part.get("message_content", {})) for part in parts]
-    calls = _numbered(given.get("tool_calls"))
+    calls = _numbered(source.get("tool_calls"))
     if calls:
         message["tool_calls"] = [_call(call.get("tool_call", {})) for call in calls]
     for name in ("name", "tool_call_id"):
-        if given.get(name):
-            message[name] = given[name]
+        if source.get(name):
+            message[name] = source[name]
     return message
 
 

@@ -54,7 +54,7 @@ def _episode(value: Mapping[str, Any]) -> Parsed:
         ended=ended,
         superseded=value.get("superseded", False),
         ledger=tuple(LedgerEntry(**entry) for entry in value.get("ledger", ())),
-        feedback=tuple(Feedback(**said) for said in value.get("feedback", ())),
+        feedback=tuple(Feedback(**remark) for remark in value.get("feedback", ())),
         trained=tuple(_trained(row) for row in value.get("trained", ())),
     )
 

@@ -72,8 +72,8 @@ def _problem(value: Any) -> str | None:
 
 
 def _key(value: Mapping[str, Any]) -> str | None:
-    own = value.get("episode_id")
-    return own if isinstance(own, str) and own and "messages" in value else None
+    episode_id = value.get("episode_id")
+    return episode_id if isinstance(episode_id, str) and episode_id and "messages" in value else None
 
 
 def _parse(rows: Sequence[Row], bad: BadRows) -> Iterator[Parsed]:
@@ -137,29 +137,29 @@ def _calls(value: Mapping[str, Any], episode_id: str) -> Iterator[Call]:
 
 def _rewards(values: Sequence[Mapping[str, Any]]) -> tuple[Reward, ...]:
     """One for each agent; one for all where they are worth the same, or the row names no agent."""
-    found = {v.get("agent"): v["reward"] for v in values if isinstance(v.get("reward"), int | float)}
-    if len(set(found.values())) == 1 and len(found) == len({v.get("agent") for v in values}):
-        return (Reward(value=next(iter(found.values()))),)
-    return tuple(Reward(value=value, agent=agent) for agent, value in found.items())
+    by_agent = {v.get("agent"): v["reward"] for v in values if isinstance(v.get("reward"), int | float)}
+    if len(set(by_agent.values())) == 1 and len(by_agent) == len({v.get("agent") for v in values}):
+        return (Reward(value=next(iter(by_agent.values()))),)
+    return tuple(Reward(value=value, agent=agent) for agent, value in by_agent.items())
 
 
 def _request(value: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What was asked: `request`, or (the batch API's input) `body`."""
     for name in ("request", "input", "body"):
-        found = value.get(name)
-        if isinstance(found, Mapping):
-            body = found.get("body")
-            return body if isinstance(body, Mapping) else found
+        candidate = value.get(name)
+        if isinstance(candidate, Mapping):
+            body = candidate.get("body")
+            return body if isinstance(body, Mapping) else candidate
     return None
 
 
 def _response(value: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What was answered: `response` (of the batch API with its HTTP status around it), or a bare completion."""
     for name in ("response", "output"):
-        found = value.get(name)
-        if isinstance(found, Mapping):
-            body = found.get("body")
-            return body if isinstance(body, Mapping) else found
+        candidate = value.get(name)
+        if isinstance(candidate, Mapping):
+            body = candidate.get("body")
+            return body if isinstance(body, Mapping) else candidate
     return value if isinstance(value.get("choices"), list) else None
 
 
@@ -211,11 +211,11 @@ def _created(response: Mapping[str, Any]) -> datetime:
 
 
 def _error(value: Mapping[str, Any], response: Mapping[str, Any]) -> str | None:
-    for found in (value.get("error"), response.get("error")):
-        if isinstance(found, Mapping):
-            return str(found.get("message") or dict(found))
-        if found:
-            return str(found)
+    for error in (value.get("error"), response.get("error")):
+        if isinstance(error, Mapping):
+            return str(error.get("message") or dict(error))
+        if error:
+            return str(error)
     outer = value.get("response")
     status = outer.get("status_code") if isinstance(outer, Mapping) else None
     return f"HTTP {status}" if isinstance(status, int) and status >= 400 else None

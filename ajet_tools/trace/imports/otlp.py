@@ -30,12 +30,12 @@ def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
     root = next((span for span in ordered if "ajet.episode" in span.attributes), None)
     if root is not None:
         return _own(root, ordered)
-    found = [(span, dialogue_of(span)) for span in ordered if _is_call(span)]
-    if not found:
+    dialogues = [(span, dialogue_of(span)) for span in ordered if _is_call(span)]
+    if not dialogues:
         return None
     parents = {span.span_id: span for span in ordered}
     episode_id = trace if ":" not in trace else stable_id("rollout", trace)
-    calls = [_call(span, dialogue, episode_id, i, parents) for i, (span, dialogue) in enumerate(found)]
+    calls = [_call(span, dialogue, episode_id, i, parents) for i, (span, dialogue) in enumerate(dialogues)]
     top = next((span for span in ordered if span.parent_id is None or span.parent_id not in parents), ordered[0])
     rewards = tuple(reward for span in ordered for reward in _rewards(span))
     return Parsed(
@@ -44,7 +44,7 @@ def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
             run_id=next((str(r) for s in ordered if (r := s.resource.get("ajet.run_id"))), ""),
             task=_task(top, trace, calls, episode_id),
             split="",
-            output=parsed(top.attributes.get("output.value")) if top not in [s for s, _ in found] else None,
+            output=parsed(top.attributes.get("output.value")) if top not in [s for s, _ in dialogues] else None,
             calls=tuple(calls),
             rewards=rewards,
             status="failed" if top.error else "succeeded",
@@ -61,18 +61,18 @@ def _own(root: Span, spans: Iterable[Span]) -> Parsed:
     calls = []
     for span in spans:
         if "ajet.call" in span.attributes:
-            own = json.loads(span.attributes["ajet.call"])
-            request, response = own.pop("request"), own.pop("response")
-            found = dialogue_of(span)
-            if "gen_ai.input.messages" in span.attributes and found:
-                request = {"messages": found.messages, **request}
-            if found and found.tools:
-                request["tools"] = found.tools
+            fields = json.loads(span.attributes["ajet.call"])
+            request, response = fields.pop("request"), fields.pop("response")
+            dialogue = dialogue_of(span)
+            if "gen_ai.input.messages" in span.attributes and dialogue:
+                request = {"messages": dialogue.messages, **request}
+            if dialogue and dialogue.tools:
+                request["tools"] = dialogue.tools
             choices = response.get("choices")
             bare = isinstance(choices, list) and len(choices) == 1 and not {"message", "text"} & choices[0].keys()
-            if found and found.reply is not None and bare:
-                choices[0]["message"] = found.reply
-            calls.append(Call(**own, request=request, response=response, episode_id=plain["episode_id"]))
+            if dialogue and dialogue.reply is not None and bare:
+                choices[0]["message"] = dialogue.reply
+            calls.append(Call(**fields, request=request, response=response, episode_id=plain["episode_id"]))
     calls.sort(key=lambda call: call.index)
     return Parsed(episode=Episode(**plain, calls=tuple(calls)))
 
@@ -179,10 +179,10 @@ def _agent(span: Span, parents: Mapping[str, Span]) -> str:
 
 def _task(top: Span, trace: str, calls: Sequence[Call], episode_id: str) -> Task:
     """What the outermost span was given (OpenInference's `input.value`), else what its first call was asked."""
-    given = top.attributes.get("input.value")
+    input_value = top.attributes.get("input.value")
     rollout = {"rollout": trace} if ":" in trace else {}
-    if isinstance(given, str) and top.attributes.get("openinference.span.kind") not in ("LLM", None):
-        return Task(main_query=given, metadata=rollout)
+    if isinstance(input_value, str) and top.attributes.get("openinference.span.kind") not in ("LLM", None):
+        return Task(main_query=input_value, metadata=rollout)
     return task_of(calls[0].request.get("messages"), rollout, episode_id)
 
 
@@ -225,16 +225,16 @@ def parse_traces(traces: Iterable[tuple[str, list[Span]]], bad: BadRows, left_ou
     """The episodes of traces."""
     for trace, spans in traces:
         try:
-            made = episode_of(trace, spans)
+            result = episode_of(trace, spans)
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
             bad.add(f"trace {trace}", f"cannot be read as an episode: {str(error).splitlines()[0]}")
             continue
-        if made is None or made.episode is None:
+        if result is None or result.episode is None:
             left_out["traces without a model call"] += 1
         else:
-            told = {"ajet.episode", "ajet.call", "ajet.event"}
-            others = sum(not told & span.attributes.keys() for span in spans)
-            others -= 0 if any("ajet.call" in span.attributes for span in spans) else len(made.episode.calls)
+            own_attributes = {"ajet.episode", "ajet.call", "ajet.event"}
+            others = sum(not own_attributes & span.attributes.keys() for span in spans)
+            others -= 0 if any("ajet.call" in span.attributes for span in spans) else len(result.episode.calls)
             if others:
                 left_out["spans that are not model calls"] += others
-            yield made
+            yield result

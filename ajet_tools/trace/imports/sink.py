@@ -92,9 +92,9 @@ class Sink:
         chunk, self._waiting = self._waiting, []
         if not chunk:
             return
-        found = [parsed.episode for parsed in chunk if parsed.episode is not None]
-        ended = self._known("episodes", "episode_id", [episode.episode_id for episode in found])
-        calls = self._known("calls", "call_id", [call.call_id for episode in found for call in episode.calls])
+        episodes = [parsed.episode for parsed in chunk if parsed.episode is not None]
+        ended = self._known("episodes", "episode_id", [episode.episode_id for episode in episodes])
+        calls = self._known("calls", "call_id", [call.call_id for episode in episodes for call in episode.calls])
         for parsed in chunk:
             self._put_episode(parsed, ended, calls)
         if not self._writer.flush(None):

@@ -106,9 +106,9 @@ def _any_value(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     for name in ("stringValue", "boolValue", "doubleValue", "bytesValue"):
-        found = _get(value, name)
-        if found is not None:
-            return found
+        content = _get(value, name)
+        if content is not None:
+            return content
     number = _get(value, "intValue")
     if number is not None:
         return int(number)
@@ -192,19 +192,19 @@ def _moment(value: Any) -> int | None:
 
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Nested attributes as one level: objects and lists of objects by their path; plain lists stay."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{before}{key}"
         if path in KEPT_WHOLE:
-            found[path] = value
+            result[path] = value
         elif isinstance(value, Mapping) and value:
-            found |= flat(value, f"{path}.")
+            result |= flat(value, f"{path}.")
         elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
             for i, item in enumerate(value):
-                found |= flat(item, f"{path}.{i}.")
+                result |= flat(item, f"{path}.{i}.")
         else:
-            found[path] = value
-    return found
+            result[path] = value
+    return result
 
 
 class Spool:
@@ -229,8 +229,8 @@ class Spool:
         """Each trace and its spans."""
         self._file.execute("CREATE INDEX by_place ON spans (place)")
         for place, trace in self._file.execute("SELECT place, trace FROM traces ORDER BY place"):
-            found = self._file.execute("SELECT span FROM spans WHERE place = ? ORDER BY rowid", (place,))
-            yield trace, [_span(text) for (text,) in found]
+            span_rows = self._file.execute("SELECT span FROM spans WHERE place = ? ORDER BY rowid", (place,))
+            yield trace, [_span(text) for (text,) in span_rows]
 
     def __enter__(self) -> Spool:
         return self

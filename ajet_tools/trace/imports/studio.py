@@ -57,8 +57,8 @@ def _run(row: Mapping[str, Any]) -> Run:
 
 def _traces(file: sqlite3.Connection) -> Iterator[tuple[str, list[Span]]]:
     for (trace,) in file.execute("SELECT traceId FROM span_table GROUP BY traceId ORDER BY min(startTimeUnixNano)"):
-        found = file.execute("SELECT * FROM span_table WHERE traceId = ?", (trace,))
-        yield str(trace), [_span(dict(row)) for row in found]
+        span_rows = file.execute("SELECT * FROM span_table WHERE traceId = ?", (trace,))
+        yield str(trace), [_span(dict(row)) for row in span_rows]
 
 
 def _span(row: Mapping[str, Any]) -> Span:

@@ -46,8 +46,8 @@ def _episode(row: Row, value: Mapping[str, Any], group: str, attempt: int) -> Pa
     text = error.get("error_chain_str") or error.get("error") if isinstance(error, Mapping) else error
     reward = value.get("reward")
     numbers = {n: v for n, v in value.items() if n not in _KNOWN and isinstance(v, int | float)}
-    kept = ("example_id", "answer", "info", "task", "env_id", "timing", "stop_condition", "token_usage")
-    metadata = {name: value[name] for name in kept if value.get(name) not in (None, "", {})}
+    field_names = ("example_id", "answer", "info", "task", "env_id", "timing", "stop_condition", "token_usage")
+    metadata = {name: value[name] for name in field_names if value.get(name) not in (None, "", {})}
     metadata |= {n: v for n, v in value.items() if n not in _KNOWN and n not in numbers}
     prompt = _messages(value["prompt"], "user")
     return Parsed(
@@ -73,13 +73,13 @@ def _calls(value: Mapping[str, Any], prompt: Sequence[Any], episode_id: str) -> 
     trajectory = value.get("trajectory")
     if isinstance(trajectory, list) and trajectory and all(_is_step(step) for step in trajectory):
         for i, step in enumerate(trajectory):
-            asked, said = _messages(step["prompt"], "user"), _messages(step["completion"], "assistant")
-            yield _call(value, episode_id, i, asked, said[-1] if said else None, step.get("tokens"))
+            asked, messages = _messages(step["prompt"], "user"), _messages(step["completion"], "assistant")
+            yield _call(value, episode_id, i, asked, messages[-1] if messages else None, step.get("tokens"))
         return
-    said = [*prompt, *_messages(value["completion"], "assistant")]
-    places = [i for i in range(len(prompt), len(said)) if said[i].get("role") == "assistant"]
-    for i, place in enumerate(places):
-        yield _call(value, episode_id, i, said[:place], said[place], None)
+    messages = [*prompt, *_messages(value["completion"], "assistant")]
+    places = [i for i in range(len(prompt), len(messages)) if messages[i].get("role") == "assistant"]
+    for i, index in enumerate(places):
+        yield _call(value, episode_id, i, messages[:index], messages[index], None)
 
 
 def _is_step(step: Any) -> bool:

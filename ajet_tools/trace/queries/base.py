@@ -29,7 +29,7 @@ def find(reader: TraceReader, prefix: str, kind: Kind | None = None) -> Found:
 
     Raises QueryError unless it is one.
     """
-    found = rows(
+    matches = rows(
         reader,
         """
         SELECT kind, id, max(exact) AS exact FROM (
@@ -43,8 +43,8 @@ def find(reader: TraceReader, prefix: str, kind: Kind | None = None) -> Found:
         prefix,
         kind,
     )
-    exact = [row for row in found if row["exact"]]
-    fitting = exact[:1] or found
+    exact = [row for row in matches if row["exact"]]
+    fitting = exact[:1] or matches
     if len(fitting) == 1:
         return Found(fitting[0]["kind"], fitting[0]["id"])
     if not fitting:
@@ -60,18 +60,18 @@ def find_run(reader: TraceReader, prefix: str | None) -> str:
 
     Raises QueryError where there is none.
     """
-    found = rows(
+    matches = rows(
         reader,
         "SELECT run_id, name FROM runs WHERE starts_with(run_id, $1) OR name = $1 ORDER BY started_at DESC",
         prefix or "",
     )
-    ids: list[str] = [row["run_id"] for row in found]
+    ids: list[str] = [row["run_id"] for row in matches]
     if not ids:
         which = (
             f"is no run {prefix!r} in this trace, and no path of that name" if prefix else "are no runs in this trace"
         )
         raise QueryError(f"there {which}")
-    named = [row["run_id"] for row in found if row["name"] == prefix]
+    named = [row["run_id"] for row in matches if row["name"] == prefix]
     if prefix and len(ids) > 1 and prefix not in ids and not named:
         raise QueryError(f"{prefix!r} is ambiguous; runs: {', '.join(ids[:8])}")
     return prefix if prefix in ids else (named or ids)[0]
@@ -79,10 +79,10 @@ def find_run(reader: TraceReader, prefix: str | None) -> str:
 
 def episode_of_call(reader: TraceReader, call_id: str) -> str:
     """The episode that a call belongs to. Raises QueryError where there is no such call."""
-    found = rows(reader, "SELECT episode_id FROM calls WHERE call_id = $1 LIMIT 1", call_id)
-    if not found:
+    matches = rows(reader, "SELECT episode_id FROM calls WHERE call_id = $1 LIMIT 1", call_id)
+    if not matches:
         raise QueryError(f"there is no call {call_id!r} in this trace")
-    episode_id: str = found[0]["episode_id"]
+    episode_id: str = matches[0]["episode_id"]
     return episode_id
 
 

@@ -13,8 +13,8 @@ def call_row(reader: TraceReader, call_id: str) -> Row:
         WITH mine AS (SELECT * FROM calls WHERE episode_id = $2)
         SELECT whole.*, (SELECT list(outcome || ': ' || tokens) FROM ledger l WHERE l.call_id = $1) AS ledger
         FROM ({WHOLE_CALLS.format(calls="mine")}) whole WHERE call_id = $1"""
-    found = rows(reader, sql, call_id, episode_of_call(reader, call_id))
-    return found[0]
+    matches = rows(reader, sql, call_id, episode_of_call(reader, call_id))
+    return matches[0]
 
 
 def call_rows(reader: TraceReader, episode_id: str) -> list[Row]:
@@ -44,14 +44,14 @@ def ledger_of_episode(reader: TraceReader, episode_id: str) -> list[Row]:
 
 def episode_row(reader: TraceReader, episode_id: str) -> Row | None:
     """An episode's own row; None while it runs."""
-    found = rows(
+    matches = rows(
         reader,
         """
         SELECT *, round(epoch(ended_at - started_at), 2) AS seconds FROM episodes WHERE episode_id = $1
         ORDER BY ended_at DESC LIMIT 1""",
         episode_id,
     )
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def rewards_of(reader: TraceReader, episode_id: str) -> list[Row]:
@@ -77,7 +77,7 @@ def episode_pulse(reader: TraceReader, episode_id: str) -> Row:
 
     An episode has calls only until it ends, and no new ones from then on: the other tables are looked at afterwards.
     """
-    [found] = rows(
+    [pulse] = rows(
         reader,
         """
         SELECT (SELECT count(*) FROM calls WHERE episode_id = $1) AS calls,
@@ -87,14 +87,14 @@ def episode_pulse(reader: TraceReader, episode_id: str) -> Row:
               FROM episodes WHERE episode_id = $1) ended""",
         episode_id,
     )
-    if not found["ended"]:
-        return found
+    if not pulse["ended"]:
+        return pulse
     [after] = rows(
         reader,
         """
         SELECT (SELECT count(*) FROM ledger WHERE episode_id = $1) AS booked,
           (SELECT count(*) FROM episodes WHERE group_id = $2 AND group_id <> '') AS attempts""",
         episode_id,
-        found["of"],
+        pulse["of"],
     )
-    return {**found, **after, "running": False}
+    return {**pulse, **after, "running": False}

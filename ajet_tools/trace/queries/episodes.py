@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def episode_ids(reader: TraceReader, run_id: str, *, filter: Filter | None = None) -> Sequence[str]:
     """The episodes of a run that have calls and fit a filter, newest first; without those that a resume rolled back."""
     fits, values = (filter.sql, filter.parameters) if filter else ("true", ())
-    found = rows(
+    matches = rows(
         reader,
         f"""
         SELECT e.episode_id FROM episodes e WHERE e.run_id = ? AND NOT e.superseded AND {fits}
@@ -34,7 +34,7 @@ def episode_ids(reader: TraceReader, run_id: str, *, filter: Filter | None = Non
         run_id,
         *values,
     )
-    return [row["episode_id"] for row in found]
+    return [row["episode_id"] for row in matches]
 
 
 def last_steps(reader: TraceReader, run_id: str) -> dict[tuple[str, str | None], int]:
@@ -93,13 +93,13 @@ def exported_ids(
         WHERE ($1::VARCHAR IS NULL OR run_id = $1) AND ($3 OR NOT superseded)
           AND CASE WHEN $2::VARCHAR IS NULL THEN $3 OR split IS DISTINCT FROM 'trial' ELSE split = $2 END
         ORDER BY started_at, episode_id"""
-    found = [row["episode_id"] for row in rows(reader, sql, run_id, split, rolled_back)]
+    ids = [row["episode_id"] for row in rows(reader, sql, run_id, split, rolled_back)]
     if rolled_back and run_id is None and split is None:
         sql = """
             SELECT episode_id, min(started_at) AS began FROM calls ANTI JOIN episodes USING (episode_id)
             GROUP BY episode_id ORDER BY began, episode_id"""
-        found += [row["episode_id"] for row in rows(reader, sql)]
-    return found
+        ids += [row["episode_id"] for row in rows(reader, sql)]
+    return ids
 
 
 def feedback_rows(reader: TraceReader, episode_id: str, call_id: str | None = None) -> list[Row]:
@@ -119,7 +119,7 @@ def attempts_of(reader: TraceReader, episode_id: str) -> list[str]:
 
     Those that a resume rolled back stand with each other, and not among those that took their place.
     """
-    found = rows(
+    matches = rows(
         reader,
         """
         SELECT e.episode_id FROM episodes e, (FROM episodes WHERE episode_id = $1) AS one
@@ -129,12 +129,12 @@ def attempts_of(reader: TraceReader, episode_id: str) -> list[str]:
         ORDER BY e.attempt, e.started_at, e.episode_id""",
         episode_id,
     )
-    return [row["episode_id"] for row in found] or [episode_id]
+    return [row["episode_id"] for row in matches] or [episode_id]
 
 
 def step_of(reader: TraceReader, episode_id: str) -> list[str]:
     """The episodes of an episode's step, of the same split; of those that a resume rolled back as `attempts_of`."""
-    found = rows(
+    matches = rows(
         reader,
         """
         SELECT e.episode_id FROM episodes e, (FROM episodes WHERE episode_id = $1) AS one
@@ -142,7 +142,7 @@ def step_of(reader: TraceReader, episode_id: str) -> list[str]:
         ORDER BY e.started_at, e.episode_id""",
         episode_id,
     )
-    return [row["episode_id"] for row in found] or [episode_id]
+    return [row["episode_id"] for row in matches] or [episode_id]
 
 
 _MOST = 1000

@@ -146,8 +146,8 @@ def pattern(needle: str) -> str:
 
 def _text_at(column: str, *paths: str) -> str:
     """The texts at some paths of a JSON column, one a line."""
-    found = (f"{column}->>'{path}'" for path in paths)
-    lines = (f"array_to_string({text}, chr(10))" if "[*]" in text else text for text in found)
+    texts = (f"{column}->>'{path}'" for path in paths)
+    lines = (f"array_to_string({text}, chr(10))" if "[*]" in text else text for text in texts)
     return f"concat_ws(chr(10), {', '.join(lines)})"
 
 
@@ -184,8 +184,8 @@ def call_spans(reader: TraceReader, size: int) -> list[tuple[Span, int]]:
     cuts: list[datetime] = []
     if parts > 1:
         fractions = ", ".join(f"{i / parts:.6f}" for i in range(1, parts))
-        found = rows(reader, f"SELECT quantile_disc(started_at, [{fractions}]) AS cuts FROM calls")[0]["cuts"]
-        cuts = sorted(set(found or ()))
+        quantiles = rows(reader, f"SELECT quantile_disc(started_at, [{fractions}]) AS cuts FROM calls")[0]["cuts"]
+        cuts = sorted(set(quantiles or ()))
     edges: list[datetime | None] = [None, *cuts, None]
     each = total // (len(cuts) + 1)
     spans = list(pairwise(edges))

@@ -63,7 +63,7 @@ class Filter:
 
 def parse(text: str) -> Filter:
     """A filter; of an empty text one that every episode fits. `age` counts from now. Raises FilterError."""
-    found = tree(text, "reward<0.5")
+    root = tree(text, "reward<0.5")
     needles: list[str] = []
 
     def leaf(part: BareWord | Comparison) -> Node:
@@ -74,7 +74,7 @@ def parse(text: str) -> Filter:
             needles.extend(value.text for value in part.values)
         return _comparison(part)
 
-    node = Condition("true", ()) if found is None else fold(found, leaf, lambda word, parts: Joined(word, tuple(parts)))
+    node = Condition("true", ()) if root is None else fold(root, leaf, lambda word, parts: Joined(word, tuple(parts)))
     sql, parameters = sql_of(node)
     return Filter(text=text, sql=sql, parameters=parameters, needles=tuple(needles), node=node)
 
@@ -90,15 +90,15 @@ def sql_of(node: Node) -> tuple[str, tuple[Any, ...]]:
         return node.sql, node.parameters
     parts = [sql_of(part) for part in node.parts]
     joined = f" {node.word.upper()} ".join(sql for sql, _ in parts)
-    return (f"(NOT {joined})" if node.word == "not" else f"({joined})"), tuple(p for _, own in parts for p in own)
+    return (f"(NOT {joined})" if node.word == "not" else f"({joined})"), tuple(p for _, args in parts for p in args)
 
 
 def _comparison(part: Comparison) -> Node:
     field, operator = _field(part.field), part.operator
     allowed = _OPERATORS[field.kind]
     if operator.text not in allowed:
-        said = " ".join(each for plain in allowed for each in (plain, *_NEGATED.get(plain, ())))
-        raise FilterError(f"{part.field.text} supports {said}, not {operator.text}", operator.at)
+        supported = " ".join(each for plain in allowed for each in (plain, *_NEGATED.get(plain, ())))
+        raise FilterError(f"{part.field.text} supports {supported}, not {operator.text}", operator.at)
     parts = tuple(_compare(field, operator.text, value) for value in part.values)
     return parts[0] if len(parts) == 1 else Joined("or", parts)
 
@@ -162,8 +162,8 @@ def _compare(field: Field, operator: str, value: Token) -> Node:
     if operator == "=" and field.kind in ("word", "id", "choice"):
         text = _one_of(value, field.choices) if field.choices else value.text
         return Condition(*fields.equals(field, text))
-    given = _seconds(value) if field.kind == "seconds" else _number(value)
-    return Condition(field.where(f"{field.expression} {operator} ?"), (given,))
+    bound = _seconds(value) if field.kind == "seconds" else _number(value)
+    return Condition(field.where(f"{field.expression} {operator} ?"), (bound,))
 
 
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -190,8 +190,8 @@ def _number(value: Token) -> float:
 
 
 def _seconds(value: Token) -> float:
-    found = _DURATION.fullmatch(value.text)
-    seconds = float(found[1]) * _UNITS[(found[2] or "s").lower()] if found else _CENTURY + 1
+    match = _DURATION.fullmatch(value.text)
+    seconds = float(match[1]) * _UNITS[(match[2] or "s").lower()] if match else _CENTURY + 1
     if seconds > _CENTURY:
         raise FilterError(f"{value.text!r} is not a time such as 30s, 5m, 2h or 1d (100 years at most)", value.at)
     return seconds

@@ -80,21 +80,21 @@ class EpisodeIndex:
 
     def load(self, reader: TraceReader) -> EpisodeIndex:
         """Read the ids; gives itself back."""
-        found = self._episodes(reader, "true", [])
+        table = self._episodes(reader, "true", [])
         with self._lock:
-            self._superseded = pc.sum(found["superseded"]).as_py() or 0
-            self._append(found)
+            self._superseded = pc.sum(table["superseded"]).as_py() or 0
+            self._append(table)
         return self
 
     def grow(self, reader: TraceReader) -> bool | None:
         """Add the episodes that ended since: whether there are any. None: it has changed otherwise, load another."""
         with self._lock:
-            there, found = self._since_last(reader)
+            there, recent = self._since_last(reader)
             if there["s"] != self._superseded or there["n"] < len(self):
                 return None
             if there["n"] == len(self):
                 return False if there["last"] == self._last else None
-            new = self._unknown(found)
+            new = self._unknown(recent)
             if new is not None and len(self) + len(new) < there["n"] and self._last:  # some ended before the last
                 new = self._unknown(self._episodes(reader, "e.ended_at >= ?", [self._last - _LATE], self._plain))
             if new is None or len(self) + len(new) < there["n"]:
@@ -118,13 +118,13 @@ class EpisodeIndex:
             [*run, *run, *since],
         )
         there: dict[str, Any] = table.slice(0, 1).select(["n", "s", "last"]).to_pylist()[0]
-        found = table.drop_columns(["n", "s", "last"])
-        return there, found.filter(pc.is_valid(found["episode_id"]))
+        recent = table.drop_columns(["n", "s", "last"])
+        return there, recent.filter(pc.is_valid(recent["episode_id"]))
 
-    def _unknown(self, found: pa.Table) -> pa.Table | None:
+    def _unknown(self, recent: pa.Table) -> pa.Table | None:
         """Those of the episodes that are not here yet; None where none is here: another file took the place."""
-        new = found.filter(pc.invert(pc.is_in(found["episode_id"], value_set=self.ids)))
-        return None if len(self) and len(new) == len(found) else new
+        new = recent.filter(pc.invert(pc.is_in(recent["episode_id"], value_set=self.ids)))
+        return None if len(self) and len(new) == len(recent) else new
 
     @property
     def _plain(self) -> list[str]:
@@ -166,8 +166,8 @@ class EpisodeIndex:
 
     def positions(self, ids: pa.Array) -> Positions:
         """Where episodes stand; those that are not here are left out."""
-        found = pc.index_in(ids, value_set=self.ids).drop_null()
-        return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.int64)
+        indices = pc.index_in(ids, value_set=self.ids).drop_null()
+        return np.asarray(indices.to_numpy(zero_copy_only=False), dtype=np.int64)
 
     def _episodes(
         self, reader: TraceReader, condition: str, parameters: Sequence[Any], more: Sequence[str] = ()
@@ -228,8 +228,8 @@ class EpisodeIndex:
         else:
             names = [name]
             table = reader.query(f"SELECT episode_id, {_PLAIN[name]} AS {name} FROM episodes e WHERE {of_run}", run)
-        found = {each: _aligned(ids, table, each) for each in names}
-        return {n: pc.fill_null(v, 0) if n in ("calls", "turns", "agents") else v for n, v in found.items()}
+        columns = {each: _aligned(ids, table, each) for each in names}
+        return {n: pc.fill_null(v, 0) if n in ("calls", "turns", "agents") else v for n, v in columns.items()}
 
 
 def _tokens(reader: TraceReader, ids: pa.Array, cancelled: Callable[[], bool] | None) -> pa.Array:
@@ -257,14 +257,14 @@ def counted(reader: TraceReader, ids: Sequence[str], names: Sequence[str], since
     """
     wanted = pa.array(ids, pa.string())
     if "tokens" in names and since:
-        found = [_called(reader, ids, _TOKENS, since)]
+        tables = [_called(reader, ids, _TOKENS, since)]
     else:
-        found = [_called(reader, ids, ", min(started_at) AS first, max(started_at) AS last", since)]
-        calls = found[0].filter(pc.is_valid(found[0]["first"]))
+        tables = [_called(reader, ids, ", min(started_at) AS first, max(started_at) AS last", since)]
+        calls = tables[0].filter(pc.is_valid(tables[0]["first"]))
         if "tokens" in names and len(calls):
-            found.append(_tokens_of(reader, ids, calls))
+            tables.append(_tokens_of(reader, ids, calls))
     columns = {"episode_id": wanted, "reward": pa.nulls(len(wanted)), "tokens": pa.nulls(len(wanted))}
-    for table in found:
+    for table in tables:
         columns |= {name: _aligned(wanted, table, name) for name in table.column_names if name != "episode_id"}
     for name in ("calls", "turns", "agents"):
         columns[name] = pc.fill_null(columns[name], 0)
@@ -319,8 +319,8 @@ def _apart(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datetime, d
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    found = column.combine_chunks()
-    return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
 def _aligned(ids: pa.Array, table: pa.Table, name: str) -> pa.Array:

@@ -89,14 +89,14 @@ class Listing:
 
     def ids(self, start: int = 0, stop: int | None = None) -> list[str]:
         """The ids of the episodes [start, stop) in this order."""
-        found: list[str] = self._index.ids.take(pa.array(self._order[start:stop])).to_pylist()
-        return found
+        episode_ids: list[str] = self._index.ids.take(pa.array(self._order[start:stop])).to_pylist()
+        return episode_ids
 
     def position(self, episode_id: str) -> int | None:
         """Where an episode stands; None where it is not among these."""
         at = pc.index(self._index.ids, episode_id).as_py()
-        found = np.flatnonzero(self._order == at)
-        return int(found[0]) if len(found) else None
+        matches = np.flatnonzero(self._order == at)
+        return int(matches[0]) if len(matches) else None
 
     def page(self, reader: TraceReader, offset: int, limit: int) -> list[Row]:
         """The rows [offset, offset + limit), each with every column of COLUMNS; long texts are cut."""
@@ -105,19 +105,19 @@ class Listing:
         if not ids:
             return []
         condition, named = among("episode_id", ids)
-        found = {row["episode_id"]: row for row in rows(reader, f"{_PAGE} WHERE {condition}", *named)}
+        by_id = {row["episode_id"]: row for row in rows(reader, f"{_PAGE} WHERE {condition}", *named)}
         unread = [name for name in COUNTED if self._index.known(name) is None]
         if unread:
             for row in counted(reader, ids, unread).to_pylist():
-                if row["episode_id"] in found:
-                    found[row["episode_id"]] |= row
+                if row["episode_id"] in by_id:
+                    by_id[row["episode_id"]] |= row
         for name in COUNTED:
             values = self._index.known(name)
             if values is not None:
                 for id, value in zip(ids, values.take(pa.array(at)).to_pylist(), strict=True):
-                    if id in found:
-                        found[id][name] = value
-        return [{name: found[id][name] for name in COLUMNS} for id in ids if id in found]
+                    if id in by_id:
+                        by_id[id][name] = value
+        return [{name: by_id[id][name] for name in COLUMNS} for id in ids if id in by_id]
 
     def sorted(self, reader: TraceReader, sort: str, descending: bool) -> Listing:
         """The same episodes in another order; quick, for what was read stays."""
@@ -241,12 +241,12 @@ class _Fitting:
         of_run, run = self._index.scope
         late, since = ("e.ended_at >= ?", [self._since[1]]) if self._since else ("true", [])
         sql = f"SELECT e.episode_id FROM episodes e WHERE {of_run} AND {late} AND ({sql})"
-        found = np.zeros(len(self._index), dtype=bool)
-        self._mark(found, sql, [*run, *since, *parameters])
-        return found
+        mask = np.zeros(len(self._index), dtype=bool)
+        self._mark(mask, sql, [*run, *since, *parameters])
+        return mask
 
     def _contains(self, needle: str) -> Mask:
-        found = self._plain(IN_EPISODE, tuple(episode_parameters(needle)))
+        mask = self._plain(IN_EPISODE, tuple(episode_parameters(needle)))
         spans = [((self._since[0] - _LATE, None), 0)] if self._since else call_spans(self._reader, _SPAN)
         of = self._needles * sum(size for _, size in spans)
         for span, size in spans:
@@ -254,15 +254,15 @@ class _Fitting:
                 raise Cancelled("the search was canceled")
             condition, edges = of_span(span)
             sql = f"SELECT DISTINCT c.episode_id FROM calls c WHERE {condition} AND {IN_CALL}"
-            self._mark(found, sql, [*edges, *call_parameters(needle)])
+            self._mark(mask, sql, [*edges, *call_parameters(needle)])
             self._done += size
             if self._progress:
                 self._progress(self._done, of)
-        return found
+        return mask
 
-    def _mark(self, found: Mask, sql: str, parameters: list[Any]) -> None:
+    def _mark(self, mask: Mask, sql: str, parameters: list[Any]) -> None:
         ids = self._reader.query(sql, parameters)["episode_id"].combine_chunks()
-        found[self._index.positions(ids)] = True
+        mask[self._index.positions(ids)] = True
 
 
 def _from(index: EpisodeIndex, name: str, start: int) -> pa.Array:

@@ -87,7 +87,7 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[Row]:
     `tokens` sampled, `last_at` (its last sign of life), `causes` of failures with their counts, and `rewards`, one a
     step, all of one kind, `reward_of`: training, else validation, else greedy validation; `reward` is a mean over it.
     """
-    found = rows(
+    listed = rows(
         reader,
         """
         WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL),
@@ -133,23 +133,23 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[Row]:
         WHERE $1::VARCHAR IS NULL OR run_id = $1 ORDER BY started_at DESC, run_id""",
         run_id,
     )
-    unbooked = [row["run_id"] for row in found if row["tokens"] is None and row["episodes"]]
+    unbooked = [row["run_id"] for row in listed if row["tokens"] is None and row["episodes"]]
     if unbooked:
         sampled = _sampled(reader, unbooked)
-        found = [row if row["tokens"] is not None else {**row, "tokens": sampled.get(row["run_id"])} for row in found]
-    return found
+        listed = [row if row["tokens"] is not None else {**row, "tokens": sampled.get(row["run_id"])} for row in listed]
+    return listed
 
 
 def _sampled(reader: TraceReader, run_ids: list[str]) -> dict[str, int]:
     """Sampled tokens of runs that keep no ledger; none where their calls have no ids."""
-    found = rows(
+    totals = rows(
         reader,
         """
         SELECT run_id, sum(len(output_ids))::BIGINT AS tokens FROM calls JOIN episodes USING (episode_id)
         WHERE list_contains($1, run_id) GROUP BY run_id""",
         run_ids,
     )
-    return {row["run_id"]: row["tokens"] for row in found}
+    return {row["run_id"]: row["tokens"] for row in totals}
 
 
 def failures(reader: TraceReader, run_id: str) -> list[Row]:
@@ -167,14 +167,14 @@ def failures(reader: TraceReader, run_id: str) -> list[Row]:
 
 def metric_points(reader: TraceReader, run_id: str) -> dict[str, list[tuple[int, float]]]:
     """Every metric of a run by step, oldest first; a step that was taken again after a resume counts once, the last."""
-    found = reader.query(
+    table = reader.query(
         """
         SELECT name, step, arg_max(value, "at") AS value FROM metrics WHERE run_id = $1
         GROUP BY name, step ORDER BY name, step""",
         [run_id],
     )
     points: dict[str, list[tuple[int, float]]] = {}
-    for name, step, value in zip(*(found[column].to_pylist() for column in ("name", "step", "value")), strict=True):
+    for name, step, value in zip(*(table[column].to_pylist() for column in ("name", "step", "value")), strict=True):
         if value is not None and math.isfinite(value):
             points.setdefault(name, []).append((step, value))
     return points
@@ -182,7 +182,7 @@ def metric_points(reader: TraceReader, run_id: str) -> dict[str, list[tuple[int,
 
 def staleness(reader: TraceReader, run_id: str) -> list[tuple[int, float]]:
     """By training step, how many updates its calls are behind the newest call of the step, on average."""
-    found = rows(
+    step_rows = rows(
         reader,
         """
         SELECT e.step, max(policy_version) - avg(policy_version) AS behind
@@ -191,7 +191,7 @@ def staleness(reader: TraceReader, run_id: str) -> list[tuple[int, float]]:
         GROUP BY e.step ORDER BY e.step""",
         run_id,
     )
-    return [(row["step"], row["behind"]) for row in found]
+    return [(row["step"], row["behind"]) for row in step_rows]
 
 
 Points = Sequence[tuple[int, float]]
@@ -238,17 +238,17 @@ _TOGETHER: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 def panels(reader: TraceReader, run_id: str) -> list[Panel]:
     """The pictures of a run that have a point to show; metrics that stand in none of ours get one each, at the end."""
-    found: dict[str, Points] = {**metric_points(reader, run_id)}
-    found["tokens_per_episode"] = _ratio(found.get("train/tokens_sampled", ()), found.get("train/episodes", ()))
-    found["staleness"] = staleness(reader, run_id)
+    points: dict[str, Points] = {**metric_points(reader, run_id)}
+    points["tokens_per_episode"] = _ratio(points.get("train/tokens_sampled", ()), points.get("train/episodes", ()))
+    points["staleness"] = staleness(reader, run_id)
     placed = {name for _, lines in _TOGETHER for _, name in lines}
-    made = [_panel(title, lines, found) for title, lines in _TOGETHER]
-    made += [_panel(name, (("", name),), found) for name in sorted(found) if name not in placed]
-    return [panel for panel in made if panel.curves]
+    result = [_panel(title, lines, points) for title, lines in _TOGETHER]
+    result += [_panel(name, (("", name),), points) for name in sorted(points) if name not in placed]
+    return [panel for panel in result if panel.curves]
 
 
-def _panel(title: str, lines: Sequence[tuple[str, str]], found: Mapping[str, Points]) -> Panel:
-    return Panel(title, tuple(Curve(label, found[name]) for label, name in lines if found.get(name)))
+def _panel(title: str, lines: Sequence[tuple[str, str]], points: Mapping[str, Points]) -> Panel:
+    return Panel(title, tuple(Curve(label, points[name]) for label, name in lines if points.get(name)))
 
 
 def _ratio(above: Points, below: Points) -> Points:
@@ -265,12 +265,12 @@ def _thin(points: Points, columns: int) -> Points:
     if len(points) <= 2 * columns:
         return points
     size = math.ceil(len(points) / max(1, columns))
-    kept: list[tuple[int, float]] = []
+    thinned: list[tuple[int, float]] = []
     for start in range(0, len(points), size):
         stretch = points[start : start + size]
         low, high = min(stretch, key=_value), max(stretch, key=_value)
-        kept += sorted({low, high})
-    return kept
+        thinned += sorted({low, high})
+    return thinned
 
 
 def _value(point: tuple[int, float]) -> float:

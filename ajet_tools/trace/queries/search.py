@@ -111,13 +111,13 @@ class _Finder:
 
     def hits(self, episode_id: str, call_id: str | None, texts: Iterable[tuple[str, str | None]]) -> Iterator[Hit]:
         for where, text in texts:
-            found = self._look.search(text) if text else None
-            if text is None or found is None:
+            match = self._look.search(text) if text else None
+            if text is None or match is None:
                 continue
             known = hash((episode_id, where, text))
             if known not in self._seen:
                 self._seen.add(known)
-                yield Hit(episode_id, call_id, where, *_snippet(text, found.start(), found.end()))
+                yield Hit(episode_id, call_id, where, *_snippet(text, match.start(), match.end()))
 
 
 def _snippet(text: str, start: int, end: int) -> tuple[str, int, int]:

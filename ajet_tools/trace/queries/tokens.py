@@ -60,12 +60,12 @@ def episode_facts(reader: TraceReader, *episode_ids: str) -> list[EpisodeFacts]:
     known = {e.episode_id: e for e in episodes(reader, episode_ids=list(episode_ids), superseded=True)}
     ledger, scores = _ledger(reader, episode_ids), _scores(reader, episode_ids)
     versions = {key: _step_version(reader, *key) for key in {_step_of(e) for e in known.values()}}
-    found = []
+    result = []
     for episode_id in episode_ids:
         episode = known.get(episode_id) or _running(reader, episode_id)
         ended = episode_id in known
         mine = {call.call_id for call in episode.calls}
-        found.append(
+        result.append(
             EpisodeFacts(
                 episode=episode,
                 ended=ended,
@@ -75,7 +75,7 @@ def episode_facts(reader: TraceReader, *episode_ids: str) -> list[EpisodeFacts]:
                 mark=mark_of(reader, episode_id),
             )
         )
-    return found
+    return result
 
 
 def mark_of(reader: TraceReader, *episode_ids: str) -> tuple[int, ...]:
@@ -106,12 +106,12 @@ def recomputed_advantages(reader: TraceReader, *episode_ids: str) -> dict[str, _
 
 def _compared(reader: TraceReader, episode_id: str) -> tuple[list[Episode], dict[str, Any]]:
     """The episodes whose rewards are compared with an episode's, and how the run does that: its group, or its step."""
-    found = rows(
+    run_rows = rows(
         reader,
         "SELECT run_id, config FROM runs WHERE run_id IN (SELECT run_id FROM episodes WHERE episode_id = $1)",
         episode_id,
     )
-    settings = _settings(json.loads(found[0]["config"] or "{}").get("ajet") or {}) if found else {}
+    settings = _settings(json.loads(run_rows[0]["config"] or "{}").get("ajet") or {}) if run_rows else {}
     of_step = settings.get("estimator") == "reinforce_plus_plus"
     ids = step_of(reader, episode_id) if of_step else attempts_of(reader, episode_id)
     return episodes(reader, episode_ids=ids, superseded=True), settings
@@ -135,7 +135,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `build` that a recorded config tells."""
     algorithm = (config.get("trainer_common") or {}).get("algorithm") or {}
     rollout = config.get("rollout") or {}
-    given = {
+    options = {
         "estimator": algorithm.get("adv_estimator"),
         "normalize_std": algorithm.get("normalize_std"),
         "max_staleness": rollout.get("max_staleness"),
@@ -145,7 +145,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
         "max_samples": (rollout.get("multi_turn") or {}).get("max_sample_per_task"),
         "max_lengths": tuple((config.get("data") or {}).get(f"max_{part}_length") for part in ("prompt", "response")),
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _step_of(episode: Episode) -> tuple[str, int, str]:
@@ -168,7 +168,7 @@ def _running(reader: TraceReader, episode_id: str) -> Episode:
 
 
 def _ledger(reader: TraceReader, episode_ids: Sequence[str]) -> dict[str, list[Booked]]:
-    found: dict[str, list[Booked]] = {}
+    by_call: dict[str, list[Booked]] = {}
     for row in rows(
         reader,
         """
@@ -176,8 +176,8 @@ def _ledger(reader: TraceReader, episode_ids: Sequence[str]) -> dict[str, list[B
         ORDER BY call_id, outcome <> 'trained', outcome <> 'truncated', outcome""",
         list(episode_ids),
     ):
-        found.setdefault(row["call_id"], []).append(Booked(row["outcome"], row["tokens"]))
-    return found
+        by_call.setdefault(row["call_id"], []).append(Booked(row["outcome"], row["tokens"]))
+    return by_call
 
 
 def _scores(reader: TraceReader, episode_ids: Sequence[str]) -> dict[str, Scores]:
@@ -186,11 +186,11 @@ def _scores(reader: TraceReader, episode_ids: Sequence[str]) -> dict[str, Scores
         [list(episode_ids)],
     )
     columns = {name: table[name].combine_chunks() for name in ("advantages", "logprobs", "entropy")}
-    found: dict[str, Scores] = {}
+    by_call: dict[str, Scores] = {}
     for i, call_id in enumerate(table["call_id"].to_pylist()):
         values = {n: c[i].values.to_numpy(zero_copy_only=False).astype(np.float32) for n, c in columns.items()}
-        found[call_id] = Scores(**values)
-    return found
+        by_call[call_id] = Scores(**values)
+    return by_call
 
 
 def _step_version(reader: TraceReader, run_id: str, step: int, split: str) -> int | None:
@@ -198,7 +198,7 @@ def _step_version(reader: TraceReader, run_id: str, step: int, split: str) -> in
 
     An evaluation or a trial belongs to the version that its own step left.
     """
-    found = rows(
+    matches = rows(
         reader,
         """
         SELECT coalesce(
@@ -210,5 +210,5 @@ def _step_version(reader: TraceReader, run_id: str, step: int, split: str) -> in
         step,
         split,
     )
-    version: int | None = found[0]["version"]
+    version: int | None = matches[0]["version"]
     return version

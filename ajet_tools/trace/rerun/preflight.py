@@ -132,32 +132,32 @@ def preflight(
 
     Raises ConfigError where the tokenizer has no chat template.
     """
-    found = Preflight(loaded.limit)
+    result = Preflight(loaded.limit)
     for chunk in chunks:
         for episode in chunk:
-            _add(found, episode, loaded.tokenizer)
+            _add(result, episode, loaded.tokenizer)
             progress(1)
-    return found
+    return result
 
 
-def _add(found: Preflight, episode: Episode, tokenizer: Tokenizer) -> None:
-    made = retokenise(episode.calls, tokenizer)
-    merged = merge(made.calls, tokenizer.decode, ChatTemplate.known(tokenizer))
+def _add(result: Preflight, episode: Episode, tokenizer: Tokenizer) -> None:
+    retokenised = retokenise(episode.calls, tokenizer)
+    merged = merge(retokenised.calls, tokenizer.decode, ChatTemplate.known(tokenizer))
     rollout = [call for call in episode.calls if call.phase == "rollout"]
-    found.episodes += 1
-    found.own_ids += made.own_ids
-    found.foreign += len(made.foreign)
-    found.predicted.add(made.calls, merged)
-    found.recorded.add(rollout, merge(rollout))
-    for call in made.calls:
+    result.episodes += 1
+    result.own_ids += retokenised.own_ids
+    result.foreign += len(retokenised.foreign)
+    result.predicted.add(retokenised.calls, merged)
+    result.recorded.add(rollout, merge(rollout))
+    for call in retokenised.calls:
         prompt, output = (0 if ids is None else len(ids) for ids in (call.prompt_ids, call.output_ids))
-        found.prompts.append(prompt)
-        found.wholes.append(prompt + output)
-    for refusal in made.refused:
-        found.refused.setdefault(refusal.why, []).append(refusal)
-    calls = {call.call_id: call for call in made.calls}
+        result.prompts.append(prompt)
+        result.wholes.append(prompt + output)
+    for refusal in retokenised.refused:
+        result.refused.setdefault(refusal.why, []).append(refusal)
+    calls = {call.call_id: call for call in retokenised.calls}
     for split in merged.splits:
-        kind = found.kinds.setdefault(split.cause, SplitKind(split.cause, split.hint))
+        kind = result.kinds.setdefault(split.cause, SplitKind(split.cause, split.hint))
         kind.splits += 1
         kind.extra_tokens += split.extra_tokens
         kind.example = kind.example or _example(episode.episode_id, split, calls, tokenizer)
@@ -232,5 +232,5 @@ def _limit(folder: Path, tokenizer: Any) -> int | None:
     except (OSError, ValueError):
         config = {}
     section = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
-    found = section.get("max_position_embeddings") or getattr(tokenizer.hf, "model_max_length", None)
-    return int(found) if isinstance(found, int | float) and 0 < found < _LARGEST_LIMIT else None
+    limit = section.get("max_position_embeddings") or getattr(tokenizer.hf, "model_max_length", None)
+    return int(limit) if isinstance(limit, int | float) and 0 < limit < _LARGEST_LIMIT else None

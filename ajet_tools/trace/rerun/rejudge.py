@@ -67,11 +67,11 @@ class Changes:
     @property
     def failures(self) -> dict[str, list[RejudgedEpisode]]:
         """Episodes that the new judge failed on, by cause, the most frequent first."""
-        found: dict[str, list[RejudgedEpisode]] = defaultdict(list)
+        by_cause: dict[str, list[RejudgedEpisode]] = defaultdict(list)
         for verdict in self.verdicts:
             if verdict.cause is not None:
-                found[verdict.cause].append(verdict)
-        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+                by_cause[verdict.cause].append(verdict)
+        return dict(sorted(by_cause.items(), key=lambda item: -len(item[1])))
 
     def mean(self, which: str) -> float | None:
         """The mean reward `before` or `after`, over the episodes that have both."""
@@ -290,8 +290,8 @@ def advantages(
 def _bare(call: Call, number: int) -> Call:
     sampled = 1 if call.output_ids is None else len(call.output_ids)
     ids = np.full(sampled + 1, number, np.int32)
-    given = {"prompt_ids": ids[:1], "output_ids": ids[1:], "logprobs": np.zeros(sampled, np.float32)}
-    return call.model_copy(update=given)
+    fields = {"prompt_ids": ids[:1], "output_ids": ids[1:], "logprobs": np.zeros(sampled, np.float32)}
+    return call.model_copy(update=fields)
 
 
 def _in_steps(side: Sequence[Episode], config: Config) -> dict[str, float]:
@@ -300,12 +300,12 @@ def _in_steps(side: Sequence[Episode], config: Config) -> dict[str, float]:
     steps: dict[Any, list[Episode]] = defaultdict(list)
     for episode in side:
         steps[episode.step, episode.split].append(episode)
-    found: dict[str, float] = {}
+    by_call: dict[str, float] = {}
     for step in steps.values():
         rollout = config.rollout
         how = (algorithm.adv_estimator, algorithm.normalize_std, rollout.failure_reward, rollout.gamma)
-        found |= advantages(step, *how)
-    return found
+        by_call |= advantages(step, *how)
+    return by_call
 
 
 def _verdicts(

@@ -140,17 +140,17 @@ def remerge(
     """
     booked = {row["outcome"]: row["tokens"] for row in ledger_totals(reader, run_id)}
     untrained = booked.keys().isdisjoint(_OF_TRAINING)
-    found = Remerge(booked, Totals(), Totals(), other, untrained)
+    result = Remerge(booked, Totals(), Totals(), other, untrained)
     for step in _steps(reader, run_id):
-        kept = [e.model_copy(update={"split": "train"}) for e in step] if untrained else step
-        found.own.add(_built(kept, own, decode), kept)
+        step_episodes = [e.model_copy(update={"split": "train"}) for e in step] if untrained else step
+        result.own.add(_built(step_episodes, own, decode), step_episodes)
         if tokenizer is None:
-            found.other.add(_built(kept, other, decode), kept)
+            result.other.add(_built(step_episodes, other, decode), step_episodes)
         else:
-            anew = [_anew(episode, tokenizer, found) for episode in kept]
-            found.other.add(_built(anew, other, tokenizer.decode), anew)
+            anew = [_anew(episode, tokenizer, result) for episode in step_episodes]
+            result.other.add(_built(anew, other, tokenizer.decode), anew)
         progress(1)
-    return found
+    return result
 
 
 def _steps(reader: TraceReader, run_id: str) -> Iterator[list[Episode]]:
@@ -177,11 +177,11 @@ def _built(step: Sequence[Episode], policy: Policy, decode: Decode | None) -> Ba
     )
 
 
-def _anew(episode: Episode, tokenizer: Tokenizer, found: Remerge) -> Episode:
-    made = retokenise(episode.calls, tokenizer)
-    found.refused += len(made.refused)
-    found.foreign += len(made.foreign)
-    by_id = {call.call_id: call for call in made.calls}
+def _anew(episode: Episode, tokenizer: Tokenizer, result: Remerge) -> Episode:
+    retokenised = retokenise(episode.calls, tokenizer)
+    result.refused += len(retokenised.refused)
+    result.foreign += len(retokenised.foreign)
+    by_id = {call.call_id: call for call in retokenised.calls}
     calls = [by_id.get(call.call_id) or _without_ids(call) for call in episode.calls]
     return episode.model_copy(update={"calls": tuple(calls)})
 

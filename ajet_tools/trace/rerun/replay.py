@@ -56,10 +56,10 @@ class Recording:
             raise EngineError(f"agent {ask.agent!r} made a call that was not recorded, and no recorded one is left")
         calls = self._recorded[place].calls
         error = calls[0].error
-        left = error is not None and error.startswith(_UNDELIVERED)
-        if left and not calls[0].response:
+        lost = error is not None and error.startswith(_UNDELIVERED)
+        if lost and not calls[0].response:
             await asyncio.Event().wait()
-        if error is not None and not left:  # a reply that was left half read is given whole: the agent leaves it again
+        if error is not None and not lost:  # a reply that was left half read is given whole: the agent leaves it again
             raise (ContextOverflow if _TOO_LONG in error else EngineError)(error)
         choices = [_choice(calls[i % len(calls)]) for i in range(max(ask.sampling.n, 1))]
         first = calls[0]
@@ -75,12 +75,12 @@ class Recording:
     def _find(self, ask: Ask) -> int | None:
         asked = Asked(ask.agent, ask.body, ())
         content = asked.content
-        equal = [i for i, one in enumerate(self._recorded) if one.content == content]
-        own = [i for i in equal if self._recorded[i].agent == ask.agent]
-        for place in [*(i for i in own if i in self._left), *(i for i in own if i in self._lent)]:
-            return self._take(place)
-        for place in (i for i in equal if i in self._left):
-            return self._take(place)
+        equal = [i for i, entry in enumerate(self._recorded) if entry.content == content]
+        same_agent = [i for i in equal if self._recorded[i].agent == ask.agent]
+        for index in [*(i for i in same_agent if i in self._left), *(i for i in same_agent if i in self._lent)]:
+            return self._take(index)
+        for index in (i for i in equal if i in self._left):
+            return self._take(index)
         alike = [i for i in self._left if self._recorded[i].agent == ask.agent]
         if not alike:
             return None
@@ -131,22 +131,22 @@ class _EveryName(frozenset[str]):
 
 def _name(recorded: Sequence[Asked]) -> str:
     """The name that the `Model` handle gave the policy, so that its requests name it again."""
-    own = [one for one in recorded if any(call.trainable for call in one.calls)] or list(recorded)
-    named = (one.body.get("model") or one.calls[0].model for one in own)
+    trained = [entry for entry in recorded if any(call.trainable for call in entry.calls)] or list(recorded)
+    named = (entry.body.get("model") or entry.calls[0].model for entry in trained)
     return next((str(name) for name in named if name), "recorded")
 
 
 def _choice(call: Call) -> Choice:
-    said = _said(call)
-    logprobs, tokens = _logprobs(said.get("logprobs"))
-    message, text = said.get("message"), said.get("text")
+    choice = _said(call)
+    logprobs, tokens = _logprobs(choice.get("logprobs"))
+    message, text = choice.get("message"), choice.get("text")
     ids = None if call.output_ids is None else call.output_ids.tolist()
     if logprobs is None and call.logprobs is not None:
         logprobs = call.logprobs.tolist()
     return Choice(
         dict(message) if isinstance(message, Mapping) else None,
         text if isinstance(text, str) else None,
-        call.finish_reason or said.get("finish_reason") or "stop",
+        call.finish_reason or choice.get("finish_reason") or "stop",
         ids,
         logprobs,
         tokens if logprobs is not None and tokens is not None and len(tokens) == len(logprobs) else None,
@@ -215,13 +215,13 @@ class Replay:
 
 def recorded_episode(reader: TraceReader, episode_id: str) -> Episode:
     """An episode that can be replayed. Raises QueryError where it has not ended, or its calls cannot be answered."""
-    found = episodes(reader, episode_ids=[episode_id], superseded=True)
-    if not found:
+    matches = episodes(reader, episode_ids=[episode_id], superseded=True)
+    if not matches:
         raise QueryError(
             f"episode {episode_id} has not ended, or its run was killed: it has "
             f"{len(calls_of(reader, episode_id))} calls and no task to start the workflow with"
         )
-    episode = found[0]
+    episode = matches[0]
     foreign = [c for c in episode.calls if c.phase == "rollout" and c.error is None and not _answerable(c.response)]
     if foreign:
         raise QueryError(

@@ -27,13 +27,13 @@ def main(path: str | None, memory: int) -> None:
     for line in sys.stdin.buffer:
         try:
             reader = reader or open_located(None if path is None else Path(path))[0]
-            found = result_of(reader, json.loads(line))
+            result = result_of(reader, json.loads(line))
         except AjetError as error:
             say({"error": type(error).__name__, "message": str(error)})
             continue
-        say({"rows": len(found)})
-        with pa.ipc.new_stream(sys.stdout.buffer, found.schema) as stream:
-            stream.write_table(found)
+        say({"rows": len(result)})
+        with pa.ipc.new_stream(sys.stdout.buffer, result.schema) as stream:
+            stream.write_table(result)
         sys.stdout.buffer.flush()
 
 

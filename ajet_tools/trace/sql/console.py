@@ -29,20 +29,20 @@ def tables(reader: TraceReader) -> dict[str, dict[str, str]]:
 
 def result_of(reader: TraceReader, sql: str, stop: Stop | None = None) -> pa.Table:
     """The result of one SELECT or EXPLAIN; a column's name that comes twice gets a number. Raises QueryError."""
-    found = reader.query(sql, (), stop)
-    return found.rename_columns(distinct(found.column_names))
+    table = reader.query(sql, (), stop)
+    return table.rename_columns(distinct(table.column_names))
 
 
 def distinct(names: Sequence[str]) -> list[str]:
     """Names that all differ: `a, a` becomes `a, a:1`."""
-    made: list[str] = []
+    unique: list[str] = []
     for name in names:
         number, new = 0, name
-        while new in made:
+        while new in unique:
             number += 1
             new = f"{name}:{number}"
-        made.append(new)
-    return made
+        unique.append(new)
+    return unique
 
 
 def save_result(table: pa.Table, path: Path) -> int:

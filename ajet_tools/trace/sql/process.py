@@ -87,12 +87,12 @@ class SqlProcess:
                         file.close()
 
     def _started(self) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-        said = tempfile.TemporaryFile()  # noqa: SIM115
+        stderr_file = tempfile.TemporaryFile()  # noqa: SIM115
         process = subprocess.Popen(
-            [sys.executable, "-c", self._start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
+            [sys.executable, "-c", self._start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr_file,
             start_new_session=True,  # Ctrl-C and F9 are ours to answer
         )  # fmt: skip
-        return process, said
+        return process, stderr_file
 
     def _answer(self, sql: str) -> pa.Table:
         import pyarrow as pa

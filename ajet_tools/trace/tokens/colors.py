@@ -60,9 +60,9 @@ def _mask(view: TokenView) -> ColorScale:
         Level("sampled, not the policy's", "unknown"),
     )
     codes = np.zeros(len(view), np.int8)
-    own = np.array([turn.own for turn in view.turns], np.bool_)[view.turn]
+    own_turn = np.array([turn.own for turn in view.turns], np.bool_)[view.turn]
     codes[view.sampled & ~view.mask] = 5
-    codes[view.sampled & ~own] = 4
+    codes[view.sampled & ~own_turn] = 4
     codes[view.mask] = 3
     codes[view.mask & (view.outcome < 0)] = 2
     codes[view.mask & (view.outcome == OUTCOMES.index("trained"))] = 1
@@ -91,8 +91,8 @@ def _sequence(
     note: str = "",
 ) -> ColorScale:
     levels = (_PROMPT, _UNKNOWN, *(Level(label, f"scale{i}") for i, label in enumerate(labels)))
-    found = np.searchsorted(edges, -values if negated else values, side="left" if negated else "right")
-    return ColorScale(name, levels, _placed(view, values, found), note)
+    indices = np.searchsorted(edges, -values if negated else values, side="left" if negated else "right")
+    return ColorScale(name, levels, _placed(view, values, indices), note)
 
 
 def _advantage(view: TokenView) -> ColorScale:
@@ -128,8 +128,8 @@ def _signed(
     tones = ("low2", "low1", "mid", "high1", "high2")
     levels = (_PROMPT, _UNKNOWN, *(Level(label, tone) for label, tone in zip(labels, tones, strict=True)))
     size = np.abs(values)
-    found = np.where(size > near, np.where(size >= max(far, 1e-12), 2, 1), 0)
-    return ColorScale(name, levels, _placed(view, values, 2 + np.sign(values) * found), note)
+    magnitudes = np.where(size > near, np.where(size >= max(far, 1e-12), 2, 1), 0)
+    return ColorScale(name, levels, _placed(view, values, 2 + np.sign(values) * magnitudes), note)
 
 
 def _version(view: TokenView) -> ColorScale:
@@ -156,12 +156,12 @@ def _versions(view: TokenView, known: npt.NDArray[np.float32]) -> ColorScale:
     return ColorScale("policy version", levels, _placed(view, known, place), "which version was trained is not known")
 
 
-def _placed(view: TokenView, values: npt.NDArray[np.float32], found: npt.NDArray[np.generic]) -> _Codes:
+def _placed(view: TokenView, values: npt.NDArray[np.float32], indices: npt.NDArray[np.generic]) -> _Codes:
     """Levels as numbers: 0 a prompt's token, 1 unknown, then those found."""
     codes = np.zeros(len(view), np.int8)
     codes[view.sampled] = 1
     known = view.sampled & np.isfinite(values)
-    codes[known] = 2 + found[known].astype(np.int8)
+    codes[known] = 2 + indices[known].astype(np.int8)
     return codes
 
 

@@ -61,8 +61,8 @@ def _identity(view: TokenView, token: int) -> Iterator[Fact]:
     if text:
         yield "text", f"“{text[:80]}{'…' if len(text) > 80 else ''}”"
     elif exact:
-        held = view.spelled.holder(token)
-        yield "text", f"goes on with “{shown(view.spelled.of(held)[-1:])}” of token {held:,}"
+        holder = view.spelled.holder(token)
+        yield "text", f"goes on with “{shown(view.spelled.of(holder)[-1:])}” of token {holder:,}"
     listed = exact[:_BYTES].hex(" ")
     more = f" … {len(exact):,} in all" if len(exact) > _BYTES else ""
     yield "bytes", listed + more if exact else "none: the id is outside the vocabulary"
@@ -129,8 +129,8 @@ def why(view: TokenView, token: int) -> str:
         return f"not trained: the call is {whose}"
     booked = OUTCOMES[view.outcome[token]] if view.outcome[token] >= 0 else ""
     if not turn.own:
-        said = "trained there" if booked == "trained" else _REASONS.get(booked, "not booked yet")
-        return f"context here: masked in once, in timeline {turn.home + 1} ({said})"
+        reason = "trained there" if booked == "trained" else _REASONS.get(booked, "not booked yet")
+        return f"context here: masked in once, in timeline {turn.home + 1} ({reason})"
     if not booked:
         return "not booked yet: its step has not been trained"
     if booked == "trained":

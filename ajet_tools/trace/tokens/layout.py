@@ -28,17 +28,17 @@ def labels(view: TokenView) -> list[str]:
         return [f"{token} " for token in view.ids.tolist()]
     spelled, text = view.spelled, view.spelled.text
     starts = spelled.starts.tolist()
-    made: dict[str, str] = {}
-    found = []
+    by_text: dict[str, str] = {}
+    token_labels = []
     for i, token in enumerate(view.ids.tolist()):
         if not spelled.pieces[i]:
-            found.append(f"‹{token}›")
+            token_labels.append(f"‹{token}›")
             continue
-        own = text[starts[i] : starts[i + 1]]
-        if (label := made.get(own)) is None:
-            label = made[own] = shown(own).replace("\n", "⏎\n").replace("\t", "⇥")
-        found.append(label)
-    return found
+        piece = text[starts[i] : starts[i + 1]]
+        if (label := by_text.get(piece)) is None:
+            label = by_text[piece] = shown(piece).replace("\n", "⏎\n").replace("\t", "⇥")
+        token_labels.append(label)
+    return token_labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +66,8 @@ class Layout:
     def cell_of(self, token: int) -> int:
         """Where in its line a token begins."""
         at = 0
-        for other, _, cells in self.lines[self.line_of[token]]:
-            if other >= token:
+        for shown_token, _, cells in self.lines[self.line_of[token]]:
+            if shown_token >= token:
                 break
             at += cells
         return at
@@ -85,25 +85,25 @@ class Layout:
 
 def lay_out(tokens: Sequence[str], width: int, forks: Collection[int] = ()) -> Layout:
     """Break labels into lines: at line breaks, and before the token that has no more room."""
-    made, marked = _Lines(max(1, width)), set(forks)
+    builder, marked = _Lines(max(1, width)), set(forks)
     sizes: dict[str, int] = {}
     line_of = []
     for i, label in enumerate(tokens):
         size = sizes.get(label)
         if size is None:
             size = sizes[label] = _BREAKS if "\n" in label else cell_len(label)
-        if size > made.room or size == _BREAKS or i in marked:
-            line_of.append(made.add(i, f"{FORK}{label}" if i in marked else label))
+        if size > builder.room or size == _BREAKS or i in marked:
+            line_of.append(builder.add(i, f"{FORK}{label}" if i in marked else label))
             continue
-        line_of.append(len(made.lines) - 1)
+        line_of.append(len(builder.lines) - 1)
         if label:
-            made.line.append((i, label, size))
-            made.room -= size
-    if len(made.lines) > 1 and not made.line:
-        made.lines.pop()
-        made.firsts.pop()
-    last = len(made.lines) - 1
-    return Layout(made.width, made.lines, np.minimum(np.array(line_of, np.int32), last), made.firsts)
+            builder.line.append((i, label, size))
+            builder.room -= size
+    if len(builder.lines) > 1 and not builder.line:
+        builder.lines.pop()
+        builder.firsts.pop()
+    last = len(builder.lines) - 1
+    return Layout(builder.width, builder.lines, np.minimum(np.array(line_of, np.int32), last), builder.firsts)
 
 
 _BREAKS = -1
@@ -122,8 +122,8 @@ class _Lines:
     def add(self, token: int, label: str) -> int:
         """Add a token that may have line breaks or no room. Returns the line in which it begins."""
         began: int | None = None
-        *broken, rest = label.split("\n")
-        for text, breaks in (*((part, True) for part in broken), (rest, False)):
+        *broken, last_part = label.split("\n")
+        for text, breaks in (*((part, True) for part in broken), (last_part, False)):
             cells = cell_len(text)
             if cells > self.room and self.line:
                 self._next(token if began is None else token + 1)

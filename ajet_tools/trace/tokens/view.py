@@ -71,11 +71,11 @@ class PromptBuilder:
     @cached_property
     def homes(self) -> Mapping[str, int]:
         """The timeline in which each call is not mere context."""
-        found: dict[str, int] = {}
+        by_call: dict[str, int] = {}
         for i, (timeline, opener) in enumerate(zip(self.merged.timelines, self.openers, strict=True)):
             for call_id in timeline.call_ids[timeline.call_ids.index(opener) :]:
-                found[call_id] = i
-        return found
+                by_call[call_id] = i
+        return by_call
 
 
 def episode_tokens(facts: EpisodeFacts, known: Vocabulary | None = None) -> PromptBuilder:
@@ -259,12 +259,12 @@ def _forks(episode: PromptBuilder, index: int, turns: Sequence[Turn]) -> tuple[F
     """Where a timeline was opened, and where others left it, by place."""
     mine = {turn.call.call_id for turn in turns}
     size = turns[-1].end
-    found = []
+    forks = []
     for split in episode.merged.splits:
-        other = episode.homes[split.call_id]
+        timeline = episode.homes[split.call_id]
         parent = None if split.parent_call_id is None else episode.homes.get(split.parent_call_id)
-        if other == index:
-            found.append(Fork(min(split.at_token, size - 1), 0 if parent is None else parent, True, split))
+        if timeline == index:
+            forks.append(Fork(min(split.at_token, size - 1), 0 if parent is None else parent, True, split))
         elif split.parent_call_id in mine and split.call_id not in mine:
-            found.append(Fork(min(split.at_token, size - 1), other, False, split))
-    return tuple(sorted(found, key=lambda fork: (fork.at, not fork.opens, fork.other)))
+            forks.append(Fork(min(split.at_token, size - 1), timeline, False, split))
+    return tuple(sorted(forks, key=lambda fork: (fork.at, not fork.opens, fork.other)))

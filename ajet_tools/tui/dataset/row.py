@@ -132,30 +132,34 @@ def build_sections(review: Review, number: int) -> list[Section]:
         head += ["edited"] if decision.values is not None else []
     provenance = values.get("provenance")
     answer = answer_of(values)
-    found = [Section(", ".join(head), "")]
-    found += [Section(name, text) for name, text in _question_fields(values)]
-    found += [Section("answer", _to_text(answer))] if answer is not None else []
+    sections = [Section(", ".join(head), "")]
+    sections += [Section(name, text) for name, text in _question_fields(values)]
+    sections += [Section("answer", _to_text(answer))] if answer is not None else []
     others = "\n".join(_other_fields(values))
-    found += [Section("fields", others)] if others else []
+    sections += [Section("fields", others)] if others else []
     blind = review.is_blind(number)
     if isinstance(provenance, Mapping):
         verdict = provenance.get("verdict") if not blind else None
-        found += (
+        sections += (
             [Section("verification", "\n".join(_verification_lines(verdict)))] if isinstance(verdict, Mapping) else []
         )
-        found.append(
+        sections.append(
             Section("provenance", "\n".join(_flatten({k: v for k, v in provenance.items() if k != "verdict"})))
         )
     if not blind and "rejected" in values and isinstance(values["rejected"], Mapping):
-        found.insert(1, Section("rejected", "\n".join(_flatten(values["rejected"]))))
+        sections.insert(1, Section("rejected", "\n".join(_flatten(values["rejected"]))))
     if decision is not None and decision.values is not None:
-        found.append(Section("before it was edited", json.dumps(review.spool.row(number).values, ensure_ascii=False)))
-    return found
+        sections.append(
+            Section("before it was edited", json.dumps(review.spool.row(number).values, ensure_ascii=False))
+        )
+    return sections
 
 
 def join_sections(found: list[Section]) -> str:
     """All of it as one text."""
-    return "\n".join(f"{one.title}\n{_indent(one.text)}" if one.text else one.title for one in found)
+    return "\n".join(
+        f"{section.title}\n{_indent(section.text)}" if section.text else section.title for section in found
+    )
 
 
 def _indent(text: str) -> str:
@@ -169,7 +173,7 @@ def _question_fields(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in _CHATS:
         messages = values.get(name)
         if isinstance(messages, list) and messages:
-            yield name, "\n\n".join(_format_message(one) for one in messages)
+            yield name, "\n\n".join(_format_message(message) for message in messages)
 
 
 def _format_message(message: Any) -> str:
@@ -244,16 +248,16 @@ class RowPane(VerticalScroll):
         if number != self._shown:
             self.scroll_home(animate=False)
         self._shown = number
-        found = build_sections(self.review, number) if number is not None else []
-        self.query_one(Static).update(_style_sections(found))
+        sections = build_sections(self.review, number) if number is not None else []
+        self.query_one(Static).update(_style_sections(sections))
 
 
-def _style_sections(found: list[Section]) -> Text:
+def _style_sections(sections: list[Section]) -> Text:
     text = Text()
-    for at, one in enumerate(found):
-        text.append(("\n" if at else "") + visible(one.title), style="bold" if at else "bold reverse")
-        if one.text:
-            cut = one.text[:_MOST] + (" … enter shows all" if len(one.text) > _MOST else "")
+    for at, section in enumerate(sections):
+        text.append(("\n" if at else "") + visible(section.title), style="bold" if at else "bold reverse")
+        if section.text:
+            cut = section.text[:_MOST] + (" … enter shows all" if len(section.text) > _MOST else "")
             for line in drop_zero_width(visible(cut)).split("\n"):
                 text.append(f"\n  {line}")
     return text

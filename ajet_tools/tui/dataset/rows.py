@@ -109,7 +109,7 @@ class RowsScreen(ReviewScreen):
         self._report_restored()
         if self.review.sampled is not None:
             self.table.show(self._shown())
-            undecided = (at for at, one in enumerate(self.review.sampled) if self.review.mark_of(one) is None)
+            undecided = (at for at, number in enumerate(self.review.sampled) if self.review.mark_of(number) is None)
             self.table.go_to(next(undecided, 0))
         if self.first_filter:
             self._filter(self.first_filter)
@@ -156,7 +156,7 @@ class RowsScreen(ReviewScreen):
 
     def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
         history = self._history[event.prompt.id or ""]
-        history[:] = [*(one for one in history if one != event.text), *([event.text] if event.text else [])]
+        history[:] = [*(entry for entry in history if entry != event.text), *([event.text] if event.text else [])]
         if event.prompt.id == "filter":
             self._filter(event.text)
         else:
@@ -180,30 +180,32 @@ class RowsScreen(ReviewScreen):
     async def _narrow(self, wanted: Filter, only: Only) -> None:
         """Show what fits; where that cannot be found out, say so and keep the list."""
         try:
-            found = await self._scan("filtering", self.review.fitting, wanted, only)
+            matches = await self._scan("filtering", self.review.fitting, wanted, only)
         except AjetError as error:
             self._show_filter_error(wanted.text, error)
             return
-        if found is None:
+        if matches is None:
             return
         self.filter, self.only = wanted, only
         self.query_one("#filter", Prompt).close()
-        self.table.show(self._shown(found if self._narrowed else None))
+        self.table.show(self._shown(matches if self._narrowed else None))
         self._update_status()
 
-    def _shown(self, found: list[int] | None = None) -> ShownRows:
+    def _shown(self, matches: list[int] | None = None) -> ShownRows:
         """What was found, or all; of a sample only its rows, in the order in which they were drawn."""
         if self.review.sampled is None:
-            return ShownRows(range(len(self.review.spool)) if found is None else found)
-        fitting = None if found is None else set(found)
-        return ShownRows([one for one in self.review.sampled if fitting is None or one in fitting], rising=False)
+            return ShownRows(range(len(self.review.spool)) if matches is None else matches)
+        fitting = None if matches is None else set(matches)
+        return ShownRows(
+            [number for number in self.review.sampled if fitting is None or number in fitting], rising=False
+        )
 
     @work(group="rows", exclusive=True)
     async def _find(self, needle: str) -> None:
         """Mark the rows that hold a text, and go to the first from here on."""
         self.query_one("#find", Prompt).close()
-        found = await self._scan("searching", self.review.holding, needle) if needle else None
-        self.hits = SearchHits(needle, found) if found is not None else None
+        matches = await self._scan("searching", self.review.holding, needle) if needle else None
+        self.hits = SearchHits(needle, matches) if matches is not None else None
         self._show_marks()
         if self.hits is not None:
             self._go_to_hit(self.hits, 0)

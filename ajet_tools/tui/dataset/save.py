@@ -136,7 +136,7 @@ class UnsavedScreen(Dialog[str]):
         self.review = review
 
     def compose(self) -> ComposeResult:
-        kept = self.review.is_kept
+        is_kept = self.review.is_kept
         leaving = f"leave; {self.review.journal.path.name} keeps them for next time"
         with Vertical() as box:
             box.border_title = "not saved"
@@ -145,8 +145,8 @@ class UnsavedScreen(Dialog[str]):
                     visible(
                         f"{self.review.said()} since it was last saved.\n\n"
                         "s    save them\n"
-                        f"q    {leaving if kept else 'leave; THEY ARE LOST'}\n"
-                        f"d    {'discard them and leave' if kept else 'the same'}\n"
+                        f"q    {leaving if is_kept else 'leave; THEY ARE LOST'}\n"
+                        f"d    {'discard them and leave' if is_kept else 'the same'}\n"
                         "esc  stay"
                     )
                 )

@@ -68,7 +68,7 @@ def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], roo
         others.append(Column("verified", "verified", 8, of(verification_of), tone=_verification_tone))
     others += [Column(path, path.rpartition(".")[2], width, of(_format_field(path))) for path, width in _paths(rows)]
     for column in others:
-        if sum(one.width + 1 for one in columns) + column.width + _EDGES <= room:
+        if sum(picked.width + 1 for picked in columns) + column.width + _EDGES <= room:
             columns.append(column)
     return columns
 
@@ -112,12 +112,12 @@ def _paths(rows: Sequence[Values]) -> Iterator[tuple[str, int]]:
     for row in rows:
         for path, value in _short_fields(row):
             seen.setdefault(path, []).append(value)
-    found = 0
+    count = 0
     for path, values in seen.items():
         texts = {_format_cell(value) for value in values}
         width = max(map(len, texts))
-        if found < _MORE and width <= _WIDEST and len(texts) > 1 and 2 * len(values) > len(rows):
-            found += 1
+        if count < _MORE and width <= _WIDEST and len(texts) > 1 and 2 * len(values) > len(rows):
+            count += 1
             yield path, max(width, len(path.rpartition(".")[2]))
 
 
@@ -126,7 +126,9 @@ def _short_fields(row: Values) -> Iterator[tuple[str, Any]]:
         if name in ("task_id", "id", "provenance", "answer") or value is None:
             continue
         if name == "metadata" and isinstance(value, Mapping):
-            yield from ((f"metadata.{key}", one) for key, one in value.items() if key != "answer" and _is_plain(one))
+            yield from (
+                (f"metadata.{key}", inner) for key, inner in value.items() if key != "answer" and _is_plain(inner)
+            )
         elif _is_plain(value) and value != text_of(row):
             yield name, value
 
@@ -159,15 +161,15 @@ class RowsTable(ListingTable):
 
     async def _fetch_page(self, rows: ShownRows, offset: int, limit: int) -> Sequence[Any]:
         numbers = rows.numbers[offset : offset + limit]
-        found = await asyncio.to_thread(self.review.rows, numbers)
-        return [{"number": number, "values": row.values} for number, row in zip(numbers, found, strict=True)]
+        fetched = await asyncio.to_thread(self.review.rows, numbers)
+        return [{"number": number, "values": row.values} for number, row in zip(numbers, fetched, strict=True)]
 
     def choose_columns(self) -> None:
         """Those that the rows have and the screen has room for."""
         rows = [row.values for row in self.review.spool.rows(range(_SAMPLED_ROWS))]
         columns = pick_columns(rows, self.review.mark_of, self.app.size.width)
         blind = self.review.sample_size is not None
-        self.columns = tuple(one for one in columns if not (blind and one.name == "verified"))
+        self.columns = tuple(column for column in columns if not (blind and column.name == "verified"))
 
     @property
     def numbers(self) -> list[int]:
@@ -183,12 +185,12 @@ class RowsTable(ListingTable):
     def show_marks(self, hits: SearchHits | None) -> None:
         """✓ or ✗, then ~ for a hit, else * where the row was edited."""
         signs = {}
-        found = set(hits.numbers) if hits is not None else set()
-        for number in {*found, *self.review.decisions}:
+        hit_numbers = set(hits.numbers) if hits is not None else set()
+        for number in {*hit_numbers, *self.review.decisions}:
             decision = self.review.decisions.get(number)
             mark = _SIGNS.get(decision.mark or "", " ") if decision is not None else " "
             edited = "*" if decision is not None and decision.values is not None else " "
-            signs[str(number)] = mark + ("~" if number in found else edited)
+            signs[str(number)] = mark + ("~" if number in hit_numbers else edited)
         self.set_marks(signs)
 
 

@@ -72,13 +72,13 @@ class TraceApp(TraceViewer):
         self.run_worker(self._open_found(prefix), group="goto", exclusive=True)
 
     async def _open_found(self, prefix: str) -> None:
-        found = await self.ask(queries.find, prefix)
-        if found.kind == "run":
-            self.open_run(found.id)
-        elif found.kind == "episode":
-            self.open_episode(found.id)
+        target = await self.ask(queries.find, prefix)
+        if target.kind == "run":
+            self.open_run(target.id)
+        elif target.kind == "episode":
+            self.open_episode(target.id)
         else:
-            self.open_episode(await self.ask(queries.episode_of_call, found.id), found.id)
+            self.open_episode(await self.ask(queries.episode_of_call, target.id), target.id)
 
     def palette_commands(self) -> Iterable[SystemCommand]:
         yield SystemCommand(

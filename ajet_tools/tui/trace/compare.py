@@ -114,7 +114,9 @@ class CompareScreen(TraceScreen):
         if not self.attempts:
             return
         self.remove_class("empty")
-        self._divergences = await asyncio.to_thread(lambda: [align(self.attempts[0], other) for other in self.attempts])
+        self._divergences = await asyncio.to_thread(
+            lambda: [align(self.attempts[0], attempt) for attempt in self.attempts]
+        )
         self.side.show(self.shown, fit_columns(self.size.width)[1])
         self._describe()
 
@@ -185,8 +187,8 @@ class CompareScreen(TraceScreen):
         if self.chosen == 0 or len(self.attempts) < 2:
             self.app.notify("choose another column with the right arrow, then s makes it the first", timeout=3)
             return
-        other = self.attempts.index(self.shown[self.chosen])
-        self.attempts[0], self.attempts[other] = self.attempts[other], self.attempts[0]
+        index = self.attempts.index(self.shown[self.chosen])
+        self.attempts[0], self.attempts[index] = self.attempts[index], self.attempts[0]
         self.episode_ids = tuple(attempt.episode_id for attempt in self.attempts)
         await self._show()
 
@@ -351,5 +353,5 @@ class SideBySide(LineView, can_focus=True):
 
     def _cell(self, cell: Cell) -> list[Segment]:
         used = sum(cell_len(text) for text, _ in cell)
-        found = [Segment(text, self._styles[kind]) for text, kind in cell]
-        return [*found, Segment(" " * max(0, self._width - used))]
+        segments = [Segment(text, self._styles[kind]) for text, kind in cell]
+        return [*segments, Segment(" " * max(0, self._width - used))]

@@ -307,9 +307,9 @@ class EpisodeScreen(TraceScreen):
         """Look for a text in every branch; go to its first place behind the chosen message."""
         if self.overview is None:
             return
-        found = await asyncio.to_thread(find_blocks, self.overview, needle) if needle else []
+        matches = await asyncio.to_thread(find_blocks, self.overview, needle) if needle else []
         self.messages.highlight(needle)
-        if needle and not found:
+        if needle and not matches:
             self._search = _Search(needle)
             self.query_one(Prompt).show_error(f"{one_line(needle, 40)} is not in this episode")
             return
@@ -318,10 +318,10 @@ class EpisodeScreen(TraceScreen):
         place = {key: n for n, key in enumerate(here)}
         ahead = (
             n
-            for n, (branch, key) in enumerate(found)
+            for n, (branch, key) in enumerate(matches)
             if branch > self.branch or place.get(key, -1) >= self.messages.cursor
         )
-        self._search = _Search(needle, found, next(ahead, 0) - 1)
+        self._search = _Search(needle, matches, next(ahead, 0) - 1)
         self.action_found(1)
 
     def action_found(self, by: int) -> None:

@@ -42,13 +42,13 @@ class _Search:
     def describe(self) -> str:
         """How far it is and what it has found."""
         if self.count >= _MAX_HITS:
-            found = f"the first {_MAX_HITS:,} hits"
+            summary = f"the first {_MAX_HITS:,} hits"
         else:
-            found = f"{self.count:,} {'hit' if self.count == 1 else 'hits'}"
-        found = f"{found} in {len(self.hits):,} {'episode' if len(self.hits) == 1 else 'episodes'}"
+            summary = f"{self.count:,} {'hit' if self.count == 1 else 'hits'}"
+        summary = f"{summary} in {len(self.hits):,} {'episode' if len(self.hits) == 1 else 'episodes'}"
         if self.running:
-            return f"{found}, {self.done / self.of:.0%} searched, esc stops" if self.of else f"{found}, esc stops"
-        return f"{found}{', stopped' if self.stop.is_set() and self.count < _MAX_HITS else ''}"
+            return f"{summary}, {self.done / self.of:.0%} searched, esc stops" if self.of else f"{summary}, esc stops"
+        return f"{summary}{', stopped' if self.stop.is_set() and self.count < _MAX_HITS else ''}"
 
 
 class Finder(Prompt):
@@ -187,8 +187,8 @@ def _format_seconds(row: Row) -> str:
         return ""
     if seconds < 100:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
-    minutes, left = divmod(round(seconds), 60)
-    return f"{minutes}m {left:02d}s" if minutes < 100 else f"{minutes // 60}h {minutes % 60:02d}m"
+    minutes, remaining = divmod(round(seconds), 60)
+    return f"{minutes}m {remaining:02d}s" if minutes < 100 else f"{minutes // 60}h {minutes % 60:02d}m"
 
 
 def _format_field(name: str) -> Any:

@@ -87,8 +87,8 @@ class RunScreen(TraceScreen):
         self.set_interval(1.0, self._show_head)
 
     async def read(self) -> None:
-        found = await self.app.ask(queries.overview, self.run_id)
-        self.run = found[0] if found else None
+        matches = await self.app.ask(queries.overview, self.run_id)
+        self.run = matches[0] if matches else None
         self.panels = await self.app.ask(panels, self.run_id)
         self._show_head()
         await self._show_curves()

@@ -116,14 +116,14 @@ class SqlScreen(TraceScreen):
         self.query_one(ArrowTable).loading = True
         started, self._stop = time.perf_counter(), Stop()
         try:
-            found = await self.app.ask(self._answer, sql, self._stop)
+            result = await self.app.ask(self._answer, sql, self._stop)
         except AjetError as error:
             self._show_message(str(error), "bold red")
         except asyncio.CancelledError:
             self._show_message("stopped")
             raise
         else:
-            self._show(found, time.perf_counter() - started)
+            self._show(result, time.perf_counter() - started)
             self._save_history(sql)
         finally:
             for table in self.query(ArrowTable):  # none is left where the screen has been left meanwhile
@@ -135,11 +135,11 @@ class SqlScreen(TraceScreen):
             raise QueryError("the console has been left")
         return self._process.ask(sql, stop)
 
-    def _show(self, found: pa.Table, seconds: float) -> None:
-        if found.column_names == ["explain_key", "explain_value"]:
-            self.app.push_screen(TextScreen("explain", lambda: "\n".join(found["explain_value"].to_pylist())))
-        self.query_one(ArrowTable).show(found)
-        rows, columns = counted(len(found), "row"), counted(found.num_columns, "column")
+    def _show(self, result: pa.Table, seconds: float) -> None:
+        if result.column_names == ["explain_key", "explain_value"]:
+            self.app.push_screen(TextScreen("explain", lambda: "\n".join(result["explain_value"].to_pylist())))
+        self.query_one(ArrowTable).show(result)
+        rows, columns = counted(len(result), "row"), counted(result.num_columns, "column")
         self._show_message(f"{rows}, {columns}, {seconds:.2f} s", "")
 
     def _save_history(self, sql: str) -> None:
@@ -233,10 +233,10 @@ class SqlScreen(TraceScreen):
 
     def action_copy_result(self) -> None:
         """The first thousand rows, for a spreadsheet."""
-        found = self.query_one(ArrowTable).table.slice(0, 1000)
-        lines = ["\t".join(found.column_names)]
-        lines += ["\t".join(" ".join(console.spelled(v).split()) for v in row.values()) for row in rows_of(found)]
-        self.app.copy("\n".join(lines), counted(len(found), "row"))
+        table = self.query_one(ArrowTable).table.slice(0, 1000)
+        lines = ["\t".join(table.column_names)]
+        lines += ["\t".join(" ".join(console.spelled(v).split()) for v in row.values()) for row in rows_of(table)]
+        self.app.copy("\n".join(lines), counted(len(table), "row"))
 
 
 class QueriesScreen(Dialog[str]):
@@ -317,11 +317,11 @@ class SqlEditor(TextArea):
         self._line_cache.clear()
         self._highlights.clear()
         text = self.text
-        for found in _PARTS.finditer(text):
-            row = text.count("\n", 0, found.start())
-            column = found.start() - (text.rfind("\n", 0, found.start()) + 1)
-            for line in found.group().split("\n"):
+        for match in _PARTS.finditer(text):
+            row = text.count("\n", 0, match.start())
+            column = match.start() - (text.rfind("\n", 0, match.start()) + 1)
+            for line in match.group().split("\n"):
                 before = self.document.get_line(row)[:column]
                 start = len(before.encode())
-                self._highlights[row].append((start, start + len(line.encode()), found.lastgroup or ""))
+                self._highlights[row].append((start, start + len(line.encode()), match.lastgroup or ""))
                 row, column = row + 1, 0

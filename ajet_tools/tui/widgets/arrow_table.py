@@ -151,12 +151,12 @@ class ArrowTable(RowView, can_focus=True):
             min(max(0, column), self.table.num_columns - 1),
         )
         row, column = self.cursor
-        left = sum(self._widths[:column]) + 2 * column
-        end, x = left + self._widths[column] + 2, self.scroll_offset.x
-        if left < x:
-            self.scroll_to(x=left)
+        start = sum(self._widths[:column]) + 2 * column
+        end, x = start + self._widths[column] + 2, self.scroll_offset.x
+        if start < x:
+            self.scroll_to(x=start)
         elif end > x + self.size.width:
-            self.scroll_to(x=max(0, min(left, end - self.size.width)))
+            self.scroll_to(x=max(0, min(start, end - self.size.width)))
         self.reveal(row)
         self.refresh()
 

@@ -103,14 +103,14 @@ def conversation_blocks(overview: EpisodeOverview, branch: int) -> Iterator[Bloc
     at = overview.tree.branches[branch]
     ids = short_ids(list(overview.calls))
     first = {at.fork.call_id: at.fork} if at.fork else {}
-    given = _feedback(overview)
+    feedback = _feedback(overview)
     seen: set[str] = set()
     for message in overview.conversation(branch):
         fork = first.pop(message.call_id, None)
         if fork:
             yield _fork(fork, overview, ids)
         call = overview.calls[message.call_id]
-        yield _message(message, call, overview, ids, given if message.is_reply else {}, message.call_id in seen)
+        yield _message(message, call, overview, ids, feedback if message.is_reply else {}, message.call_id in seen)
         if message.is_reply:
             seen.add(message.call_id)
     for call_id in at.chain:
@@ -208,25 +208,25 @@ def _fork(fork: Fork, overview: EpisodeOverview, ids: Mapping[str, str]) -> Bloc
 
 def _feedback(overview: EpisodeOverview) -> dict[str, list[str]]:
     """Feedback by call; of the whole episode under the empty id."""
-    found: dict[str, list[str]] = {}
+    by_call: dict[str, list[str]] = {}
     for row in overview.feedback:
         score = "" if row["score"] is None else f"{number(row['score'])} "
         remarks = [row["comment"] or "", f"corrected: {row['correction']}" if row["correction"] else ""]
         text = f"{score}by {row['author'] or 'someone'}, {row['at']:%Y-%m-%d %H:%M}"
-        found.setdefault(row["call_id"] or "", []).append("\n".join(part for part in (text, *remarks) if part))
-    return found
+        by_call.setdefault(row["call_id"] or "", []).append("\n".join(part for part in (text, *remarks) if part))
+    return by_call
 
 
 def _rewards_of(overview: EpisodeOverview, call_id: str | None) -> list[Part]:
     """The rewards that name a call; for None those that name none."""
-    found = []
+    parts = []
     for row in overview.rewards:
         if row["call_id"] == call_id or (call_id is None and row["call_id"] not in overview.calls):
             weight = f" × {number(row['weight'])}" if row["weight"] != 1 else ""
             of = f" of agent {row['agent']}" if row["agent"] else ""
             name = row["name"] if call_id is None or row["name"] == "reward" else f"reward {row['name']}"
-            found.append(Part("text", row["reason"] or "", f"{name} {number(row['value'])}{weight}{of}"))
-    return found
+            parts.append(Part("text", row["reason"] or "", f"{name} {number(row['value'])}{weight}{of}"))
+    return parts
 
 
 def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
@@ -282,9 +282,9 @@ def _feedback_blocks(overview: EpisodeOverview) -> Iterator[Block]:
     rewards = _rewards_of(overview, None)
     if rewards:
         yield Block("rewards", f"reward {number(overview.reward)}", "", "", tuple(rewards))
-    given = _feedback(overview).get("", ())
-    if given:
-        yield Block("feedback", "feedback", "", "", tuple(Part("note", text) for text in given))
+    texts = _feedback(overview).get("", ())
+    if texts:
+        yield Block("feedback", "feedback", "", "", tuple(Part("note", text) for text in texts))
 
 
 def branch_title(branch: Branch) -> str:
@@ -296,10 +296,10 @@ def branch_title(branch: Branch) -> str:
 def find_blocks(overview: EpisodeOverview, needle: str) -> list[tuple[int, str]]:
     """Where a text stands, whatever its case: branch and block's key, each block once."""
     wanted = needle.casefold()
-    found: dict[str, int] = {}
+    matches: dict[str, int] = {}
     branches = range(len(overview.tree.branches))
     for branch, blocks in [(0, overview_blocks(overview)), *((n, conversation_blocks(overview, n)) for n in branches)]:
         for block in blocks:
-            if block.key not in found and wanted in f"{block.title}\n{block.text}".casefold():
-                found[block.key] = branch
-    return [(branch, key) for key, branch in found.items()]
+            if block.key not in matches and wanted in f"{block.title}\n{block.text}".casefold():
+                matches[block.key] = branch
+    return [(branch, key) for key, branch in matches.items()]

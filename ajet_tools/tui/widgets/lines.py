@@ -73,13 +73,13 @@ class KeyLine(Widget, can_focus=False):
     def _update(self, screen: Screen[object]) -> None:
         if screen is not self.screen or not self.app.app_focus:
             return
-        found: dict[str, _Key] = {}
+        by_action: dict[str, _Key] = {}
         for _, binding, enabled, _ in screen.active_bindings.values():
             if binding.show or binding.key == self.app.COMMAND_PALETTE_BINDING:
                 key = _Key(binding.key, self.app.get_key_display(binding), binding.description, enabled)
-                found.setdefault(binding.action, key)
-        lists = tuple(found.pop(action) for action in _LISTS if action in found)
-        keys = tuple(found.values())
+                by_action.setdefault(binding.action, key)
+        lists = tuple(by_action.pop(action) for action in _LISTS if action in by_action)
+        keys = tuple(by_action.values())
         if (keys, lists) != (self._keys, self._lists):
             self._keys, self._lists = keys, lists
             self.refresh()
@@ -87,16 +87,16 @@ class KeyLine(Widget, can_focus=False):
     def _place_keys(self) -> list[tuple[int, _Key]]:
         """The keys that are shown, and where each begins."""
         right = max(0, self.size.width - sum(key.width for key in self._lists))
-        found, at = list[tuple[int, _Key]](), 0
+        placed, at = list[tuple[int, _Key]](), 0
         for key in self._keys:
             if at + key.width >= right:
                 break
-            found.append((at, key))
+            placed.append((at, key))
             at += key.width
         for key in self._lists:
-            found.append((right, key))
+            placed.append((right, key))
             right += key.width
-        return found
+        return placed
 
     def render_line(self, y: int) -> Strip:
         bold, plain = (self.get_component_rich_style(f"key-line--{part}") for part in ("key", "does"))

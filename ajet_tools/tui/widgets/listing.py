@@ -179,8 +179,8 @@ class ListingTable(RowView, can_focus=True):
         self.post_message(self.Moved(self.cursor_id))
 
     def _place(self, id: str | None, otherwise: int) -> int:
-        found = self.rows.position(id) if self.rows is not None and id is not None else None
-        return otherwise if found is None else found
+        position = self.rows.position(id) if self.rows is not None and id is not None else None
+        return otherwise if position is None else position
 
     def go_to(self, index: int) -> None:
         """Put the cursor on a row and the row on the screen."""
@@ -381,10 +381,10 @@ class ListingTable(RowView, can_focus=True):
         try:
             while (page := self._next_page()) is not None:
                 rows = self.rows
-                found = await self.fetch(rows, page * PAGE, PAGE)
+                page_rows = await self.fetch(rows, page * PAGE, PAGE)
                 if rows is self.rows:
-                    self._pages.put(page, found)
-                    self.fetched += len(found)
+                    self._pages.put(page, page_rows)
+                    self.fetched += len(page_rows)
                     self.refresh()
         except AjetError as error:
             self._failed = True

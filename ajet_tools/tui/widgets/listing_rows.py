@@ -67,11 +67,11 @@ def find_column(columns: Sequence[Column], widths: Sequence[int], cell: int, scr
     """The column at a cell of the window, from the first column on."""
     if cell < 0:
         return None
-    left = -scrolled
+    start = -scrolled
     for column, width in zip(columns, widths, strict=True):
-        if left <= cell < left + width + 1:
+        if start <= cell < start + width + 1:
             return column.name
-        left += width + 1
+        start += width + 1
     return None
 
 

@@ -131,13 +131,13 @@ class LongText(LineView, can_focus=True):
     def _strip(self, line: str, start: int, end: int) -> Strip:
         """A piece of a line, with the places of the searched text in it marked."""
         segments, at = list[Segment](), start
-        found = self.get_component_rich_style("long-text--found")
+        match_style = self.get_component_rich_style("long-text--found")
         reach = 0 if self._needle is None else len(self._needle.pattern)
         places = self._needle.finditer(line, max(0, start - reach), end + reach) if self._needle else ()
         for match in places:
             first, last = max(at, match.start()), min(end, match.end())
             if first < last:
-                segments += [Segment(line[at:first], Style.null()), Segment(line[first:last], found)]
+                segments += [Segment(line[at:first], Style.null()), Segment(line[first:last], match_style)]
                 at = last
         segments.append(Segment(line[at:end], Style.null()))
         return Strip(segments, cell_len(line[start:end]))
@@ -156,8 +156,8 @@ class FindInText:
         self.query_one(LongText).go(by)
 
     def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
-        found = self.query_one(LongText).search(event.text)
-        if event.text and not found:
+        matched = self.query_one(LongText).search(event.text)
+        if event.text and not matched:
             event.prompt.show_error(self.NOT_FOUND)
         else:
             event.prompt.close()

@@ -131,7 +131,7 @@ class SafeMarkdown(Markdown):
 
 def _keep_inner_marks(tokens: Sequence[Token]) -> list[Token]:
     """Line breaks as they were written, and the marks of emphasis kept inside words."""
-    found: list[Token] = []
+    result: list[Token] = []
     inner: list[bool] = []
     before = ""
     for token in tokens:
@@ -141,10 +141,10 @@ def _keep_inner_marks(tokens: Sequence[Token]) -> list[Token]:
         if token.type == "softbreak":
             token.type = "hardbreak"
         if marks and inner and inner[-1]:
-            found.append(Token("text", "", 0, content=token.markup))
+            result.append(Token("text", "", 0, content=token.markup))
         else:
-            found.append(token)
+            result.append(token)
         if token.nesting == -1 and marks:
             inner.pop()
         before = token.content or before if token.type in ("text", "code_inline") else "" if not marks else before
-    return found
+    return result

@@ -113,10 +113,10 @@ class Messages(LineView, can_focus=True):
 
     def choose_key(self, key: str, *, top: bool = True) -> bool:
         """Choose the block of that key; False where there is none."""
-        found = next((n for n, block in enumerate(self.blocks) if block.key == key), None)
-        if found is not None:
-            self.choose(found, top=top)
-        return found is not None
+        index = next((n for n, block in enumerate(self.blocks) if block.key == key), None)
+        if index is not None:
+            self.choose(index, top=top)
+        return index is not None
 
     def highlight(self, needle: str) -> None:
         """Show every place of a text, whatever its case; an empty one: none."""
@@ -264,19 +264,19 @@ class Messages(LineView, can_focus=True):
         block = self.blocks[n]
         unfolded = self._all_unfolded != (block.key in self._unfolded)
         key = (block.key, self._room, self.markdown, unfolded, hash((block.title, block.facts, block.parts)))
-        found = self._laid_out.get(key)
-        if found is None:
+        strips = self._laid_out.get(key)
+        if strips is None:
             console = self.app.console
             with console.use_theme(MARKDOWN_THEME):
                 options = console.options.update(width=self._room, height=None, highlight=False, markup=False)
                 content = block.render(markdown=self.markdown, unfolded=unfolded)
-                found = [Strip(line) for line in console.render_lines(content, options, pad=False)]
-            self._laid_out[key] = found
+                strips = [Strip(line) for line in console.render_lines(content, options, pad=False)]
+            self._laid_out[key] = strips
             if len(self._laid_out) > _CACHED_BLOCKS:
                 self._laid_out.popitem(last=False)
         else:
             self._laid_out.move_to_end(key)
-        return found
+        return strips
 
     def render_line(self, y: int) -> Strip:
         line, width = y + self.scroll_offset.y, self.size.width
@@ -298,9 +298,9 @@ class Messages(LineView, can_focus=True):
         cuts = [cell_len(text[:place]) for match in needle.finditer(text) for place in match.span()]
         if not cuts:
             return strip
-        found = self.get_component_rich_style("messages--found")
+        match_style = self.get_component_rich_style("messages--found")
         pieces = strip.divide([*cuts, strip.cell_length])
-        return Strip.join(_add_style(piece, found) if n % 2 else piece for n, piece in enumerate(pieces))
+        return Strip.join(_add_style(piece, match_style) if n % 2 else piece for n, piece in enumerate(pieces))
 
 
 def _add_style(strip: Strip, style: Style) -> Strip:
