@@ -48,8 +48,8 @@ def kappa(first: Sequence[bool], second: Sequence[bool]) -> float | None:
     if not n:
         return None
     agreed = sum(a == b for a, b in zip(first, second, strict=True)) / n
-    yes, other = sum(first) / n, sum(second) / n
-    chance = yes * other + (1 - yes) * (1 - other)
+    yes, second_yes = sum(first) / n, sum(second) / n
+    chance = yes * second_yes + (1 - yes) * (1 - second_yes)
     return None if chance == 1 else (agreed - chance) / (1 - chance)
 
 
@@ -87,7 +87,7 @@ def bootstrap(
     if value is None:
         return None
     draw = random.Random(seed)
-    found = [statistic(draw.choices(range(count), k=count)) for _ in range(resamples)]
-    known = sorted(one for one in found if one is not None)
+    resampled = [statistic(draw.choices(range(count), k=count)) for _ in range(resamples)]
+    known = sorted(estimate for estimate in resampled if estimate is not None)
     low, high = np.quantile(known, [0.025, 0.975]) if known else (value, value)
     return Interval(value, float(low), float(high))

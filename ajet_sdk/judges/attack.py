@@ -102,7 +102,7 @@ async def attack_judge(
     Raises ConfigError where not one verdict could be had.
     """
     least = threshold if threshold is not None else float(getattr(judge, "min_score", 0.0))
-    grouped, found, room = is_group_judge(judge), Attack(), asyncio.Semaphore(parallel)
+    grouped, result, room = is_group_judge(judge), Attack(), asyncio.Semaphore(parallel)
     judge = judge if own_model else _scripted(judge)
     from_tests = [task for task in PROGRAM_TASKS if _runs_tests(judge)]
 
@@ -110,8 +110,8 @@ async def attack_judge(
         output = cheat.on(task.main_query, _function(task))
         group = [task.metadata.get("answer") or REFUSAL, output] if grouped else [output]
         episodes = [
-            Episode(episode_id=f"{place}", group_id="g", attempt=place, task=task, output=one)
-            for place, one in enumerate(group)
+            Episode(episode_id=f"{index}", group_id="g", attempt=index, task=task, output=content)
+            for index, content in enumerate(group)
         ]
         async with room:
             verdicts = await verdicts_on(judge, episodes)
@@ -124,9 +124,9 @@ async def attack_judge(
         return Outcome(cheat.kind, cheat.name, task.task_id, reward, earned)
 
     pairs = [(cheat, task) for task in tasks or from_tests or TASKS for cheat in cheats_for(task)]
-    found.outcomes += await asyncio.gather(*(outcome(cheat, task) for cheat, task in pairs))
-    _check(found)
-    return found
+    result.outcomes += await asyncio.gather(*(outcome(cheat, task) for cheat, task in pairs))
+    _check(result)
+    return result
 
 
 def cheats_for(task: Task) -> list[Cheat]:
@@ -153,7 +153,7 @@ async def attack_environment(
 
     Raises ConfigError where the environment cannot be loaded, or answers nothing.
     """
-    instances, found, room = Instances(spec, InstanceLimits(timeout=30.0)), Attack(), asyncio.Semaphore(parallel)
+    instances, result, room = Instances(spec, InstanceLimits(timeout=30.0)), Attack(), asyncio.Semaphore(parallel)
     await instances.start()
 
     async def outcome(place: int, cheat: Cheat, task_id: str) -> Outcome:
@@ -179,20 +179,20 @@ async def attack_environment(
 
     try:
         try:
-            known = [str(one) for one in await instances.tasks(next(iter(spec.splits), "train"))][:most_tasks]
+            known = [str(task) for task in await instances.tasks(next(iter(spec.splits), "train"))][:most_tasks]
         except Refused:
             known = []
         pairs = [(cheat, task_id) for task_id in known or ["0"] for cheat in MESSAGES]
-        found.outcomes += await asyncio.gather(*(outcome(at, *pair) for at, pair in enumerate(pairs)))
+        result.outcomes += await asyncio.gather(*(outcome(at, *pair) for at, pair in enumerate(pairs)))
     finally:
         await instances.close()
-    _check(found)
-    return found
+    _check(result)
+    return result
 
 
-def _check(found: Attack) -> None:
-    if all(outcome.reward is None for outcome in found.outcomes):
-        why = next((outcome.why for outcome in found.outcomes if outcome.why), "there are no cheats for it")
+def _check(attack_result: Attack) -> None:
+    if all(outcome.reward is None for outcome in attack_result.outcomes):
+        why = next((outcome.why for outcome in attack_result.outcomes if outcome.why), "there are no cheats for it")
         raise ConfigError(f"no cheat could be judged: {why}; pass tasks that the judge can judge with --tasks")
 
 

@@ -100,7 +100,7 @@ def output_of(episode: Episode) -> Any:
     """The output of a stored episode as its judge got it: a trace keeps a WorkflowOutput as its fields."""
     value = episode.output
     if isinstance(value, Mapping) and set(WorkflowOutput.model_fields) <= set(value):
-        return WorkflowOutput(**{str(name): one for name, one in value.items()})
+        return WorkflowOutput(**{str(name): field_value for name, field_value in value.items()})
     return value
 
 

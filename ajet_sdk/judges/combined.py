@@ -56,7 +56,7 @@ class CombinedJudge:
             raise ConfigError("a combined judge needs at least one judge with a nonzero weight")
         self.group = any(is_group_judge(part.judge) for part in self.parts)
         limits = [getattr(part.judge, "timeout", None) for part in self.parts]
-        self.timeout: float | None = max((one for one in limits if one), default=None)
+        self.timeout: float | None = max((limit for limit in limits if limit), default=None)
         self._warned: set[str] = set()
 
     async def __call__(self, output: Any, episode: Episode) -> Verdict:
@@ -76,7 +76,7 @@ class CombinedJudge:
         name = part.name or _name_of(part.judge)
         metric = f"judge_failed_{name}"
         try:
-            found = await judge_stored(part.judge, episodes)
+            verdicts = await judge_stored(part.judge, episodes)
         except Exception as error:  # noqa: BLE001  who only watches fails nobody
             if name not in self._warned:
                 self._warned.add(name)
@@ -85,7 +85,7 @@ class CombinedJudge:
             used = error.metrics if isinstance(error, AjetError) else {}
             failed = Verdict((), metrics={metric: 1.0})
             return [Verdict((), metrics={**used, metric: 1.0}), *[failed] * (len(episodes) - 1)]
-        return [replace(verdict, metrics={**verdict.metrics, metric: 0.0}) for verdict in found]
+        return [replace(verdict, metrics={**verdict.metrics, metric: 0.0}) for verdict in verdicts]
 
     def _sum(self, verdicts: Sequence[Verdict]) -> Verdict:
         rewards: list[Reward] = []
@@ -97,8 +97,8 @@ class CombinedJudge:
             for name, value in verdict.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + value
         counting = [verdict for part, verdict in zip(self.parts, verdicts, strict=True) if part.weight]
-        said = [verdict.is_success for verdict in counting if verdict.is_success is not None]
-        return Verdict(tuple(rewards), all(said) if said else None, metrics)
+        successes = [verdict.is_success for verdict in counting if verdict.is_success is not None]
+        return Verdict(tuple(rewards), all(successes) if successes else None, metrics)
 
 
 def open_combined(config: Config) -> CombinedJudge:

@@ -84,8 +84,8 @@ def labelled_row(row: Any, place: int) -> Labelled:
     whole = {**row, **(metadata if isinstance(metadata, Mapping) else {})}
     whole.pop("metadata", None)
     names = {
-        what: next((name for name in known if whole.get(name) is not None), None)
-        for what, known in (("query", _QUERY), ("output", _OUTPUT), ("label", _LABEL))
+        role: next((name for name in known if whole.get(name) is not None), None)
+        for role, known in (("query", _QUERY), ("output", _OUTPUT), ("label", _LABEL))
     }
     output, label = names["output"], names["label"]
     if (
@@ -99,8 +99,8 @@ def labelled_row(row: Any, place: int) -> Labelled:
             f"({', '.join(_LABEL)}); it has {', '.join(map(str, row)) or 'nothing'}"
         )
     query = str(whole.get(names["query"] or "", ""))
-    rest = {key: value for key, value in whole.items() if key not in names.values()}
-    task = Task(main_query=query, metadata=rest)
+    task_metadata = {key: value for key, value in whole.items() if key not in names.values()}
+    task = Task(main_query=query, metadata=task_metadata)
     group = str(whole.get("group") or query)
     return Labelled(
         Episode(episode_id=str(place + 1), group_id=group, attempt=place, task=task, output=whole[output], split=""),
@@ -127,27 +127,31 @@ async def evaluate(
     """
     if not labelled:
         raise ConfigError("there are no labelled outputs to judge")
-    room, found = asyncio.Semaphore(parallel), Evaluation(len(labelled), repeats=repeats)
+    room, evaluation = asyncio.Semaphore(parallel), Evaluation(len(labelled), repeats=repeats)
     if isinstance(judge, RubricJudge):
-        with metered() as found.building:
+        with metered() as evaluation.building:
             await judge.ready()
     began = time.perf_counter()
     with metered() as usage:
         first = await _round(judge, labelled, room, done)
-    _count(found, [verdict for verdict in first if isinstance(verdict, Verdict)], usage)
-    found.seconds = (time.perf_counter() - began) / len(labelled)
+    _count(evaluation, [verdict for verdict in first if isinstance(verdict, Verdict)], usage)
+    evaluation.seconds = (time.perf_counter() - began) / len(labelled)
     rounds = [first]
     for repeat in range(1, repeats):
         rounds.append(await _round(_anew(judge, repeat), labelled, room, done))
     values = [[value_of(one) for one in verdicts] for verdicts in rounds]
-    found.failures = dict(Counter(str(one) for verdicts in rounds for one in verdicts if not isinstance(one, Verdict)))
-    found.scores = [(one.episode.episode_id, one.label, value) for one, value in zip(labelled, values[0], strict=True)]
-    _agree(found, labelled, values[0], is_group_judge(judge), seed)
-    _repeat(found, labelled, values)
+    evaluation.failures = dict(
+        Counter(str(one) for verdicts in rounds for one in verdicts if not isinstance(one, Verdict))
+    )
+    evaluation.scores = [
+        (one.episode.episode_id, one.label, value) for one, value in zip(labelled, values[0], strict=True)
+    ]
+    _agree(evaluation, labelled, values[0], is_group_judge(judge), seed)
+    _repeat(evaluation, labelled, values)
     if is_group_judge(judge):
         reverse = await _round(judge, labelled[::-1], room, done)
-        found.order = _order(labelled, values[0], [value_of(one) for one in reverse][::-1])
-    return found
+        evaluation.order = _order(labelled, values[0], [value_of(one) for one in reverse][::-1])
+    return evaluation
 
 
 def _anew(judge: Any, repeat: int) -> Any:
@@ -166,18 +170,18 @@ async def _round(
 ) -> list[Verdict | str]:
     """The verdicts in their order; a string is why there is none."""
     groups: dict[str, list[int]] = {}
-    for place, one in enumerate(labelled):
-        groups.setdefault(one.episode.group_id if is_group_judge(judge) else str(place), []).append(place)
-    found: dict[int, Verdict | str] = {}
+    for index, labelled_output in enumerate(labelled):
+        groups.setdefault(labelled_output.episode.group_id if is_group_judge(judge) else str(index), []).append(index)
+    verdict_at: dict[int, Verdict | str] = {}
 
     async def one_group(places: Sequence[int]) -> None:
         async with room:
-            verdicts = await verdicts_on(judge, [labelled[place].episode for place in places])
-        found.update(zip(places, verdicts, strict=True))
+            verdicts = await verdicts_on(judge, [labelled[index].episode for index in places])
+        verdict_at.update(zip(places, verdicts, strict=True))
         done(len(places))
 
     await asyncio.gather(*(one_group(places) for places in groups.values()))
-    return [found[place] for place in range(len(labelled))]
+    return [verdict_at[index] for index in range(len(labelled))]
 
 
 async def verdicts_on(judge: Any, episodes: Sequence[Episode]) -> Sequence[Verdict | str]:
@@ -192,10 +196,10 @@ async def verdicts_on(judge: Any, episodes: Sequence[Episode]) -> Sequence[Verdi
 
 def value_of(verdict: Verdict | str) -> float | None:
     """The reward of a verdict; None where there is none."""
-    return None if isinstance(verdict, str) else sum(one.value * one.weight for one in verdict.rewards)
+    return None if isinstance(verdict, str) else sum(reward.value * reward.weight for reward in verdict.rewards)
 
 
-def _count(found: Evaluation, verdicts: Sequence[Verdict], usage: Usage) -> None:
+def _count(evaluation: Evaluation, verdicts: Sequence[Verdict], usage: Usage) -> None:
     """Of our judges what their models used, else what the verdicts say of it."""
 
     def total(name: str) -> float:
@@ -205,70 +209,74 @@ def _count(found: Evaluation, verdicts: Sequence[Verdict], usage: Usage) -> None
     if not usage.calls and not usage.cached:
         calls, tokens = total("judge_calls"), total("judge_tokens")
         cost = total("judge_cost") if any("judge_cost" in verdict.metrics for verdict in verdicts) else None
-    found.calls, found.tokens = calls / found.count, tokens / found.count
-    found.cost = None if cost is None else cost / found.count
-    found.cached = round(total("judge_cached"))
+    evaluation.calls, evaluation.tokens = calls / evaluation.count, tokens / evaluation.count
+    evaluation.cost = None if cost is None else cost / evaluation.count
+    evaluation.cached = round(total("judge_cached"))
 
 
 def _agree(
-    found: Evaluation, labelled: Sequence[Labelled], values: Sequence[float | None], grouped: bool, seed: int
+    evaluation: Evaluation, labelled: Sequence[Labelled], values: Sequence[float | None], grouped: bool, seed: int
 ) -> None:
-    sound = [(one, value) for one, value in zip(labelled, values, strict=True) if value is not None]
+    sound = [
+        (labelled_output, value) for labelled_output, value in zip(labelled, values, strict=True) if value is not None
+    ]
     if not sound:
         return
-    labels, scores = [one.label for one, _ in sound], [value for _, value in sound]
-    groups = [one.episode.group_id for one, _ in sound]
+    labels, scores = [labelled_output.label for labelled_output, _ in sound], [value for _, value in sound]
+    groups = [labelled_output.episode.group_id for labelled_output, _ in sound]
 
     def over(statistic: Callable[[list[int]], float | None]) -> Interval | None:
         return bootstrap(lambda places: statistic(list(places)), len(sound), seed=seed)
 
-    found.agreement = over(
+    evaluation.agreement = over(
         lambda at: concordance(
             [scores[i] for i in at], [labels[i] for i in at], [groups[i] for i in at] if grouped else None
         )
     )
-    found.correlation = over(lambda at: rank_correlation([scores[i] for i in at], [labels[i] for i in at]))
+    evaluation.correlation = over(lambda at: rank_correlation([scores[i] for i in at], [labels[i] for i in at]))
     if len(set(labels)) == 2:
         middle = _middle(labels)
         right = [(score > middle) == (label > middle) for score, label in zip(scores, labels, strict=True)]
-        found.accuracy = over(lambda at: sum(right[i] for i in at) / len(at))
-        found.kappa = kappa([score > middle for score in scores], [label > middle for label in labels])
-    lengths = [float(len(str(output_of(one.episode)))) for one, _ in sound]
-    found.length = rank_correlation(scores, lengths)
-    found.length_of_labels = rank_correlation(labels, lengths)
+        evaluation.accuracy = over(lambda at: sum(right[i] for i in at) / len(at))
+        evaluation.kappa = kappa([score > middle for score in scores], [label > middle for label in labels])
+    lengths = [float(len(str(output_of(labelled_output.episode)))) for labelled_output, _ in sound]
+    evaluation.length = rank_correlation(scores, lengths)
+    evaluation.length_of_labels = rank_correlation(labels, lengths)
     agreed = rank_correlation(scores, labels)
-    if None not in (found.length, found.length_of_labels, agreed):
-        found.length_beyond_labels = _partial(found.length or 0.0, agreed or 0.0, found.length_of_labels or 0.0)
+    if None not in (evaluation.length, evaluation.length_of_labels, agreed):
+        evaluation.length_beyond_labels = _partial(
+            evaluation.length or 0.0, agreed or 0.0, evaluation.length_of_labels or 0.0
+        )
 
 
 def _partial(of_interest: float, first: float, second: float) -> float | None:
     """The partial correlation, of the three pairwise ones; None where the third says all of either."""
-    rest = (1 - first**2) * (1 - second**2)
-    return (of_interest - first * second) / rest**0.5 if rest > 1e-12 else None
+    unexplained = (1 - first**2) * (1 - second**2)
+    return (of_interest - first * second) / unexplained**0.5 if unexplained > 1e-12 else None
 
 
 def _middle(labels: Sequence[float]) -> float:
     return (min(labels) + max(labels)) / 2
 
 
-def _repeat(found: Evaluation, labelled: Sequence[Labelled], values: Sequence[Sequence[float | None]]) -> None:
+def _repeat(evaluation: Evaluation, labelled: Sequence[Labelled], values: Sequence[Sequence[float | None]]) -> None:
     each = [[one for one in scores if one is not None] for scores in zip(*values, strict=True)]
     repeated = [scores for scores in each if len(scores) > 1]
     if not repeated:
         return
     middle = _middle([one.label for one in labelled])
-    found.spread = float(np.mean([np.std(scores) for scores in repeated]))
-    found.flipped = float(np.mean([len({score > middle for score in scores}) > 1 for scores in repeated]))
+    evaluation.spread = float(np.mean([np.std(scores) for scores in repeated]))
+    evaluation.flipped = float(np.mean([len({score > middle for score in scores}) > 1 for scores in repeated]))
 
 
 def _order(
     labelled: Sequence[Labelled], values: Sequence[float | None], reverse: Sequence[float | None]
 ) -> float | None:
     changed = pairs = 0
-    for i, one in enumerate(labelled):
+    for i, labelled_output in enumerate(labelled):
         for j in range(i):
             both = (values[i], values[j], reverse[i], reverse[j])
-            if one.episode.group_id != labelled[j].episode.group_id or None in both:
+            if labelled_output.episode.group_id != labelled[j].episode.group_id or None in both:
                 continue
             pairs += 1
             a, b, c, d = (value or 0.0 for value in both)

@@ -176,15 +176,15 @@ class LlmJudge:
         shown = [group[place] for place in order]
         text = prompts.listwise(self.prompt, shown, self.rubric, self.examples, self._range)
 
-        def read(found: Mapping[str, Any]) -> list[Grade]:
-            rows = [row for row in found.get("verdicts") or () if isinstance(row, Mapping)]
+        def read(reply: Mapping[str, Any]) -> list[Grade]:
+            rows = [row for row in reply.get("verdicts") or () if isinstance(row, Mapping)]
             by_number = {number_in(row.get("answer")): self._read_grade(row) for row in rows}
             if len(rows) != len(shown) or set(by_number) != set(range(1, len(shown) + 1)):
                 raise ValueError(f'"verdicts" needs each of the answers 1 to {len(shown)} once')
             return [by_number[number] for number in range(1, len(shown) + 1)]
 
-        asked = await self._ask(text, prompts.GRADES_SCHEMA, read, shown, repeat)
-        places = dict(zip(order, asked, strict=True))
+        grades = await self._ask(text, prompts.GRADES_SCHEMA, read, shown, repeat)
+        places = dict(zip(order, grades, strict=True))
         return [places[place] for place in range(len(group))]
 
     async def _compare(self, group: Sequence[Material], repeat: int) -> list[Grade]:
@@ -206,10 +206,10 @@ class LlmJudge:
         """How much the first is better than the second: 1, 0, or 0.5 for a tie."""
         text = prompts.pairwise(self.prompt, [first, second], self.rubric, self.examples, self._range)
 
-        def read(found: Mapping[str, Any]) -> Grade:
-            if found.get("better") not in prompts.PREFERENCES:
+        def read(reply: Mapping[str, Any]) -> Grade:
+            if reply.get("better") not in prompts.PREFERENCES:
                 raise ValueError('"better" must be "first", "second" or "tie"')
-            return Grade(prompts.PREFERENCES[found["better"]], _reason(found))
+            return Grade(prompts.PREFERENCES[reply["better"]], _reason(reply))
 
         return await self._ask(text, prompts.PREFERENCE_SCHEMA, read, [first, second], repeat)
 
@@ -228,15 +228,15 @@ class LlmJudge:
     def _range(self) -> tuple[float, float]:
         return self.min_score, self.max_score
 
-    def _read_grade(self, found: Mapping[str, Any]) -> Grade:
-        score = number_in(found.get("score"))
+    def _read_grade(self, reply: Mapping[str, Any]) -> Grade:
+        score = number_in(reply.get("score"))
         if score is None or not self.min_score <= score <= self.max_score:
             raise ValueError(f'"score" must be a number from {self.min_score:g} to {self.max_score:g}')
-        return Grade(score, _reason(found))
+        return Grade(score, _reason(reply))
 
 
-def _reason(found: Mapping[str, Any]) -> str:
-    return " ".join(str(found.get("reason") or "no reason given").split())
+def _reason(reply: Mapping[str, Any]) -> str:
+    return " ".join(str(reply.get("reason") or "no reason given").split())
 
 
 def material_of(
@@ -252,8 +252,8 @@ def material_of(
     if show == "transcript" and episode is not None:
         answer = "\n\n".join(part for part in (transcript(episode), f"[output] {answer}") if part)
     reference = task.metadata.get(reference_key)
-    asked = [message for message in task.init_messages if message.get("content")]
-    query = task.main_query or "\n\n".join(f"[{m.get('role', 'user')}] {m['content']}" for m in asked)
+    prompt_messages = [message for message in task.init_messages if message.get("content")]
+    query = task.main_query or "\n\n".join(f"[{m.get('role', 'user')}] {m['content']}" for m in prompt_messages)
     return Material(query, answer, "" if reference is None else str(reference))
 
 
@@ -263,8 +263,10 @@ def transcript(episode: Episode) -> str:
     parts = []
     for agent, call in last.items():
         reply = (call.response.get("choices") or [{}])[0].get("message") or {}
-        said = [*(call.request.get("messages") or ()), *([{"role": "assistant", **reply}] if reply else [])]
-        lines = [f"[{message.get('role', '?')}] {_said(message)}" for message in said if isinstance(message, Mapping)]
+        conversation = [*(call.request.get("messages") or ()), *([{"role": "assistant", **reply}] if reply else [])]
+        lines = [
+            f"[{message.get('role', '?')}] {_said(message)}" for message in conversation if isinstance(message, Mapping)
+        ]
         parts.append("\n".join([f"--- {agent} ---", *lines] if len(last) > 1 else lines))
     return "\n\n".join(parts)
 
@@ -305,8 +307,8 @@ def configured_model(config: Config, name: str | None) -> Model:
 
 def longest_reply(config: Config) -> int:
     """Tokens of a verdict."""
-    given = config.is_set("task_judge.alien_llm_response_length")
-    return config.task_judge.alien_llm_response_length if given else LONGEST
+    is_set = config.is_set("task_judge.alien_llm_response_length")
+    return config.task_judge.alien_llm_response_length if is_set else LONGEST
 
 
 def read_rubric(config: Config, text: str) -> str:

@@ -116,7 +116,9 @@ def has_bare_answer(prompt: str) -> bool:
 
 def texts_of(group: Sequence[Material]) -> list[str]:
     """What a judge's reply may quote: outputs, task and reference, as they were shown."""
-    return [_shown(text) for one in group for text in (one.answer, one.query, one.reference) if text]
+    return [
+        _shown(text) for material in group for text in (material.answer, material.query, material.reference) if text
+    ]
 
 
 def messages(text: str) -> list[dict[str, Any]]:
@@ -167,7 +169,8 @@ def _fill(prompt: str, group: Sequence[Material], rubric: str, examples: Sequenc
         "task": f"The task:\n<task>\n{_shown(first.query)}\n</task>\n",
         "answer": _shown(first.answer) if ours or not has_bare_answer(prompt) else _between_tags(first),
         "answers": "\n".join(
-            f'<answer number="{number}">\n{_shown(one.answer)}\n</answer>' for number, one in enumerate(group, 1)
+            f'<answer number="{number}">\n{_shown(material.answer)}\n</answer>'
+            for number, material in enumerate(group, 1)
         ),
         "count": str(len(group)),
         "reference": _reference(first) if ours else _shown(first.reference),
@@ -176,7 +179,7 @@ def _fill(prompt: str, group: Sequence[Material], rubric: str, examples: Sequenc
         "min_score": f"{scores[0]:g}",
         "max_score": f"{scores[1]:g}",
     }
-    return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), prompt).strip()
+    return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), prompt).strip()
 
 
 def _between_tags(material: Material) -> str:
@@ -196,14 +199,15 @@ def _examples(examples: Sequence[Example]) -> str:
     if not examples:
         return ""
     shown = [
-        f'<example score="{one.score:g}">\n{_of_example(one)}\n</example>' + (f"\n{one.reason}" if one.reason else "")
-        for one in examples
+        f'<example score="{example.score:g}">\n{_of_example(example)}\n</example>'
+        + (f"\n{example.reason}" if example.reason else "")
+        for example in examples
     ]
     return "\nAnswers that people graded:\n" + "\n".join(shown) + "\n"
 
 
-def _of_example(one: Example) -> str:
-    return f"<task>\n{_shown(one.query)}\n</task>\n<answer>\n{_shown(one.answer)}\n</answer>"
+def _of_example(example: Example) -> str:
+    return f"<task>\n{_shown(example.query)}\n</task>\n<answer>\n{_shown(example.answer)}\n</answer>"
 
 
 def _shown(text: str) -> str:
@@ -250,9 +254,9 @@ def revision(
 ) -> str:
     """The question for a better rubric, after one by which a judge gave other scores than people did."""
     shown = "\n".join(
-        f'<example score="{one.score:g}">\n{_of_example(one)}\n</example>\n'
+        f'<example score="{example.score:g}">\n{_of_example(example)}\n</example>\n'
         f"By the rubric a judge gave it {score:g}: {reason}"
-        for one, score, reason in misjudged
+        for example, score, reason in misjudged
     )
     rubric = "\n".join(f"{number}. {point}" for number, point in enumerate(points, 1))
     return (

@@ -45,8 +45,8 @@ def load_judge(config: Config) -> Any | None:
 
 def resolved(name: str, config: Config) -> str:
     """The name of a judge with the path of its file, which is looked for beside the config's."""
-    word, colon, rest = name.partition(":")
-    return f"{word}:{config.resolve(rest)}" if colon and word in _OF_FILE else name
+    word, colon, argument = name.partition(":")
+    return f"{word}:{config.resolve(argument)}" if colon and word in _OF_FILE else name
 
 
 _OF_FILE = {kind.name or judge_type for judge_type, kind in KINDS.items() if kind.argument == ":FILE"}
@@ -58,29 +58,33 @@ def judge_section(name: str) -> dict[str, Any]:
 
     Raises ConfigError for what is no name of a judge.
     """
-    word, colon, rest = name.partition(":")
+    word, colon, argument = name.partition(":")
     judge_type, kind = kind_named(word)
     if kind is not None and kind.argument == "[:ARGUMENT]":
-        return {"judge_type": judge_type, **({"options": {"argument": rest}} if colon else {})}
-    if kind is not None and bool(kind.argument) == bool(colon) and not rest.startswith("/dev/"):
-        value = _read_section(Path(rest).expanduser(), name) if kind.argument == ":FILE" else rest
+        return {"judge_type": judge_type, **({"options": {"argument": argument}} if colon else {})}
+    if kind is not None and bool(kind.argument) == bool(colon) and not argument.startswith("/dev/"):
+        value = _read_section(Path(argument).expanduser(), name) if kind.argument == ":FILE" else argument
         return {"judge_type": judge_type, **({kind.key: value} if kind.key else {})}
     if ":" not in name and "->" not in name:
         raise ConfigError(f"a judge is one of {', '.join(judge_forms(judge_kinds()))} (got {name!r})")
     for separator in ("->", ":"):
-        place, found, rest = name.rpartition(separator)
-        if found and Path(place).is_file():  # meant from here, and not from beside a config file
-            name = f"{Path(place).resolve()}{separator}{rest}"
+        file, separated, argument = name.rpartition(separator)
+        if separated and Path(file).is_file():  # meant from here, and not from beside a config file
+            name = f"{Path(file).resolve()}{separator}{argument}"
             break
     return {"judge_type": CUSTOM, "judge_protocol": name}
 
 
 def named_judge(name: str, config: Config | None = None) -> Any:
     """The judge of that name, with the `answer_key` and the model that `config` names. Raises as `load_judge` does."""
-    given = config.task_judge if config is not None else None
-    shared = {} if given is None else given.model_dump(include={"answer_key", "alien_llm_model"}, exclude_none=True)
-    own = load_config(values={"ajet": {"task_judge": {**shared, **judge_section(name)}}})
-    return load_judge(own if config is None else config.model_copy(update={"task_judge": own.task_judge}))
+    judge_config = config.task_judge if config is not None else None
+    shared = (
+        {}
+        if judge_config is None
+        else judge_config.model_dump(include={"answer_key", "alien_llm_model"}, exclude_none=True)
+    )
+    own_config = load_config(values={"ajet": {"task_judge": {**shared, **judge_section(name)}}})
+    return load_judge(own_config if config is None else config.model_copy(update={"task_judge": own_config.task_judge}))
 
 
 def _read_section(path: Path, name: str) -> Any:
@@ -90,33 +94,33 @@ def _read_section(path: Path, name: str) -> Any:
         return {"jsonl_dataset_file": {"training": {"file_path": str(path)}}}
     try:
         text = path.read_text(encoding="utf-8")
-        found = {"rubric": text} if path.suffix in RUBRIC_FILES else load_yaml(text)
+        section = {"rubric": text} if path.suffix in RUBRIC_FILES else load_yaml(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"judge {name}: cannot read {path}: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"judge {name}: {path} is not valid YAML: {error}") from None
-    if not isinstance(found, Mapping | list):
+    if not isinstance(section, Mapping | list):
         raise ConfigError(
             f"judge {name}: {path} must contain the keys of the judge's config section, or be a .md rubric"
         )
-    return _absolute(found, path.parent)
+    return _absolute(section, path.parent)
 
 
 def _absolute(value: Any, folder: Path) -> Any:
     """The values of a section, in which the name of a file beside it is its whole path."""
     if isinstance(value, Mapping):
-        return {key: _absolute(one, folder) for key, one in value.items()}
+        return {key: _absolute(inner, folder) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_absolute(one, folder) for one in value]
+        return [_absolute(inner, folder) for inner in value]
     if not isinstance(value, str) or "\n" in value or not value.strip():
         return value
     kind, colon, rest = value.partition(":")
     if colon and kind in _OF_FILE and _is_file(folder / rest):
         return f"{kind}:{folder / rest}"
     for separator in ("->", ":"):
-        place, found, rest = value.rpartition(separator)
-        if found and _is_file(folder / place):
-            return f"{folder / place}{separator}{rest}"
+        file, separated, rest = value.rpartition(separator)
+        if separated and _is_file(folder / file):
+            return f"{folder / file}{separator}{rest}"
     return str(folder / value) if "." in value and _is_file(folder / value) else value
 
 
@@ -128,20 +132,20 @@ def _is_file(path: Path) -> bool:
 
 
 def _custom(config: Config, class_path: str) -> Any:
-    found: Any = config.load(class_path)
-    if isinstance(found, type):
-        if not hasattr(found, "compute_reward"):
+    judge: Any = config.load(class_path)
+    if isinstance(judge, type):
+        if not hasattr(judge, "compute_reward"):
             raise ConfigError(
                 f"task_judge.judge_protocol: the class {class_path} has no "
                 "compute_reward(workflow_task, workflow_output)"
             )
         try:
-            build: Any = found
+            build: Any = judge
             return build(config)
         except Exception as error:
             raise ConfigError(
                 f"task_judge.judge_protocol: {class_path}(config) failed: {type(error).__name__}: {error}"
             ) from error
-    if callable(found) or hasattr(found, "compute_reward"):
-        return found
-    raise ConfigError(f"task_judge.judge_protocol: {class_path} is a {type(found).__name__}, not a function or a class")
+    if callable(judge) or hasattr(judge, "compute_reward"):
+        return judge
+    raise ConfigError(f"task_judge.judge_protocol: {class_path} is a {type(judge).__name__}, not a function or a class")

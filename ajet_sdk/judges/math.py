@@ -51,13 +51,13 @@ def math(output: Any, answer: Any) -> bool:
     if not right:
         raise NoReward("the reference answer is empty")
     truth = number(right)
-    given = final_answer(text_of(output), numeric=truth is not None)
-    if _plain(given) == _plain(right):
+    answer_text = final_answer(text_of(output), numeric=truth is not None)
+    if _plain(answer_text) == _plain(right):
         return True
-    mine = number(given)
+    mine = number(answer_text)
     if mine is not None and truth is not None:
-        return _same(mine, truth, given, right)
-    return _verify(given, right)
+        return _same(mine, truth, answer_text, right)
+    return _verify(answer_text, right)
 
 
 def final_answer(text: str, *, numeric: bool = False) -> str:
@@ -65,12 +65,12 @@ def final_answer(text: str, *, numeric: bool = False) -> str:
     boxed = _last_boxed(text)
     if boxed is not None:
         return _trim(boxed)
-    said = _SAID.findall(text)
-    found = _trim(said[-1] if said else text)
-    if not numeric or number(found) is not None:
-        return found
-    numbers = _IN_TEXT.findall(found.rpartition("=")[2] if said else found)
-    return (numbers[0] if said else numbers[-1]).strip() if numbers else found
+    stated = _SAID.findall(text)
+    answer = _trim(stated[-1] if stated else text)
+    if not numeric or number(answer) is not None:
+        return answer
+    numbers = _IN_TEXT.findall(answer.rpartition("=")[2] if stated else answer)
+    return (numbers[0] if stated else numbers[-1]).strip() if numbers else answer
 
 
 def _last_boxed(text: str) -> str | None:
@@ -128,18 +128,18 @@ def _ratio(sign: str, top: str, bottom: str) -> Fraction | None:
     return -over / under if sign == "-" else over / under
 
 
-def _same(mine: Fraction, truth: Fraction, given: str, right: str) -> bool:
+def _same(mine: Fraction, truth: Fraction, answer_text: str, right: str) -> bool:
     if mine == truth:
         return True
-    if given.endswith("%") != right.endswith("%"):  # "50%" where the data set writes 50
-        mine, truth = (mine * 100, truth) if given.endswith("%") else (mine, truth * 100)
+    if answer_text.endswith("%") != right.endswith("%"):  # "50%" where the data set writes 50
+        mine, truth = (mine * 100, truth) if answer_text.endswith("%") else (mine, truth * 100)
         if mine == truth:
             return True
-    decimals = max(len(text.partition(".")[2].rstrip("%")) for text in (given, right))
+    decimals = max(len(text.partition(".")[2].rstrip("%")) for text in (answer_text, right))
     return decimals >= ROUNDING and abs(mine - truth) <= Fraction(1, 2 * 10**ROUNDING)
 
 
-def _verify(given: str, right: str) -> bool:
+def _verify(answer_text: str, right: str) -> bool:
     """By math-verify. An output that it cannot read is wrong; an answer that it cannot read is an error."""
     require_math()
     import math_verify
@@ -152,9 +152,9 @@ def _verify(given: str, right: str) -> bool:
         raise NoReward(
             f"the reference answer {right[:80]!r} is not a mathematical expression; use judge exact or regex"
         )
-    if _too_costly(given):
+    if _too_costly(answer_text):
         return False
-    mine = math_verify.parse(f"${given}$", parsing_timeout=None)
+    mine = math_verify.parse(f"${answer_text}$", parsing_timeout=None)
     return bool(math_verify.verify(truth, mine, timeout_seconds=None))
 
 

@@ -29,9 +29,12 @@ def object_in(reply: str, fields: Collection[str] = (), quoted: Sequence[str] = 
         fields: an object that has none of them is passed over; empty: none is.
         quoted: what the reply may quote: what is judged, and its task.
     """
-    text = _TAGGED.sub(lambda found: " " * len(found[0]), _without_thoughts(reply, quoted))
+    text = _TAGGED.sub(lambda match: " " * len(match[0]), _without_thoughts(reply, quoted))
     shown = {
-        _key(one) for given in quoted for text_of in (given, given.replace('\\"', '"')) for one in _within(text_of)
+        _key(json_object)
+        for quoted_text in quoted
+        for text_of in (quoted_text, quoted_text.replace('\\"', '"'))
+        for json_object in _within(text_of)
     }
     stated, was_quoted, outside, end = dict[str, dict[str, Any]](), False, list[str](), 0
     for start, behind, value in _objects(text):
@@ -43,15 +46,17 @@ def object_in(reply: str, fields: Collection[str] = (), quoted: Sequence[str] = 
             was_quoted = True
         else:
             stated[_key(value)] = value
-    rest = "".join([*outside, text[end:]])
-    if _FENCE.sub("", rest).strip():
+    outside_text = "".join([*outside, text[end:]])
+    if _FENCE.sub("", outside_text).strip():
         repeated = [
-            key for key, one in stated.items() if any(n in one and _is_claimed(n, one[n], quoted) for n in fields)
+            key
+            for key, json_object in stated.items()
+            if any(n in json_object and _is_claimed(n, json_object[n], quoted) for n in fields)
         ]
         was_quoted = was_quoted or bool(repeated)
         for key in repeated:
             del stated[key]
-    if any(re.search(rf'"{re.escape(name)}"\s*:', rest) for name in fields):
+    if any(re.search(rf'"{re.escape(name)}"\s*:', outside_text) for name in fields):
         raise ValueError("the JSON object in it is not whole: one of its fields stands outside")
     if len(stated) > 1:
         raise ValueError(f"{len(stated)} JSON objects in it differ")
@@ -64,7 +69,7 @@ def _without_thoughts(reply: str, quoted: Sequence[str]) -> str:
     """The reply behind its thoughts. A mark of their end that may be quoted ends nothing."""
     before, mark, behind = reply.partition("</think>")
     begun = before.lstrip().startswith("<think>")
-    alone = "</think>" not in behind and not any("</think>" in one for one in quoted)
+    alone = "</think>" not in behind and not any("</think>" in quoted_text for quoted_text in quoted)
     return behind if mark and (begun or alone) else reply
 
 
@@ -83,10 +88,10 @@ def _objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise ValueError("an object names a field twice")
-    return found
+    return fields
 
 
 def _is_quoted(text: str, start: int) -> bool:
@@ -100,8 +105,8 @@ def _is_claimed(name: str, value: Any, quoted: Sequence[str]) -> bool:
 
     Of a list it is enough that a text has the field.
     """
-    given = re.compile(rf"{re.escape(name)}\W{{1,12}}?(-?\d[\d.]*(?:e[+-]?\d+)?|\w+)", re.IGNORECASE)
-    claims = {_scalar(one.rstrip(".")) for text in quoted for one in given.findall(html.unescape(text))}
+    pattern = re.compile(rf"{re.escape(name)}\W{{1,12}}?(-?\d[\d.]*(?:e[+-]?\d+)?|\w+)", re.IGNORECASE)
+    claims = {_scalar(claim.rstrip(".")) for text in quoted for claim in pattern.findall(html.unescape(text))}
     return bool(claims) if isinstance(value, (list, Mapping)) else _scalar(value) in claims
 
 
@@ -133,9 +138,9 @@ def _key(value: Mapping[str, Any]) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(inner) for inner in value]
     if isinstance(value, str):
         return " ".join(value.split())
     return value + 0.0 if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else value

@@ -74,9 +74,9 @@ def judged(value: Any, name: str) -> Verdict:
 def judged_group(values: Any, name: str, count: int) -> list[Verdict]:
     """What a group judge gave each of `count` episodes, in their order. Raises NoReward as `judged` does."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
-        given = f"{len(values)}" if isinstance(values, (list, tuple)) else _short(values)
+        returned_count = f"{len(values)}" if isinstance(values, (list, tuple)) else _short(values)
         raise NoReward(
-            f"judge {name} returned {given} for {count} episodes; a group judge must return a list with one "
+            f"judge {name} returned {returned_count} for {count} episodes; a group judge must return a list with one "
             "reward for each"
         )
     return [judged(value, name) for value in values]
@@ -125,12 +125,12 @@ def _several(value: Any, source: str) -> tuple[Reward, ...]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         if not value:
             raise NoReward(f"{source} returned an empty list of rewards")
-        return tuple(Reward(name=f"reward.{i}", value=_number(one, source)) for i, one in enumerate(value))
+        return tuple(Reward(name=f"reward.{i}", value=_number(number, source)) for i, number in enumerate(value))
     return (Reward(value=_number(value, source)),)
 
 
 def _rewards(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(one, Reward) for one in value)
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(item, Reward) for item in value)
 
 
 def _number(value: Any, source: str) -> float:

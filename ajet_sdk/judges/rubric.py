@@ -99,11 +99,11 @@ class RubricJudge(LlmJudge):
         scored = [row if isinstance(row, Example) else Example.of(row) for row in rows][:most_examples]
         self._check(scored)
         # A stride over the sorted scores, so that either part has good ones and bad ones.
-        scored.sort(key=lambda one: (one.score, one.query, one.answer))
+        scored.sort(key=lambda example: (example.score, example.query, example.answer))
         count = max(1, round(held_out * len(scored)))
-        apart = {int((place + 0.5) * len(scored) / count) for place in range(count)}
-        self._tried_on = [one for place, one in enumerate(scored) if place in apart]
-        self._made_of = [one for place, one in enumerate(scored) if place not in apart]
+        apart = {int((index + 0.5) * len(scored) / count) for index in range(count)}
+        self._tried_on = [example for index, example in enumerate(scored) if index in apart]
+        self._made_of = [example for index, example in enumerate(scored) if index not in apart]
         self._rounds, self._candidates, self._merge = rounds, candidates, merge
         self._headings, self._language, self._seed = headings, language, seed
         self.file = None if file is None else Path(file)
@@ -117,16 +117,16 @@ class RubricJudge(LlmJudge):
         vars(self).update(state, _building=Shared[Built]())
 
     def _check(self, scored: Sequence[Example]) -> None:
-        off = next((one for one in scored if not self.min_score <= one.score <= self.max_score), None)
+        off = next((example for example in scored if not self.min_score <= example.score <= self.max_score), None)
         if off is not None:
             raise ConfigError(
                 f"a scored example has the score {off.score:g}, outside {self.min_score:g} to {self.max_score:g} "
                 "(min_score, max_score)"
             )
-        if len(scored) < _LEAST or len({one.score for one in scored}) < 2:
+        if len(scored) < _LEAST or len({example.score for example in scored}) < 2:
             raise ConfigError(
                 f"a rubric needs at least {_LEAST} scored examples with at least two different scores (got "
-                f"{len(scored)} with {len({one.score for one in scored})})"
+                f"{len(scored)} with {len({example.score for example in scored})})"
             )
 
     async def __call__(self, output: Any, task: Task, episode: Episode) -> Verdict:
@@ -150,19 +150,19 @@ class RubricJudge(LlmJudge):
         content = [
             self.model.name, self.model.model.base_url, self.mode, self.prompt, self.min_score, self.max_score,
             self._rounds, self._candidates, self._merge, self._headings, self._language, self._seed,
-            *(asdict(one) for one in (*self._made_of, *self._tried_on)),
+            *(asdict(example) for example in (*self._made_of, *self._tried_on)),
         ]  # fmt: skip
         return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
     async def _build(self) -> Built:
-        kept = self._kept()
-        if kept is not None:
-            return kept
-        made = [await self._refined(number) for number in range(self._candidates)]
-        if self._merge and len(made) > 1:
-            made = [tuple(dict.fromkeys(point for points in made for point in points))]
-        tried = [(await self._agreement(points), points) for points in made]
-        agreement, points = max(tried, key=lambda one: -1.0 if one[0] is None else one[0])
+        stored = self._kept()
+        if stored is not None:
+            return stored
+        rubrics = [await self._refined(number) for number in range(self._candidates)]
+        if self._merge and len(rubrics) > 1:
+            rubrics = [tuple(dict.fromkeys(point for points in rubrics for point in points))]
+        scored_rubrics = [(await self._agreement(points), points) for points in rubrics]
+        agreement, points = max(scored_rubrics, key=lambda candidate: -1.0 if candidate[0] is None else candidate[0])
         sure = None if agreement is None else wilson(agreement, len(self._tried_on))
         built = Built(points, len(self._tried_on), agreement, await self._agreement(()), sure, self._key())
         self._keep(built)
@@ -185,14 +185,16 @@ class RubricJudge(LlmJudge):
         for _ in range(self._rounds):
             off = _OFF * (self.max_score - self.min_score)
             misjudged = [
-                (one, grade)
-                for one, grade in zip(self._made_of, grades, strict=True)
-                if abs(grade.score - one.score) > off
+                (example, grade)
+                for example, grade in zip(self._made_of, grades, strict=True)
+                if abs(grade.score - example.score) > off
             ]
             if not misjudged:
                 break
-            asked = revision(best, [(one, g.score, g.reason) for one, g in misjudged], self._range, self._language)
-            points = await self._points(asked, number)
+            question = revision(
+                best, [(example, g.score, g.reason) for example, g in misjudged], self._range, self._language
+            )
+            points = await self._points(question, number)
             again = await self._grades(points, self._made_of)
             if _distance(again, self._made_of) >= _distance(grades, self._made_of):
                 break
@@ -200,11 +202,11 @@ class RubricJudge(LlmJudge):
         return best
 
     async def _points(self, text: str, number: int) -> tuple[str, ...]:
-        def read(found: Mapping[str, Any]) -> tuple[str, ...]:
-            points = found.get("points")
-            if not isinstance(points, list) or not points or not all(isinstance(one, str) for one in points):
+        def read(reply: Mapping[str, Any]) -> tuple[str, ...]:
+            points = reply.get("points")
+            if not isinstance(points, list) or not points or not all(isinstance(point, str) for point in points):
                 raise ValueError('"points" must be a list of sentences')
-            return tuple(" ".join(one.split()) for one in points)
+            return tuple(" ".join(point.split()) for point in points)
 
         return await self.model.ask(messages(text), _POINTS_SCHEMA, read, repeat=number)
 
@@ -215,8 +217,8 @@ class RubricJudge(LlmJudge):
         if not self.group:
             return await asyncio.gather(*(judge.grade(example.material) for example in examples))
         groups: dict[str, list[Material]] = {}
-        for one in examples:
-            groups.setdefault(one.query, []).append(one.material)
+        for scored_example in examples:
+            groups.setdefault(scored_example.query, []).append(scored_example.material)
         ranked = await asyncio.gather(*(judge.rank(group) for group in groups.values()))
         grade_of = {
             material: grade
@@ -227,15 +229,15 @@ class RubricJudge(LlmJudge):
 
     async def _agreement(self, points: Sequence[str]) -> float | None:
         grades = await self._grades(points, self._tried_on)
-        groups = [one.query for one in self._tried_on] if self.group else None
-        return concordance([grade.score for grade in grades], [one.score for one in self._tried_on], groups)
+        groups = [example.query for example in self._tried_on] if self.group else None
+        return concordance([grade.score for grade in grades], [example.score for example in self._tried_on], groups)
 
     def _kept(self) -> Built | None:
         if self.file is None or not self.file.with_suffix(".json").exists():
             return None
-        kept = json.loads(self.file.with_suffix(".json").read_text(encoding="utf-8"))
-        sure = kept.get("interval")
-        built = Built(**{**kept, "points": tuple(kept["points"]), "interval": sure and tuple(sure)})
+        stored = json.loads(self.file.with_suffix(".json").read_text(encoding="utf-8"))
+        sure = stored.get("interval")
+        built = Built(**{**stored, "points": tuple(stored["points"]), "interval": sure and tuple(sure)})
         return built if built.key == self._key() else None
 
     def _keep(self, built: Built) -> None:
@@ -247,7 +249,7 @@ class RubricJudge(LlmJudge):
 
 
 def _distance(grades: Sequence[Grade], examples: Sequence[Example]) -> float:
-    return sum(abs(grade.score - one.score) for grade, one in zip(grades, examples, strict=True))
+    return sum(abs(grade.score - example.score) for grade, example in zip(grades, examples, strict=True))
 
 
 def open_rubric(config: Config) -> RubricJudge:
@@ -299,8 +301,11 @@ def _scored(row: Mapping[str, Any], fields: Mapping[str, str], scores: tuple[flo
         labels = [most - (rank - 1) * (most - least) / max(len(answers) - 1, 1) for rank in ranks]
     if len(labels) != len(answers):
         raise ConfigError(f"a scored example has {len(answers)} answers and {len(labels)} scores")
-    rest = {name: value for name, value in named.items() if name != "answer"}
-    return [Example.of({**rest, "answer": one, "score": score}) for one, score in zip(answers, labels, strict=True)]
+    shared_fields = {name: value for name, value in named.items() if name != "answer"}
+    return [
+        Example.of({**shared_fields, "answer": answer, "score": score})
+        for answer, score in zip(answers, labels, strict=True)
+    ]
 
 
 class AutoGraderJudge(BaseJudge):

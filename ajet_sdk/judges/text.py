@@ -68,8 +68,8 @@ def matches(pattern: re.Pattern[str], output: str, answer: Any | None) -> bool:
     """Whether the first group of the last match is the answer; for a pattern without groups, whether it matches."""
     if not pattern.groups:
         return pattern.search(output) is not None
-    found = [match.group(1) for match in pattern.finditer(output)]
-    return bool(found) and (found[-1] or "").strip() == text_of(answer).strip()
+    groups = [match.group(1) for match in pattern.finditer(output)]
+    return bool(groups) and (groups[-1] or "").strip() == text_of(answer).strip()
 
 
 def on_answer(compare: Callable[[Any, Any], bool], key: str) -> Any:

@@ -195,8 +195,8 @@ def measurement(episodes: Sequence[Episode]) -> Measurement:
     """How a task went, of all attempts at it. Raises Inconclusive where one of them says nothing of it."""
     for why in filter(None, map(_reason_to_discard, episodes)):
         raise Inconclusive(why)
-    reward = sum(one.reward or 0.0 for one in episodes) / len(episodes)
-    return Measurement(sum(solved(one) for one in episodes), len(episodes), reward)
+    reward = sum(episode.reward or 0.0 for episode in episodes) / len(episodes)
+    return Measurement(sum(solved(episode) for episode in episodes), len(episodes), reward)
 
 
 def _reason_to_discard(episode: Episode) -> str | None:
@@ -223,7 +223,7 @@ def _write(
 ) -> None:
     with ExitStack() as stack:
         stored = [row.stored.columns for row, _ in wanted if row.stored is not None]
-        tables = list({id(one): one for one in stored}.values())
+        tables = list({id(columns): columns for columns in stored}.values())
         inside = stack.enter_context(Writer(out, tables=tables))
         outside = stack.enter_context(Writer(rejected, tables=tables)) if rejected is not None else None
         for row, task in wanted:
@@ -255,8 +255,8 @@ def outside_band(measured: Measurement, keep: Band) -> str:
 
 def with_difficulty(values: Mapping[str, Any], measured: Measurement) -> dict[str, Any]:
     """The row with `metadata.pass_rate` and `metadata.difficulty`; a difficulty that the row had stays."""
-    given = values.get("metadata")
-    metadata = dict(given) if isinstance(given, Mapping) else {}
+    old_metadata = values.get("metadata")
+    metadata = dict(old_metadata) if isinstance(old_metadata, Mapping) else {}
     ours = "difficulty" not in metadata or _has_calibration(metadata)
     metadata["pass_rate"] = round(measured.pass_rate, 6)
     if ours:

@@ -100,18 +100,18 @@ class Growing:
     async def grow(
         self, step: int, attempt: Callable[[Sequence[Any]], Awaitable[list[Episode]]]
     ) -> tuple[str, dict[str, float]]:
-        said = f"step {step}: the tasks that were added here before are there"
+        summary = f"step {step}: the tasks that were added here before are there"
         if step not in self._rounds:
             trainee = _Trainee(asyncio.get_running_loop(), attempt)
-            self._rounds[step], said = await call_to_end(partial(self._round, step, trainee))
+            self._rounds[step], summary = await call_to_end(partial(self._round, step, trainee))
             self._tasks[step] = self._as_tasks(self._rounds[step], added_after_step=step)
         rates = [row.values["metadata"]["pass_rate"] for row in self._rounds[step]]
         metrics = {"tasks/added": float(len(rates)), "tasks/total": float(len(self._known(step + 1)))}
-        return said, metrics | ({"tasks/added_pass_rate": fmean(rates)} if rates else {})
+        return summary, metrics | ({"tasks/added_pass_rate": fmean(rates)} if rates else {})
 
     def _round(self, step: int, trainee: _Trainee) -> tuple[list[Row], str]:
         """Grow tasks like those that failed since the last round, by what the policy can learn from."""
-        config, settings, given = self._config, self._settings, self._config.task_reader.data_generation
+        config, settings, data_generation = self._config, self._settings, self._config.task_reader.data_generation
         known = self._known(step)
         failed = self._failed(step)
         seeds = [row for row, task in zip(known, self._as_tasks(known), strict=True) if task.task_id in failed]
@@ -139,7 +139,7 @@ class Growing:
             generation,
             directory,
             endpoint,
-            verify=Verify(given.verify, given.verify_model, unfenced=given.unfenced),
+            verify=Verify(data_generation.verify, data_generation.verify_model, unfenced=data_generation.unfenced),
             evals=[validation] if validation is not None else [],
             known=known,
             value=value,
@@ -148,10 +148,10 @@ class Growing:
             raise result.stopped
         refused = "".join(f", {count} {reason}" for reason, count in result.refused.most_common(3))
         why = f"; {result.stopped}" if result.stopped is not None else ""
-        said = f"step {step}: {result.accepted} tasks added to {len(known)}{refused}{why}"
+        summary = f"step {step}: {result.accepted} tasks added to {len(known)}{refused}{why}"
         done = {"step": step, "directory": directory.path.name, "tasks": result.accepted}
         write_whole(self._folder / f"step_{step:06d}.json", json.dumps(done) + "\n")
-        return self._rows_in(directory), said
+        return self._rows_in(directory), summary
 
     def _failed(self, step: int) -> set[str]:
         """The ids of the tasks that were not solved often enough since the last round."""
@@ -159,8 +159,8 @@ class Growing:
         if since < 0:
             return set()
         with closing(open_trace(self._config.directory)) as trace:
-            found = choose(trace, Choice(f"step > {since}", failures=True, run=self._run_id, split="train"))
-        return {task for task, (tried, failed) in found.tried.items() if 1 - failed / tried <= self._band.high}
+            chosen = choose(trace, Choice(f"step > {since}", failures=True, run=self._run_id, split="train"))
+        return {task for task, (tried, failed) in chosen.tried.items() if 1 - failed / tried <= self._band.high}
 
     def _known(self, step: int) -> list[Row]:
         """The seeds and the rows that were added before a step."""

@@ -41,25 +41,25 @@ class Measurement:
 def conditions(config: Config, k: int) -> str:
     """A hash of what a measurement depends on beside the task."""
     values = config.model_dump(mode="json")
-    held: dict[str, Any] = {"k": k}
+    facts: dict[str, Any] = {"k": k}
     for section, left_out in _ELSEWHERE.items():
-        held[section] = {name: value for name, value in values[section].items() if name not in left_out}
+        facts[section] = {name: value for name, value in values[section].items() if name not in left_out}
     named = (config.rollout.user_workflow, config.task_judge.judge_protocol, config.model.scripted)
-    held["code"] = [_code(config, class_path) for class_path in named if class_path]
-    held["task_judge"].pop("judge_protocol", None)
+    facts["code"] = [_code(config, class_path) for class_path in named if class_path]
+    facts["task_judge"].pop("judge_protocol", None)
     if config.model.path and config.resolve(config.model.path).is_dir():
         files = ((path.name, path.stat()) for path in config.resolve(config.model.path).iterdir() if path.is_file())
-        held["files"] = sorted([name, known.st_size, known.st_mtime_ns] for name, known in files)
-    return _digest(held)
+        facts["files"] = sorted([name, known.st_size, known.st_mtime_ns] for name, known in files)
+    return _digest(facts)
 
 
 def _code(config: Config, class_path: str) -> list[str]:
     """The name, and a hash of the file in which it stands."""
     name = class_path.replace("->", ":").rpartition(":")[2]
-    found = inspect.unwrap(config.load(class_path))
-    found = found if inspect.isclass(found) or inspect.isroutine(found) else type(found)
+    target = inspect.unwrap(config.load(class_path))
+    target = target if inspect.isclass(target) or inspect.isroutine(target) else type(target)
     try:
-        file = inspect.getsourcefile(found)
+        file = inspect.getsourcefile(target)
         text = Path(file).read_bytes() if file else class_path.encode()
     except (TypeError, OSError):  # made by a call, or in a shell: its name must do
         text = class_path.encode()

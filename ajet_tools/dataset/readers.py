@@ -59,10 +59,12 @@ def read_generated(config: Config) -> Rows:
     tasks are the validation set, and what is made is decontaminated against them; else a share of what is made is for
     validation, from seeds or documents of its own.
     """
-    given = config.task_reader.data_generation
+    generation = config.task_reader.data_generation
     seeds = file_of(config, "training")
     validation = file_of(config, "validation")
-    documents = [_there(config, text, "document_reader.document_path") for text in given.document_reader.document_path]
+    documents = [
+        _there(config, text, "document_reader.document_path") for text in generation.document_reader.document_path
+    ]
     if not documents and seeds is None:
         raise ConfigError(
             f"{_GENERATION} has no source for tasks: set document_reader.document_path, or "
@@ -83,19 +85,19 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
 
     Raises what ended the generation early; the next attempt goes on from there.
     """
-    given = config.task_reader.data_generation
+    settings = config.task_reader.data_generation
     generation = generation_config(config, documents, seeds, validation)
-    verify, filtered = _verify(config, documents), given.deduplication_filter
+    verify, filtered = _verify(config, documents), settings.deduplication_filter
     by_meaning = filtered.params.base_url if filtered.enabled else None
     embeddings = (by_meaning, filtered.params.model) if by_meaning is not None else None
     writer = _writer_of(config)
     mapping = {column: target for column, target in config.task_reader.field_mapping.items() if not documents}
-    named = (*writer.values(), verify, *given.verify_model, *(embeddings or ()))
+    named = (*writer.values(), verify, *settings.verify_model, *(embeddings or ()))
     facts = {
         "generation": {name: value for name, value in generation.as_json().items() if name != "window"},
-        "options": [*writer.values(), verify, embeddings, mapping, *given.verify_model],
+        "options": [*writer.values(), verify, embeddings, mapping, *settings.verify_model],
         "files": {str(file): digest_of_path(file) for file in (*documents, seeds, validation) if file is not None},
-        "named": _named_files(str(one) for one in named if one),
+        "named": _named_files(str(option) for option in named if option),
     }
     data = config.directory.resolve() / "data"
     directory = Directory(data / digest_of_values(facts))
@@ -106,20 +108,20 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
         meanings = MeaningIndex.by(embeddings, filtered.params.similarity_threshold, endpoint, data / "replies.sqlite")
     rows = read_seeds(seeds, mapping=mapping) if seeds is not None else []
     options: dict[str, Any] = {
-        "verify": Verify(verify, given.verify_model, unfenced=given.unfenced),
+        "verify": Verify(verify, settings.verify_model, unfenced=settings.unfenced),
         "evals": [validation] if validation is not None else [],
         "meanings": meanings,
         "confirm": lambda estimate: log.info("data_generation: %s", estimate.as_text()),
     }
     if isinstance(generation, DocsConfig):
-        made = make_tasks(read_corpus(documents, generation), generation, directory, endpoint, seeds=rows, **options)
+        run = make_tasks(read_corpus(documents, generation), generation, directory, endpoint, seeds=rows, **options)
     else:
-        made = grow(rows, generation, directory, endpoint, **options)
-    if isinstance(made.failure, Interrupted):
+        run = grow(rows, generation, directory, endpoint, **options)
+    if isinstance(run.failure, Interrupted):
         raise KeyboardInterrupt
-    if made.failure is not None:
-        raise made.failure
-    log.info("data_generation: %d rows, in %s", made.result.accepted, directory.path)
+    if run.failure is not None:
+        raise run.failure
+    log.info("data_generation: %d rows, in %s", run.result.accepted, directory.path)
     files = {path.stem: path for path in (directory.train(), directory.validation()) if path.exists()}
     write_whole(directory.path / _DONE, json.dumps({path.name: digest_of_path(path) for path in files.values()}))
     return files
@@ -157,36 +159,36 @@ def _verify(config: Config, documents: list[Path]) -> str:
 def generation_config(
     config: Config, documents: list[Path], seeds: Path | None, validation: Path | None
 ) -> DocsConfig | GenerationConfig:
-    given = config.task_reader.data_generation
+    generation = config.task_reader.data_generation
     _check_limits(config)
     limits: dict[str, Any] = {
         "min_new_forms": 0.0,
-        "max_tokens": given.sampling_params.get("max_tokens", given.llm_response_length),
+        "max_tokens": generation.sampling_params.get("max_tokens", generation.llm_response_length),
         "seed": config.trainer_common.seed,
-        "similarity": given.deduplication_filter.params.similarity_threshold
-        if given.deduplication_filter.enabled
+        "similarity": generation.deduplication_filter.params.similarity_threshold
+        if generation.deduplication_filter.enabled
         else 1.0,
-        "window": 2 * given.num_workers,
+        "window": 2 * generation.num_workers,
     }
-    if given.sampling_params.get("temperature") is not None:
-        limits["temperature"] = given.sampling_params["temperature"]
+    if generation.sampling_params.get("temperature") is not None:
+        limits["temperature"] = generation.sampling_params["temperature"]
     if validation is not None:
         limits["validation"] = 0.0
     elif config.is_set(f"{_GENERATION}.validation_share"):
-        limits["validation"] = given.validation_share
+        limits["validation"] = generation.validation_share
     if not documents:
-        return GenerationConfig(given.task_num, **limits)
+        return GenerationConfig(generation.task_num, **limits)
     kind = "knowledge" if seeds is None else "few-shot"
-    return DocsConfig(given.task_num, (kind,), chunk_size=given.document_reader.chunk_size, **limits)
+    return DocsConfig(generation.task_num, (kind,), chunk_size=generation.document_reader.chunk_size, **limits)
 
 
 def _writer_of(config: Config) -> dict[str, Any]:
     """Who writes the tasks, as `open_endpoint` takes it."""
-    given = config.task_reader.data_generation
-    if given.scripted is not None:
-        return {"base_url": None, "model": None, "scripted": _class_path(config, given.scripted)}
-    model = given.llm_model or os.environ.get("OPENAI_MODEL")
-    base_url = given.base_url or os.environ.get("OPENAI_BASE_URL")
+    generation = config.task_reader.data_generation
+    if generation.scripted is not None:
+        return {"base_url": None, "model": None, "scripted": _class_path(config, generation.scripted)}
+    model = generation.llm_model or os.environ.get("OPENAI_MODEL")
+    base_url = generation.base_url or os.environ.get("OPENAI_BASE_URL")
     if model is None or not (base_url or Path(model).is_dir()):
         raise ConfigError(
             f"no model to generate tasks: set {_GENERATION}.llm_model, and its endpoint with "
@@ -207,14 +209,14 @@ def open_writer(config: Config, budget: Budget | None = None) -> ModelClient:
 
 
 def _check_limits(config: Config) -> None:
-    given = config.task_reader.data_generation
-    for name in given.sampling_params:
+    generation = config.task_reader.data_generation
+    for name in generation.sampling_params:
         if name not in ("temperature", "max_tokens"):
             key = f"{_GENERATION}.sampling_params.{name}"
             log.warning("%s has no effect (%s): only temperature and max_tokens are sent", key, config.origin(key))
-    threshold = given.deduplication_filter.params.similarity_threshold
+    threshold = generation.deduplication_filter.params.similarity_threshold
     key = f"{_GENERATION}.deduplication_filter.params.similarity_threshold"
-    if given.deduplication_filter.enabled and threshold < _LEAST_SIMILARITY:
+    if generation.deduplication_filter.enabled and threshold < _LEAST_SIMILARITY:
         raise ConfigError(f"{key} must be at least {_LEAST_SIMILARITY} (got {threshold:g}, {config.origin(key)})")
 
 
@@ -237,17 +239,17 @@ def _there(config: Config, text: str, key: str) -> Path:
 
 def _class_path(config: Config, text: str) -> str:
     """`replies.py->reply` with the file as it is found from here, whatever the directory of the process is."""
-    place, _, name = text.replace("->", ":").rpartition(":")
-    return f"{config.resolve(place).resolve()}:{name}" if place.endswith(".py") else text
+    file, _, name = text.replace("->", ":").rpartition(":")
+    return f"{config.resolve(file).resolve()}:{name}" if file.endswith(".py") else text
 
 
 def _check_apart(seeds: Path, validation: Path) -> None:
     """A seed that is a validation task would be trained on in other words."""
     held_out = {_plain(row.values): row.where for row in read(validation)}
     for row in read(seeds):
-        place = held_out.get(_plain(row.values))
-        if place is not None:
-            raise TaskError(f"{row.where} is also a validation task ({place}); remove it from the seeds")
+        held_out_at = held_out.get(_plain(row.values))
+        if held_out_at is not None:
+            raise TaskError(f"{row.where} is also a validation task ({held_out_at}); remove it from the seeds")
 
 
 def _plain(values: Mapping[str, Any]) -> str:
@@ -273,56 +275,61 @@ def read_traced(config: Config) -> Rows:
 
     The same task is one row, secrets and personal data are replaced, and equal questions are on one side of the split.
     """
-    given = config.task_reader.feedback_tracing
+    tracing = config.task_reader.feedback_tracing
     with ExitStack() as stack:
         grader = _grader(config)
         sources = stack.enter_context(opened_sources([_traces(config)]))
-        made, rows = task_rows(sources, grader=grader)
-        found = _distinct(rows, config)
-    if made.stopped:
-        raise TaskError(f"{_TRACING}: grading stopped: {made.stopped}")
-    if any(one.params.print_reason for one in given.filters):
-        for row in made.rejected:
+        graded, rows = task_rows(sources, grader=grader)
+        distinct = _distinct(rows, config)
+    if graded.stopped:
+        raise TaskError(f"{_TRACING}: grading stopped: {graded.stopped}")
+    if any(episode_filter.params.print_reason for episode_filter in tracing.filters):
+        for row in graded.rejected:
             log.info("%s: %s", row["task_id"], row["reason"])
-    log.info("tracing: %d tasks of %d episodes, %d rejected", len(found), made.of, len(made.rejected))
-    if given.train_output_path is not None and found:
-        with Writer(Path(given.train_output_path)) as writer:
-            for values in found:
+    log.info("tracing: %d tasks of %d episodes, %d rejected", len(distinct), graded.of, len(graded.rejected))
+    if tracing.train_output_path is not None and distinct:
+        with Writer(Path(tracing.train_output_path)) as writer:
+            for values in distinct:
                 writer.write(values)
     sides: dict[str, list[Row]] = {"train": [], "validation": []}
-    for number, values in enumerate(found, 1):
+    for number, values in enumerate(distinct, 1):
         task = {name: value for name, value in values.items() if name != "provenance"}
-        sides[_side(values, given.validation_share)].append(Row(f"traced task {number}", task))
+        sides[_side(values, tracing.validation_share)].append(Row(f"traced task {number}", task))
     return iter(sides["train"]), iter(sides["validation"])
 
 
 def _distinct(rows: Iterable[Mapping[str, Any]], config: Config) -> list[Mapping[str, Any]]:
     """The rows, without those that are too much like an earlier one by the strictest `deduplication` filter."""
     filters = [
-        one for one in config.task_reader.feedback_tracing.filters if one.enabled and one.type == "deduplication"
+        episode_filter
+        for episode_filter in config.task_reader.feedback_tracing.filters
+        if episode_filter.enabled and episode_filter.type == "deduplication"
     ]
     if not filters:
         return list(rows)
-    index, found = NearIndex(check_threshold(min(one.params.similarity_threshold for one in filters))), []
+    index, distinct = (
+        NearIndex(check_threshold(min(episode_filter.params.similarity_threshold for episode_filter in filters))),
+        [],
+    )
     for number, values in enumerate(rows):
         text = text_of(values)
         if index.find(text) is None:
             index.add(str(number), text)
-            found.append(values)
-    return found
+            distinct.append(values)
+    return distinct
 
 
 def _traces(config: Config) -> Path:
-    given = config.task_reader.feedback_tracing.base_url
+    base_url = config.task_reader.feedback_tracing.base_url
     key = f"{_TRACING}.base_url"
-    if given is None:
+    if base_url is None:
         raise ConfigError(f"{key} is not set; give the trace of the deployed agent, a directory or a file")
-    if "://" in given and not given.startswith("file://"):
+    if "://" in base_url and not base_url.startswith("file://"):
         raise ConfigError(
-            f"{key}: {given} is a URL ({config.origin(key)}); give a trace directory, or the file that the "
+            f"{key}: {base_url} is a URL ({config.origin(key)}); give a trace directory, or the file that the "
             "service writes (AgentScope Studio's database.sqlite, OTLP or OpenAI logs)"
         )
-    path = config.resolve(given.removeprefix("file://"))
+    path = config.resolve(base_url.removeprefix("file://"))
     if not path.exists():
         raise MissingResource(f"{key}: there is no {path} ({config.origin(key)})")
     return path
@@ -330,26 +337,31 @@ def _traces(config: Config) -> Path:
 
 def _grader(config: Config) -> EpisodeGrader | None:
     """The filters as one grader: their rubrics together; None where there is none."""
-    given = config.task_reader.feedback_tracing
-    filters = [one.params for one in given.filters if one.enabled and one.type == "llm_evaluate"]
+    tracing = config.task_reader.feedback_tracing
+    filters = [
+        episode_filter.params
+        for episode_filter in tracing.filters
+        if episode_filter.enabled and episode_filter.type == "llm_evaluate"
+    ]
     if not filters:
         return None
-    rubric = "\n".join(one.custom_rubrics.strip() for one in filters).strip()
+    rubric = "\n".join(episode_filter.custom_rubrics.strip() for episode_filter in filters).strip()
     if not rubric:
         raise ConfigError(f"{_TRACING}.filters: llm_evaluate needs custom_rubrics, which describe a good episode")
     cache = config.directory / "data" / "grades.sqlite"
-    most = max(one.max_thread for one in filters)
+    most = max(episode_filter.max_thread for episode_filter in filters)
     endpoint = open_endpoint(
-        next((one.base_url for one in filters if one.base_url), given.llm_base_url)
+        next((episode_filter.base_url for episode_filter in filters if episode_filter.base_url), tracing.llm_base_url)
         or os.environ.get("OPENAI_BASE_URL"),
-        given.alien_llm_model or os.environ.get("OPENAI_MODEL"),
-        next((one.api_key for one in filters if one.api_key), None) or api_key("OPENAI_API_KEY"),
-        scripted=None if given.scripted is None else _class_path(config, given.scripted),
+        tracing.alien_llm_model or os.environ.get("OPENAI_MODEL"),
+        next((episode_filter.api_key for episode_filter in filters if episode_filter.api_key), None)
+        or api_key("OPENAI_API_KEY"),
+        scripted=None if tracing.scripted is None else _class_path(config, tracing.scripted),
         concurrency=most,
         cache=cache,
     )
-    temperature = min(one.temperature for one in filters)
-    return EpisodeGrader(endpoint, rubric, temperature=temperature, max_tokens=given.alien_llm_response_length)
+    temperature = min(episode_filter.temperature for episode_filter in filters)
+    return EpisodeGrader(endpoint, rubric, temperature=temperature, max_tokens=tracing.alien_llm_response_length)
 
 
 def _side(values: Mapping[str, Any], share: float) -> str:

@@ -96,7 +96,7 @@ _TOKEN = re.compile(
 
 
 def _tokens(text: str) -> list[Token]:
-    found: list[Token] = []
+    tokens: list[Token] = []
     at = 0
     while at < len(text):
         if text[at].isspace():
@@ -111,15 +111,15 @@ def _tokens(text: str) -> list[Token]:
         if any("\ud800" <= c <= "\udfff" for c in body):
             raise FilterError("half a surrogate pair is not a character", at)
         if match["quoted"]:
-            found.append(Token("quoted", re.sub(r"\\(.)", _unescaped, body[1:-1], flags=re.S), at))
+            tokens.append(Token("quoted", re.sub(r"\\(.)", _unescaped, body[1:-1], flags=re.S), at))
         elif match["operator"]:
-            found.append(Token("operator", "=" if body == "==" else body, at))
+            tokens.append(Token("operator", "=" if body == "==" else body, at))
         elif body in ("(", ")", ","):
-            found.append(Token(body, body, at))  # type: ignore[arg-type]
+            tokens.append(Token(body, body, at))  # type: ignore[arg-type]
         else:
-            found.append(Token("word", body, at))
+            tokens.append(Token("word", body, at))
         at = match.end()
-    return found
+    return tokens
 
 
 def _unescaped(match: re.Match[str]) -> str:

@@ -76,10 +76,10 @@ _STATUS = {
 
 def console() -> Console:
     """Where the commands print: as wide as the terminal, and nothing in a text is highlighted or replaced."""
-    made: Console = output.console(highlight=False, markup=False, emoji=False)
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = _PIPE_WIDTH
-    return made
+    result: Console = output.console(highlight=False, markup=False, emoji=False)
+    if not result.is_terminal and "COLUMNS" not in os.environ:
+        result.width = _PIPE_WIDTH
+    return result
 
 
 @contextmanager
@@ -145,16 +145,16 @@ def table(
         if room < -2 and shown:
             break
         shown.append(name)
-    made = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    grid = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in shown:
         rigid = name in numeric or needed[name] <= _NARROW
-        made.add_column(Text(name, no_wrap=True), justify="right" if name in numeric else "left", no_wrap=rigid)
+        grid.add_column(Text(name, no_wrap=True), justify="right" if name in numeric else "left", no_wrap=rigid)
     for i in range(len(rows)):
-        made.add_row(*(cells[name][i] for name in shown))
+        grid.add_row(*(cells[name][i] for name in shown))
     parts: list[RenderableType] = [Text(title, style="italic")] if title else []
     left = names[len(shown) :]
     more = [Text(one_line(f"no room for {', '.join(left)}; use a wider terminal or --json", width), style="dim")]
-    return Group(*parts, made, *(more if left else []))
+    return Group(*parts, grid, *(more if left else []))
 
 
 def cell(value: Any) -> Text:
@@ -173,13 +173,13 @@ def cell(value: Any) -> Text:
 
 def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
     """Names and values, one a line; those without a value are left out."""
-    made = Table.grid(padding=(0, 2))
-    made.add_column(style="bold", no_wrap=True)
-    made.add_column(overflow="fold")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
     for name, value in pairs:
         if value is not None and value != "" and value != [] and value != {}:
-            made.add_row(Text(name), Text(visible(value)) if isinstance(value, str) else cell(value))
-    return made
+            grid.add_row(Text(name), Text(visible(value)) if isinstance(value, str) else cell(value))
+    return grid
 
 
 def episode_head(episode: Episode, ledger: Sequence[Mapping[str, Any]], live: bool = False) -> RenderableType:
@@ -228,8 +228,8 @@ def conversation(
     for i, row in enumerate(rows):
         if i in left_out:
             if i == left_out.start:
-                said = f"\n{counted(len(left_out), 'call')} left out here; --full shows all\n"
-                yield Text(said, style="yellow")
+                note = f"\n{counted(len(left_out), 'call')} left out here; --full shows all\n"
+                yield Text(note, style="yellow")
             continue
         reply = reply_of(json.loads(row["response"]))
         replies[row["call_id"]] = reply
@@ -269,10 +269,10 @@ def _new_messages(row: Mapping[str, Any], echoed: Mapping[str, Any] | None) -> l
 def _shortened(text: str, full: bool) -> str:
     """A text safe to show; unless `full`, the beginning of a long one."""
     lines = text[: _LONG + 1].split("\n", _LINES)
-    kept = "\n".join(lines[:_LINES])[:_LONG]
-    if full or len(kept) == len(text):
+    shown = "\n".join(lines[:_LINES])[:_LONG]
+    if full or len(shown) == len(text):
         return visible(text)
-    return f"{visible(kept)}… ({len(text) - len(kept):,} more characters; --full shows all)"
+    return f"{visible(shown)}… ({len(text) - len(shown):,} more characters; --full shows all)"
 
 
 def _message(message: Any, full: bool) -> RenderableType:

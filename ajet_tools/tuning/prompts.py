@@ -81,7 +81,7 @@ def tune(
     tasks = list(sets.train)
     random.Random(config.trainer_common.seed).shuffle(tasks)
     evaluation = _Evaluation(config, agent, prompts)
-    found = gepa.optimize(
+    result = gepa.optimize(
         seed_candidate=dict(prompts.texts),
         trainset=tasks[: len(tasks) // 2],
         valset=tasks[len(tasks) // 2 :],
@@ -92,12 +92,12 @@ def tune(
         seed=config.trainer_common.seed,
         logger=_Logger(),
     )
-    best = dict(found.best_candidate)
+    best = dict(result.best_candidate)
     spent = evaluation.episodes
     before = evaluation.means(sets.val, prompts.texts, k)
     after = before if best == dict(prompts.texts) else evaluation.means(sets.val, best, k)
     gain = paired([b - a for a, b in zip(before, after, strict=True)], seed=config.trainer_common.seed)
-    count = len(found.candidates)
+    count = len(result.candidates)
     return Tuned(prompts, best, count, spent, fmean(before), fmean(after), gain)
 
 
@@ -141,23 +141,23 @@ class _Evaluation:
             return gepa.EvaluationBatch(
                 outputs=refused, scores=[-math.inf] * len(batch), trajectories=refused, num_metric_calls=0
             )
-        episodes = [one for of_task in self._run(batch, candidate, 1) for one in of_task]
+        episodes = [episode_of_task for of_task in self._run(batch, candidate, 1) for episode_of_task in of_task]
         scores = [self._value(episode) for episode in episodes]
-        kept = episodes if capture_traces else None
-        return gepa.EvaluationBatch(outputs=[e.output for e in episodes], scores=scores, trajectories=kept)
+        trajectories = episodes if capture_traces else None
+        return gepa.EvaluationBatch(outputs=[e.output for e in episodes], scores=scores, trajectories=trajectories)
 
     def make_reflective_dataset(
         self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]
     ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        told = [
+        records = [
             _told(episode, score) for episode, score in zip(eval_batch.trajectories, eval_batch.scores, strict=True)
         ]
-        return {name: [{**one, **self._kept(name)} for one in told] for name in components_to_update}
+        return {name: [{**record, **self._kept(name)} for record in records] for name in components_to_update}
 
     def _kept(self, name: str) -> dict[str, str]:
         """What the reflecting model is told to leave in a prompt."""
-        kept = sorted(placeholders(self.prompts.texts[name]))
-        return {"Keep in the prompt": ", ".join(f"{{{one}}}" for one in kept)} if kept else {}
+        names = sorted(placeholders(self.prompts.texts[name]))
+        return {"Keep in the prompt": ", ".join(f"{{{placeholder}}}" for placeholder in names)} if names else {}
 
     def means(self, tasks: Sequence[Task], texts: Mapping[str, str], k: int) -> list[float]:
         """The mean reward of each task."""
@@ -184,14 +184,16 @@ class _Evaluation:
 
 def _told(episode: Episode, score: float) -> dict[str, Any]:
     """An episode for the reflecting model: what was asked, what was said, what it was worth and why."""
-    said = [f"{m.get('role', '')}: {message_text(m)}" for call in episode.calls[-1:] for m in _messages(call)]
+    transcript_lines = [
+        f"{m.get('role', '')}: {message_text(m)}" for call in episode.calls[-1:] for m in _messages(call)
+    ]
     reasons = [reward.reason for reward in episode.rewards if reward.reason]
     known = (
         f" The task says of itself: {json.dumps(episode.task.metadata, default=str)}." if episode.task.metadata else ""
     )
     return {
         "Inputs": episode.task.main_query or json.dumps(episode.task.init_messages, default=str),
-        "Generated Outputs": "\n".join(said)[-_LONGEST:],
+        "Generated Outputs": "\n".join(transcript_lines)[-_LONGEST:],
         "Feedback": f"Reward {score:g}.{known} {' '.join(reasons)}{episode.error or ''}".strip(),
     }
 

@@ -40,13 +40,13 @@ class Prompts:
     def wrong(self, texts: Mapping[str, str]) -> str | None:
         """Which of other texts has lost a `{placeholder}` of the one it replaces, or has one that nothing fills."""
         for name, text in self.texts.items():
-            kept = placeholders(text)
-            lost, new = kept - placeholders(texts[name]), placeholders(texts[name]) - kept
+            expected = placeholders(text)
+            lost, new = expected - placeholders(texts[name]), placeholders(texts[name]) - expected
             if lost:
                 return f"{name} has lost {_braced(lost)}"
-            if kept and new and _fields(text) is not None:
+            if expected and new and _fields(text) is not None:
                 return f"{name} has {_braced(new)}, which nothing fills"
-            if kept and _fields(text) is not None and _fields(texts[name]) is None:
+            if expected and _fields(text) is not None and _fields(texts[name]) is None:
                 return f"{name} has braces that str.format can't read"
         return None
 
@@ -103,15 +103,15 @@ def prompts_of(workflow: Any, names: Sequence[str] = ()) -> Prompts:
 
 def _assigned(source: str) -> dict[str, ast.Constant]:
     """The texts that a module assigns to single names at its top level."""
-    found: dict[str, ast.Constant] = {}
+    constants: dict[str, ast.Constant] = {}
     for node in ast.parse(source).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = getattr(node, "value", None)
         if not isinstance(target, ast.Name) or not isinstance(value, ast.Constant) or target.id.startswith("__"):
             continue
         if isinstance(value.value, str):
-            found[target.id] = value
-    return found
+            constants[target.id] = value
+    return constants
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -127,8 +127,8 @@ def placeholders(text: str) -> set[str]:
 
     A text with other braces, such as JSON, has what looks like `{name}`.
     """
-    found = _fields(text)
-    return set(re.findall(r"\{(\w+)\}", text)) if found is None else found
+    names = _fields(text)
+    return set(re.findall(r"\{(\w+)\}", text)) if names is None else names
 
 
 def _fields(text: str) -> set[str] | None:

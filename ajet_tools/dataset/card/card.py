@@ -100,8 +100,8 @@ class _Sample:
 
     def _count(self, provenance: Mapping[str, Any]) -> None:
         parameters, verdict = provenance.get("parameters"), provenance.get("verdict")
-        told = parameters.get("strategy") if isinstance(parameters, Mapping) else None
-        strategy = provenance.get("strategy") or told
+        asked_strategy = parameters.get("strategy") if isinstance(parameters, Mapping) else None
+        strategy = provenance.get("strategy") or asked_strategy
         for counter, value in ((self.sources, provenance.get("source")), (self.strategies, strategy)):
             if isinstance(value, str):
                 counter[value] += 1
@@ -110,7 +110,7 @@ class _Sample:
 
     def sampled(self) -> list[tuple[str, Any]]:
         """Text and answer, in an order that depends on the texts alone."""
-        return [(text, answer) for *_, text, answer in sorted(self.sample, key=lambda one: one[:2], reverse=True)]
+        return [(text, answer) for *_, text, answer in sorted(self.sample, key=lambda entry: entry[:2], reverse=True)]
 
 
 def write_card(
@@ -157,12 +157,12 @@ def _draw(folder: Path, seen: _Sample, facts: Facts) -> tuple[set[str], str]:
         pictures.require_pictures()
     except MissingExtra as error:
         return set(), str(error)
-    made = {
+    drawings = {
         "length": pictures.lengths(seen.questions) if seen.rows else None,
         "similarity": pictures.similarity(facts.similarities) if facts.similarities else None,
         "difficulty": pictures.difficulty(seen.rates) if seen.rates else None,
     }
-    for name, content in made.items():
+    for name, content in drawings.items():
         if content is None:
             (folder / f"{name}.png").unlink(missing_ok=True)
         else:
@@ -170,7 +170,7 @@ def _draw(folder: Path, seen: _Sample, facts: Facts) -> tuple[set[str], str]:
             write_whole(folder / f"{name}.png", content)
     with contextlib.suppress(OSError):  # it is not empty
         folder.rmdir()
-    return {name for name, content in made.items() if content is not None}, ""
+    return {name for name, content in drawings.items() if content is not None}, ""
 
 
 # The text
@@ -250,21 +250,21 @@ def _quantiles(values: array[int]) -> list[str]:
 
 def _diversity(seen: _Sample, facts: Facts) -> Iterator[str]:
     """Forms, pairs of words and, of a run that was steered, cells."""
-    found, cells = seen.forms.diversity(), facts.coverage.get("cells")
-    if found.rows < LEAST and cells is None:
+    diversity, cells = seen.forms.diversity(), facts.coverage.get("cells")
+    if diversity.rows < LEAST and cells is None:
         return
-    forms = "1 form" if found.forms == 1 else f"{found.forms:,} forms"
+    forms = "1 form" if diversity.forms == 1 else f"{diversity.forms:,} forms"
     ngrams = NGrams()
     for text, _ in seen.sampled():
         ngrams.add(text)
     yield from ("## Diversity", "")
-    yield from (f"Without their numbers and names the questions of {found.rows:,} rows have {forms}.", "")
+    yield from (f"Without their numbers and names the questions of {diversity.rows:,} rows have {forms}.", "")
     yield from (f"Pairs of words: {ngrams.as_text()}.", "")
     if (vendi := facts.coverage.get("vendi_score")) is not None:
         worth = f"By their embeddings the rows are worth {vendi:.1f} that have nothing in common (Vendi score)."
         yield from (worth, "")
-    if found.is_low:
-        yield from (f"> {_one_line(found.as_text())}", "")
+    if diversity.is_low:
+        yield from (f"> {_one_line(diversity.as_text())}", "")
     if cells is not None:
         yield from (f"{cells['covered']:,} of {cells['of']:,} cells have a form of their own; forms by axis:", "")
         rows = [(axis, value, f"{n:,}") for axis, values in cells["forms"].items() for value, n in values.items()]

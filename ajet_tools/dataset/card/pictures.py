@@ -138,18 +138,18 @@ def _draw_shares(axes: Any, label: str, values: Any, **how: Any) -> None:
 def pictures_of(stats: Stats) -> dict[str, bytes]:
     """`lengths.png` and, where fields have few values, `shares.png`. Raises MissingExtra without matplotlib."""
     require_pictures()
-    made = {"lengths.png": _lengths(stats)}
-    return made | ({"shares.png": _shares(panels)} if (panels := _panels(stats)) else {})
+    pictures = {"lengths.png": _lengths(stats)}
+    return pictures | ({"shares.png": _shares(panels)} if (panels := _panels(stats)) else {})
 
 
 def _lengths(stats: Stats) -> bytes:
     panels = [("characters a question", stats.chars), ("words a question", stats.words)]
     panels += [("characters an answer", stats.answer_chars)] if stats.answered else []
     with _open_grid((4.2 * len(panels), 3.2), 1, len(panels)) as (grid, out):
-        for axes, (name, found) in zip(grid, panels, strict=True):
-            values, counts = zip(*found.bins(), strict=True)
+        for axes, (name, length_counts) in zip(grid, panels, strict=True):
+            values, counts = zip(*length_counts.bins(), strict=True)
             _draw_lengths(axes, {name: (values, counts)})
-            middle = found.quantile(0.5)
+            middle = length_counts.quantile(0.5)
             axes.axvline(middle, color="black", linewidth=1, linestyle="--")
             axes.set_xlabel(f"{name} (median {middle:,})")
     return out.getvalue()
@@ -174,13 +174,13 @@ def _panels(stats: Stats) -> list[tuple[str, Sequence[tuple[str, int]]]]:
     """What has a few values that come often: languages, sources, the field asked for, and fields like them."""
     panels: list[tuple[str, Sequence[tuple[str, int]]]] = []
     if stats.by:
-        panels.append((stats.by, [(name, found.count) for name, found in stats.top_groups(_BARS)]))
+        panels.append((stats.by, [(name, summary.count) for name, summary in stats.top_groups(_BARS)]))
     for name, counts in (("language", stats.languages), ("provenance.source", stats.sources)):
         if len(counts) > 1:
             panels.append((name, sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_BARS]))
-    for name, found in stats.fields.items():
-        if name not in (stats.by, "provenance.source") and 1 < len(found.values) <= _BARS and not found.others:
-            panels.append((name, [(_label(value), number) for value, number in found.common(_BARS)]))
+    for name, summary in stats.fields.items():
+        if name not in (stats.by, "provenance.source") and 1 < len(summary.values) <= _BARS and not summary.others:
+            panels.append((name, [(_label(value), number) for value, number in summary.common(_BARS)]))
     return [(name, counts) for name, counts in panels if counts][:8]
 
 

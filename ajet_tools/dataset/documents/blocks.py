@@ -36,7 +36,7 @@ class Headings:
 
     def enter(self, level: int, title: str) -> None:
         """A heading of that level (1 is the outermost) ends all those of its level and below."""
-        self._levels = {one: name for one, name in self._levels.items() if one < level}
+        self._levels = {outer_level: name for outer_level, name in self._levels.items() if outer_level < level}
         self._levels[level] = " ".join(title.split())
 
     @property
@@ -83,5 +83,5 @@ def markdown_blocks(text: str) -> Iterator[Block]:
 
 
 def _strip_front_matter(text: str) -> str:
-    found = re.match(r"---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|$)", text, re.DOTALL)
-    return text[found.end() :] if found else text
+    match = re.match(r"---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|$)", text, re.DOTALL)
+    return text[match.end() :] if match else text

@@ -59,12 +59,12 @@ def chunks_of(document: Document, size: int) -> Iterator[Chunk]:
         more = len(_show(piece)) + len(_BETWEEN) if piece is not None else 0
         full = length + more - len(_BETWEEN) > size
         if taken and (piece is None or full or (piece.kind == "heading" and length >= _SMALL * size)):
-            kept = _trailing_headings(taken) if piece is not None and piece.kind != "heading" else []
-            body = taken[: len(taken) - len(kept)]
+            headings = _trailing_headings(taken) if piece is not None and piece.kind != "heading" else []
+            body = taken[: len(taken) - len(headings)]
             if any(block.kind != "heading" for block in body):
                 yield Chunk(document, number, tuple(body), _BETWEEN.join(map(_show, body)))
                 number += 1
-            taken, length = kept, sum(len(_show(block)) + len(_BETWEEN) for block in kept)
+            taken, length = headings, sum(len(_show(block)) + len(_BETWEEN) for block in headings)
         if piece is not None:
             taken.append(piece)
             length += more
@@ -115,9 +115,9 @@ def _units(block: Block, size: int) -> tuple[str, Iterator[str]]:
 def sentences_of(text: str) -> Iterator[str]:
     """The text cut behind its sentences and lines; the white space stays with them."""
     start = 0
-    for found in _SENTENCE.finditer(text):
-        yield text[start : found.end()]
-        start = found.end()
+    for match in _SENTENCE.finditer(text):
+        yield text[start : match.end()]
+        start = match.end()
     if start < len(text):
         yield text[start:]
 

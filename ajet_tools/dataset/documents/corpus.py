@@ -38,9 +38,10 @@ class Held:
 
     def as_row(self) -> dict[str, Any]:
         """The document as `documents.jsonl` holds it."""
-        one = self.document
-        return {"document": one.name, "digest": one.digest, "format": one.format, "characters": one.characters,
-                "pages": one.pages, "chunks": len(self.chunks), "side": self.side, "group": self.group}  # fmt: skip
+        document = self.document
+        return {"document": document.name, "digest": document.digest, "format": document.format,
+                "characters": document.characters, "pages": document.pages, "chunks": len(self.chunks),
+                "side": self.side, "group": self.group}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,31 +56,31 @@ class Corpus:
     def chunks(self, side: str, seed: int) -> list[Chunk]:
         """The chunks of a side in the order in which they are asked: of each document as many as it is long."""
         placed = [
-            ((rank + start) / len(one.chunks), one.document.digest, chunk)
-            for one in self.held
-            if one.side == side
-            for start in [int(_hash(f"{seed}:{one.document.digest}")[:8], 16) / 0x100000000]
+            ((rank + start) / len(entry.chunks), entry.document.digest, chunk)
+            for entry in self.held
+            if entry.side == side
+            for start in [int(_hash(f"{seed}:{entry.document.digest}")[:8], 16) / 0x100000000]
             for rank, chunk in enumerate(
-                sorted(one.chunks, key=lambda chunk: _hash(f"{seed}:{chunk.document.digest}:{chunk.number}"))
+                sorted(entry.chunks, key=lambda chunk: _hash(f"{seed}:{chunk.document.digest}:{chunk.number}"))
             )
         ]
         return [chunk for _, _, chunk in sorted(placed, key=lambda item: item[:2])]
 
     def share(self, side: str) -> float:
         """Of all chunks."""
-        total = sum(len(one.chunks) for one in self.held)
-        return sum(len(one.chunks) for one in self.held if one.side == side) / total if total else 0.0
+        total = sum(len(entry.chunks) for entry in self.held)
+        return sum(len(entry.chunks) for entry in self.held if entry.side == side) / total if total else 0.0
 
     @property
     def digest(self) -> str:
         """What the documents say, to know them again."""
-        return _hash("\n".join(sorted(one.document.digest for one in self.held)))
+        return _hash("\n".join(sorted(entry.document.digest for entry in self.held)))
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Every document, for `documents.jsonl`."""
-        copies = [{"document": name, "problem": f"is a copy of {other}"} for name, other in self.copies]
-        unread = [{"document": one.name, "problem": one.problem} for one in self.unreadable]
-        return [*(one.as_row() for one in self.held), *copies, *unread]
+        copies = [{"document": name, "problem": f"is a copy of {original}"} for name, original in self.copies]
+        unread = [{"document": entry.name, "problem": entry.problem} for entry in self.unreadable]
+        return [*(entry.as_row() for entry in self.held), *copies, *unread]
 
 
 def prepare(
@@ -93,17 +94,19 @@ def prepare(
     """
     by_digest: dict[str, Document] = {}
     copies, unreadable = list[tuple[str, str]](), list[Unreadable]()
-    for one in read:
-        if isinstance(one, Unreadable):
-            unreadable.append(one)
-        elif by_digest.setdefault(one.digest, one) is not one:
-            copies.append((one.name, by_digest[one.digest].name))
+    for document in read:
+        if isinstance(document, Unreadable):
+            unreadable.append(document)
+        elif by_digest.setdefault(document.digest, document) is not document:
+            copies.append((document.name, by_digest[document.digest].name))
     documents = list(by_digest.values())
     first: dict[str, Chunk] = {}
-    chunks = [tuple(chunk for chunk in chunks_of(one, size) if _is_first(chunk, first)) for one in documents]
+    chunks = [tuple(chunk for chunk in chunks_of(document, size) if _is_first(chunk, first)) for document in documents]
     groups = _groups(documents) if documents else []
-    held = _choose_validation(groups, list(map(len, chunks)), list(by_digest), seed, validation) if documents else set()
-    sides = ("validation" if group in held else "train" for group in groups)
+    validation_groups = (
+        _choose_validation(groups, list(map(len, chunks)), list(by_digest), seed, validation) if documents else set()
+    )
+    sides = ("validation" if group in validation_groups else "train" for group in groups)
     return Corpus(tuple(map(Held, documents, chunks, sides, groups)), tuple(copies), tuple(unreadable))
 
 
@@ -113,8 +116,8 @@ def _groups(documents: Sequence[Document]) -> list[int]:
         return [0]
     sentences = [_sentences(one) for one in documents]
     where: dict[bytes, list[int]] = defaultdict(list)
-    for index, own in enumerate(sentences):
-        for sentence in own:
+    for index, document_sentences in enumerate(sentences):
+        for sentence in document_sentences:
             where[sentence].append(index)
     shared: dict[tuple[int, int], int] = defaultdict(int)
     for places in where.values():
@@ -131,8 +134,13 @@ def _groups(documents: Sequence[Document]) -> list[int]:
 
 def _sentences(document: Document) -> set[bytes]:
     """What tells a document from another, as digests."""
-    long = (one[:_MOST] for block in document.blocks for one in sentences_of(block.text) if len(one) >= _LEAST)
-    return {hashlib.blake2b(normal(one).encode("utf-8", "replace"), digest_size=8).digest() for one in long}
+    long = (
+        sentence[:_MOST]
+        for block in document.blocks
+        for sentence in sentences_of(block.text)
+        if len(sentence) >= _LEAST
+    )
+    return {hashlib.blake2b(normal(sentence).encode("utf-8", "replace"), digest_size=8).digest() for sentence in long}
 
 
 def _choose_validation(
@@ -148,19 +156,19 @@ def _choose_validation(
     if not share:
         return set()
     if len(chunks) < 2:
-        what = "there is one document" if len(groups) == 1 else "the documents have most of their text in common"
+        reason = "there is one document" if len(groups) == 1 else "the documents have most of their text in common"
         raise ConfigError(
-            f"--validation {share:g}: {what}, and a document is never used for both sides. Add another document, or "
+            f"--validation {share:g}: {reason}, and a document is never used for both sides. Add another document, or "
             "pass 0"
         )
     wanted = share * sum(chunks.values())
     order = sorted(chunks, key=lambda group: _hash(f"{seed}:{names[group]}"))
-    kept: list[int] = []
+    chosen: list[int] = []
     for group in order:
-        taken = sum(chunks[one] for one in kept)
-        if len(kept) < len(order) - 1 and taken < wanted and taken + chunks[group] <= 1.5 * wanted:
-            kept.append(group)
-    return set(kept) or {min(order, key=lambda group: chunks[group])}
+        taken = sum(chunks[chosen_group] for chosen_group in chosen)
+        if len(chosen) < len(order) - 1 and taken < wanted and taken + chunks[group] <= 1.5 * wanted:
+            chosen.append(group)
+    return set(chosen) or {min(order, key=lambda group: chunks[group])}
 
 
 def _is_first(chunk: Chunk, first: dict[str, Chunk]) -> bool:

@@ -44,7 +44,7 @@ def _check(path: Path) -> None:
             raise TaskError(f"{path} is password-protected, or an old .doc. Save it as .docx without a password")
     try:
         with zipfile.ZipFile(path) as archive:
-            size = sum(one.file_size for one in archive.infolist())
+            size = sum(member.file_size for member in archive.infolist())
     except (zipfile.BadZipFile, OSError) as error:
         raise TaskError(f"{path} cannot be read as DOCX: {error}") from error
     if size > _LARGEST:
@@ -90,14 +90,14 @@ def _paragraph(element: Any, document: Any, headings: Headings) -> Iterator[Bloc
 
     paragraph = Paragraph(element, document)
     text, style = _text(element).strip(), (paragraph.style.name or "") if paragraph.style is not None else ""
-    found = _HEADING.match(style)
-    if text and (found or style == "Title"):  # which is as outermost as the first heading
-        headings.enter(int(found[1]) if found else 1, text)
+    match = _HEADING.match(style)
+    if text and (match or style == "Title"):  # which is as outermost as the first heading
+        headings.enter(int(match[1]) if match else 1, text)
         yield Block("heading", text, heading=headings.path)
     elif text:
         yield Block("text", f"- {text}" if style.startswith("List ") else text, heading=headings.path)
     for box in element.iterdescendants():
-        if _name(box) == "txbxContent" and not any(_name(one) in _UNSEEN for one in box.iterancestors()):
+        if _name(box) == "txbxContent" and not any(_name(ancestor) in _UNSEEN for ancestor in box.iterancestors()):
             yield from _story(box, document, headings)
 
 

@@ -57,11 +57,11 @@ def pdf_blocks(path: Path) -> Iterator[Block]:
     headings = Headings()
     levels = {} if titles else _levels_by_size(pages)
     for number, page in enumerate(pages, 1):
-        found, elsewhere = _find_titles(page, titles.get(number, ()))
+        page_headings, elsewhere = _find_titles(page, titles.get(number, ()))
         for level, title in elsewhere:
             headings.enter(level, title)
         large = {index: levels[line.size] for index, line in enumerate(page) if line.size in levels and _is_short(line)}
-        for level, lines in _parts(page, found or large):
+        for level, lines in _parts(page, page_headings or large):
             if level:
                 headings.enter(level, lines[0])
                 yield Block("heading", lines[0], number, headings.path)
@@ -144,18 +144,18 @@ def _find_titles(
 
     In the text a title often has a number before it, which the outline leaves out, or the other way round.
     """
-    found: dict[int, int] = {}
+    level_at: dict[int, int] = {}
     elsewhere = []
     for level, title in titles:
         bare = _strip_title(title)
-        after = max(found, default=-1)
+        after = max(level_at, default=-1)
         places = (i for i, line in enumerate(page) if i > after and bare and _strip_title(line.text) == bare)
         place = next(places, None)
         if place is None:
             elsewhere.append((level, title))
         else:
-            found[place] = level
-    return found, elsewhere
+            level_at[place] = level
+    return level_at, elsewhere
 
 
 def _strip_title(title: str) -> str:
@@ -182,9 +182,9 @@ def _remove_running_heads(pages: list[list[_Line]]) -> list[list[_Line]]:
     for at in (0, -1):
         forms = [
             re.sub(r"\d+", "0", " ".join(page[at].text.split()))
-            if (page := [line for line in one if line.text.strip()])
+            if (page := [line for line in page_lines if line.text.strip()])
             else ""
-            for one in pages
+            for page_lines in pages
         ]
         counts = Counter(form for form in forms if form)
         repeated = {form for form, count in counts.items() if count > len(pages) / 2 or is_page_number(form)}
@@ -200,18 +200,18 @@ def _paragraphs(lines: Sequence[str]) -> str:
     A line goes on in the next one unless it ends a sentence and is short of the page's width, or the next is an item.
     """
     width = max((len(line) for line in lines), default=0)
-    made: list[str] = []
+    paragraphs: list[str] = []
     for index, line in enumerate(lines):
         text = line.strip()
         before = lines[index - 1] if index else ""
-        goes_on = bool(made and made[-1] and text) and not _ITEM.match(line) and not _ends(before, width)
+        goes_on = bool(paragraphs and paragraphs[-1] and text) and not _ITEM.match(line) and not _ends(before, width)
         if not goes_on:
-            made.append(text)
-        elif re.search(r"[^\W\d_][-\u00ad]$", made[-1]) and text[:1].islower():
-            made[-1] = made[-1][:-1] + text
+            paragraphs.append(text)
+        elif re.search(r"[^\W\d_][-\u00ad]$", paragraphs[-1]) and text[:1].islower():
+            paragraphs[-1] = paragraphs[-1][:-1] + text
         else:
-            made[-1] += ("\n" if len(before) < 0.6 * width else " ") + text
-    return "\n\n".join(made)
+            paragraphs[-1] += ("\n" if len(before) < 0.6 * width else " ") + text
+    return "\n\n".join(paragraphs)
 
 
 def _ends(line: str, width: int) -> bool:
@@ -220,7 +220,7 @@ def _ends(line: str, width: int) -> bool:
 
 def _titles(reader: PdfReader) -> dict[int, list[tuple[int, str]]]:
     """Level and title of what the outline says begins on a page."""
-    found: dict[int, list[tuple[int, str]]] = {}
+    titles_by_page: dict[int, list[tuple[int, str]]] = {}
 
     def walk(items: Sequence[Any], level: int) -> None:
         for item in items:
@@ -230,10 +230,10 @@ def _titles(reader: PdfReader) -> dict[int, list[tuple[int, str]]]:
             number = reader.get_destination_page_number(item)
             title = str(item.title or "").strip()
             if number is not None and number >= 0 and title:
-                found.setdefault(number + 1, []).append((level, title))
+                titles_by_page.setdefault(number + 1, []).append((level, title))
 
     try:
         walk(reader.outline, 1)
     except Exception as error:  # noqa: BLE001  a third party's parser on a broken outline: the text is there without it
         logging.getLogger("ajet.dataset").warning("the outline cannot be read; its headings are left out: %s", error)
-    return found
+    return titles_by_page

@@ -77,26 +77,26 @@ def find_documents(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:
     Hidden files and directories are left out. Raises ConfigError for a path that is not there, a file of another kind,
     and a directory without a document.
     """
-    found: dict[Path, tuple[str, Path]] = {}
-    for given in paths:
-        path = Path(given).expanduser()
-        if str(given) == "-":
-            found[path] = ("stdin", path)
+    documents: dict[Path, tuple[str, Path]] = {}
+    for named_path in paths:
+        path = Path(named_path).expanduser()
+        if str(named_path) == "-":
+            documents[path] = ("stdin", path)
             continue
         if path.is_dir():
             inside = list(_walk(path))
             if not inside:
-                raise ConfigError(f"{given} contains no documents ({', '.join(SUFFIXES)})")
+                raise ConfigError(f"{named_path} contains no documents ({', '.join(SUFFIXES)})")
         elif path.is_file():
             if path.suffix.lower() not in SUFFIXES:
-                raise ConfigError(f"{given} is not a supported document; supported: {', '.join(SUFFIXES)}")
+                raise ConfigError(f"{named_path} is not a supported document; supported: {', '.join(SUFFIXES)}")
             inside = [path]
         else:
-            raise ConfigError(f"there is no file or directory {given}")
-        for one in inside:
-            name = one.relative_to(path).as_posix() if path.is_dir() else one.name
-            found.setdefault(one.resolve(), (name, one))
-    return _unique_names(list(found.values()))
+            raise ConfigError(f"there is no file or directory {named_path}")
+        for file in inside:
+            name = file.relative_to(path).as_posix() if path.is_dir() else file.name
+            documents.setdefault(file.resolve(), (name, file))
+    return _unique_names(list(documents.values()))
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -107,29 +107,31 @@ def _walk(folder: Path) -> Iterator[Path]:
                 yield Path(here) / name
 
 
-def _unique_names(found: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
+def _unique_names(documents: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
     """Two documents of one name are told apart by their directory's, and else by a number."""
-    counts = Counter(name for name, _ in found)
-    named = [(name if counts[name] == 1 else f"{path.resolve().parent.name}/{path.name}", path) for name, path in found]
+    counts = Counter(name for name, _ in documents)
+    named = [
+        (name if counts[name] == 1 else f"{path.resolve().parent.name}/{path.name}", path) for name, path in documents
+    ]
     again: Counter[str] = Counter()
-    made = []
+    unique = []
     for name, path in named:
         again[name] += 1
-        made.append((name if again[name] == 1 else f"{name} ({again[name]})", path))
-    return made
+        unique.append((name if again[name] == 1 else f"{name} ({again[name]})", path))
+    return unique
 
 
 def read_documents(
     paths: Iterable[str | Path], *, encoding: str | None = None
 ) -> Iterator[tuple[Document | Unreadable, int, int]]:
     """Each document, or what is wrong with it; how many that are, and of how many."""
-    found = find_documents(paths)
-    for number, (name, path) in enumerate(found, 1):
+    documents = find_documents(paths)
+    for number, (name, path) in enumerate(documents, 1):
         try:
             read: Document | Unreadable = read_document(path, name=name, encoding=encoding)
         except TaskError as error:
             read = Unreadable(name, str(error))
-        yield read, number, len(found)
+        yield read, number, len(documents)
 
 
 def read_document(path: Path, *, name: str | None = None, encoding: str | None = None) -> Document:
@@ -166,7 +168,7 @@ def _normalize(block: Block) -> Block:
     if block.text.isascii() and block.heading.isascii():
         return block
     text, heading = (
-        unicodedata.normalize("NFC", one).encode("utf-8", "replace").decode() for one in (block.text, block.heading)
+        unicodedata.normalize("NFC", part).encode("utf-8", "replace").decode() for part in (block.text, block.heading)
     )
     return replace(block, text=text, heading=heading)
 

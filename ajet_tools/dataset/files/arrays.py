@@ -61,10 +61,10 @@ def batch_of(array: Any, columns: Columns, count: int) -> Any:
 
 
 def _found(values: Sequence[Any], path: str) -> tuple[Any, Place]:
-    found = set(map(type, values))
-    flags: dict[str, Any] = {"absent": type(ABSENT) in found, "nulls": type(None) in found}
-    types = found - {type(ABSENT), type(NOWHERE), type(None)}
-    there = _without(values) if type(ABSENT) in found or type(NOWHERE) in found else values
+    seen_types = set(map(type, values))
+    flags: dict[str, Any] = {"absent": type(ABSENT) in seen_types, "nulls": type(None) in seen_types}
+    types = seen_types - {type(ABSENT), type(NOWHERE), type(None)}
+    there = _without(values) if type(ABSENT) in seen_types or type(NOWHERE) in seen_types else values
     deep = path.count(".") >= DEEPEST
     if not types and not (flags["absent"] and flags["nulls"]):
         return pa.nulls(len(values)), Place(**flags)
@@ -72,9 +72,9 @@ def _found(values: Sequence[Any], path: str) -> tuple[Any, Place]:
         if flags["absent"] and flags["nulls"]:
             pass
         elif types == {dict} and not deep:
-            made = _found_objects(there, flags, path)
-            if made[1].fields and len(made[1].fields) <= MOST_FIELDS:
-                return made
+            converted = _found_objects(there, flags, path)
+            if converted[1].fields and len(converted[1].fields) <= MOST_FIELDS:
+                return converted
         elif types == {list} and not deep:
             return _found_list(there, flags, path)
         elif types == {bool}:
@@ -140,7 +140,7 @@ def objects(fields: Mapping[str, tuple[Any, Place]], nulls: Sequence[bool]) -> A
 
 
 def _found_list(values: Sequence[Any], flags: Mapping[str, Any], path: str) -> tuple[Any, Place]:
-    array, item = _found([one for value in values if value is not None for one in value], f"{path}.")
+    array, item = _found([element for value in values if value is not None for element in value], f"{path}.")
     lengths = [0 if value is None else len(value) for value in values]
     return _lists(array, lengths, [value is None for value in values]), Place(item=item, **flags)
 
@@ -155,7 +155,7 @@ def _lists(items: Any, lengths: Sequence[int], nulls: Sequence[bool]) -> Any:
 
 def look_at(data: Any, columns: Columns) -> Columns:
     """The columns, with whether there are nulls and large integers in that record batch."""
-    fields = {name: _looked_at(data.column(i), one) for i, (name, one) in enumerate(columns.fields.items())}
+    fields = {name: _looked_at(data.column(i), place) for i, (name, place) in enumerate(columns.fields.items())}
     if fields == columns.fields:
         return columns
     return Columns(columns.name, replace(columns.row, fields=fields), columns.metadata, columns.own)
@@ -172,7 +172,7 @@ def _looked_at(array: Any, place: Place, above: int = 0) -> Place:
     fields = place.fields
     if fields and not place.is_json:
         inner = zip(fields.items(), array.flatten(), strict=True)
-        fields = {name: _looked_at(one, child, array.null_count) for (name, child), one in inner}
+        fields = {name: _looked_at(inner_array, child, array.null_count) for (name, child), inner_array in inner}
     if (nulls, large, fields) == (place.nulls, place.large, place.fields):
         return place
     return replace(place, nulls=nulls, large=large, fields=fields)
@@ -194,11 +194,11 @@ def convert(data: Any, columns: Columns, to: Columns) -> Any:
     """A record batch of these columns as one of columns that they were merged into. Raises Misfit."""
     if columns is to or columns.schema.equals(to.schema, check_metadata=True):
         return data
-    arrays = {name: (data.column(i), one) for i, (name, one) in enumerate(columns.fields.items())}
+    arrays = {name: (data.column(i), place) for i, (name, place) in enumerate(columns.fields.items())}
     try:
-        made = [_converted(*arrays[name], one, name) if name in arrays else pa.nulls(len(data), one.type)
-                for name, one in to.fields.items()]  # fmt: skip
-        return pa.RecordBatch.from_arrays(made, schema=to.schema)
+        converted = [_converted(*arrays[name], place, name) if name in arrays else pa.nulls(len(data), place.type)
+                for name, place in to.fields.items()]  # fmt: skip
+        return pa.RecordBatch.from_arrays(converted, schema=to.schema)
     except (pa.ArrowException, OverflowError) as error:
         raise TaskError(f"these rows cannot be put into one table: {error}") from error
 
@@ -223,9 +223,9 @@ def _converted(array: Any, place: Place, to: Place, path: str) -> Any:
     if to.fields is not None and place.fields is not None and not place.is_json:
         old = dict(zip(place.fields, array.flatten(), strict=True))
         fields = {
-            name: (_converted(old[name], place.fields[name], one, _below(path, name))
-                   if name in old else pa.nulls(len(array), one.type), one)
-            for name, one in to.fields.items()
+            name: (_converted(old[name], place.fields[name], target, _below(path, name))
+                   if name in old else pa.nulls(len(array), target.type), target)
+            for name, target in to.fields.items()
         }  # fmt: skip
         return objects(fields, array.is_null().to_pylist())
     if to.item is not None and not place.is_json:
@@ -240,7 +240,7 @@ def _converted(array: Any, place: Place, to: Place, path: str) -> Any:
 def _encoding(place: Place) -> Any:
     return (
         place.is_json,
-        {name: _encoding(one) for name, one in (place.fields or {}).items()},
+        {name: _encoding(inner) for name, inner in (place.fields or {}).items()},
         (_encoding(place.item) if place.item is not None else None),
     )
 
@@ -266,10 +266,10 @@ def change(
     """
     whole = pa.StructArray.from_arrays(data.columns, fields=list(data.schema)) if data.num_columns else None
     array, row = _changed_objects(whole, columns.row, before, after, "")
-    made = Columns(columns.name, row, columns.metadata)
-    if list(made.fields.items()) == list(columns.fields.items()):
-        made = columns
-    return batch_of(array, made, len(after)), made
+    changed_columns = Columns(columns.name, row, columns.metadata)
+    if list(changed_columns.fields.items()) == list(columns.fields.items()):
+        changed_columns = columns
+    return batch_of(array, changed_columns, len(after)), changed_columns
 
 
 def _changed(array: Any, place: Place, before: Sequence[Any], after: Sequence[Any], path: str) -> tuple[Any, Place]:
@@ -281,13 +281,13 @@ def _changed(array: Any, place: Place, before: Sequence[Any], after: Sequence[An
         return _changed_objects(array, place, before, after, path)
     if place.is_natural:
         return _found(after, path)
-    made = _parse(_without([value for value, kept in zip(after, same, strict=True) if not kept]), place, path)
+    parsed = _parse(_without([value for value, is_kept in zip(after, same, strict=True) if not is_kept]), place, path)
     order, new = list[int](), len(array)
-    for index, kept in enumerate(same):
-        order.append(index if kept else new)
-        new += not kept
+    for index, is_kept in enumerate(same):
+        order.append(index if is_kept else new)
+        new += not is_kept
     flags: dict[str, Any] = {"absent": type(ABSENT) in types, "nulls": type(None) in types}
-    return pa.concat_arrays([array, made]).take(pa.array(order, pa.int64())), replace(place, **flags)
+    return pa.concat_arrays([array, parsed]).take(pa.array(order, pa.int64())), replace(place, **flags)
 
 
 def _is_same(before: Any, after: Any) -> bool:
@@ -298,21 +298,21 @@ def _changed_objects(
     array: Any, place: Place, before: Sequence[Any], after: Sequence[Any], path: str
 ) -> tuple[Any, Place]:
     old = dict(zip(place.fields or {}, array.flatten() if array is not None else (), strict=True))
-    made = {}
+    changed_fields = {}
     for name in dict.fromkeys(name for value in after if isinstance(value, Mapping) for name in value):
         new = [value.get(name, ABSENT) if isinstance(value, Mapping) else NOWHERE for value in after]
         if name in old:
             had = [value.get(name, ABSENT) if isinstance(value, Mapping) else NOWHERE for value in before]
-            made[name] = _changed(old[name], (place.fields or {})[name], had, new, _below(path, name))
+            changed_fields[name] = _changed(old[name], (place.fields or {})[name], had, new, _below(path, name))
         else:
-            made[name] = _found(new, _below(path, name))
-    fields = {name: one for name, (_, one) in made.items()}
+            changed_fields[name] = _found(new, _below(path, name))
+    fields = {name: inner for name, (_, inner) in changed_fields.items()}
     nulls = [not isinstance(value, Mapping) for value in after]
     flags: dict[str, Any] = {"absent": any(v is ABSENT for v in after), "nulls": any(v is None for v in after)}
     changed = replace(place, fields=fields, **flags)
     if changed.feature is not None and changed.type != place.type:
         changed = replace(changed, feature=None)
-    return objects(made, nulls if path else [False] * len(after)), changed
+    return objects(changed_fields, nulls if path else [False] * len(after)), changed
 
 
 def _parse(values: Sequence[Any], place: Place, path: str) -> Any:
@@ -321,30 +321,30 @@ def _parse(values: Sequence[Any], place: Place, path: str) -> Any:
     try:
         if pa.types.is_temporal(type_):
             return pa.array(values, pa.string()).cast(type_)
-        made = pa.array([_native(value, type_) for value in values], type_)
-        back: Iterable[Any] = map(json_value, made.to_pylist())
+        array = pa.array([_native(value, type_) for value in values], type_)
+        back: Iterable[Any] = map(json_value, array.to_pylist())
     except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, InvalidOperation):
         if len(values) == 1:
             raise Misfit(place, path, values[0]) from None
         for value in values:
             _parse([value], place, path)
         raise Misfit(place, path, values[0]) from None
-    for value, found in zip(values, back, strict=True):
-        if not _same(value, found):
+    for value, restored in zip(values, back, strict=True):
+        if not _same(value, restored):
             raise Misfit(place, path, value)
-    return made
+    return array
 
 
-def _same(value: Any, found: Any) -> bool:
-    if isinstance(value, float) and isinstance(found, float):  # a narrow float is the nearest one
-        return abs(value - found) <= 1e-3 * abs(value)
-    if isinstance(value, bool) is not isinstance(found, bool):
+def _same(value: Any, restored: Any) -> bool:
+    if isinstance(value, float) and isinstance(restored, float):  # a narrow float is the nearest one
+        return abs(value - restored) <= 1e-3 * abs(value)
+    if isinstance(value, bool) is not isinstance(restored, bool):
         return False
-    if isinstance(value, dict) and isinstance(found, dict):
-        return all(_same(value.get(name), one) for name, one in found.items())
-    if isinstance(value, list) and isinstance(found, list):
-        return len(value) == len(found) and all(map(_same, value, found))
-    return bool(value == found)
+    if isinstance(value, dict) and isinstance(restored, dict):
+        return all(_same(value.get(name), inner) for name, inner in restored.items())
+    if isinstance(value, list) and isinstance(restored, list):
+        return len(value) == len(restored) and all(map(_same, value, restored))
+    return bool(value == restored)
 
 
 def _native(value: Any, type_: Any) -> Any:
@@ -361,10 +361,10 @@ def _native(value: Any, type_: Any) -> Any:
     if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
         if not isinstance(value, list):
             raise TypeError("no list")
-        return [_native(one, type_.value_type) for one in value]
+        return [_native(inner, type_.value_type) for inner in value]
     if pa.types.is_struct(type_):
         if not isinstance(value, dict):
             raise TypeError("no object")
         fields = {type_.field(i).name: type_.field(i).type for i in range(type_.num_fields)}
-        return {name: _native(one, fields[name]) for name, one in value.items()}
+        return {name: _native(inner, fields[name]) for name, inner in value.items()}
     return value

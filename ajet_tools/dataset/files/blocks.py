@@ -95,8 +95,8 @@ class LineBlock:
         return len(self.lines)
 
     def where(self, index: int) -> str:
-        found = self.numbers[index]
-        return found if isinstance(found, str) else f"{self.name} line {found}"
+        number = self.numbers[index]
+        return number if isinstance(number, str) else f"{self.name} line {number}"
 
     def rows(self, indices: Iterable[int] | None = None) -> Iterator[Row]:
         chosen = range(len(self)) if indices is None else list(map(int, indices))
@@ -118,10 +118,10 @@ class LineBlock:
 
     def decode(self, wanted: Sequence[Any]) -> bool:
         """Read paths and types into `known`; False where a line is no JSON, or a value not of the type asked for."""
-        found = decode(self.lines, wanted)
-        self.known |= found or {}
-        self.asked += [one for one in wanted if one not in self.asked] if found is not None else []
-        return found is not None
+        results = decode(self.lines, wanted)
+        self.known |= results or {}
+        self.asked += [key for key in wanted if key not in self.asked] if results is not None else []
+        return results is not None
 
     @cached_property
     def texts(self) -> Any:
@@ -174,28 +174,28 @@ class TableBlock:
             return pl.Series(dtype=pl.String).extend_constant(None, len(self))
         if self.table.fields[path[0]].notes:
             raise Irregular
-        array, left = self.data.column(at), list(path[1:])
-        while left and pa.types.is_struct(array.type):
-            index = array.type.get_field_index(left[0])
+        array, remaining = self.data.column(at), list(path[1:])
+        while remaining and pa.types.is_struct(array.type):
+            index = array.type.get_field_index(remaining[0])
             if index < 0:
                 return pl.Series(dtype=pl.String).extend_constant(None, len(self))
             array = array.flatten()[index]
-            left.pop(0)
-        if left and not pa.types.is_null(array.type):
+            remaining.pop(0)
+        if remaining and not pa.types.is_null(array.type):
             raise Irregular
         types = pa.types
         if any(fits(array.type) for fits in (types.is_string, types.is_large_string, types.is_integer, types.is_null)):
             return pl.Series(array).cast(pl.String)
         if types.is_boolean(array.type):
             return pl.Series(array).replace_strict({True: "true", False: "false"}, return_dtype=pl.String)
-        return pl.Series(["[" if one else None for one in array.is_valid().to_pylist()], dtype=pl.String)
+        return pl.Series(["[" if valid else None for valid in array.is_valid().to_pylist()], dtype=pl.String)
 
     def frame(self, dtype: Any) -> Any:
         """Columns as a frame: those of that struct type that there are, with the types of the table.
 
         Raises Irregular where polars has no such type.
         """
-        names = [one.name for one in dtype.fields if one.name in self.table.fields]
+        names = [wanted_field.name for wanted_field in dtype.fields if wanted_field.name in self.table.fields]
         data = self.data.select(names or self.data.schema.names[:1])
         if "decimal256" in str(data.schema):  # which polars does not have
             raise Irregular
@@ -215,24 +215,24 @@ class TableBlock:
 
     def with_columns(self, values: Mapping[str, Any]) -> TableBlock:
         """With columns of one value each, but for those that there are."""
-        made = self._places()
+        places = self._places()
         for name, value in values.items():
             array = pa.repeat(pa.scalar(value), len(self))
-            made.setdefault(name, (Place() if value is None else Place(array.type, table=self.name), array))
-        return self._with(made)
+            places.setdefault(name, (Place() if value is None else Place(array.type, table=self.name), array))
+        return self._with(places)
 
     def renamed(self, mapping: Mapping[str, str]) -> TableBlock:
         """With columns named as `--map` says."""
-        made = {name: one for name, one in self._places().items() if name not in mapping}
+        places = {name: arranged for name, arranged in self._places().items() if name not in mapping}
         for name, target in mapping.items():
             root, _, inner = target.partition(".")
             if root != "metadata":
-                made[target] = self._places()[name]
+                places[target] = self._places()[name]
                 continue
-            before = made.pop("metadata", None)
+            before = places.pop("metadata", None)
             if before is None or not before[0].is_json:
-                made["metadata"] = _object({**(_fields(before) if before else {}), inner: self._places()[name]})
-        return self._with(made)
+                places["metadata"] = _object({**(_fields(before) if before else {}), inner: self._places()[name]})
+        return self._with(places)
 
     def opened(self) -> TableBlock:
         """With what stands in `metadata` as columns beside it."""
@@ -240,10 +240,10 @@ class TableBlock:
         return self._with({**(_fields(places["metadata"]) if "metadata" in places else {}), **places})
 
     def _places(self) -> dict[str, _Arranged]:
-        return {name: (one, self.data.column(i)) for i, (name, one) in enumerate(self.table.fields.items())}
+        return {name: (place, self.data.column(i)) for i, (name, place) in enumerate(self.table.fields.items())}
 
     def _with(self, places: Mapping[str, _Arranged]) -> TableBlock:
-        row = Place(fields={name: one for name, (one, _) in places.items()}, table=self.table.row.table)
+        row = Place(fields={name: place for name, (place, _) in places.items()}, table=self.table.row.table)
         table = Columns(self.name, row, self.table.metadata)
         data = pa.RecordBatch.from_arrays([array for _, array in places.values()], schema=table.schema)
         return replace(self, table=table, data=data)
@@ -262,10 +262,10 @@ def _fields(arranged: _Arranged) -> dict[str, _Arranged]:
 
 
 def _object(fields: Mapping[str, _Arranged]) -> _Arranged:
-    some = {name: replace(one, nullable=True) for name, (one, _) in fields.items()}
-    place = Place(fields=some, table=next((one.table for one in some.values() if one.table), None))
+    some = {name: replace(inner, nullable=True) for name, (inner, _) in fields.items()}
+    place = Place(fields=some, table=next((inner.table for inner in some.values() if inner.table), None))
     array = pa.StructArray.from_arrays(
-        [array for _, array in fields.values()], fields=[one.as_field(name) for name, one in some.items()]
+        [array for _, array in fields.values()], fields=[inner.as_field(name) for name, inner in some.items()]
     )
     return place, array
 
@@ -285,8 +285,8 @@ def encodable(text: str) -> str:
 
 def blocks_of(rows: Iterable[Row], name: str) -> Iterator[LineBlock]:
     """Rows that were read one by one, as lines."""
-    left = iter(rows)
-    while some := list(islice(left, ROWS)):
+    remaining = iter(rows)
+    while some := list(islice(remaining, ROWS)):
         yield _block_of(some, name)
 
 
@@ -316,7 +316,7 @@ def join(blocks: Sequence[Block], *, lines: bool) -> Block:
     same = all(block.table is tables[0].table for block in tables)
     looked = [block.table if same else look_at(block.data, block.table) for block in tables]
     to = merged(looked)
-    data = [convert(block.data, own, to) for block, own in zip(tables, looked, strict=True)]
+    data = [convert(block.data, columns, to) for block, columns in zip(tables, looked, strict=True)]
     whole = pa.Table.from_batches(data, to.schema).unify_dictionaries().combine_chunks()
     batches = whole.to_batches() or [data[0]]
     return TableBlock(tables[0].name, to, batches[0])
@@ -329,8 +329,8 @@ def text_of(values: Mapping[str, Any]) -> str:
         if isinstance(value, str) and value.strip():
             return value
     for name in ("init_messages", "messages", "prompt", "conversations"):
-        if found := _last_user(values.get(name)):
-            return found
+        if text := _last_user(values.get(name)):
+            return text
     return strings_of(values)
 
 
@@ -364,13 +364,13 @@ def _texts(block: Block) -> Any:
         columns = block.columns(QUERIES)
     except Irregular:
         return pl.Series("text", [encodable(text_of(row.values)) for row in block.rows()], pl.String)
-    filled = [one for one in columns.values() if one.null_count() < len(one)]
-    found = filled[0] if filled else columns[QUERIES[0]]
+    filled = [series for series in columns.values() if series.null_count() < len(series)]
+    texts = filled[0] if filled else columns[QUERIES[0]]
     if len(filled) > 1:
-        found = pl.select(pl.coalesce(filled)).to_series()
-    left = found.str.contains(rf"^\s*$|{_UNCLEAR}").fill_null(True).arg_true()
+        texts = pl.select(pl.coalesce(filled)).to_series()
+    unclear = texts.str.contains(rf"^\s*$|{_UNCLEAR}").fill_null(True).arg_true()
     return (
-        found.clone().scatter(left, [encodable(text_of(row.values)) for row in block.rows(left)])
-        if len(left)
-        else found
+        texts.clone().scatter(unclear, [encodable(text_of(row.values)) for row in block.rows(unclear)])
+        if len(unclear)
+        else texts
     )

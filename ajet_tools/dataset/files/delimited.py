@@ -74,7 +74,7 @@ def _dialect(start: bytes, usual: str = ",") -> tuple[str, str]:
     whole, _, rest = text.rpartition("\n")
     lines = (whole if whole else rest).splitlines(keepends=True)
     best, cells = (usual, '"'), 1
-    for delimiter in (usual, *(one for one in ",;\t|" if one != usual)):
+    for delimiter in (usual, *(candidate for candidate in ",;\t|" if candidate != usual)):
         for quote in ('"', "'"):
             try:
                 rows = [row for row in csv.reader(lines, delimiter=delimiter, quotechar=quote) if row]

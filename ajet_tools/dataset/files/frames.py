@@ -76,30 +76,30 @@ def _scan(file: Path | str, *, texts: bool) -> pl.LazyFrame:
     if not isinstance(file, Path):
         return _from_rows(file)
     with explain_errors(file), _explain_errors(f"cannot read {file}"):
-        found = _scan_table(file) if is_table(file) and "decimal256" not in str(schema_of(file)) else None
-        if found is not None:
-            found.collect_schema()
-            return found
+        frame = _scan_table(file) if is_table(file) and "decimal256" not in str(schema_of(file)) else None
+        if frame is not None:
+            frame.collect_schema()
+            return frame
     try:
         if file.name.endswith((".csv", ".tsv")):
-            found = _scan_csv(file)
+            frame = _scan_csv(file)
         elif is_lines(file):
-            found = _scan_lines(file, texts=texts)
+            frame = _scan_lines(file, texts=texts)
     except (
         pl.exceptions.PolarsError,
         RecursionError,
     ):  # values of several types, or a bad row: read by rows it is named
         pass
-    return _from_rows(file) if found is None else found
+    return _from_rows(file) if frame is None else frame
 
 
 def _scan_table(file: Path) -> pl.LazyFrame:
     if file.name.endswith(".parquet"):
         return pl.scan_parquet(file)
     try:
-        found = pl.scan_ipc(file)
-        found.collect_schema()
-        return found
+        frame = pl.scan_ipc(file)
+        frame.collect_schema()
+        return frame
     except pl.exceptions.PolarsError:  # the stream format
         return pl.read_ipc_stream(file).lazy()
 
@@ -107,9 +107,9 @@ def _scan_table(file: Path) -> pl.LazyFrame:
 def _scan_csv(file: Path) -> pl.LazyFrame | None:
     """None where polars has other rows than Python's csv: it makes up cells. Raises PolarsError."""
     delimiter, quote = dialect_of(file)
-    found = pl.scan_csv(file, separator=delimiter, quote_char=quote, infer_schema=False, empty_string_is_null=False)
-    rows = found.select(pl.last().len()).collect(engine="streaming").item()
-    return found if rows == count_regular(file, delimiter, quote) else None
+    frame = pl.scan_csv(file, separator=delimiter, quote_char=quote, infer_schema=False, empty_string_is_null=False)
+    rows = frame.select(pl.last().len()).collect(engine="streaming").item()
+    return frame if rows == count_regular(file, delimiter, quote) else None
 
 
 def _scan_lines(file: Path, *, texts: bool) -> pl.LazyFrame | None:
@@ -138,9 +138,11 @@ def _in_order(dtype: Any, values: list[Any]) -> Any:
     if not isinstance(dtype, pl.Struct):
         return dtype
     objects = [value for value in values if isinstance(value, dict)]
-    places = {name: place for place, name in enumerate(dict.fromkeys(name for one in objects for name in one))}
-    fields = sorted(dtype.fields, key=lambda one: (places.get(one.name, len(places)), one.name))
-    return pl.Struct({one.name: _in_order(one.dtype, [some.get(one.name) for some in objects]) for one in fields})
+    places = {name: place for place, name in enumerate(dict.fromkeys(name for member in objects for name in member))}
+    fields = sorted(dtype.fields, key=lambda member: (places.get(member.name, len(places)), member.name))
+    return pl.Struct(
+        {member.name: _in_order(member.dtype, [some.get(member.name) for some in objects]) for member in fields}
+    )
 
 
 def _from_rows(file: Path | str, mapping: Mapping[str, str] | None = None) -> pl.LazyFrame:
@@ -155,9 +157,9 @@ def column(name: str, values: list[Any]) -> pl.Series:
     kinds = {type(value) for value in values} - {type(None)}
     if len(kinds) == 1:
         try:
-            found = pl.Series(name, values, strict=True)
-            if _same(found.to_list(), values):
-                return found
+            series = pl.Series(name, values, strict=True)
+            if _same(series.to_list(), values):
+                return series
         except (TypeError, OverflowError, UnicodeEncodeError, RecursionError, pl.exceptions.PolarsError):
             pass
     elif kinds == {int, float}:
@@ -170,14 +172,14 @@ def column(name: str, values: list[Any]) -> pl.Series:
         raise TaskError(f"{name} has a number that is greater than any float, such as 1e400") from error
 
 
-def _same(found: list[Any], values: list[Any]) -> bool:
+def _same(actual: list[Any], values: list[Any]) -> bool:
     """But for keys that are null where a value lacks them."""
-    return all(map(_equal, found, values))
+    return all(map(_equal, actual, values))
 
 
-def _equal(found: Any, value: Any) -> bool:
-    if isinstance(found, dict) and isinstance(value, dict):
-        return all(_equal(inner, value.get(name)) for name, inner in found.items())
-    if isinstance(found, list) and isinstance(value, list):
-        return len(found) == len(value) and all(map(_equal, found, value))
-    return type(found) is type(value) and bool(found == value)
+def _equal(actual: Any, value: Any) -> bool:
+    if isinstance(actual, dict) and isinstance(value, dict):
+        return all(_equal(inner, value.get(name)) for name, inner in actual.items())
+    if isinstance(actual, list) and isinstance(value, list):
+        return len(actual) == len(value) and all(map(_equal, actual, value))
+    return type(actual) is type(value) and bool(actual == value)

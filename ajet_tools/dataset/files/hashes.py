@@ -33,11 +33,11 @@ _LEFT_OUT = ("__pycache__",)
 
 def digest(parts: Iterable[bytes]) -> str:
     """Of bytes, each part with its length, so that what moves from one part to the next is a change."""
-    made = hashlib.blake2b(digest_size=_SIZE)
+    hasher = hashlib.blake2b(digest_size=_SIZE)
     for part in parts:
-        made.update(len(part).to_bytes(8, "big"))
-        made.update(part)
-    return made.hexdigest()
+        hasher.update(len(part).to_bytes(8, "big"))
+        hasher.update(part)
+    return hasher.hexdigest()
 
 
 def digest_of_values(values: Any) -> str:
@@ -61,8 +61,8 @@ def _hidden(path: Path) -> bool:
 
 
 def _file(path: Path) -> str:
-    made = hashlib.blake2b(digest_size=_SIZE)
+    hasher = hashlib.blake2b(digest_size=_SIZE)
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
-            made.update(chunk)
-    return made.hexdigest()
+            hasher.update(chunk)
+    return hasher.hexdigest()

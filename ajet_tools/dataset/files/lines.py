@@ -37,10 +37,10 @@ def kind_in(structure: Any) -> str:
 
 def kind_at(structure: Structure, path: Sequence[str]) -> str:
     """The kind of the values at a path; "null" where there is none."""
-    found: Any = structure
+    node: Any = structure
     for step in path:
-        found = found.get(step, "null") if isinstance(found, dict) else "null"
-    return kind_in(found)
+        node = node.get(step, "null") if isinstance(node, dict) else "null"
+    return kind_in(node)
 
 
 def asking(structure: Structure) -> str | None:
@@ -53,12 +53,12 @@ def kinds_of(values: Mapping[str, Any], kind: Callable[[Any], str] = kind_of, be
 
     With `kind_in` for `kind`, those of a structure.
     """
-    found = {}
+    kinds = {}
     for name, value in values.items():
-        found[f"{before}{name}"] = kind(value).replace("integer", "number")
+        kinds[f"{before}{name}"] = kind(value).replace("integer", "number")
         if isinstance(value, dict) and not before:
-            found |= kinds_of(value, kind, f"{name}.")
-    return found
+            kinds |= kinds_of(value, kind, f"{name}.")
+    return kinds
 
 
 def leaves(structure: Structure, before: Path = ()) -> Iterator[tuple[Path, str]]:
@@ -81,12 +81,14 @@ def structures(lines: Any) -> list[tuple[Structure | None, Any]]:
         groups = _grouped(lines, known)
         if not 0 < len(groups) <= _MOST_STRUCTURES:
             break
-        found = [_structure_of(line) for line in lines.gather([indices[0] for indices in groups])]
+        first_structures = [_structure_of(line) for line in lines.gather([indices[0] for indices in groups])]
         paths: dict[str, bool] = {}
-        for path, is_object in (pointer for one in found if one is not None for pointer in _pointers(one)):
+        for path, is_object in (
+            pointer for structure in first_structures if structure is not None for pointer in _pointers(structure)
+        ):
             paths[path] = is_object or paths.get(path, False)
         if all(known.get(path) in (is_object, True) for path, is_object in paths.items()):
-            return list(zip(found, groups, strict=True))
+            return list(zip(first_structures, groups, strict=True))
         if len(paths) > _MOST_PATHS:
             break
         known = known if len(known | paths) <= _MOST_PATHS else {}
@@ -107,11 +109,11 @@ def _grouped(lines: Any, paths: Mapping[str, bool]) -> list[Any]:
     try:
         with _connection().cursor() as cursor:
             table = cursor.from_arrow(lines.rename("line").to_frame().to_arrow())
-            found = pl.DataFrame(table.project(f"{keys}, {kinds}").to_arrow_table())
+            hashes = pl.DataFrame(table.project(f"{keys}, {kinds}").to_arrow_table())
     except duckdb.Error:
         return []
-    groups = found.with_row_index().group_by("keys", "kinds", maintain_order=True).agg("index")
-    return [one.to_numpy() for one in groups["index"]]
+    groups = hashes.with_row_index().group_by("keys", "kinds", maintain_order=True).agg("index")
+    return [indices.to_numpy() for indices in groups["index"]]
 
 
 def types_at(lines: Any, path: Path) -> Any:
@@ -149,10 +151,10 @@ class _Twice(Exception):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs) or any("\0" in name for name in made):
+    fields = dict(pairs)
+    if len(fields) < len(pairs) or any("\0" in name for name in fields):
         raise _Twice
-    return made
+    return fields
 
 
 def _kind(value: Any) -> Any:
@@ -179,30 +181,30 @@ def decode(lines: Any, wanted: Sequence[Any]) -> dict[Any, Any] | None:
     known: dict[Any, Any] = {}
     for dtype, paths in _together(wanted):
         try:
-            found = lines.str.json_decode(dtype)
+            decoded = lines.str.json_decode(dtype)
         except pl.exceptions.PolarsError:
             return None
-        if found.null_count():
+        if decoded.null_count():
             return None
         for path in paths:
-            known[path] = reduce(lambda column, step: column.struct.unnest().get_column(step), path, found)
+            known[path] = reduce(lambda column, step: column.struct.unnest().get_column(step), path, decoded)
         if not paths:
-            known[dtype] = found.struct.unnest()
+            known[dtype] = decoded.struct.unnest()
     return known
 
 
 def _together(wanted: Sequence[Any]) -> list[tuple[Any, list[Path]]]:
     """Types to read lines with, and the paths that each is for; a field and one within it are read apart."""
     groups: list[list[Path]] = []
-    for path in (one for one in wanted if isinstance(one, tuple)):
+    for path in (item for item in wanted if isinstance(item, tuple)):
         for group in groups:
-            if not any(all(a == b for a, b in zip(path, other, strict=False)) for other in group):
+            if not any(all(a == b for a, b in zip(path, known_path, strict=False)) for known_path in group):
                 group.append(path)
                 break
         else:
             groups.append([path])
-    made: list[tuple[Any, list[Path]]] = [(one, []) for one in wanted if not isinstance(one, tuple)]
-    return [*made, *((_type_of(group), group) for group in groups)] or [(_type_of([]), [])]
+    frames: list[tuple[Any, list[Path]]] = [(item, []) for item in wanted if not isinstance(item, tuple)]
+    return [*frames, *((_type_of(group), group) for group in groups)] or [(_type_of([]), [])]
 
 
 def _type_of(paths: Sequence[Path]) -> Any:

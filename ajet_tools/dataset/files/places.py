@@ -64,7 +64,12 @@ class Place:
         if pa.types.is_struct(field.type):
             below, inner = notes.get("fields", {}), _fields_of(feature)
             some = [field.type.field(i) for i in range(field.type.num_fields)]
-            fields = {one.name: cls.declared(one, below.get(one.name, {}), inner.get(one.name), table) for one in some}
+            fields = {
+                inner_field.name: cls.declared(
+                    inner_field, below.get(inner_field.name, {}), inner.get(inner_field.name), table
+                )
+                for inner_field in some
+            }
             return cls(**known, fields=fields, table=table, feature=feature)
         return cls(**known, leaf=field.type, table=table, feature=feature)
 
@@ -83,7 +88,7 @@ class Place:
         if self.is_json:
             return pa.string()
         if self.fields is not None:
-            return pa.struct([one.as_field(name) for name, one in self.fields.items()])
+            return pa.struct([place.as_field(name) for name, place in self.fields.items()])
         if self.item is not None:
             return pa.list_(self.item.type)
         return pa.null() if self.leaf is None else self.leaf
@@ -104,22 +109,22 @@ class Place:
     @cached_property
     def notes(self) -> dict[str, Any]:
         """How it is encoded; empty where it is as any tool would."""
-        made: dict[str, Any] = {}
+        notes: dict[str, Any] = {}
         if self.absent and (self.is_json or not self.nulls):
-            made["absent"] = True
+            notes["absent"] = True
         if self.is_json:
-            return {**made, "json": True}
-        if below := {name: one.notes for name, one in (self.fields or {}).items() if one.notes}:
-            made["fields"] = below
+            return {**notes, "json": True}
+        if below := {name: place.notes for name, place in (self.fields or {}).items() if place.notes}:
+            notes["fields"] = below
         if self.item is not None and self.item.notes:
-            made["item"] = self.item.notes
-        return made
+            notes["item"] = self.item.notes
+        return notes
 
     @cached_property
     def noted(self) -> Any:
         """What `datasets` notes of it, also where that has to be made up."""
         if self.fields is not None and not self.is_json and (self.feature is None or _fields_of(self.feature)):
-            return {name: one.noted for name, one in self.fields.items()}
+            return {name: place.noted for name, place in self.fields.items()}
         return _feature(self.type) if self.feature is None else self.feature
 
 
@@ -143,7 +148,8 @@ class Columns:
         notes = json.loads(metadata[KEY]).get("fields", {}) if KEY in metadata else {}
         features = _features(metadata) or {}
         fields = {
-            one.name: Place.declared(one, notes.get(one.name, {}), features.get(one.name), name) for one in schema
+            column.name: Place.declared(column, notes.get(column.name, {}), features.get(column.name), name)
+            for column in schema
         }
         return cls(name, Place(fields=fields, table=name), metadata, schema)
 
@@ -154,12 +160,12 @@ class Columns:
         metadata = dict(self.metadata)
         if _features(metadata) is not None:
             noted = json.loads(metadata[FEATURES])
-            noted["info"]["features"] = {name: one.noted for name, one in self.fields.items()}
+            noted["info"]["features"] = {name: place.noted for name, place in self.fields.items()}
             metadata[FEATURES] = json.dumps(noted).encode()
         metadata.pop(KEY, None)
         if notes := self.notes:
             metadata[KEY] = json.dumps(notes).encode()
-        return pa.schema([one.as_field(name) for name, one in self.fields.items()], metadata or None)
+        return pa.schema([place.as_field(name) for name, place in self.fields.items()], metadata or None)
 
     @property
     def fields(self) -> Mapping[str, Place]:
@@ -167,54 +173,56 @@ class Columns:
 
     @property
     def notes(self) -> dict[str, Any]:
-        return {"fields": below} if (below := {n: one.notes for n, one in self.fields.items() if one.notes}) else {}
+        return (
+            {"fields": below} if (below := {n: place.notes for n, place in self.fields.items() if place.notes}) else {}
+        )
 
     @cached_property
     def as_written(self) -> Any:
         """All that a file of these columns says of them."""
-        some = {name: (one.type, one.notes, one.noted, one.metadata) for name, one in self.fields.items()}
+        some = {name: (place.type, place.notes, place.noted, place.metadata) for name, place in self.fields.items()}
         return list(some.items()), dict(self.metadata)
 
     @property
     def with_bytes(self) -> list[str]:
         """Columns that hold bytes, such as images, at any depth."""
-        return [name for name, one in self.fields.items() if "binary" in str(one.type)]
+        return [name for name, place in self.fields.items() if "binary" in str(place.type)]
 
     def labels_at(self, path: Sequence[str]) -> list[str]:
         """The names of the class labels at a path, also of a list of them; none of another column."""
         place: Place | None = self.row
         for name in path:
             place = (place.fields or {}).get(name) if place is not None else None
-        found = place.labels if place is not None else None
-        return list((found.get("feature") if isinstance(found, dict) else found) or ())
+        labels = place.labels if place is not None else None
+        return list((labels.get("feature") if isinstance(labels, dict) else labels) or ())
 
     def lost_in_text(self) -> dict[str, str]:
         """Columns of which text does not hold all, and what they are: bytes, times, decimals, the names of labels."""
-        lost = {name: str(one.type) for name, one in self.fields.items() if _is_beyond_json(one.type)}
-        for name, one in self.fields.items():
-            if names := _labels(one.feature):
+        lost = {name: str(place.type) for name, place in self.fields.items() if _is_beyond_json(place.type)}
+        for name, place in self.fields.items():
+            if names := _labels(place.feature):
                 lost[name] = f"class label of {names}"
         return lost
 
 
 def merged(some: Sequence[Columns]) -> Columns:
     """The columns that rows of all of them fit into. Raises TaskError where tables declare what no one type holds."""
-    found = some[0]
-    for one in some[1:]:
-        if one is not found:
-            row = merge(found.row, one.row)
-            if row != found.row or not one.metadata.keys() <= found.metadata.keys():
-                both = Columns(found.name, row, {**one.metadata, **found.metadata})
-                both.own = found.own if both.as_written == found.as_written else None
-                found = both
-    return found
+    result = some[0]
+    for columns in some[1:]:
+        if columns is not result:
+            row = merge(result.row, columns.row)
+            if row != result.row or not columns.metadata.keys() <= result.metadata.keys():
+                both = Columns(result.name, row, {**columns.metadata, **result.metadata})
+                both.own = result.own if both.as_written == result.as_written else None
+                result = both
+    return result
 
 
 def wish(columns: Columns, wished: Sequence[Columns], unfit: Collection[str]) -> Columns:
     """The columns, where they were found, of the types that tables declare, but for those at the paths of `unfit`."""
     row, metadata = columns.row, dict(columns.metadata)
-    for one in wished:
-        row, metadata = _wished(row, one.row, "", unfit), {**one.metadata, **metadata}
+    for wished_columns in wished:
+        row, metadata = _wished(row, wished_columns.row, "", unfit), {**wished_columns.metadata, **metadata}
     return Columns(columns.name, row, metadata) if wished else columns
 
 
@@ -223,10 +231,10 @@ def _wished(place: Place, wished: Place, path: str, unfit: Collection[str]) -> P
         return place
     if place.fields is not None and wished.fields is not None and not place.is_json:
         fields = {
-            name: _wished(one, wished.fields[name], f"{path}.{name}" if path else name, unfit)
+            name: _wished(inner, wished.fields[name], f"{path}.{name}" if path else name, unfit)
             if name in wished.fields
-            else one
-            for name, one in place.fields.items()
+            else inner
+            for name, inner in place.fields.items()
         }
         return replace(place, fields=fields)
     if wished.is_natural and place.type == wished.type and not place.is_json and wished.labels:
@@ -247,8 +255,8 @@ def merge(one: Place, other: Place, path: str = "") -> Place:
     if one.fields is not None and other.fields is not None and not (one.json or other.json):
         return _merge_objects(one, other, path, flags)
     first, second = (one, other) if one.table else (other, one)
-    if one.table and other.table and (found := _one_type(one.type, other.type)) is not None:
-        return replace(one if found == one.type else replace(other, leaf=found), **flags)
+    if one.table and other.table and (common_type := _one_type(one.type, other.type)) is not None:
+        return replace(one if common_type == one.type else replace(other, leaf=common_type), **flags)
     same = first.type == second.type and not (one.is_json or other.is_json)
     if first.table and not second.table and (same or not first.is_natural):
         return replace(first, **flags)  # where a value does not fit, its conversion says so
@@ -265,20 +273,20 @@ def merge(one: Place, other: Place, path: str = "") -> Place:
     return Place(one.leaf, **flags) if one.leaf == other.leaf is not None else Place(json=True, **flags)
 
 
-def _merge_objects(one: Place, other: Place, path: str, flags: Mapping[str, Any]) -> Place:
-    a, b = one.fields or {}, other.fields or {}
+def _merge_objects(first: Place, second: Place, path: str, flags: Mapping[str, Any]) -> Place:
+    a, b = first.fields or {}, second.fields or {}
     fields = {}
     for name in (*a, *(name for name in b if name not in a)):
         if name in a and name in b:
             fields[name] = merge(a[name], b[name], f"{path}.{name}" if path else name)
         else:
             fields[name] = replace(a[name] if name in a else b[name], absent=True)
-    table = one.table or other.table
+    table = first.table or second.table
     if path and not table and (len(fields) > MOST_FIELDS or path.count(".") >= DEEPEST):
         return Place(json=True, **flags)
-    made = Place(fields=fields, table=table, metadata=one.metadata, **flags)
-    features = [each.feature for each in (one, other) if each.feature is not None and each.type == made.type]
-    return replace(made, feature=features[0]) if features else made
+    merged_place = Place(fields=fields, table=table, metadata=first.metadata, **flags)
+    features = [each.feature for each in (first, second) if each.feature is not None and each.type == merged_place.type]
+    return replace(merged_place, feature=features[0]) if features else merged_place
 
 
 def _opened(place: Place) -> Place:
@@ -288,24 +296,24 @@ def _opened(place: Place) -> Place:
     return replace(place, leaf=None, table=None, item=Place.declared(place.leaf.value_field, {}, None, ""))
 
 
-def _check_labels(one: Place, other: Place, path: str) -> None:
+def _check_labels(first: Place, second: Place, path: str) -> None:
     """A class label is a number whose name stands in the schema: other names are other labels."""
-    a, b = _labels(one.feature), _labels(other.feature)
+    a, b = _labels(first.feature), _labels(second.feature)
     if a and b and a != b:
         raise TaskError(
-            f"{path} is a class label of {a} in {one.table} and of {b} in {other.table}: the same number means "
+            f"{path} is a class label of {a} in {first.table} and of {b} in {second.table}: the same number means "
             "different labels. Make them the same first"
         )
 
 
-def _one_type(one: Any, other: Any) -> Any:
+def _one_type(first: Any, second: Any) -> Any:
     """The type that holds the values of both, which differ in width alone; None where there is none."""
-    if one == other:
-        return one
-    if _family(one) != _family(other):
+    if first == second:
+        return first
+    if _family(first) != _family(second):
         return None
     try:
-        both = [pa.schema([("", each)]) for each in (one, other)]
+        both = [pa.schema([("", each)]) for each in (first, second)]
         return pa.unify_schemas(both, promote_options="permissive").types[0]
     except pa.ArrowException:
         return None
@@ -314,8 +322,8 @@ def _one_type(one: Any, other: Any) -> Any:
 def _family(type_: Any) -> str:
     """Types of one family differ in their width alone."""
     kinds = {"int": pa.types.is_integer, "float": pa.types.is_floating, "decimal": pa.types.is_decimal,
-             "text": lambda one: pa.types.is_string(one) or pa.types.is_large_string(one),
-             "bytes": lambda one: pa.types.is_binary(one) or pa.types.is_large_binary(one)}  # fmt: skip
+             "text": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+             "bytes": lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind)}  # fmt: skip
     return next((name for name, fits in kinds.items() if fits(type_)), str(type_))
 
 
@@ -351,10 +359,10 @@ def _fields_of(feature: Any) -> Mapping[str, Any]:
 def _features(metadata: Mapping[bytes, bytes]) -> Mapping[str, Any] | None:
     """None too where they are written as ajet does not know them: then they are no more than bytes to be kept."""
     try:
-        found = json.loads(metadata[FEATURES])["info"]["features"]
+        features = json.loads(metadata[FEATURES])["info"]["features"]
     except (KeyError, ValueError, TypeError):
         return None
-    return found if isinstance(found, dict) else None
+    return features if isinstance(features, dict) else None
 
 
 def _labels(feature: Any) -> Any:
@@ -362,8 +370,8 @@ def _labels(feature: Any) -> Any:
     if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
         return feature.get("names")
     if isinstance(feature, dict):
-        return {name: found for name, inner in feature.items() if (found := _labels(inner))}
-    return [found for inner in feature if (found := _labels(inner))] if isinstance(feature, list) else None
+        return {name: names for name, inner in feature.items() if (names := _labels(inner))}
+    return [names for inner in feature if (names := _labels(inner))] if isinstance(feature, list) else None
 
 
 def _feature(type_: Any) -> Any:

@@ -61,15 +61,15 @@ class Segments:
     def add(self, block: Block) -> None:
         """Raises TaskError where the rows do not go into one table with those before."""
         table = as_table(block)
-        own = look_at(table.data, table.table)
-        to = self._shape.add(own)
+        columns = look_at(table.data, table.table)
+        to = self._shape.add(columns)
         if not len(to.schema):
             self._empty += len(table)
             return
         if self._empty:
             self._write(_no_rows(to, self._empty), to)
             self._empty = 0
-        self._write(convert(table.data, own, to), to)
+        self._write(convert(table.data, columns, to), to)
 
     def _write(self, data: Any, columns: Columns) -> None:
         file = self._file
@@ -107,27 +107,31 @@ class Segments:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._made and all(one.schema.equals(columns.schema, check_metadata=True) for _, one in self._made):
+        if self._made and all(
+            made_columns.schema.equals(columns.schema, check_metadata=True) for _, made_columns in self._made
+        ):
             return [path for path, _ in self._made]
-        made, self._made = self._made, []
+        parts, self._made = self._made, []
         folder, self._folder = self._folder, self._folder / "whole"
         self._folder.mkdir(exist_ok=True)
         try:
             with ExitStack() as stack:
-                for path, own in made:
+                for path, part_columns in parts:
                     for data in stack.enter_context(pq.ParquetFile(path)).iter_batches(8192):
-                        self._write(convert(data, own, columns), columns)
+                        self._write(convert(data, part_columns, columns), columns)
             if not self._made:
                 self._write(_no_rows(columns), columns)
             if self._file is not None:
                 self._file.close()
             return [path for path, _ in self._made]
         finally:
-            self._made, self._folder, self._file = made, folder, None
+            self._made, self._folder, self._file = parts, folder, None
 
 
 def _no_rows(columns: Columns, count: int = 0) -> Any:
-    return pa.RecordBatch.from_arrays([pa.nulls(count, one.type) for one in columns.schema], schema=columns.schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.nulls(count, schema_field.type) for schema_field in columns.schema], schema=columns.schema
+    )
 
 
 class _TableFile:

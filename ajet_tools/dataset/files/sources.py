@@ -53,8 +53,10 @@ def _find(path: str | Path) -> tuple[Path, list[Path]]:
         return file.parent, [file]
     if file.is_dir():
         return file, _files_of_split(file, None)
-    if matching := sorted(one for one in glob(str(file)) if one.endswith(SUFFIXES)):  # noqa: PTH207  # also absolute
-        return Path(*takewhile(lambda part: not re.search(r"[*?[]", part), file.parts)), [Path(one) for one in matching]
+    if matching := sorted(name for name in glob(str(file)) if name.endswith(SUFFIXES)):  # noqa: PTH207  # also absolute
+        return Path(*takewhile(lambda part: not re.search(r"[*?[]", part), file.parts)), [
+            Path(name) for name in matching
+        ]
     folder, colon, split = str(path).rpartition(":")
     if colon and Path(folder).expanduser().is_dir():
         return Path(folder).expanduser(), _files_of_split(Path(folder).expanduser(), split)
@@ -103,7 +105,9 @@ def unpacked(stream: BinaryIO, *, named: str = "") -> Any:
     """The bytes of a stream, unpacked where it begins as a packed file does, or its name says that it is one."""
     stream = io.BufferedReader(stream, 1 << 20)  # type: ignore[type-var]
     start = stream.peek(6)
-    packed = next((one for begins, one in _PACKED.items() if start.startswith(begins) or named.endswith(one)), None)
+    packed = next(
+        (suffix for begins, suffix in _PACKED.items() if start.startswith(begins) or named.endswith(suffix)), None
+    )
     if packed == ".zst":
         return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"))
     openers: dict[str | None, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -112,7 +116,7 @@ def unpacked(stream: BinaryIO, *, named: str = "") -> Any:
 
 def unpacked_name(name: str) -> str:
     """Without the suffix of a packed file."""
-    return next((name.removesuffix(one) for one in _PACKED.values() if name.endswith(one)), name)
+    return next((name.removesuffix(suffix) for suffix in _PACKED.values() if name.endswith(suffix)), name)
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> lis
 
     A `Writer` that is told of them writes the columns even where no row is left.
     """
-    found = []
+    tables = []
     for file, more in columns_of(path).items():
         if isinstance(file, Path) and is_table(file):
             with explain_errors(file):
@@ -132,8 +132,8 @@ def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> lis
                 empty = TableBlock(file.name, columns, pa.RecordBatch.from_pylist([], schema=columns.schema))
                 empty = empty.with_columns(more) if more else empty
                 known = {name: to for name, to in (mapping or {}).items() if name in empty.table.fields}
-                found.append((empty.renamed(known) if known else empty).table)
-    return found
+                tables.append((empty.renamed(known) if known else empty).table)
+    return tables
 
 
 # What stands in them
@@ -155,21 +155,23 @@ def _blocks(file: Path | str, bad: BadRows) -> Iterator[Block]:
             yield from _table_blocks(pa.BufferReader(stdin.read()), "stdin", bad, parquet=start.startswith(b"PAR1"))
         else:
             line = start.partition(b"\n")[0]
-            is_csv = start[:1] not in (b"{", b"[", b"") and any(one in line for one in (b",", b";", b"\t", b"|"))
+            is_csv = start[:1] not in (b"{", b"[", b"") and any(
+                delimiter in line for delimiter in (b",", b";", b"\t", b"|")
+            )
             lines = bounded(stdin, "stdin", cut=bad.skip and not is_csv)
             yield from _text_blocks(lines, "stdin.csv" if is_csv else "stdin", bad)
 
 
 def _text_blocks(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[Block]:
     if name.endswith(_DELIMITED):
-        yield from blocks_of((Row(*one) for one in csv_rows(stream, name, bad)), name)
+        yield from blocks_of((Row(*row) for row in csv_rows(stream, name, bad)), name)
         return
     buffered = io.BufferedReader(stream, _BYTES)  # type: ignore[type-var]
     if _begins_with_line(buffered):
         yield from _line_blocks(buffered, name, bad)
     else:  # one document, or a bad first line
         rows = json_rows(buffered, name, bad, strict=True)
-        yield from blocks_of((Row(one.where, one.value) for one in rows if _is_row(one, bad)), name)
+        yield from blocks_of((Row(row.where, row.value) for row in rows if _is_row(row, bad)), name)
 
 
 def _begins_with_line(stream: Any) -> bool:
@@ -316,7 +318,7 @@ def _without_views(schema: Any) -> Any:
     """With plain text and bytes in place of views, which Arrow chooses no rows of."""
     if "_view" not in str(schema):
         return schema
-    return pa.schema([one.with_type(_without_view(one.type)) for one in schema], schema.metadata)
+    return pa.schema([field.with_type(_without_view(field.type)) for field in schema], schema.metadata)
 
 
 def _without_view(kind: Any) -> Any:
@@ -326,7 +328,7 @@ def _without_view(kind: Any) -> Any:
     if types.is_binary_view(kind):
         return pa.large_binary()
     if types.is_struct(kind):
-        return pa.struct([one.with_type(_without_view(one.type)) for one in kind])
+        return pa.struct([field.with_type(_without_view(field.type)) for field in kind])
     if types.is_map(kind):
         return pa.map_(_without_view(kind.key_type), _without_view(kind.item_type), kind.keys_sorted)
     if types.is_list(kind):
@@ -342,7 +344,7 @@ def _cast(batch: Any, schema: Any) -> Any:
     if batch.schema.equals(schema):
         return batch
     return pa.RecordBatch.from_arrays(
-        [column.cast(one.type) for column, one in zip(batch.columns, schema, strict=True)], schema=schema
+        [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)], schema=schema
     )
 
 
@@ -373,12 +375,12 @@ def _missing(values: Mapping[str, Any], mapping: Mapping[str, str]) -> str | Non
 
 def _rename(values: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str, Any]:
     """The row with its columns renamed."""
-    made = {name: value for name, value in values.items() if name not in mapping}
+    renamed = {name: value for name, value in values.items() if name not in mapping}
     for column, target in mapping.items():
         root, _, name = target.partition(".")
         if root == "metadata":
-            metadata = made.get("metadata")
-            made["metadata"] = {**(metadata if isinstance(metadata, dict) else {}), name: values[column]}
+            metadata = renamed.get("metadata")
+            renamed["metadata"] = {**(metadata if isinstance(metadata, dict) else {}), name: values[column]}
         else:
-            made[target] = values[column]
-    return made
+            renamed[target] = values[column]
+    return renamed

@@ -26,7 +26,7 @@ def objects_of(data: Any, columns: Columns) -> list[dict[str, Any]]:
     try:
         rows = data.to_pylist()
     except (ValueError, OverflowError):  # nanoseconds, or the year 30,000
-        some = {one: values_of(data.column(i), f"{columns.name}: {one}") for i, one in enumerate(data.schema.names)}
+        some = {name: values_of(data.column(i), f"{columns.name}: {name}") for i, name in enumerate(data.schema.names)}
         rows = [dict(zip(some, values, strict=True)) for values in zip(*some.values(), strict=True)]
     if notes := columns.notes:
         rows = [decoded(row, notes) for row in rows]
@@ -40,14 +40,14 @@ def values_of(array: Any, name: str) -> list[Any]:
         there, types = array.is_valid().to_pylist(), pa.types
         if types.is_struct(array.type):
             names = [array.type.field(i).name for i in range(array.type.num_fields)]
-            fields = [values_of(one, name) for one in array.flatten()]
+            fields = [values_of(item, name) for item in array.flatten()]
             rows: list[Any] = [dict(zip(names, values, strict=True)) for values in zip(*fields, strict=True)]
         elif types.is_list(array.type) or types.is_large_list(array.type):
             items = values_of(array.flatten(), name)
             ends = accumulate((length or 0 for length in array.value_lengths().to_pylist()), initial=0)
             rows = [items[start:end] for start, end in pairwise(ends)]
         elif types.is_duration(array.type):
-            rows = [str(one) for one in array.cast(pa.int64()).to_pylist()]
+            rows = [str(item) for item in array.cast(pa.int64()).to_pylist()]
         elif types.is_temporal(array.type):
             rows = array.cast(pa.string()).to_pylist()
         else:
@@ -88,8 +88,8 @@ def kind_of(value: Any) -> str:
 
 def value_at(values: Any, path: str) -> Any:
     """What stands at a path such as `metadata.answer` or `messages.0.content`; None where nothing does."""
-    found = find_at(values, path.split("."))
-    return None if found is ABSENT else found
+    value = find_at(values, path.split("."))
+    return None if value is ABSENT else value
 
 
 def find_at(values: Any, steps: Sequence[str]) -> Any:
@@ -115,6 +115,6 @@ def find_at(values: Any, steps: Sequence[str]) -> Any:
 def answer_of(row: Mapping[str, Any]) -> Any:
     """The reference answer of a row: `metadata.answer`, else a column `answer`; None where there is none."""
     metadata = row.get("metadata")
-    found = metadata.get("answer") if isinstance(metadata, Mapping) else None
-    found = row.get("answer") if found is None else found
-    return None if isinstance(found, str) and not found.strip() else found
+    answer = metadata.get("answer") if isinstance(metadata, Mapping) else None
+    answer = row.get("answer") if answer is None else answer
+    return None if isinstance(answer, str) and not answer.strip() else answer

@@ -214,11 +214,11 @@ class Writer:
     def _finish(self) -> None:
         if self._segments is not None:
             self._flush()
-            made = self._segments.finish(self.path, self.rows)
+            parts = self._segments.finish(self.path, self.rows)
             if self._format == "parquet":
-                _move_into_place(made[0], self.path)
+                _move_into_place(parts[0], self.path)
             else:
-                self._place_shards(made)
+                self._place_shards(parts)
         elif self._format == "csv":
             self._file.flush()
             self._draft_path("tables").mkdir()

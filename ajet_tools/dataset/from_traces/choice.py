@@ -36,30 +36,32 @@ class Opinion:
     @property
     def kinds(self) -> frozenset[str]:
         """Which of up, down and corrected it is. A score of exactly one half is neither up nor down."""
-        found = {"corrected"} if self.correction else set()
+        kinds = {"corrected"} if self.correction else set()
         if self.score is not None and self.score != 0.5:
-            found.add("up" if self.score > 0.5 else "down")
-        return frozenset(found)
+            kinds.add("up" if self.score > 0.5 else "down")
+        return frozenset(kinds)
 
 
 def opinion(feedback: Iterable[Feedback]) -> Opinion:
     """The opinion that feedback on one episode comes to."""
-    ordered = sorted(feedback, key=lambda said: (said.at, said.feedback_id))
-    scores = {(said.call_id, said.author or said.feedback_id): said.score for said in ordered if said.score is not None}
-    corrections = [said for said in ordered if said.correction and said.correction.strip()]
+    ordered = sorted(feedback, key=lambda entry: (entry.at, entry.feedback_id))
+    scores = {
+        (entry.call_id, entry.author or entry.feedback_id): entry.score for entry in ordered if entry.score is not None
+    }
+    corrections = [entry for entry in ordered if entry.correction and entry.correction.strip()]
     return Opinion(
         score=sum(scores.values()) / len(scores) if scores else None,
         correction=corrections[-1] if corrections else None,
-        comments=tuple(said.comment for said in ordered if said.comment),
+        comments=tuple(entry.comment for entry in ordered if entry.comment),
     )
 
 
 def opinions(reader: TraceReader) -> Mapping[str, Opinion]:
     """The opinion on each episode of a trace; an empty one where nothing was said."""
-    said: dict[str, list[Feedback]] = defaultdict(list)
+    by_episode: dict[str, list[Feedback]] = defaultdict(list)
     for row in rows(reader, "SELECT * FROM feedback"):
-        said[row["episode_id"]].append(Feedback(**row))
-    return defaultdict(Opinion, {episode_id: opinion(feedback) for episode_id, feedback in said.items()})
+        by_episode[row["episode_id"]].append(Feedback(**row))
+    return defaultdict(Opinion, {episode_id: opinion(feedback) for episode_id, feedback in by_episode.items()})
 
 
 FEEDBACK = ("up", "down", "corrected")
@@ -123,20 +125,20 @@ def choose(reader: TraceReader, choice: Choice) -> Chosen:
     left_out = Counter[str]()
     if not (choice.include_validation or choice.split == "val"):
         ids, left_out = training_ids(reader, ids, run_id)
-    said = opinions(reader)
+    all_opinions = opinions(reader)
     facts = _facts(reader, ids)
-    failed = {id: why for id, row in facts.items() if (why := _failure(row, said[id], choice.below))}
+    failed = {id: why for id, row in facts.items() if (why := _failure(row, all_opinions[id], choice.below))}
     tried: dict[str, tuple[int, int]] = {}
     for episode_id, row in facts.items():
         attempts, failures = tried.get(row["task_id"], (0, 0))
         tried[row["task_id"]] = (attempts + 1, failures + (episode_id in failed))
     if choice.feedback:
-        ids = [id for id in ids if said[id].kinds & set(choice.feedback)]
+        ids = [id for id in ids if all_opinions[id].kinds & set(choice.feedback)]
     if choice.failures:
         ids = [id for id in ids if id in failed]
     rewards = {id: row["reward"] for id, row in facts.items() if row["reward"] is not None}
     splits = {id: row["split"] for id, row in facts.items() if row["split"]}
-    return Chosen(ids, of, said, rewards, failed, tried, left_out, splits)
+    return Chosen(ids, of, all_opinions, rewards, failed, tried, left_out, splits)
 
 
 def _facts(reader: TraceReader, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -144,21 +146,21 @@ def _facts(reader: TraceReader, ids: Sequence[str]) -> dict[str, dict[str, Any]]
         SELECT e.episode_id, e.task_id, e.status, e.cause, e.infrastructure, e.is_success, {REWARD} AS reward,
           CASE WHEN {OF_VALIDATION} THEN 'val' WHEN split = 'val' THEN 'train' ELSE split END AS split
         FROM episodes e WHERE e.episode_id IN (SELECT unnest(?::VARCHAR[]))"""
-    found: dict[str, dict[str, Any]] = {}
+    facts_by_id: dict[str, dict[str, Any]] = {}
     for start in range(0, len(ids), _LOOKUP):
         for row in rows(reader, sql, list(ids[start : start + _LOOKUP])):
-            found[row["episode_id"]] = row
-    return {episode_id: found[episode_id] for episode_id in ids if episode_id in found}
+            facts_by_id[row["episode_id"]] = row
+    return {episode_id: facts_by_id[episode_id] for episode_id in ids if episode_id in facts_by_id}
 
 
-def _failure(row: dict[str, Any], said: Opinion, below: float) -> str | None:
+def _failure(row: dict[str, Any], person_opinion: Opinion, below: float) -> str | None:
     """Why an episode counts as failed. What a person says outranks the reward; a fault of the machinery is none."""
     if row["infrastructure"]:
         return None
-    if said.correction is not None:
+    if person_opinion.correction is not None:
         return "a person corrected the answer"
-    if said.score is not None and said.score != 0.5:
-        return "a person gave a thumb down" if said.score < 0.5 else None
+    if person_opinion.score is not None and person_opinion.score != 0.5:
+        return "a person gave a thumb down" if person_opinion.score < 0.5 else None
     if row["status"] in ("failed", "timeout"):
         return f"{row['status']}: {row['cause']}" if row["cause"] else str(row["status"])
     if row["is_success"] is not None:

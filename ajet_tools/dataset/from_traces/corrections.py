@@ -34,9 +34,9 @@ class Corrections:
         refused: dict[str, str] = {}
         votes: dict[str, dict[str, str]] = defaultdict(dict)
         for record in records:
-            given = [one for one in record.feedback if one.correction and one.correction.strip()]
-            last = {(one.call_id, one.author or one.feedback_id): one.feedback_id for one in given}
-            for one in given:
+            corrections = [one for one in record.feedback if one.correction and one.correction.strip()]
+            last = {(one.call_id, one.author or one.feedback_id): one.feedback_id for one in corrections}
+            for one in corrections:
                 if one.feedback_id not in last.values():
                     refused[one.feedback_id] = _REPLACED
                     continue
@@ -58,13 +58,13 @@ class Corrections:
 
     def settle(self, record: Record, *keep: str) -> tuple[Record, list[str]]:
         """The record without the corrections that do not count, and the reasons; those refused for `keep` stay."""
-        reasons = [self.refused[one.feedback_id] for one in record.feedback if one.feedback_id in self.refused]
+        reasons = [self.refused[entry.feedback_id] for entry in record.feedback if entry.feedback_id in self.refused]
         if not reasons:
             return record, reasons
         feedback = tuple(
-            one.model_copy(update={"correction": None})
-            if self.refused.get(one.feedback_id) not in (None, *keep)
-            else one
-            for one in record.feedback
+            entry.model_copy(update={"correction": None})
+            if self.refused.get(entry.feedback_id) not in (None, *keep)
+            else entry
+            for entry in record.feedback
         )
         return replace(record, feedback=feedback), reasons

@@ -35,21 +35,21 @@ class ConversationsJob(Job):
 
     def records(self, *, whole: bool = False) -> Iterator[Record]:
         for group in self.groups(feedback=True):
-            for given in group:
-                record, refused = self.corrections.settle(given)
-                said = opinion(record.feedback)
-                if refused and said.correction is None:
+            for episode_record in group:
+                record, refused = self.corrections.settle(episode_record)
+                record_opinion = opinion(record.feedback)
+                if refused and record_opinion.correction is None:
                     self.left_out.update(refused[-1:])
-                elif self._fits(record.episode, said) and not self._has_enough(record):
-                    yield self._correct_record(record, said)
+                elif self._fits(record.episode, record_opinion) and not self._has_enough(record):
+                    yield self._correct_record(record, record_opinion)
 
-    def _fits(self, episode: Episode, said: Opinion) -> bool:
-        if not self.liked or said.correction is not None:
+    def _fits(self, episode: Episode, record_opinion: Opinion) -> bool:
+        if not self.liked or record_opinion.correction is not None:
             return True
         if episode.status != "succeeded":
             self.left_out["episodes that failed"] += 1
             return False
-        if "down" in said.kinds:
+        if "down" in record_opinion.kinds:
             self.left_out["episodes that people gave a thumb down"] += 1
             return False
         return True
@@ -66,18 +66,25 @@ class ConversationsJob(Job):
         self._taken.update(keys)
         return False
 
-    def _correct_record(self, record: Record, said: Opinion) -> Record:
+    def _correct_record(self, record: Record, record_opinion: Opinion) -> Record:
         """The corrected reply in its place, and nothing after it: what followed was said to another reply."""
-        if said.correction is None or not said.correction.correction:
+        if record_opinion.correction is None or not record_opinion.correction.correction:
             return record
-        found = list(exchanges(record.episode))
-        named = said.correction.call_id
-        wrong = next((e for e in found if e.call.call_id == named), None) if named else (found[-1] if found else None)
+        chat_exchanges = list(exchanges(record.episode))
+        named = record_opinion.correction.call_id
+        wrong = (
+            next((e for e in chat_exchanges if e.call.call_id == named), None)
+            if named
+            else (chat_exchanges[-1] if chat_exchanges else None)
+        )
         if wrong is None:
             self.left_out["corrections of something other than a chat reply"] += 1
             return record
-        kept = [_correct_call(wrong.call, said.correction.correction) if e is wrong else e.call for e in found]
-        calls = tuple(kept[: found.index(wrong) + 1])
+        all_calls = [
+            _correct_call(wrong.call, record_opinion.correction.correction) if e is wrong else e.call
+            for e in chat_exchanges
+        ]
+        calls = tuple(all_calls[: chat_exchanges.index(wrong) + 1])
         self.corrected.add(record.episode.episode_id)
         return replace(record, episode=record.episode.model_copy(update={"calls": calls}))
 
@@ -99,29 +106,29 @@ class AttemptsJob(Job):
 
     def members(self) -> dict[tuple[str, str], list[str]]:
         """By task. Tasks of another tool's traces are told apart by what was asked."""
-        own = self._task_ids()
+        task_keys = self._task_ids()
         groups: dict[tuple[str, str], list[str]] = {}
         for episode_id in self.episode_ids:
-            groups.setdefault(own[episode_id], []).append(episode_id)
+            groups.setdefault(task_keys[episode_id], []).append(episode_id)
         return groups
 
     def _task_ids(self) -> dict[str, tuple[str, str]]:
         sql = "SELECT episode_id, run_id, task_id FROM episodes WHERE episode_id IN (SELECT unnest(?::VARCHAR[]))"
-        found: dict[str, tuple[str, str]] = {}
+        keys: dict[str, tuple[str, str]] = {}
         foreign: list[str] = []
         for start in range(0, len(self.episode_ids), 5_000):
             for row in rows(self.reader, sql, list(self.episode_ids[start : start + 5_000])):
-                found[row["episode_id"]] = ("id", row["task_id"])
+                keys[row["episode_id"]] = ("id", row["task_id"])
                 foreign += [row["episode_id"]] if row["run_id"] in self.foreign_runs else []
         for record in Job(self.reader, foreign, self.redact).records():
             traced = next(traced_tasks(record, foreign=True), None)
             if traced is not None:
-                found[record.episode.episode_id] = ("text", traced.key)
-        return {id: found.get(id, ("episode", id)) for id in self.episode_ids}
+                keys[record.episode.episode_id] = ("text", traced.key)
+        return {id: keys.get(id, ("episode", id)) for id in self.episode_ids}
 
     def groups(self, *, feedback: bool = False, trained: bool = False) -> Iterator[list[Record]]:
-        for given in super().groups(feedback=True, trained=trained):
-            settled = [self.corrections.settle(record) for record in given]
+        for records in super().groups(feedback=True, trained=trained):
+            settled = [self.corrections.settle(record) for record in records]
             group = [record for record, _ in settled]
             self.left_out.update(reason for _, refused in settled for reason in refused)
             if any(record.episode.rewards for record in group):
@@ -131,8 +138,8 @@ class AttemptsJob(Job):
 
     def _set_reward(self, record: Record) -> Record:
         """The episode with its score in the place of a reward. A correction says that the reply was wrong."""
-        said = opinion(record.feedback)
-        score = 0.0 if said.correction is not None and said.score is None else said.score
+        record_opinion = opinion(record.feedback)
+        score = 0.0 if record_opinion.correction is not None and record_opinion.score is None else record_opinion.score
         name = "feedback" if score is not None else "rubric"
         score = self.scores.get(record.episode.episode_id) if score is None else score
         if score is None or not any(exchange_of(call) for call in record.episode.calls):

@@ -71,18 +71,18 @@ class EpisodeGrader:
     ) -> list[T | None]:
         """What each comes to; None for those that the budget did not reach. Raises what the endpoint raises."""
 
-        async def within_budget(one: A) -> T | None:
+        async def within_budget(item: A) -> T | None:
             if self.spent is not None:
                 return None
             try:
-                found = await ask(one)
+                result = await ask(item)
             except BudgetSpent as error:
                 self.spent = str(error)
                 return None
             done()
-            return found
+            return result
 
-        tasks = [asyncio.ensure_future(within_budget(one)) for one in about]
+        tasks = [asyncio.ensure_future(within_budget(item)) for item in about]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -109,26 +109,26 @@ class EpisodeGrader:
         question, output = asked
         text = load("from-traces/value").render(question=question, output=shorten(output))
         replies = await independent(self.endpoint, text, 2, seed=0, max_tokens=self.max_tokens, what="--read-values")
-        found = votes([final_of(reply) for reply in replies])
-        return found.answer if found.answer and found.count == 2 and stands_in(found.answer, output) else None
+        winner = votes([final_of(reply) for reply in replies])
+        return winner.answer if winner.answer and winner.count == 2 and stands_in(winner.answer, output) else None
 
 
 def _transcript(record: Record) -> str:
-    said = [
+    transcripts = [
         "\n".join(f"[{m.get('role', '?')}] {spoken(m)}" for m in conversation.messages)
         for conversation in conversations(record.episode)
     ]
     episode = record.episode
-    whole = "\n\n--- another conversation of it ---\n".join(said) or episode.task.main_query
+    whole = "\n\n--- another conversation of it ---\n".join(transcripts) or episode.task.main_query
     ended = [f"[output] {episode.output}"] if isinstance(episode.output, str) else []
     ended += [f"It ended as {episode.status}: {episode.error}"] if episode.error else []
     return "\n\n".join([shorten(whole), *(shorten(text, _LONGEST_OUTCOME) for text in ended)])
 
 
 def _remarks(record: Record) -> list[str]:
-    found = []
-    for said in record.feedback:
-        found += [f"score {said.score:g} (0 bad, 1 good)"] if said.score is not None else []
-        found += [said.comment] if said.comment else []
-        found += [f"the right answer would have been: {said.correction}"] if said.correction else []
-    return found
+    remarks = []
+    for feedback in record.feedback:
+        remarks += [f"score {feedback.score:g} (0 bad, 1 good)"] if feedback.score is not None else []
+        remarks += [feedback.comment] if feedback.comment else []
+        remarks += [f"the right answer would have been: {feedback.correction}"] if feedback.correction else []
+    return remarks

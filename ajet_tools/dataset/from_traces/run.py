@@ -123,20 +123,22 @@ def task_rows(
     return work.made, work.tasks()
 
 
-def _no_rows_error(made: TraceRun) -> ConfigError:
-    if not made.of:
+def _no_rows_error(trace_run: TraceRun) -> ConfigError:
+    if not trace_run.of:
         return ConfigError("this trace has no finished episodes")
-    if not made.chosen and made.left_out:
-        reasons = "; ".join(f"left out: {count:,} {reason}" for reason, count in made.left_out.items())
-        return ConfigError(f"none of {made.of:,} episodes is left: {reasons}")
-    if not made.chosen:
-        return ConfigError(f"none of {made.of:,} episodes matches; to see what does, use `ajet trace ls --filter`")
-    why = Counter({reason: count for reason, count in made.left_out.items() if count})
-    why.update(str(row["reason"]) for row in made.rejected)
+    if not trace_run.chosen and trace_run.left_out:
+        reasons = "; ".join(f"left out: {count:,} {reason}" for reason, count in trace_run.left_out.items())
+        return ConfigError(f"none of {trace_run.of:,} episodes is left: {reasons}")
+    if not trace_run.chosen:
+        return ConfigError(f"none of {trace_run.of:,} episodes matches; to see what does, use `ajet trace ls --filter`")
+    why = Counter({reason: count for reason, count in trace_run.left_out.items() if count})
+    why.update(str(row["reason"]) for row in trace_run.rejected)
     reasons = "; ".join(f"{count:,} {reason}" for reason, count in why.most_common(5))
-    if not reasons and made.to == "preferences":
+    if not reasons and trace_run.to == "preferences":
         reasons = "no two attempts at a task differ in reward, and nobody corrected an answer"
-    return ConfigError(f"{made.chosen:,} episodes of {made.of:,} match, but none gives a row for {made.to}: {reasons}")
+    return ConfigError(
+        f"{trace_run.chosen:,} episodes of {trace_run.of:,} match, but none gives a row for {trace_run.to}: {reasons}"
+    )
 
 
 class _RowBuilder:
@@ -168,24 +170,24 @@ class _RowBuilder:
 
     async def _ask(self, model: EpisodeGrader) -> None:
         """All that a model is asked: grades by the rubric, and the values of outputs that people liked."""
-        made = self.made
+        trace_run = self.made
         try:
             if self._grader is not None:
                 await self._grade(self._grader)
-            if model.values and made.to == "tasks":
+            if model.values and trace_run.to == "tasks":
                 self._pool = self._fill_pool()
                 await self._pool.read_values(model, lambda *count: self._progress("reading values of", *count))
         finally:
             await model.endpoint.aclose()
-        made.stopped, made.usage = model.spent, asdict(model.endpoint.budget.spent)
+        trace_run.stopped, trace_run.usage = model.spent, asdict(model.endpoint.budget.spent)
 
     async def _grade(self, grader: EpisodeGrader) -> None:
         """Verdicts by episode; each chunk of episodes is read, redacted, graded and let go of."""
-        made, of = self.made, len(self._chosen.ids)
+        trace_run, of = self.made, len(self._chosen.ids)
 
         def count() -> None:
-            made.graded += 1
-            self._progress("grading", made.graded, of)
+            trace_run.graded += 1
+            self._progress("grading", trace_run.graded, of)
 
         groups = Job(self._sources.reader, self._chosen.ids, self._options.redact).groups(feedback=True)
         records = chain.from_iterable(groups)
@@ -193,8 +195,8 @@ class _RowBuilder:
             for record, verdict in zip(chunk, await grader.ask_all(grader.grade, chunk, count), strict=True):
                 task, episode_id = record.episode.task, record.episode.episode_id
                 self._verdicts[episode_id] = verdict
-                if verdict is not None and not verdict.ok and made.to in ("messages", "tokens"):
-                    made.rejected.append(rejected_row(task, episode_id, verdict.reason, verdict.as_json("rubric")))
+                if verdict is not None and not verdict.ok and trace_run.to in ("messages", "tokens"):
+                    trace_run.rejected.append(rejected_row(task, episode_id, verdict.reason, verdict.as_json("rubric")))
 
     def _judge_corrections(self) -> Corrections:
         corrected = [id for id in self._chosen.ids if self._chosen.opinions[id].correction is not None]
@@ -216,10 +218,10 @@ class _RowBuilder:
 
     def job(self, kind: type[Job], ids: Sequence[str], **more: Any) -> Any:
         """An export's job over some episodes."""
-        told = self._progress
+        report_progress = self._progress
         return kind(
             self._sources.reader, list(ids), self._options.redact, self._options.margin,
-            lambda done, of: told("reading", done, of), **more,
+            lambda done, of: report_progress("reading", done, of), **more,
         )  # fmt: skip
 
     def count(self, job: Job) -> None:
@@ -246,12 +248,12 @@ class _RowBuilder:
 
     def tasks(self) -> Iterator[dict[str, Any]]:
         """A row for each task; with `failures` those that fail most often come first."""
-        pool, made = self._pool or self._fill_pool(), self.made
+        pool, trace_run = self._pool or self._fill_pool(), self.made
         self._count_ungraded()
         tried = self._chosen.tried if self._choice.failures else None
         yield from pool.rows(tried, need_answer=self._options.need_answer, provenance=self._provenance())
-        made.rejected += pool.rejected
-        made.duplicates, made.answers = pool.duplicates, pool.answered
+        trace_run.rejected += pool.rejected
+        trace_run.duplicates, trace_run.answers = pool.duplicates, pool.answered
 
     def _fill_pool(self) -> TaskPool:
         pool, job = TaskPool(self._corrections.disputed), self.job(Job, self._chosen.ids)
@@ -262,19 +264,19 @@ class _RowBuilder:
 
     def _add_to_pool(self, record: Record, pool: TaskPool) -> None:
         episode_id = record.episode.episode_id
-        verdict, said = self._verdicts.get(episode_id), self._verdict(episode_id)
+        verdict, verdict_record = self._verdicts.get(episode_id), self._verdict(episode_id)
         if self._grader is not None and verdict is None:
             return
         foreign = record.episode.run_id in self._sources.foreign_runs
         record, _ = self._corrections.settle(record, REDACTED)  # a task whose answer was redacted is rejected
-        found = list(traced_tasks(record, foreign=foreign, accept_output=self._options.accept_outputs))
-        if not found:
+        tasks = list(traced_tasks(record, foreign=foreign, accept_output=self._options.accept_outputs))
+        if not tasks:
             self.made.left_out["episodes without a task"] += 1
-        for traced in found:
+        for traced in tasks:
             if verdict is not None and not verdict.ok:
-                pool.rejected.append(rejected_row(traced.task, episode_id, verdict.reason, said))
+                pool.rejected.append(rejected_row(traced.task, episode_id, verdict.reason, verdict_record))
             else:
-                pool.add(traced, self._chosen.failed.get(episode_id), said, self._split(episode_id))
+                pool.add(traced, self._chosen.failed.get(episode_id), verdict_record, self._split(episode_id))
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """A row for each conversation of the best episodes of each task; a corrected reply is the person's."""
@@ -291,9 +293,13 @@ class _RowBuilder:
 
     def _worth(self, episode_id: str) -> tuple[float, ...]:
         """Sorts the best episode of a task to the front: corrected, then liked, then rewarded; of equals the oldest."""
-        said = self._chosen.opinions[episode_id]
+        person_opinion = self._chosen.opinions[episode_id]
         reward = self._chosen.rewards.get(episode_id, 0.0)
-        return (-float(said.correction is not None), -(0.5 if said.score is None else said.score), -reward)
+        return (
+            -float(person_opinion.correction is not None),
+            -(0.5 if person_opinion.score is None else person_opinion.score),
+            -reward,
+        )
 
     def preferences(self) -> Iterator[dict[str, Any]]:
         """Pairs of better and worse attempts of one task, and corrections; the same pair once."""

@@ -45,26 +45,28 @@ def opened_sources(
     ConfigError where a file is nothing known or an episode is in two of the sources.
     """
     paths = [path if str(path) == "-" else _studio_in(Path(path)) for path in paths]
-    own = [Path(path) for path in paths if str(path) != "-" and _is_trace(Path(path))]
-    foreign = [Path(path) if str(path) != "-" else None for path in paths if path not in own]
+    traces = [Path(path) for path in paths if str(path) != "-" and _is_trace(Path(path))]
+    foreign = [Path(path) if str(path) != "-" else None for path in paths if path not in traces]
     with ExitStack() as stack:
-        if not foreign and len(own) < 2:
-            reader, at = open_located(own[0] if own else None)
+        if not foreign and len(traces) < 2:
+            reader, at = open_located(traces[0] if traces else None)
             yield Sources(stack.enter_context(closing(reader)), (str(at),))
             return
-        files, names = [file for path in own for file in located_files(path)], tuple(map(str, paths))
+        files, names = [file for path in traces for file in located_files(path)], tuple(map(str, paths))
         if not foreign:
             reader = stack.enter_context(closing(open_trace(*files)))
             _refuse_twice(reader)
             yield Sources(reader, names)
             return
-        made = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ajet-from-traces-"))) / "imported.duckdb"
-        done, runs = import_files(foreign, made, format, skip_bad_rows=skip_bad_rows), frozenset[str]()
+        imported_file = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ajet-from-traces-"))) / "imported.duckdb"
+        )
+        done, runs = import_files(foreign, imported_file, format, skip_bad_rows=skip_bad_rows), frozenset[str]()
         if any(kind != "native" for kind in done.formats.values()):
-            with closing(open_trace(made)) as imported:
+            with closing(open_trace(imported_file)) as imported:
                 runs = frozenset(row["run_id"] for row in rows(imported, "SELECT run_id FROM runs"))
-        reader = stack.enter_context(closing(open_trace(made, *files)))
-        if own:
+        reader = stack.enter_context(closing(open_trace(imported_file, *files)))
+        if traces:
             _refuse_twice(reader)
         yield Sources(reader, names, runs, done, done.formats)
 

@@ -72,15 +72,15 @@ def traced_tasks(record: Record, *, foreign: bool = False, accept_output: bool =
         foreign: another tool recorded it, so that its task id says nothing of the task.
         accept_output: where people liked the output, it is the answer.
     """
-    episode, said = record.episode, opinion(record.feedback)
-    for asked in _questions(episode, said):
-        mine = _about(record.feedback, asked, episode)
-        task = _task(episode.task, asked)
+    episode, overall_opinion = record.episode, opinion(record.feedback)
+    for question in _questions(episode, overall_opinion):
+        mine = _about(record.feedback, question, episode)
+        task = _task(episode.task, question)
         if not (task.main_query or task.init_messages or task.metadata):
             continue
-        stored = asked.own and not foreign
+        stored = question.own and not foreign
         key = f"id:{task.task_id}" if stored else f"text:{task_key(task)}"
-        answer, of, corrected = _answer(episode, asked, mine, accept_output)
+        answer, of, corrected = _answer(episode, question, mine, accept_output)
         hidden = record.redacted and of is not None and isinstance(answer, str) and has_placeholder(answer)
         problem = "the answer contained personal data or a secret, now redacted" if hidden else None
         yield TracedTask(key, task, episode.episode_id, answer, of, corrected, mine, problem, stored)
@@ -106,18 +106,18 @@ def _plain(text: str) -> str:
 # Where the question stands
 
 
-def _questions(episode: Episode, said: Opinion) -> list[_Question]:
-    found = conversations(episode)
-    if not found:
+def _questions(episode: Episode, overall_opinion: Opinion) -> list[_Question]:
+    all_conversations = conversations(episode)
+    if not all_conversations:
         return [_Question(())]
     if _is_process(episode):
-        return [_last_of(conversation) for conversation in found]
-    named = said.correction.call_id if said.correction else None
+        return [_last_of(conversation) for conversation in all_conversations]
+    named = overall_opinion.correction.call_id if overall_opinion.correction else None
     if named is not None:
-        later = _before_call(found, named)
+        later = _before_call(all_conversations, named)
         if later is not None and any(message.get("role") == "assistant" for message in later.messages):
             return [later]
-    return [_of_task(episode.task, found)]
+    return [_of_task(episode.task, all_conversations)]
 
 
 def _is_process(episode: Episode) -> bool:
@@ -130,28 +130,28 @@ def _last_of(conversation: Conversation) -> _Question:
     return _cut(conversation, at, own=False)
 
 
-def _before_call(found: Sequence[Conversation], call_id: str) -> _Question | None:
+def _before_call(all_conversations: Sequence[Conversation], call_id: str) -> _Question | None:
     """The question that a call is the answer to."""
-    for conversation in found:
+    for conversation in all_conversations:
         for turn, place in conversation.turns:
             if turn == call_id:
                 return _cut(conversation, _last_user(conversation.messages[:place]), own=False)
     return None
 
 
-def _of_task(task: Task, found: Sequence[Conversation]) -> _Question:
+def _of_task(task: Task, all_conversations: Sequence[Conversation]) -> _Question:
     """Where the stored question was put to a model: word for word, else inside a message, else at the beginning."""
     query = task.main_query.strip()
-    said = [(c, i, m) for c in found for i, m in enumerate(c.messages)]
-    for conversation, at, message in said:
+    located_messages = [(c, i, m) for c in all_conversations for i, m in enumerate(c.messages)]
+    for conversation, at, message in located_messages:
         if query and message.get("role") == "user" and spoken(message).strip() == query:
             return _cut(conversation, at)
-    if not query or any(m.get("role") == "tool" and spoken(m).strip() == query for _, _, m in said):
-        return _last_of(found[0])  # a served request that brings a tool's result has that as its query
-    for conversation, at, message in said:
+    if not query or any(m.get("role") == "tool" and spoken(m).strip() == query for _, _, m in located_messages):
+        return _last_of(all_conversations[0])  # a served request that brings a tool's result has that as its query
+    for conversation, at, message in located_messages:
         if message.get("role") == "user" and query in spoken(message):
             return _cut(conversation, at)
-    first = found[0]
+    first = all_conversations[0]
     return _cut(first, _last_user(first.messages[: first.turns[0][1]]))
 
 
@@ -167,10 +167,10 @@ def _cut(conversation: Conversation, at: int, *, own: bool = True) -> _Question:
     return _Question(conversation.messages[: at + 1], reply, tuple(call_id for call_id, _ in turns), own)
 
 
-def _task(stored: Task, asked: _Question) -> Task:
+def _task(stored: Task, question: _Question) -> Task:
     """The stored task with its conversation; a task of its own where another question is meant."""
-    messages = [dict(message) for message in asked.messages]
-    if asked.own:
+    messages = [dict(message) for message in question.messages]
+    if question.own:
         return stored if stored.init_messages or not messages else stored.model_copy(update={"init_messages": messages})
     query = spoken(messages[-1]).strip() if messages else stored.main_query
     moved = {k: query if v == stored.main_query and v else v for k, v in stored.metadata.items() if k != "answer"}
@@ -180,19 +180,23 @@ def _task(stored: Task, asked: _Question) -> Task:
 # What the answer is
 
 
-def _about(feedback: Sequence[Feedback], asked: _Question, episode: Episode) -> Opinion:
+def _about(feedback: Sequence[Feedback], question: _Question, episode: Episode) -> Opinion:
     """What was said of the reply to one question."""
-    if asked.own:
+    if question.own:
         return opinion(feedback)
     whole = not _is_process(episode)
-    return opinion(one for one in feedback if one.call_id in asked.call_ids or (whole and one.call_id is None))
+    return opinion(
+        entry for entry in feedback if entry.call_id in question.call_ids or (whole and entry.call_id is None)
+    )
 
 
-def _answer(episode: Episode, asked: _Question, said: Opinion, accept_output: bool) -> tuple[Any, str | None, Any]:
+def _answer(
+    episode: Episode, question: _Question, feedback_opinion: Opinion, accept_output: bool
+) -> tuple[Any, str | None, Any]:
     """The right answer, where it is from, and the stored one that a correction contradicts."""
-    stored = episode.task.metadata.get("answer") if asked.own else None
+    stored = episode.task.metadata.get("answer") if question.own else None
     stored = None if isinstance(stored, str) and not stored.strip() else stored
-    correction = said.correction
+    correction = feedback_opinion.correction
     if correction is not None and correction.correction and not _asks_a_tool(episode, correction.call_id):
         text = correction.correction.strip()
         if stored is None or str(stored).strip() == text:
@@ -200,9 +204,9 @@ def _answer(episode: Episode, asked: _Question, said: Opinion, accept_output: bo
         return text, "correction", stored
     if stored is not None:
         return stored, "task", None
-    if accept_output and said.correction is None and "up" in said.kinds:
-        output = episode.output if asked.own and episode.output not in (None, "") else None
-        liked = output if isinstance(output, str | int | float) else spoken(asked.reply or {}).strip()
+    if accept_output and feedback_opinion.correction is None and "up" in feedback_opinion.kinds:
+        output = episode.output if question.own and episode.output not in (None, "") else None
+        liked = output if isinstance(output, str | int | float) else spoken(question.reply or {}).strip()
         value = _value(liked)
         if liked != "":
             return (liked, "wording", None) if value is None else (value, "output", None)
@@ -216,8 +220,8 @@ def _value(liked: Any) -> Any:
     """
     if not isinstance(liked, str):
         return liked
-    said = final_of(liked)
-    return said if said is not None and (number(said) is not None or _MARKED.search(liked)) else None
+    final = final_of(liked)
+    return final if final is not None and (number(final) is not None or _MARKED.search(liked)) else None
 
 
 def _asks_a_tool(episode: Episode, call_id: str | None) -> bool:
@@ -263,7 +267,7 @@ class _Group:
     def settle_answer(self) -> tuple[Any, str | None, Any]:
         """The latest correction; else the stored answer; else an output that people liked, its value if known."""
         if self.corrections:
-            _, answer, stored = max(self.corrections, key=lambda one: one[0])
+            _, answer, stored = max(self.corrections, key=lambda correction: correction[0])
             return answer, "correction", stored
         return next(((self.answers[of], of, None) for of in _ORIGINS if of in self.answers), (None, None, None))
 
@@ -359,7 +363,7 @@ class TaskPool:
         items = self._seen.values() if tried is None else sorted(self._seen.values(), key=failure_rank)
         for seen in items:
             _, of, _ = seen.settle_answer()
-            doubted = any(seen is one for one in disputed)
+            doubted = any(seen is group for group in disputed)
             if doubted or (need_answer and of is None):
                 reason = "people gave different corrections, without a majority" if doubted else "no answer is known"
                 self.rejected.append(rejected_row(seen.task, seen.episodes[0], reason))
@@ -370,8 +374,8 @@ class TaskPool:
 
 def rejected_row(task: Task, episode_id: str, reason: str, verdict: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A task that is kept apart, with the reason. An answer that must not be learned is not repeated."""
-    kept = {"main_query": task.main_query, "task_id": task.task_id, "episode_id": episode_id}
-    return {**kept, "reason": reason, **({"verdict": dict(verdict)} if verdict else {})}
+    identity = {"main_query": task.main_query, "task_id": task.task_id, "episode_id": episode_id}
+    return {**identity, "reason": reason, **({"verdict": dict(verdict)} if verdict else {})}
 
 
 def _seed(task: Task) -> Task:

@@ -76,24 +76,24 @@ def cells_of(texts: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
     """
     if not texts:
         return None
-    given: dict[str, tuple[str, ...]] = {}
+    values_by_axis: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, equals, values = (part.strip() for part in text.partition("="))
         if equals:
             path = Path(values)
-            given[name] = (
+            values_by_axis[name] = (
                 prompts.lines_of(path) if path.is_file() else tuple(filter(None, re.split(r"\s*,\s*", values)))
             )
         elif Path(text).is_file():
-            given |= _read_axes(Path(text))
+            values_by_axis |= _read_axes(Path(text))
         elif text != "none":
             raise ConfigError(f"--cells {text}: it reads AXIS=VALUE,VALUE, AXIS=FILE or none, or is a YAML file")
-    for name, axis in given.items():
+    for name, axis in values_by_axis.items():
         if not name or len(axis) < 2 or len(set(axis)) < len(axis):
             raise ConfigError(
                 f"--cells {name}: an axis has at least 2 different values (got {', '.join(axis) or 'none'})"
             )
-    return given
+    return values_by_axis
 
 
 def _read_axes(path: Path) -> dict[str, tuple[str, ...]]:
@@ -115,14 +115,14 @@ def axes_of(seeds: Sequence[Row], given: Mapping[str, Sequence[str]] | None) -> 
         return []
     given = {name: values for name, values in (given or {}).items() if name not in CIRCUMSTANCE.values()}
     rows = [seed.values for seed in seeds]
-    found = {axis.name: axis for axis in [*_field_axes(rows), *_length_axis(rows)]}
+    axis_by_name = {axis.name: axis for axis in [*_field_axes(rows), *_length_axis(rows)]}
     for name, values in given.items():
-        found[name] = Axis(name, tuple(values), found[name].path if name in found else ())
-    cells = math.prod(len(axis.values) for axis in found.values())
+        axis_by_name[name] = Axis(name, tuple(values), axis_by_name[name].path if name in axis_by_name else ())
+    cells = math.prod(len(axis.values) for axis in axis_by_name.values())
     if cells > _MOST_CELLS:
-        sizes = ", ".join(f"{axis.name} {len(axis.values)}" for axis in found.values())
+        sizes = ", ".join(f"{axis.name} {len(axis.values)}" for axis in axis_by_name.values())
         raise ConfigError(f"there are {cells:,} cells ({sizes}), at most {_MOST_CELLS:,}: --cells AXIS=... with fewer")
-    return list(found.values())
+    return list(axis_by_name.values())
 
 
 def _field_axes(rows: Sequence[Mapping[str, Any]]) -> list[Axis]:
@@ -226,7 +226,7 @@ class Coverage:
         rows = self._forms.total()
         if not self.is_low or self.seeds_repeat:
             return None
-        said = (
+        summary = (
             f"of the last {WINDOW} rows {sum(self._recent)} have a new form (the others repeat one of "
             f"{len(self._forms):,} with other numbers and names)"
         )
@@ -236,9 +236,9 @@ class Coverage:
         )
         if not self._warned_at:
             self._warned_at = rows
-            return f"{said}; if the next {WINDOW} are the same, the run stops. To avoid that: {change}"
+            return f"{summary}; if the next {WINDOW} are the same, the run stops. To avoid that: {change}"
         if rows >= self._warned_at + WINDOW:
-            raise Collapsed(f"the writer repeats itself: {said}. {change}; --min-new-forms 0 continues anyway")
+            raise Collapsed(f"the writer repeats itself: {summary}. {change}; --min-new-forms 0 continues anyway")
         return None
 
     @property

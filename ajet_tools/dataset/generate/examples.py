@@ -159,8 +159,8 @@ class Example:
 
 def splits_from(examples: Iterable[Example], side: str) -> list[str]:
     """The splits that a row made of examples comes from: its own and theirs."""
-    own = HELD_OUT if side == "validation" else side
-    return sorted({own}.union(*(one.splits for one in examples)))
+    own_split = HELD_OUT if side == "validation" else side
+    return sorted({own_split}.union(*(example.splits for example in examples)))
 
 
 @dataclass(kw_only=True)
@@ -215,15 +215,15 @@ class Side:
         self, source: Sequence[Example], count: int, beside: Sequence[Example], chance: random.Random
     ) -> list[Example]:
         looked_at = source if len(source) <= 3 * _LOOKED_AT else chance.sample(source, 3 * _LOOKED_AT)
-        order = sorted(looked_at, key=lambda one: (self.used[one.id], chance.random()))[:_LOOKED_AT]
-        nearest = {one.id: max((alike(one, other) for other in beside), default=0.0) for one in order}
+        order = sorted(looked_at, key=lambda example: (self.used[example.id], chance.random()))[:_LOOKED_AT]
+        nearest = {example.id: max((alike(example, chosen) for chosen in beside), default=0.0) for example in order}
         taken: list[Example] = []
         while order and len(taken) < count:
-            best = min(order, key=lambda one: nearest[one.id])
+            best = min(order, key=lambda example: nearest[example.id])
             taken.append(best)
             order.remove(best)
-            for one in order:
-                nearest[one.id] = max(nearest[one.id], alike(one, best))
+            for example in order:
+                nearest[example.id] = max(nearest[example.id], alike(example, best))
         return taken
 
 
@@ -235,8 +235,10 @@ def split_sides(
         min(max(1, round(part * whole)), whole - 1) if share else 0
         for part, whole in ((of_seeds, len(seeds)), (share, config.count or 0))
     )
-    order = sorted(seeds, key=lambda one: hashlib.blake2b(f"{config.seed}:{one.id}".encode()).digest())
-    kept = {one.id for one in order[:apart]}
+    order = sorted(
+        seeds, key=lambda seed_example: hashlib.blake2b(f"{config.seed}:{seed_example.id}".encode()).digest()
+    )
+    apart_ids = {seed_example.id for seed_example in order[:apart]}
     sides = {
         "train": (1 - share, (config.count or 0) - target, result.train),
         "validation": (share, target, result.validation),
@@ -247,7 +249,7 @@ def split_sides(
             share=part,
             target=None if config.count is None else wanted,
             rows=rows,
-            seeds=[seed for seed in seeds if (seed.id in kept) == (name == "validation")],
+            seeds=[seed for seed in seeds if (seed.id in apart_ids) == (name == "validation")],
         )
         for name, (part, wanted, rows) in sides.items()
         if part

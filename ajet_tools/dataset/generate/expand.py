@@ -49,7 +49,7 @@ class Expansion(Generation[WriterCall]):
         for axis in axes:
             self.shape.allow(axis.path, axis.values)
         examples = [as_example(row) for row in seeds]
-        there = {one.id: one for one in (*examples, *map(as_example, known))}.values()
+        there = {example.id: example for example in (*examples, *map(as_example, known))}.values()
         super().__init__(config, endpoint, list(there), checks, axes=axes)
         share = config.validation if config.validation is not None else 0.1 if len(examples) >= SMALL else 0.0
         self._sides = split_sides(examples, config, share, self.result, of_seeds=share)
@@ -63,18 +63,18 @@ class Expansion(Generation[WriterCall]):
         config = self.config
         seeds = [example.values for side in self._sides.values() for example in side.seeds]
         wanted = [tokens_of(list(self.preview(name).messages)) for name in config.strategies]
-        row = sum(tokens_of(json.dumps(self.shape.example(one), default=str)) for one in seeds) / len(seeds)
-        question = sum(tokens_of(text_of(one)) for one in seeds) / len(seeds)
+        row = sum(tokens_of(json.dumps(self.shape.example(values), default=str)) for values in seeds) / len(seeds)
+        question = sum(tokens_of(text_of(values)) for values in seeds) / len(seeds)
         prompt, asked = sum(wanted) / len(wanted), 0 if self.result.calls else len(seeds)
         return Outlook(self._calls_left(config.count), prompt, row + 10, question, question + 100, asked)
 
     def _next(self, number: int, each: float) -> WriterCall | None:
-        side = min(self._sides.values(), key=lambda one: one.progress(each))
+        side = min(self._sides.values(), key=lambda candidate: candidate.progress(each))
         chance, weights = random.Random(f"{self.config.seed}:{number}"), self.config.strategies
         strategy = chance.choices(list(weights), list(weights.values()))[0]
-        made = self._compose(strategy, side, number)
-        self.coverage.ask(made.cell)
-        return made
+        call = self._compose(strategy, side, number)
+        self.coverage.ask(call.cell)
+        return call
 
     def _compose(self, strategy: str, side: Side, number: int) -> WriterCall:
         """Call `number`, which asks for rows by a strategy; everything about it is drawn by its number."""
@@ -96,7 +96,7 @@ class Expansion(Generation[WriterCall]):
             cell[name] = drawn[name]
         prompt = config.prompt(strategy)
         text = prompt.render(
-            examples=[self.shape.example(one.values) for one in examples],
+            examples=[self.shape.example(example.values) for example in examples],
             count=count,
             form=form,
             strategy=strategy,
@@ -108,8 +108,8 @@ class Expansion(Generation[WriterCall]):
         seed = chance.getrandbits(31)
         origin = {
             "source": "expand",
-            "seeds": list(dict.fromkeys(seed_id for one in examples for seed_id in one.seeds)),
-            "examples": [one.id for one in examples],
+            "seeds": list(dict.fromkeys(seed_id for example in examples for seed_id in example.seeds)),
+            "examples": [example.id for example in examples],
             "splits": splits_from(examples, side.name),
         }
         parameters = {

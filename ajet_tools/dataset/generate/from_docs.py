@@ -58,7 +58,7 @@ class FromDocs(Generation[DocsAttempt]):
         *,
         seeds: Sequence[Row] = (),
     ) -> None:
-        if not any(one.chunks for one in corpus.held):
+        if not any(entry.chunks for entry in corpus.held):
             raise TaskError("no document could be read, so there is nothing to ask about")
         if "few-shot" in config.kinds and not seeds:
             raise ConfigError("few-shot tasks follow the style of examples; pass --seeds FILE")
@@ -72,9 +72,9 @@ class FromDocs(Generation[DocsAttempt]):
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages)) if seeds else None
         examples = [as_example(row) for row in seeds]
         super().__init__(config, endpoint, examples, checks)
-        held = corpus.share("validation")
-        share = held if config.validation is None or not held else config.validation
-        self._sides = split_sides(examples, config, share, self.result, of_seeds=held)
+        validation_share = corpus.share("validation")
+        share = validation_share if config.validation is None or not validation_share else config.validation
+        self._sides = split_sides(examples, config, share, self.result, of_seeds=validation_share)
         self._chunks = {name: corpus.chunks(name, config.seed) for name in self._sides}
         """Of each side, in the order in which they are asked."""
         self._waiting = {name: deque[Chunk]() for name in self._sides}
@@ -94,10 +94,10 @@ class FromDocs(Generation[DocsAttempt]):
 
     def outlook(self) -> Outlook:
         """What is left to do: each chunk once, or as many calls as the rows take."""
-        config, chunks, made = self.config, self.chunks, self.result.calls
-        calls = max(0, len(chunks) - made)
+        config, chunks, calls_made = self.config, self.chunks, self.result.calls
+        calls = max(0, len(chunks) - calls_made)
         if config.count is not None:
-            calls = min(self._calls_left(config.count), max(0, len(chunks) * config.passes - made))
+            calls = min(self._calls_left(config.count), max(0, len(chunks) * config.passes - calls_made))
         looked_at = chunks[:: max(1, len(chunks) // _SAMPLE)]
         prompt = sum(tokens_of(self.preview(chunk).messages) for chunk in looked_at) / len(looked_at)
         passage = sum(tokens_of(chunk.text) for chunk in looked_at) / len(looked_at)
@@ -129,7 +129,7 @@ class FromDocs(Generation[DocsAttempt]):
         sides = [side for side in self._sides.values() if self._waiting[side.name]]
         if not sides:
             return None
-        side = min(sides, key=lambda one: one.progress(each))
+        side = min(sides, key=lambda candidate: candidate.progress(each))
         return self._compose(self._waiting[side.name].popleft(), side, number)
 
     def _is_exhausted(self, side: Side) -> bool:
@@ -161,7 +161,7 @@ class FromDocs(Generation[DocsAttempt]):
             count=count,
             language=language,
             before=self._before.get((chunk.document.digest, chunk.number), []),
-            examples=[shape.example(one.values) for one in examples] if shape is not None else [],
+            examples=[shape.example(example.values) for example in examples] if shape is not None else [],
             fields=shape.describe() if shape is not None else [],
             kind=kind,
         )
@@ -169,7 +169,7 @@ class FromDocs(Generation[DocsAttempt]):
         origin = {
             "source": "from-docs",
             "document": {"name": chunk.document.name, "digest": chunk.document.digest},
-            "seeds": [one.id for one in examples],
+            "seeds": [example.id for example in examples],
             "splits": splits_from(examples, side.name),
         }
         parameters = {"kind": kind, **({"language": language} if language else {}), "chunk_size": config.chunk_size}

@@ -103,9 +103,9 @@ class LearningValue:
         return measured
 
     def _attempt(self, task: Task, number: int) -> Attempt:
-        own, shared = _seed_of(self.seed, task.task_id, number), _seed_of(self.seed, task.task_id, "group")
+        own_seed, shared = _seed_of(self.seed, task.task_id, number), _seed_of(self.seed, task.task_id, "group")
         group = f"{task.task_id}/{shared}"
-        return Attempt(task, "", group, number, 0, "val", None if self.seed is None else own, shared)
+        return Attempt(task, "", group, number, 0, "val", None if self.seed is None else own_seed, shared)
 
 
 def _seed_of(*parts: object) -> int:
@@ -115,7 +115,7 @@ def _seed_of(*parts: object) -> int:
 
 def with_pass_rate(row: Mapping[str, Any]) -> dict[str, Any]:
     """An accepted row with the `metadata.pass_rate` and `metadata.difficulty` of its trial, where there was one."""
-    for one in single_verdicts(row["provenance"].get("verdict") or {}):
-        if one["verifier"] == "policy":
-            return with_difficulty(row, Measurement(**one["details"]))
+    for verdict in single_verdicts(row["provenance"].get("verdict") or {}):
+        if verdict["verifier"] == "policy":
+            return with_difficulty(row, Measurement(**verdict["details"]))
     return dict(row)

@@ -287,13 +287,15 @@ class Generation(ABC, Generic[A]):
 
     async def _verify(self, attempt: A, outcome: _Outcome, verifier: Verifier) -> None:
         rows = [self._row_for_verifier(attempt, candidate, verifier) for candidate in outcome.candidates]
-        for said in await asyncio.gather(*(verifier.check(row, self.endpoint) for row in rows), return_exceptions=True):
-            if isinstance(said, AjetError):
-                outcome.error = said
-            elif isinstance(said, BaseException):
-                raise said
+        for verdict in await asyncio.gather(
+            *(verifier.check(row, self.endpoint) for row in rows), return_exceptions=True
+        ):
+            if isinstance(verdict, AjetError):
+                outcome.error = verdict
+            elif isinstance(verdict, BaseException):
+                raise verdict
             else:
-                outcome.verdicts.append(said)
+                outcome.verdicts.append(verdict)
 
     def _take_in(self, attempt: A, outcome: _Outcome) -> None:
         """Accept or refuse what a call came to; calls are taken in in their order."""
@@ -324,30 +326,30 @@ class Generation(ABC, Generic[A]):
     def _watch_forms(self) -> None:
         """Say early that the writer repeats itself; end a run that costs money where it goes on doing so."""
         try:
-            said = self.coverage.collapse()
+            warning = self.coverage.collapse()
         except Collapsed as error:
             self.result.stopped = self.result.stopped or error
             return
-        if said is not None or (not self._warned and self.result.accepted >= _EARLY):
-            self._warn_of_forms(said)
+        if warning is not None or (not self._warned and self.result.accepted >= _EARLY):
+            self._warn_of_forms(warning)
 
-    def _warn_of_forms(self, said: str | None = None) -> None:
-        if said is None and not self._warned and (diversity := self.result.diversity()).is_low:
-            said = diversity.as_text()
+    def _warn_of_forms(self, warning: str | None = None) -> None:
+        if warning is None and not self._warned and (diversity := self.result.diversity()).is_low:
+            warning = diversity.as_text()
             if self.config.max_same_form is None:
-                said += "; --max-same-form 5 keeps at most five of each"
+                warning += "; --max-same-form 5 keeps at most five of each"
         self._warned = True
-        if said is not None:
-            log.warning("%s", said)
+        if warning is not None:
+            log.warning("%s", warning)
 
     def _reasons(self) -> str:
         return ", ".join(f"{count} {reason}" for reason, count in self.result.refused.most_common(3)) or "none"
 
     def _decide(self, attempt: A, side: Side, candidate: Candidate, verdict: RowVerdict | None) -> None:
-        said = None
+        verdict_record = None
         if verdict is not None and self.checks.verifier is not None:
-            said = verdict.as_json(self.checks.verifier.name)
-        provenance = {**candidate.provenance, "verdict": said}
+            verdict_record = verdict.as_json(self.checks.verifier.name)
+        provenance = {**candidate.provenance, "verdict": verdict_record}
         sound = verdict is None or verdict.ok
         if verdict is not None and not sound:
             self.result.rejected.append(Rejected(verdict.reason, _short(verdict.details), candidate.values, provenance))

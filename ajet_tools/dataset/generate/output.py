@@ -69,8 +69,8 @@ class Estimate:
             replied += replies
             read += replies * left.check
             written += replies * ANSWER_TOKENS
-            if part.endpoint is not None and (own := part.endpoint.budget.price) is not None:
-                money = (money or 0.0) + own.of(replies * left.check, replies * ANSWER_TOKENS)
+            if part.endpoint is not None and (part_price := part.endpoint.budget.price) is not None:
+                money = (money or 0.0) + part_price.of(replies * left.check, replies * ANSWER_TOKENS)
         attempts = rows * value.k if value is not None else 0
         return cls(left.calls, replied, embeddings, round(read), round(written), money, run.result.accepted, attempts)
 
@@ -131,7 +131,7 @@ class Directory:
         before = self.begun()
         if before is None:
             return
-        earlier, count = (one["options"].get("count") for one in (before, facts))
+        earlier, count = (options["options"].get("count") for options in (before, facts))
         if earlier is not None and count is not None and count < earlier:
             raise ConfigError(
                 f"--resume continues a run of {earlier:,} rows in {self.path}, but --count {count:,} is fewer; "
@@ -168,7 +168,7 @@ def write(
     splits = {"train": (directory.train(), result.train), "validation": (directory.validation(), result.validation)}
     files: list[tuple[Path, Sequence[Mapping[str, Any]]]] = [
         *splits.values(),
-        (directory.path / "rejected.jsonl", [one.as_row() for one in result.rejected]),
+        (directory.path / "rejected.jsonl", [rejected.as_row() for rejected in result.rejected]),
         (directory.path / "documents.jsonl", documents),
     ]
     tables = {seed.stored.columns.name: seed.stored.columns for seed in seeds if seed.stored is not None}
@@ -184,7 +184,7 @@ def write(
     if not result.accepted:
         return written
     ended = [f"Ended early: {result.stopped}"] if result.stopped is not None else []
-    told = replace(
+    card_facts = replace(
         facts,
         title=directory.path.resolve().name,
         refused=dict(result.refused.most_common()),
@@ -193,7 +193,7 @@ def write(
         notes=[*ended, *facts.notes],
         files={name: path.name for name, (path, rows) in splits.items() if rows},
     )
-    written.append(write_card(directory.path, {name: rows for name, (_, rows) in splits.items() if rows}, told))
+    written.append(write_card(directory.path, {name: rows for name, (_, rows) in splits.items() if rows}, card_facts))
     return written
 
 
@@ -202,7 +202,7 @@ def similarities(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     step = max(1, math.ceil(len(rows) / COMPARED))
     examples = [Example.of("", row) for row in rows[::step]]
     return [
-        round(max((alike(example, other) for other in examples[:index]), default=0.0), 4)
+        round(max((alike(example, earlier) for earlier in examples[:index]), default=0.0), 4)
         for index, example in enumerate(examples)
     ]
 
@@ -214,11 +214,11 @@ def digest_of(rows: Sequence[Row]) -> str:
 
 
 def _describe_changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
-    found = []
+    changes = []
     for name in dict.fromkeys((*before, *now)):
-        one, other = before.get(name), now.get(name)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            found += _describe_changes(one, other, f"{path}{name}.")
-        elif one != other:
-            found.append(f"{path}{name} was {one}, is {other}")
-    return found
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            changes += _describe_changes(old, new, f"{path}{name}.")
+        elif old != new:
+            changes.append(f"{path}{name} was {old}, is {new}")
+    return changes

@@ -80,18 +80,18 @@ def _task_of(row: Any, shape: RowShape | None) -> tuple[dict[str, Any], str]:
     """The task row and the quotation. Raises Misfit."""
     if not isinstance(row, Mapping):
         raise Misfit("a row is not an object")
-    given = {name: value for name, value in row.items() if name != "quote"}
+    fields = {name: value for name, value in row.items() if name != "quote"}
     quote = row.get("quote")
     if not isinstance(quote, str) or not quote.strip():
         raise Misfit("quote is missing" if "quote" not in row else "quote is not text")
     if shape is not None:
-        return shape.fit(given), quote
-    question, answer = given.get("question"), given.get("answer")
+        return shape.fit(fields), quote
+    question, answer = fields.get("question"), fields.get("answer")
     answer = str(answer) if isinstance(answer, int | float) and not isinstance(answer, bool) else answer
     for name, value in (("question", question), ("answer", answer)):
         if not isinstance(value, str) or not value.strip():
             raise Misfit(f"{name} is {'missing' if value is None else 'empty or no text'}")
-    unknown = [name for name in given if name not in ("question", "answer")]
+    unknown = [name for name in fields if name not in ("question", "answer")]
     if unknown:
         raise Misfit(f"{unknown[0]} is no field that was asked for")
     return {"main_query": str(question).strip(), "metadata": {"answer": str(answer).strip()}}, quote
@@ -120,8 +120,8 @@ def _problem(values: Mapping[str, Any], quote: str, span: Span | None, attempt: 
 
 
 def _short(text: str) -> str:
-    said = repr(" ".join(text.split()))
-    return said if len(said) <= 120 else said[:119] + "…"
+    shown = repr(" ".join(text.split()))
+    return shown if len(shown) <= 120 else shown[:119] + "…"
 
 
 _MARKS = str.maketrans(
@@ -184,17 +184,17 @@ def _plain(text: str) -> tuple[str, list[int]]:
     """The form in which texts are compared, and where each of its characters comes from."""
     if text.isascii() and not re.search(r"[`|\n\t\r\f\v]|  ", text):
         return text, list(range(len(text)))
-    made: list[str] = []
+    characters: list[str] = []
     places: list[int] = []
     blank = True
     for place, character in enumerate(text):
         form = character if character.isascii() else _FORMS.get(ord(character), character)
-        for one in form.translate(_MARKS):
-            if one.isspace():
+        for char in form.translate(_MARKS):
+            if char.isspace():
                 if blank:
                     continue
-                one = " "
-            blank = one == " "
-            made.append(one)
+                char = " "
+            blank = char == " "
+            characters.append(char)
             places.append(place)
-    return "".join(made), places
+    return "".join(characters), places

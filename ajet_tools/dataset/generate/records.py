@@ -119,7 +119,7 @@ class CallSettings:
 
     def _as_json(self, *shared: str) -> dict[str, Any]:
         """Everything that decides the rows, to compare a resumed run with what was begun."""
-        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        values = {setting.name: getattr(self, setting.name) for setting in dataclasses.fields(self)}
         del values["template"], values["min_new_forms"]
         digests = {name: prompt.digest for name, prompt in self._prompts.items()}
         more = {name.rpartition("/")[2]: prompts.load(name).digest for name in shared}
@@ -165,7 +165,7 @@ class GenerationConfig(CallSettings):
 def strategies_of(texts: Sequence[str]) -> dict[str, float]:
     """`harder=2,persona` as weights; nothing is the usual mix. Raises ConfigError."""
     weights: dict[str, float] = {}
-    for part in (one.strip() for text in texts for one in text.split(",")):
+    for part in (item.strip() for text in texts for item in text.split(",")):
         name, equals, number = (piece.strip() for piece in part.partition("="))
         if name not in STRATEGIES:
             raise ConfigError(
@@ -205,8 +205,8 @@ class DocsConfig(CallSettings):
     @cached_property
     def _prompts(self) -> dict[str, Prompt]:
         if self.template is not None:
-            own = prompts.load_file(self.template)
-            return dict.fromkeys(self.kinds, own)
+            template = prompts.load_file(self.template)
+            return dict.fromkeys(self.kinds, template)
         return {kind: prompts.load(f"from-docs/{kind}") for kind in self.kinds}
 
     def as_json(self) -> dict[str, Any]:
@@ -344,8 +344,8 @@ class GenerationResult:
     def provenances(self) -> Iterator[Mapping[str, Any]]:
         """Of all rows, those refused too."""
         yield from (row["provenance"] for row in (*self.train, *self.validation))
-        yield from (one.provenance for one in self.rejected)
+        yield from (rejected.provenance for rejected in self.rejected)
 
     @property
     def refused(self) -> Counter[str]:
-        return Counter(one.reason for one in self.rejected)
+        return Counter(rejected.reason for rejected in self.rejected)

@@ -96,11 +96,11 @@ def read_corpus(
 
     corpus = prepare(warn_of_unreadable(), size=config.chunk_size, seed=config.seed, validation=config.validation)
     if not corpus.held:
-        what = "the document" if len(corpus.unreadable) == 1 else f"none of the {len(corpus.unreadable)} documents"
+        failed = "the document" if len(corpus.unreadable) == 1 else f"none of the {len(corpus.unreadable)} documents"
         verb = "cannot be read" if len(corpus.unreadable) == 1 else "can be read"
-        raise TaskError(f"{what} {verb}: {corpus.unreadable[0].problem}")
-    for name, other in corpus.copies:
-        log.info("%s is a copy of %s and is left out", name, other)
+        raise TaskError(f"{failed} {verb}: {corpus.unreadable[0].problem}")
+    for name, original in corpus.copies:
+        log.info("%s is a copy of %s and is left out", name, original)
     return corpus
 
 
@@ -128,20 +128,20 @@ def make_tasks(
         "prompts": ", ".join(config.prompt(kind).label for kind in config.kinds),
         "languages": ", ".join(config.languages) or "those of the documents",
     }
-    sides = Counter(one.side for one in corpus.held)
+    sides = Counter(entry.side for entry in corpus.held)
     counts = {
         **{f"documents for {side}": count for side, count in sorted(sides.items())},
         "documents that could not be read": len(corpus.unreadable),
         "documents that are copies": len(corpus.copies),
-        "chunks": sum(len(one.chunks) for one in corpus.held),
+        "chunks": sum(len(entry.chunks) for entry in corpus.held),
         "seeds": len(seeds),
     }
     note = (
         "Each answer stands in a quotation that was found word for word in its document; a document is on one side "
         "of the split only."
     )
-    told = Facts(made_by="ajet dataset from-docs", counts=counts, parameters=parameters, notes=[note])
-    return _run_to_end(run, directory, facts, told, corpus=corpus, **how)
+    card_facts = Facts(made_by="ajet dataset from-docs", counts=counts, parameters=parameters, notes=[note])
+    return _run_to_end(run, directory, facts, card_facts, corpus=corpus, **how)
 
 
 def _begin(
@@ -217,7 +217,7 @@ def _run_to_end(
         "verify": facts["verify"],
         "seed": run.config.seed,
         **({"embeddings": meanings.in_words()} if meanings is not None else {}),
-        **{f"verified by {one.verifier}": one.in_words() for one in checked},
+        **{f"verified by {check.verifier}": check.in_words() for check in checked},
         **told.parameters,
     }
     counts = {**told.counts, "calls for rows": result.calls}
@@ -254,17 +254,17 @@ def _stop_on_signals(generation: Generation[Any]) -> Iterator[None]:
 
     def remove() -> None:
         with suppress(ValueError, NotImplementedError, RuntimeError):
-            for one in heard:
-                loop.remove_signal_handler(one)
+            for signal_number in heard:
+                loop.remove_signal_handler(signal_number)
 
-    def request_stop(one: signal.Signals) -> None:
+    def request_stop(signal_number: signal.Signals) -> None:
         remove()
-        generation.stopped_by = one
+        generation.stopped_by = signal_number
         generation.stop.set()
 
     with suppress(ValueError, NotImplementedError, RuntimeError):
-        for one in heard:
-            loop.add_signal_handler(one, request_stop, one)
+        for signal_number in heard:
+            loop.add_signal_handler(signal_number, request_stop, signal_number)
     try:
         yield
     finally:
@@ -317,5 +317,5 @@ def grow(
     if value is not None:
         parameters["pass rate"] = f"{value.band}, of {value.k} attempts of {value.model}"
     counts = {"seeds": len(seeds), **({"validation tasks compared with": len(held_out.known)} if held_out else {})}
-    told = Facts(made_by="ajet dataset expand", counts=counts, parameters=parameters)
-    return _run_to_end(run, directory, facts, told, value=value, seeds=seeds, **how)
+    card_facts = Facts(made_by="ajet dataset expand", counts=counts, parameters=parameters)
+    return _run_to_end(run, directory, facts, card_facts, value=value, seeds=seeds, **how)

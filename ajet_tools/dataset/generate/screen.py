@@ -62,7 +62,7 @@ class Screen:
         """What rows mean, where that counts. Raises as `MeaningIndex.vectors`."""
         if self._meanings is None or not rows:
             return None
-        return await self._meanings.vectors([text_of(one.values) for one in rows])
+        return await self._meanings.vectors([text_of(candidate.values) for candidate in rows])
 
     def spread(self) -> float | None:
         """The Vendi score of the new rows, where there are vectors of them."""
@@ -71,27 +71,27 @@ class Screen:
     def sort(self, rows: Sequence[Candidate], vectors: Vectors | None) -> tuple[list[Candidate], list[Rejected]]:
         """The new rows, and the others with the reason."""
         new, refused = list[Candidate](), list[Rejected]()
-        for index, one in enumerate(rows):
-            why = self._reason_to_reject(one.values, None if vectors is None else vectors[index])
+        for index, candidate in enumerate(rows):
+            why = self._reason_to_reject(candidate.values, None if vectors is None else vectors[index])
             if why is None:
-                new.append(one)
+                new.append(candidate)
             else:
-                refused.append(Rejected(*why, one.values, one.provenance))
+                refused.append(Rejected(*why, candidate.values, candidate.provenance))
         return new, refused
 
     def _reason_to_reject(self, values: Mapping[str, Any], vector: Vectors | None) -> tuple[str, str] | None:
         """Why a row is not new, where it is not: reason and detail. A new one is remembered."""
-        if self._held_out is not None and (said := self._held_out(values)) is not None:
-            return "repeats a validation task", said
+        if self._held_out is not None and (evidence := self._held_out(values)) is not None:
+            return "repeats a validation task", evidence
         leak = self._leaks(values) if self._leaks is not None else None
         if leak is None and vector is not None and self._leaks is not None and self._meanings is not None:
             leak = self._leaks.by_meaning(text_of(values), vector, self._meanings.least)
         if leak is not None:
             return IN_EVALUATION, leak
-        if (said := given_away(values)) is not None:
-            return "answer in the question", said
-        if (said := prompts.repeated(_text_in(values), self._wording)) is not None:
-            return "repeats the prompt", said
+        if (evidence := given_away(values)) is not None:
+            return "answer in the question", evidence
+        if (evidence := prompts.repeated(_text_in(values), self._wording)) is not None:
+            return "repeats the prompt", evidence
         text, key = text_of(values), f"row {values['task_id']}"
         match = self._near.find(text)
         if match is None and self._meanings is not None and vector is not None:

@@ -29,8 +29,8 @@ def _read(text: str) -> tuple[list[Any], str | None, int]:
     """The rows, what is wrong, and the end of what was read."""
     start = _first(text)
     if start is None:
-        said = " ".join(text.split())
-        return [], f"not JSON: {said[:120]!r}" if said else "not JSON: the reply is empty", 0
+        shown_text = " ".join(text.split())
+        return [], f"not JSON: {shown_text[:120]!r}" if shown_text else "not JSON: the reply is empty", 0
     listed = text[start] == "["
     at = start + 1 if listed else start
     rows: list[Any] = []
@@ -53,10 +53,10 @@ def _read(text: str) -> tuple[list[Any], str | None, int]:
 
 def _first(text: str) -> int | None:
     """Where the JSON begins: the first bracket that a JSON value follows."""
-    for found in re.finditer(r"[\[{]", text):
-        after = text[found.end() : found.end() + 40].lstrip()
-        if not after or after[0] in ('"{}' if found.group() == "{" else "{]"):
-            return found.start()
+    for match in re.finditer(r"[\[{]", text):
+        after = text[match.end() : match.end() + 40].lstrip()
+        if not after or after[0] in ('"{}' if match.group() == "{" else "{]"):
+            return match.start()
     return None
 
 

@@ -80,11 +80,13 @@ def load(name: str) -> Prompt:
         there = ", ".join(sorted(p.relative_to(_FOLDER).with_suffix("").as_posix() for p in folder.rglob("*.jinja")))
         raise ConfigError(f"there is no prompt {name!r}; prompts: {there}")
     text = path.read_text(encoding="utf-8")
-    found = _VERSION.match(text)
-    if found is None:
+    version_match = _VERSION.match(text)
+    if version_match is None:
         raise ConfigError(f"the prompt {name} does not start with its version: {{# version 1 #}}")
     family = "".join(p.read_text(encoding="utf-8") for p in sorted({path, *path.parent.glob("base.jinja")}))
-    return Prompt(name, found.group(1), _digest(family), _environment().get_template(f"{name}.jinja"), _runs(text))
+    return Prompt(
+        name, version_match.group(1), _digest(family), _environment().get_template(f"{name}.jinja"), _runs(text)
+    )
 
 
 def load_file(path: Path) -> Prompt:
@@ -117,7 +119,7 @@ def _runs(template: str) -> frozenset[str]:
     """Every six words in a row of a template's sentences, and its short headings (`Keep to this:`)."""
     runs = set[str]()
     for node in _environment().parse(template).find_all(jinja2.nodes.TemplateData):
-        for sentence in (one for item in _ITEMS.split(node.data) for one in _SENTENCES.split(item.strip())):
+        for sentence in (part for item in _ITEMS.split(node.data) for part in _SENTENCES.split(item.strip())):
             words = plain_text(sentence).split()
             runs.update(" ".join(words[at : at + _RUN]).strip(_EDGES) for at in range(len(words) - _RUN + 1))
             if sentence[:1].isupper() and sentence.endswith(":") and _HEADING <= len(words) < _RUN:
@@ -137,10 +139,10 @@ def lines_of(path: Path) -> tuple[str, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    found = tuple(line.strip() for line in lines if line.strip())
-    if not found:
+    stripped_lines = tuple(line.strip() for line in lines if line.strip())
+    if not stripped_lines:
         raise ConfigError(f"{path} is empty; it needs one phrase per line")
-    return found
+    return stripped_lines
 
 
 def _digest(text: str) -> str:

@@ -41,8 +41,8 @@ class ErrorEstimate:
         share, few, many = self.wrong / self.labelled or (low + high) / 4, self.labelled, self.rows
         while few < many:
             middle = (few + many) // 2
-            one, other = wilson(share, middle)
-            few, many = (few, middle) if other - one <= width else (middle + 1, many)
+            lower, upper = wilson(share, middle)
+            few, many = (few, middle) if upper - lower <= width else (middle + 1, many)
         return few
 
     def as_json(self) -> dict[str, Any]:
@@ -82,44 +82,44 @@ def estimate_errors(path: Path) -> ErrorEstimate | None:
     saved = beside.is_file() and beside != path
     if not marks and not saved:
         return None
-    passed, found = None, list[tuple[Mark | None, int | None]]()
+    passed, marked = None, list[tuple[Mark | None, int | None]]()
     """Of each verified row its mark, and its place where it is in the sample."""
     sample = journal.sample
 
     def add(mark: Mark | None, values: Mapping[str, Any]) -> None:
-        found.append((mark, sample.find(values) if sample is not None else None))
+        marked.append((mark, sample.find(values) if sample is not None else None))
 
     for number, row in enumerate(read(path)):
         verdict = _verdict(row.values)
         if verdict is None:
             continue
         passed = bool(verdict["ok"]) if passed is None else passed
-        said = marks.get((number, digest_of_line(json_line(row.values)))) if marks else None
-        add(said.mark if said is not None else None, row.values)
+        decision = marks.get((number, digest_of_line(json_line(row.values)))) if marks else None
+        add(decision.mark if decision is not None else None, row.values)
     for row in read(beside) if saved else ():
         if row.values.get("rejected") == BY_HAND and _verdict(row.values) is not None:
             add("rejected", row.values)
-    labels = [mark for mark, place in found if mark is not None and place is not None]
+    labels = [mark for mark, place in marked if mark is not None and place is not None]
     at_random = bool(labels)
-    labels = labels or [mark for mark, _ in found if mark is not None]
+    labels = labels or [mark for mark, _ in marked if mark is not None]
     if passed is None or not labels:
         return None
-    last = max((place for mark, place in found if mark is not None and place is not None), default=0)
-    skipped = sum(mark is None and place is not None and place < last for mark, place in found)
+    last = max((place for mark, place in marked if mark is not None and place is not None), default=0)
+    skipped = sum(mark is None and place is not None and place < last for mark, place in marked)
     wrong = labels.count("rejected" if passed else "accepted")
-    return ErrorEstimate(passed, len(found), len(labels), wrong, at_random, skipped)
+    return ErrorEstimate(passed, len(marked), len(labels), wrong, at_random, skipped)
 
 
 def errors_of(files: Sequence[Path]) -> list[ErrorEstimate]:
     """The estimates that there are of a run's files."""
-    found = [estimate_errors(path) for path in files if path.suffix in (".jsonl", ".parquet")]
-    return [one for one in found if one is not None]
+    estimates = [estimate_errors(path) for path in files if path.suffix in (".jsonl", ".parquet")]
+    return [estimate for estimate in estimates if estimate is not None]
 
 
 def error_lines(errors: Sequence[ErrorEstimate], files: Sequence[Path]) -> list[str]:
     """The estimates for a report, or how to come to one."""
     if errors or not files:
-        return [one.as_text() for one in errors]
+        return [estimate.as_text() for estimate in errors]
     view = f"ajet dataset view {files[0]} --sample 50"
     return [f"the error rate of these verdicts is unknown: mark rows as right (a) or wrong (x) in `{view}`"]
 

@@ -77,21 +77,21 @@ class Journal:
 
     def read(self) -> dict[tuple[int, str], Decision]:
         """The last decision on each row, by its number and digest. Raises ConfigError where the file is none."""
-        found: dict[tuple[int, str], Decision] = {}
+        decisions: dict[tuple[int, str], Decision] = {}
         for number, digest, decision in self._read_entries():
-            found.pop((number, digest), None)
+            decisions.pop((number, digest), None)
             if decision:
-                found[number, digest] = decision
-        return found
+                decisions[number, digest] = decision
+        return decisions
 
     def _read_entries(self) -> Iterator[tuple[int, str, Decision]]:
         for at, line in enumerate(self._whole_lines(), 1):
             try:
-                said = json.loads(line)
-                if "sample" in said:
-                    self.sample = Sample(int(said["sample"]["seed"]), int(said["sample"]["last"]))
+                entry = json.loads(line)
+                if "sample" in entry:
+                    self.sample = Sample(int(entry["sample"]["seed"]), int(entry["sample"]["last"]))
                     continue
-                yield int(said["row"]), str(said["of"]), Decision(said["mark"], said["values"])
+                yield int(entry["row"]), str(entry["of"]), Decision(entry["mark"], entry["values"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(
                     f"{self.path} line {at} was not written by `ajet dataset view`; move the file away to start over"

@@ -90,8 +90,8 @@ class Review:
 
     def stamps_now(self) -> list[tuple[int, int]]:
         """Sizes and times of the files, to see whether somebody else changed them."""
-        found = [file.stat() if file.exists() else None for file in self.files]
-        return [(one.st_size, one.st_mtime_ns) if one is not None else (0, 0) for one in found]
+        stats = [file.stat() if file.exists() else None for file in self.files]
+        return [(stat.st_size, stat.st_mtime_ns) if stat is not None else (0, 0) for stat in stats]
 
     # Reading
 
@@ -135,7 +135,9 @@ class Review:
                 self._restore(number, waiting.pop(0))
         self.lost = sum(map(len, by_digest.values()))
         if self.is_kept:
-            self.journal.replace({number: (self._digest(number), one) for number, one in self.decisions.items()})
+            self.journal.replace(
+                {number: (self._digest(number), known_decision) for number, known_decision in self.decisions.items()}
+            )
 
     @property
     def is_kept(self) -> bool:
@@ -166,9 +168,9 @@ class Review:
         while not stop.is_set() and (some := list(islice(lines, _TOLD))):
             progress(number)
             numbers = np.arange(number, number + len(some))
-            for one in self.decisions.keys() & set(numbers.tolist()):
-                if (values := self._values_of(one)) is not None:
-                    some[one - number] = json_line(values)
+            for row_number in self.decisions.keys() & set(numbers.tolist()):
+                if (values := self._values_of(row_number)) is not None:
+                    some[row_number - number] = json_line(values)
             yield LineBlock("", pl.Series("line", [line[:-1].decode() for line in some], pl.String), numbers)
             number += len(some)
 
@@ -184,31 +186,31 @@ class Review:
 
         Raises ConfigError for a field that no row has.
         """
-        found: list[int] = []
+        fitting_numbers: list[int] = []
         table = next(iter(tables_of(self.source, self.mapping)), None)
         for block in self._scan(progress, stop):
-            kept = [only == "all" or self._is(number, only) for number in block.numbers.tolist()]
-            found += block.numbers[wanted.mask(block, table) & kept].tolist()
+            in_scope = [only == "all" or self._is(number, only) for number in block.numbers.tolist()]
+            fitting_numbers += block.numbers[wanted.mask(block, table) & in_scope].tolist()
             wanted.note(block)
         if stop.is_set():
             return None
         if only == "all":
             wanted.check()
-        return found
+        return fitting_numbers
 
-    def _is(self, number: int, what: Only) -> bool:
-        if what == "edited":
+    def _is(self, number: int, state: Only) -> bool:
+        if state == "edited":
             return self._values_of(number) is not None
-        return (self.mark_of(number) or "undecided") == what
+        return (self.mark_of(number) or "undecided") == state
 
     def holding(self, needle: str, *, progress: Callable[[int], None], stop: threading.Event) -> list[int] | None:
         """The numbers of the rows that have a text anywhere in them, in any case; None where it was stopped."""
         sought = json.dumps(needle, ensure_ascii=False)[1:-1].casefold()
-        found: list[int] = []
+        matches: list[int] = []
         for block in self._scan(progress, stop):
             lines = zip(block.numbers.tolist(), block.lines, strict=True)
-            found += [number for number, line in lines if sought in line.casefold()]
-        return None if stop.is_set() else found
+            matches += [number for number, line in lines if sought in line.casefold()]
+        return None if stop.is_set() else matches
 
     # Deciding
 
@@ -222,9 +224,11 @@ class Review:
     @property
     def marks(self) -> Counter[str]:
         """How many rows are accepted, rejected, edited."""
-        found: Counter[str] = Counter(one.mark for one in list(self.decisions.values()) if one.mark is not None)
-        found["edited"] = sum(one.values is not None for one in list(self.decisions.values()))
-        return found
+        counts: Counter[str] = Counter(
+            decision.mark for decision in list(self.decisions.values()) if decision.mark is not None
+        )
+        counts["edited"] = sum(decision.values is not None for decision in list(self.decisions.values()))
+        return counts
 
     @property
     def unsaved(self) -> bool:
@@ -238,8 +242,10 @@ class Review:
             for number in {*self.decisions, *self._saved}
             if self.decisions.get(number) != self._saved.get(number)
         ]
-        counts = Counter(one.mark or ("edited" if one.values is not None else "undecided again") for one in changed)
-        return ", ".join(f"{count:,} {what}" for what, count in counts.most_common())
+        counts = Counter(
+            decision.mark or ("edited" if decision.values is not None else "undecided again") for decision in changed
+        )
+        return ", ".join(f"{count:,} {label}" for label, count in counts.most_common())
 
     def mark(self, numbers: Sequence[int], mark: Mark) -> None:
         """Accept or reject rows; those that are all so already are undecided again."""
@@ -249,10 +255,10 @@ class Review:
     def edit(self, number: int, values: Mapping[str, Any]) -> None:
         """Give a row other values. Raises TaskError where they are none for a row of this dataset."""
         before = self.row(number).values
-        made = edited(self.spool.row(number).values, before, values, self._shape)
-        if made != before:
-            unchanged = made == self.spool.row(number).values
-            self._decide({number: Decision(self.mark_of(number), None if unchanged else made)})
+        edited_values = edited(self.spool.row(number).values, before, values, self._shape)
+        if edited_values != before:
+            unchanged = edited_values == self.spool.row(number).values
+            self._decide({number: Decision(self.mark_of(number), None if unchanged else edited_values)})
 
     def undo(self) -> list[int]:
         """Take back what was decided last; the rows that it was about."""

@@ -75,10 +75,15 @@ class RowFile:
         """The rows of these numbers, as far as there are."""
         numbers = list(numbers)
         query = "SELECT * FROM rows WHERE number IN (SELECT value FROM json_each(?)) AND number < ?"
-        found = {
+        lines_by_number = {
             number: (place, line) for number, place, line in self._rows.execute(query, (str(numbers), self._count))
         }
-        return [Row(place, json.loads(line)) for place, line in (found[one] for one in numbers if one in found)]
+        return [
+            Row(place, json.loads(line))
+            for place, line in (
+                lines_by_number[wanted_number] for wanted_number in numbers if wanted_number in lines_by_number
+            )
+        ]
 
     def row(self, number: int) -> Row:
         return self.rows([number])[0]
@@ -120,17 +125,17 @@ def edited(
 
     Raises TaskError where it is no row of this dataset any more.
     """
-    made = dict(after)
-    if before.get("task_id") is not None and made.get("task_id") == before["task_id"] == _id_by_content(before):
-        made["task_id"] = _id_by_content(made)
-    check_row(before, made, shape)
-    provenance = made.get("provenance")
-    changed = sorted(path for path in _changed(original, made) if path.partition(".")[0] not in OURS)
+    result = dict(after)
+    if before.get("task_id") is not None and result.get("task_id") == before["task_id"] == _id_by_content(before):
+        result["task_id"] = _id_by_content(result)
+    check_row(before, result, shape)
+    provenance = result.get("provenance")
+    changed = sorted(path for path in _changed(original, result) if path.partition(".")[0] not in OURS)
     if changed and isinstance(provenance, dict):  # the verdict there is about what the row was
-        made["provenance"] = {**provenance, "edited": changed}
+        result["provenance"] = {**provenance, "edited": changed}
     elif not changed and isinstance(provenance, dict) and "provenance" in original:
-        made["provenance"] = original["provenance"]
-    return made
+        result["provenance"] = original["provenance"]
+    return result
 
 
 def check_row(before: Mapping[str, Any], after: Mapping[str, Any], shape: Kinds) -> None:

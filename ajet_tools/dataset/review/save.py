@@ -81,18 +81,18 @@ def _check(review: Review, target: Path, *, in_place: bool, lost: int) -> None:
         raise ConfigError(f"{target} is not a dataset file name; it must end in {', '.join(_WRITTEN)}")
     if not in_place:
         return
-    other = "save under another name"
+    advice = "save under another name"
     if len(review.files) > 1:
-        raise ConfigError(f"{target} is one of {len(review.files)} source files: {other}")
+        raise ConfigError(f"{target} is one of {len(review.files)} source files: {advice}")
     if review.bad.count:
-        raise ConfigError(f"{review.bad.count:,} invalid rows of {target} would be lost: {other}")
+        raise ConfigError(f"{review.bad.count:,} invalid rows of {target} would be lost: {advice}")
     if review.mapping:
-        raise ConfigError(f"the columns of {target} would be renamed (--map): {other}")
+        raise ConfigError(f"the columns of {target} would be renamed (--map): {advice}")
     if lost:
-        raise ConfigError(f"{lost:,} undecided rows would be lost: {other}, or save all but the rejected")
+        raise ConfigError(f"{lost:,} undecided rows would be lost: {advice}, or save all but the rejected")
     if review.stamps_now() != review.stamps:
         raise ConfigError(
-            f"{target} was changed by another program since it was opened: {other}, or reopen it (your decisions "
+            f"{target} was changed by another program since it was opened: {advice}, or reopen it (your decisions "
             "are kept)"
         )
 
@@ -130,7 +130,7 @@ def _rows(review: Review) -> Iterator[tuple[int, Row]]:
         yield from spooled
         return
     rows = read(review.source, mapping=review.mapping, bad=BadRows(skip=review.bad.skip))
-    for number, (row, stored) in enumerate(zip_longest((one for _, one in spooled), rows)):
+    for number, (row, stored) in enumerate(zip_longest((spooled_row for _, spooled_row in spooled), rows)):
         if row is None or stored is None or row.where != stored.where:
             raise ConfigError(f"{review.source} was changed by another program since it was opened; reopen it")
         yield number, Row(row.where, row.values, stored.stored)

@@ -275,7 +275,7 @@ class Splitter:
 
 def _strata(block: Block, field: str, indices: Any) -> Any:
     """What rows have at a field, as JSON, in a polars series: by the column where it tells, else by the rows."""
-    found = pl.repeat(None, len(block), dtype=pl.String, eager=True)
+    strata = pl.repeat(None, len(block), dtype=pl.String, eager=True)
     path = tuple(field.split("."))
     if isinstance(block, LineBlock) and not has_dotted_key(block, [path]):
         with suppress(Irregular):
@@ -283,8 +283,8 @@ def _strata(block: Block, field: str, indices: Any) -> Any:
             for kind, names in _KINDS.items():
                 if len(some := types.is_in(names).arg_true()):
                     texts = as_json(column.gather(some), kind, partial(json.dumps, ensure_ascii=False))
-                    found = found.scatter(some, texts)
-    chosen = found.gather(indices)
+                    strata = strata.scatter(some, texts)
+    chosen = strata.gather(indices)
     left = chosen.is_null().arg_true()
     if not len(left):
         return chosen

@@ -84,14 +84,14 @@ class _Index:
     def add(self, number: int, values: Mapping[str, Any]) -> None:
         entry = _Entry(number, _digest(values))
         self.left.add(number)
-        if (own := _own_id(values)) is not None:
-            _put(self._by_id, own, entry)
+        if (row_id := _own_id(values)) is not None:
+            _put(self._by_id, row_id, entry)
         _put(self._by_text, digest_of(text_of(values)), entry)
 
     def take(self, values: Mapping[str, Any], digest: bytes) -> tuple[_Entry, str] | None:
         """The row that this one is, and what tells so: an equal one where there are several."""
-        own = _own_id(values)
-        of_id = None if own is None else self._by_id.get(own)
+        row_id = _own_id(values)
+        of_id = None if row_id is None else self._by_id.get(row_id)
         for entries, by in ((of_id, "id"), (self._by_text.get(digest_of(text_of(values))), "text")):
             entry = self._first(entries, digest)
             if entry is not None:
@@ -135,67 +135,67 @@ def diff(
         raise ConfigError(
             "the first dataset is read twice, which is impossible with stdin; pass a file, and - as the second"
         )
-    index, found = _Index(), Difference()
-    left = _without_equal_lines(before, after) if after != "-" and not (mapping or ignore) else None
-    if left is not None:
-        found.same = int((~left[0]).sum())
-    rows = partial(_rows, before, mapping, ignore, left[0] if left else None)
+    index, difference = _Index(), Difference()
+    unequal = _without_equal_lines(before, after) if after != "-" and not (mapping or ignore) else None
+    if unequal is not None:
+        difference.same = int((~unequal[0]).sum())
+    rows = partial(_rows, before, mapping, ignore, unequal[0] if unequal else None)
     for number, row in enumerate(rows()):
         index.add(number, row.values)
     matched: dict[int, tuple[Row, str]] = {}
-    for row in _rows(after, mapping, ignore, left[1] if left else None):
+    for row in _rows(after, mapping, ignore, unequal[1] if unequal else None):
         digest = _digest(row.values)
         taken = index.take(row.values, digest)
         if taken is None:
-            found.added_count += 1
-            if len(found.added) < limit:
-                found.added.append(row)
+            difference.added_count += 1
+            if len(difference.added) < limit:
+                difference.added.append(row)
         elif taken[0].content == digest:
-            found.same += 1
+            difference.same += 1
         else:
-            found.changed_count += 1
+            difference.changed_count += 1
             if len(matched) < limit:
                 matched[taken[0].number] = (row, taken[1])
-    found.removed_count = len(index.left)
-    _show(found, rows(), matched, index.left, limit)
-    return found
+    difference.removed_count = len(index.left)
+    _show(difference, rows(), matched, index.left, limit)
+    return difference
 
 
 def _without_equal_lines(before: str, after: str) -> tuple[Any, Any] | None:
     """Which rows are to be compared: not those of lines that both files have as often. None where they are no lines."""
-    one, other = _line_hashes(before), _line_hashes(after)
-    if one is None or other is None:
+    hashes, other_hashes = _line_hashes(before), _line_hashes(after)
+    if hashes is None or other_hashes is None:
         return None
-    (lines, times), (others, other_times) = (np.unique(each, return_counts=True) for each in (one, other))
+    (lines, times), (others, other_times) = (np.unique(each, return_counts=True) for each in (hashes, other_hashes))
     common, at, other_at = np.intersect1d(lines, others, assume_unique=True, return_indices=True)
     equal = pl.Series(common[times[at] == other_times[other_at]]).implode()
-    masks = [(~pl.Series(each).is_in(equal)).to_numpy() for each in (one, other)]
+    masks = [(~pl.Series(each).is_in(equal)).to_numpy() for each in (hashes, other_hashes)]
     return masks[0], masks[1]
 
 
 def _line_hashes(path: str) -> Any:
-    found = []
+    hashes = []
     for block in read_blocks(path):
         if not isinstance(block, LineBlock):
             return None
-        found.append(block.lines.hash())
-    return (pl.concat(found) if found else pl.Series([], dtype=pl.UInt64)).to_numpy()
+        hashes.append(block.lines.hash())
+    return (pl.concat(hashes) if hashes else pl.Series([], dtype=pl.UInt64)).to_numpy()
 
 
 def _show(
-    found: Difference, rows: Iterator[Row], matched: Mapping[int, tuple[Row, str]], left: set[int], limit: int
+    difference: Difference, rows: Iterator[Row], matched: Mapping[int, tuple[Row, str]], unmatched: set[int], limit: int
 ) -> None:
     """Fill in what only the first file's own values tell."""
     changed: dict[int, Changed] = {}
-    most = min(limit, len(left))
+    most = min(limit, len(unmatched))
     for number, row in enumerate(rows):
-        if len(changed) == len(matched) and len(found.removed) == most:
+        if len(changed) == len(matched) and len(difference.removed) == most:
             break
         if number in matched:
             changed[number] = _compare(row, *matched[number])
-        elif number in left and len(found.removed) < limit:
-            found.removed.append(row)
-    found.changed = [changed[number] for number in matched]
+        elif number in unmatched and len(difference.removed) < limit:
+            difference.removed.append(row)
+    difference.changed = [changed[number] for number in matched]
 
 
 def _rows(path: str, mapping: Mapping[str, str] | None, ignore: tuple[str, ...], chosen: Any) -> Iterator[Row]:

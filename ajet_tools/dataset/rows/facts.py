@@ -68,7 +68,7 @@ def facts_of(block: LineBlock) -> BlockFacts:
             kinds += [(index, kinds_of(row.values), 1) for index, row in rows]
         else:
             kinds.append((int(indices[0]), kinds_of(structure, kind_in), len(indices)))
-    kinds.sort(key=lambda one: one[0])
+    kinds.sort(key=lambda entry: entry[0])
     return BlockFacts(
         kinds, *_read_rows(block, columns.tasks(), columns.unclear, columns.answered_oddly, columns.given_away())
     )
@@ -107,9 +107,11 @@ class _Columns:
     def of(cls, block: LineBlock) -> _Columns | None:
         """None where polars or DuckDB cannot read one of its lines."""
         groups = structures(block.lines)
-        known = [one for one, _ in groups if one is not None]
-        kinds = {path: {kind_at(one, path) for one in known} for path in WANTED}
-        paths = [path for path, found in kinds.items() if found != {"null"} and not found & {"object", "list"}]
+        known = [structure for structure, _ in groups if structure is not None]
+        kinds = {path: {kind_at(structure, path) for structure in known} for path in WANTED}
+        paths = [
+            path for path, path_kinds in kinds.items() if path_kinds != {"null"} and not path_kinds & {"object", "list"}
+        ]
         try:
             return cls(block, groups, paths) if known else None
         except Irregular:
@@ -140,49 +142,54 @@ class _Columns:
 
     def tasks(self) -> list[Any]:
         """`text`, `id` and `answer` of tasks that the columns show."""
-        own = self._columns[("task_id",)] if ("task_id",) in self._columns else self._forms.clear(len(self._forms))
-        inner, top = (self._columns.get(path, own.clear(len(own))) for path in (("metadata", "answer"), ("answer",)))
+        ids = self._columns[("task_id",)] if ("task_id",) in self._columns else self._forms.clear(len(self._forms))
+        inner, top = (self._columns.get(path, ids.clear(len(ids))) for path in (("metadata", "answer"), ("answer",)))
         signs = pl.Series(self._signs)
         answer = pl.select(
             pl.when(signs != "").then(signs + pl.when(pl.Series(self._inner)).then(inner).otherwise(top))
         ).to_series()
-        return [self._forms, pl.select(pl.when(own != "").then(own)).to_series(), answer]
+        return [self._forms, pl.select(pl.when(ids != "").then(ids)).to_series(), answer]
 
     def given_away(self) -> Any:
         """Rows that may give their answer away or repeat a prompt, as a numpy array."""
         answers = [self._columns[path] for path in _ANSWERS if path in self._columns]
-        found = may_give_away(self._block.texts, self._forms, [one for one in answers if one.null_count() < len(one)])
-        found |= self._forms.str.contains_any(list(wording())).fill_null(False)
+        suspects = may_give_away(
+            self._block.texts, self._forms, [answer for answer in answers if answer.null_count() < len(answer)]
+        )
+        suspects |= self._forms.str.contains_any(list(wording())).fill_null(False)
         for structure, indices in self.groups:
             if structure is None or not self._is_plain(structure):
-                found = found.scatter(indices, True)
-        return found.to_numpy()
+                suspects = suspects.scatter(indices, True)
+        return suspects.to_numpy()
 
 
-def _read_rows(block: LineBlock, known: Sequence[Any], tasks: Any, answers: Any, given: Any) -> tuple[list[Any], Any]:
+def _read_rows(
+    block: LineBlock, known: Sequence[Any], tasks: Any, answers: Any, suspects: Any
+) -> tuple[list[Any], Any]:
     """The problems and the tasks, some of which are known, with what only the rows of these masks tell."""
     problems: list[tuple[int, str, str]] = []
-    made: list[tuple[str | None, str | None, str | None]] = []
+    task_fields: list[tuple[str | None, str | None, str | None]] = []
     is_task, odd = np.ones(len(block), bool), list[str | None]()
-    indices = np.flatnonzero(tasks | answers | given)
+    indices = np.flatnonzero(tasks | answers | suspects)
     for index, row in zip(indices.tolist(), block.rows(indices), strict=True):
-        if given[index] and (said := given_away(row.values)) is not None:
-            problems.append((index, "given away", f"contains its answer: {said}"))
-        if given[index] and (said := repeated(text_of(row.values), wording())) is not None:
-            problems.append((index, "prompt", f"has words of the prompt that such rows are generated with: {said}"))
+        if suspects[index] and (excerpt := given_away(row.values)) is not None:
+            problems.append((index, "given away", f"contains its answer: {excerpt}"))
+        if suspects[index] and (excerpt := repeated(text_of(row.values), wording())) is not None:
+            problems.append((index, "prompt", f"has words of the prompt that such rows are generated with: {excerpt}"))
         if tasks[index]:
             task = _task(row)
             if not isinstance(task, tuple):
-                made.append((_asked(task, row.values), _own_id(task, row.values), _answer(row.values)))
+                task_fields.append((_asked(task, row.values), _own_id(task, row.values), _answer(row.values)))
             else:
                 problems.append((index, *task))
                 is_task[index] = False
-                made.append((None, None, None))
+                task_fields.append((None, None, None))
         elif answers[index]:
             odd.append(_answer(row.values))
     rows = np.flatnonzero(tasks)
     columns = [
-        column.scatter(rows, pl.Series([one[i] for one in made], dtype=pl.String)) for i, column in enumerate(known)
+        column.scatter(rows, pl.Series([one[i] for one in task_fields], dtype=pl.String))
+        for i, column in enumerate(known)
     ]
     columns[2] = columns[2].scatter(np.flatnonzero(answers & ~tasks), pl.Series(odd, dtype=pl.String))
     frame = pl.DataFrame([one.alias(name) for one, name in zip(columns, ("text", "id", "answer"), strict=True)])

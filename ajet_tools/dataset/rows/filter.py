@@ -89,10 +89,10 @@ class _Condition:
             raise ConfigError(f"{self.field} is a class label, and {odd[0]!r} is none of its names: {', '.join(names)}")
 
         def by_name(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
-            def holds(found: Any) -> bool:
-                if isinstance(found, list):
-                    return any(map(holds, found))
-                return test(names[int(found)] if found is not None and 0 <= int(found) < len(names) else None)
+            def holds(label: Any) -> bool:
+                if isinstance(label, list):
+                    return any(map(holds, label))
+                return test(names[int(label)] if label is not None and 0 <= int(label) < len(names) else None)
 
             return holds
 
@@ -114,26 +114,26 @@ class _Condition:
 
         `exact`: they are text.
         """
-        found = pl.repeat(0, len(texts), dtype=pl.Int8, eager=True)
-        left = None
+        result = pl.repeat(0, len(texts), dtype=pl.Int8, eager=True)
+        unsure = None
         if self.needle is not None:
-            found = texts.str.to_lowercase().str.contains(self.needle, literal=True).fill_null(False).cast(pl.Int8)
-            left = texts.str.len_bytes() > texts.str.len_chars()  # letters that have other forms, too
-            left = (left if exact else left | texts.str.contains(_NOT_TEXT)).arg_true()
-            texts = texts.gather(left)
+            result = texts.str.to_lowercase().str.contains(self.needle, literal=True).fill_null(False).cast(pl.Int8)
+            unsure = texts.str.len_bytes() > texts.str.len_chars()  # letters that have other forms, too
+            unsure = (unsure if exact else unsure | texts.str.contains(_NOT_TEXT)).arg_true()
+            texts = texts.gather(unsure)
         values = texts.to_arrow().dictionary_encode()
         holds = self.holds if exact else self._holds_of_text
-        said = np.array([holds(value) for value in (*values.dictionary.to_pylist(), None)], np.int8)
-        said = said[values.indices.fill_null(len(said) - 1).to_numpy(zero_copy_only=False)]
-        return said if left is None else found.scatter(left, pl.Series(said)).to_numpy()
+        verdicts = np.array([holds(value) for value in (*values.dictionary.to_pylist(), None)], np.int8)
+        verdicts = verdicts[values.indices.fill_null(len(verdicts) - 1).to_numpy(zero_copy_only=False)]
+        return verdicts if unsure is None else result.scatter(unsure, pl.Series(verdicts)).to_numpy()
 
     def _holds_of_text(self, text: str | None) -> int:
         if text is None or not re.match(_NOT_TEXT, text):
             return self.holds(text)
         if self.by_text or not _PLAIN.fullmatch(text):
             return -1
-        said = self.holds(text)
-        return said if said == self.holds(json.loads(text)) else -1
+        verdict = self.holds(text)
+        return verdict if verdict == self.holds(json.loads(text)) else -1
 
 
 _NOT_TEXT = r"^(?:[\[{]|-?[0-9][0-9.eE+-]*$|true$|false$)"
@@ -155,8 +155,8 @@ class Filter:
     @property
     def _paths(self) -> Sequence[Path]:
         """The fields that `mask` looks at."""
-        names = list(dict.fromkeys(one.steps for one in self._conditions.values() if one.steps))
-        asks_text = any(one.field in DERIVED for one in self._conditions.values())
+        names = list(dict.fromkeys(condition.steps for condition in self._conditions.values() if condition.steps))
+        asks_text = any(condition.field in DERIVED for condition in self._conditions.values())
         return names + [path for path in QUERIES if path not in names] if asks_text else names
 
     def mask(self, block: Block, table: Columns | None = None) -> Any:
@@ -183,17 +183,17 @@ class Filter:
         def leaf(part: Node) -> Any:
             one = of[part]
             if one.field not in DERIVED:
-                found = one.holds_of_texts(columns[one.steps], exact=False)
+                result = one.holds_of_texts(columns[one.steps], exact=False)
             else:
-                found = one.holds_of_texts(_derived(block, one.field), exact=True)
+                result = one.holds_of_texts(_derived(block, one.field), exact=True)
                 unclear[:] |= columns[one.steps].is_not_null().to_numpy() if one.steps else False
-            unclear[:] |= found < 0
-            return found > 0
+            unclear[:] |= result < 0
+            return result > 0
 
-        found = fold(self.node, leaf, _join)
-        if len(left := np.flatnonzero(unclear)):
-            found[left] = self.mask_rows((row.values for row in block.rows(left)), of)
-        return found
+        result = fold(self.node, leaf, _join)
+        if len(undecided := np.flatnonzero(unclear)):
+            result[undecided] = self.mask_rows((row.values for row in block.rows(undecided)), of)
+        return result
 
     def mask_rows(self, rows: Iterable[Mapping[str, Any]], of: Mapping[Node, _Condition] | None = None) -> Any:
         """Which of these rows fit, as a numpy array."""
@@ -251,7 +251,7 @@ def has_dotted_key(block: Block, paths: Sequence[Path]) -> bool:
     inner = [".".join(path[i:j]) for path in paths for i in range(len(path)) for j in range(i + 2, len(path) + 1)]
     if isinstance(block, LineBlock):
         return any(bool(block.lines.str.contains(f'"{name}"', literal=True).any()) for name in inner)
-    return any("." in one for one in block.data.schema.names)
+    return any("." in column for column in block.data.schema.names)
 
 
 def task_id_of(values: Mapping[str, Any]) -> str | None:
@@ -263,12 +263,12 @@ def task_id_of(values: Mapping[str, Any]) -> str | None:
 
 
 def field_names(values: Mapping[str, Any], before: str = "", depth: int = 0) -> list[str]:
-    found = []
+    names = []
     for name, inner in values.items():
-        found.append(f"{before}{name}")
+        names.append(f"{before}{name}")
         if isinstance(inner, Mapping) and depth < 3:
-            found += field_names(inner, f"{before}{name}.", depth + 1)
-    return found
+            names += field_names(inner, f"{before}{name}.", depth + 1)
+    return names
 
 
 def parse(text: str) -> Filter:
@@ -287,7 +287,7 @@ def parse(text: str) -> Filter:
         value = part.values[0].text
         plain = sign == "~" and len(tests) == 1 and not value.startswith(_REGEX) and name not in ("chars", "words")
         needle = value.casefold() if plain else None
-        values = [one.text for one in part.values]
+        values = [token.text for token in part.values]
         conditions[part] = _Condition(name, tuple(name.split(".")), tests, values, sign == "~", sign == "=", needle)
         if name not in DERIVED and not any(map(_is_none, part.values)):
             fields.setdefault(name, False)
@@ -307,14 +307,14 @@ def _test_of(sign: str, value: Token) -> Callable[[Any], bool]:
     number = _number_of(value.text)
     if sign == "=":
         if _is_none(value):
-            return lambda found: found is None
-        return lambda found: _equal(found, value.text, number)
+            return lambda field_value: field_value is None
+        return lambda field_value: _equal(field_value, value.text, number)
     compare = _ORDER[sign]
     if number is None:
-        return lambda found: isinstance(found, str) and compare(found, value.text)
+        return lambda field_value: isinstance(field_value, str) and compare(field_value, value.text)
 
-    def ordered(found: Any) -> bool:
-        known = _number_of(found) if isinstance(found, str) else found
+    def ordered(field_value: Any) -> bool:
+        known = _number_of(field_value) if isinstance(field_value, str) else field_value
         return isinstance(known, int | float) and not isinstance(known, bool) and compare(known, number)
 
     return ordered
@@ -343,14 +343,14 @@ def _number_of(text: str) -> float | int | None:
         return None
 
 
-def _equal(found: Any, text: str, number: float | None) -> bool:
-    if isinstance(found, list):
-        return any(_equal(item, text, number) for item in found)
-    if isinstance(found, bool):
-        return text.lower() == ("true" if found else "false")
-    if isinstance(found, int | float):
-        return found == number
-    return bool(found == text)
+def _equal(actual: Any, text: str, number: float | None) -> bool:
+    if isinstance(actual, list):
+        return any(_equal(item, text, number) for item in actual)
+    if isinstance(actual, bool):
+        return text.lower() == ("true" if actual else "false")
+    if isinstance(actual, int | float):
+        return actual == number
+    return bool(actual == text)
 
 
 def _matches(value: Token) -> Callable[[Any], bool]:
@@ -358,21 +358,21 @@ def _matches(value: Token) -> Callable[[Any], bool]:
         pattern = re.compile(value.text.removeprefix(_REGEX))
     except (re.error, OverflowError, RecursionError) as error:
         raise FilterError(f"not a regular expression: {error}", value.at) from None
-    return lambda found: any(pattern.search(text) for text in _texts(found))
+    return lambda field_value: any(pattern.search(text) for text in _texts(field_value))
 
 
 def _contains(text: str) -> Callable[[Any], bool]:
     needle = text.casefold()
-    return lambda found: any(needle in text.casefold() for text in _texts(found))
+    return lambda field_value: any(needle in text.casefold() for text in _texts(field_value))
 
 
-def _texts(found: Any) -> list[str]:
-    if found is None:
+def _texts(value: Any) -> list[str]:
+    if value is None:
         return []
-    if isinstance(found, str):
-        return [found]
-    if isinstance(found, Mapping):
-        return [text for inner in found.values() for text in _texts(inner)]
-    if isinstance(found, list):
-        return [text for inner in found for text in _texts(inner)]
-    return [str(found)]
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for inner in value.values() for text in _texts(inner)]
+    if isinstance(value, list):
+        return [text for inner in value for text in _texts(inner)]
+    return [str(value)]

@@ -58,17 +58,17 @@ def check_format(format: str) -> None:
 
 
 def _messages(values: _Values) -> dict[str, Any]:
-    said, used = _conversation(values)
-    made: dict[str, Any] = {"messages": said}
+    messages, used = _conversation(values)
+    row: dict[str, Any] = {"messages": messages}
     if values.get("tools"):
-        made["tools"] = values["tools"]
-    return {**made, **_other_columns(values, {*used, "messages", "tools"})}
+        row["tools"] = values["tools"]
+    return {**row, **_other_columns(values, {*used, "messages", "tools"})}
 
 
 def _sharegpt(values: _Values) -> dict[str, Any]:
-    said, used = _conversation(values)
+    messages, used = _conversation(values)
     tools = values.get("tools")
-    form = import_module(_FORMS).sharegpt(said, tools if isinstance(tools, list) else None)
+    form = import_module(_FORMS).sharegpt(messages, tools if isinstance(tools, list) else None)
     return {**form, **_other_columns(values, {*used, "conversations", "tools"})}
 
 
@@ -76,8 +76,8 @@ def _trl_prompt(values: _Values) -> dict[str, Any]:
     asked, used = _prompt_of(values)
     metadata = values.get("metadata")
     columns = dict(metadata) if isinstance(metadata, Mapping) else {}
-    kept = _other_columns(values, {*used, "metadata", "prompt"})
-    return {"prompt": asked, **{name: value for name, value in columns.items() if name != "prompt"}, **kept}
+    other_columns = _other_columns(values, {*used, "metadata", "prompt"})
+    return {"prompt": asked, **{name: value for name, value in columns.items() if name != "prompt"}, **other_columns}
 
 
 def _trl_preference(values: _Values) -> dict[str, Any]:
@@ -100,17 +100,17 @@ def _trl_preference(values: _Values) -> dict[str, Any]:
         rejected = rejected[len(asked) :]
     if not chosen or not rejected:
         raise Unfit("one of whose replies is empty")
-    kept = _other_columns(values, {*used, "prompt", "chosen", "rejected"})
-    return {"prompt": asked, "chosen": chosen, "rejected": rejected, **kept}
+    other_columns = _other_columns(values, {*used, "prompt", "chosen", "rejected"})
+    return {"prompt": asked, "chosen": chosen, "rejected": rejected, **other_columns}
 
 
 def _conversation(values: _Values) -> tuple[list[dict[str, Any]], set[str]]:
     """A chat that ends in a reply, and the columns that it is made of."""
     for name in ("messages", "conversations"):
-        if said := _chat(values.get(name)):
-            if said[-1].get("role") != "assistant":
+        if messages := _chat(values.get(name)):
+            if messages[-1].get("role") != "assistant":
                 raise Unfit("whose last message is not the assistant's")
-            return said, {name}
+            return messages, {name}
     asked, used = _prompt_of(values)
     if asked[-1].get("role") == "assistant":
         return asked, used
@@ -129,15 +129,15 @@ def _prompt_of(values: _Values) -> tuple[list[dict[str, Any]], set[str]]:
     """What the model is asked, as messages, and the columns that it is made of."""
     query = next(((name, values[name]) for name in QUERY_COLUMNS if _is_text(values.get(name))), None)
     for name in ("init_messages", "prompt"):
-        if said := _chat(values.get(name)):
-            more = [{"role": "user", "content": query[1]}] if query and said[-1].get("role") == "system" else []
-            return [*said, *more], {name, *([query[0]] if query else [])}
+        if messages := _chat(values.get(name)):
+            more = [{"role": "user", "content": query[1]}] if query and messages[-1].get("role") == "system" else []
+            return [*messages, *more], {name, *([query[0]] if query else [])}
     if query:
         return [{"role": "user", "content": query[1]}], {query[0], "init_messages"}
-    if said := _chat(values.get("messages")):
-        cut = len(said) - 1 if said[-1].get("role") == "assistant" else len(said)
+    if messages := _chat(values.get("messages")):
+        cut = len(messages) - 1 if messages[-1].get("role") == "assistant" else len(messages)
         if cut:
-            return said[:cut], {"messages"}
+            return messages[:cut], {"messages"}
     raise Unfit("that ask nothing")
 
 
@@ -162,7 +162,7 @@ def _is_text(value: Any) -> bool:
 
 def _other_columns(values: _Values, used: set[str]) -> dict[str, Any]:
     """The columns beside the form, and the task's id, which the row would no longer have."""
-    kept = {name: value for name, value in values.items() if name not in used}
-    if "task_id" not in kept and (task_id := task_id_of(values)):
-        kept["task_id"] = task_id
-    return kept
+    columns = {name: value for name, value in values.items() if name not in used}
+    if "task_id" not in columns and (task_id := task_id_of(values)):
+        columns["task_id"] = task_id
+    return columns

@@ -96,12 +96,12 @@ def form_of(text: str, language: str | None = None) -> str:
     return " ".join(_NUMBER.sub("0", text).split())
 
 
-def _is_name(found: re.Match[str], text: str, within: Iterable[str]) -> bool:
-    if found[0] in within:
+def _is_name(match: re.Match[str], text: str, within: Iterable[str]) -> bool:
+    if match[0] in within:
         return True
-    if not _BEGINS.search(text, max(0, found.start() - 8), found.start()):
+    if not _BEGINS.search(text, max(0, match.start() - 8), match.start()):
         return True
-    return _AFTER_NAME.match(text, found.end()) is not None
+    return _AFTER_NAME.match(text, match.end()) is not None
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ def given_away(values: Mapping[str, Any]) -> str | None:
     for answer in _answers(values):
         if " ".join(answer.casefold().strip(" .").split()) not in folded:
             continue
-        if (said := _cued(answer, question)) is not None:
-            return said
+        if (cued := _cued(answer, question)) is not None:
+            return cued
         before, asked, after = question.rpartition("?")
         if asked and before and after.strip(_BEHIND).casefold() == answer.casefold():
             return after.strip()
@@ -224,22 +224,26 @@ def may_give_away(texts: Any, forms: Any, answers: Sequence[Any]) -> Any:
         answers: columns of answers as text, numbers as JSON spells them.
     """
     behind = re.escape(_BEHIND)
-    told = forms.str.contains(_CUES) | texts.str.contains(rf"\?[{behind}]*[^?{behind}][^?]*$")
+    has_cue = forms.str.contains(_CUES) | texts.str.contains(rf"\?[{behind}]*[^?{behind}][^?]*$")
     plain = texts.str.len_bytes() == texts.str.len_chars()
-    found = pl.repeat(False, len(texts), eager=True)
+    gives_away = pl.repeat(False, len(texts), eager=True)
     for answer in answers:
-        some = (told | (answer.str.count_matches(r"[^\s\x1c-\x1f]+") > _PHRASE)).fill_null(False).arg_true()
-        asked, own = forms.gather(some), normals(answer.gather(some)).str.strip_chars(" .")
-        digits = own.str.extract(r"^-?0*([1-9][0-9]{1,14})$").fill_null("")
+        some = (has_cue | (answer.str.count_matches(r"[^\s\x1c-\x1f]+") > _PHRASE)).fill_null(False).arg_true()
+        questions, answer_forms = forms.gather(some), normals(answer.gather(some)).str.strip_chars(" .")
+        digits = answer_forms.str.extract(r"^-?0*([1-9][0-9]{1,14})$").fill_null("")
         whole = (digits != "") & ~digits.is_in([str(number) for number in range(len(_NUMBERS))])
-        said = asked.str.contains(own, literal=True) | own.str.contains(r"[0-9]|[^\x00-\x7f]") | ~plain.gather(some)
-        said = pl.select(
+        is_said = (
+            questions.str.contains(answer_forms, literal=True)
+            | answer_forms.str.contains(r"[0-9]|[^\x00-\x7f]")
+            | ~plain.gather(some)
+        )
+        is_said = pl.select(
             pl.when(whole)
-            .then(asked.str.replace_all(",", "", literal=True).str.contains(digits, literal=True))
-            .otherwise(said)
+            .then(questions.str.replace_all(",", "", literal=True).str.contains(digits, literal=True))
+            .otherwise(is_said)
         ).to_series()
-        found = found.scatter(some.filter(said.fill_null(False)), True)
-    return found
+        gives_away = gives_away.scatter(some.filter(is_said.fill_null(False)), True)
+    return gives_away
 
 
 def _cued(answer: str, question: str) -> str | None:
@@ -262,9 +266,9 @@ def _cued(answer: str, question: str) -> str | None:
 
 def _answers(values: Mapping[str, Any]) -> Iterator[str]:
     metadata = values.get("metadata")
-    for place in (metadata if isinstance(metadata, Mapping) else {}, values):
+    for mapping in (metadata if isinstance(metadata, Mapping) else {}, values):
         for name in ANSWERS:
-            answer = place.get(name)
+            answer = mapping.get(name)
             if isinstance(answer, str | int | float) and not isinstance(answer, bool):
                 text = str(answer).strip()
                 if 0 < len(text) <= _LONGEST:
@@ -279,4 +283,4 @@ def _spellings(answer: str) -> Iterator[str]:
         whole = int(value)
         written = [str(whole), f"{whole:,}", f"{whole}.0", f"{whole}.00"]
         written += [_NUMBERS[whole]] if 0 <= whole < len(_NUMBERS) else []
-        yield from (one for one in written if one != answer)
+        yield from (spelling for spelling in written if spelling != answer)

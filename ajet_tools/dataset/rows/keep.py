@@ -79,8 +79,8 @@ class Keep:
     def _conditions(self, block: Block) -> Iterator[tuple[Any, str | Callable[[int], str]]]:
         """Which rows meet each condition, and why the others are left out."""
         if self.languages:
-            found = [language_of(text) for text in block.texts]
-            yield np.isin(found, list(self.languages)), lambda index: f"in another language ({found[index]})"
+            detected = [language_of(text) for text in block.texts]
+            yield np.isin(detected, list(self.languages)), lambda index: f"in another language ({detected[index]})"
         if self.where:
             yield self.where.mask(block), "not matching the expression"
         if self.filter:

@@ -37,33 +37,37 @@ _Part = Any
 
 def as_messages(block: LineBlock, left_out: Counter[str]) -> tuple[LineBlock, Any]:
     """A block in that form, and the indices of the rows that have it; `left_out` counts why the others have not."""
-    lines, convert, made = _by_columns(block), converter("messages"), list[str | None]()
+    lines, convert, converted = _by_columns(block), converter("messages"), list[str | None]()
     left = lines.is_null().arg_true()
     for row in block.rows(left):
         try:
-            made.append(json_line(convert(row.values))[:-1].decode())
+            converted.append(json_line(convert(row.values))[:-1].decode())
         except Unfit as why:
             left_out[str(why)] += 1
-            made.append(None)
+            converted.append(None)
         except ValueError as error:
             raise TaskError(f"{row.where} cannot be written as JSON: {error}") from error
-    lines = lines.scatter(left, pl.Series(made, dtype=pl.String))
+    lines = lines.scatter(left, pl.Series(converted, dtype=pl.String))
     return LineBlock(block.name, lines, block.numbers), lines.is_not_null().arg_true().to_numpy()
 
 
 def _by_columns(block: LineBlock) -> Any:
     """Lines of that form, as a polars series; null for those that only the row itself tells."""
-    made = pl.repeat(None, len(block), dtype=pl.String, eager=True)
-    groups = [(one, rows) for one, rows in structures(block.lines) if one is not None and _is_plain(one)]
-    paths = list(dict.fromkeys(path for one, _ in groups for path, _ in leaves(one)))
+    result = pl.repeat(None, len(block), dtype=pl.String, eager=True)
+    groups = [
+        (known_structure, rows)
+        for known_structure, rows in structures(block.lines)
+        if known_structure is not None and _is_plain(known_structure)
+    ]
+    paths = list(dict.fromkeys(path for known_structure, _ in groups for path, _ in leaves(known_structure)))
     try:
         columns = block.columns(paths) if paths else {}
     except Irregular:  # what is a value in one structure is an object in another
-        return made
+        return result
     for structure, rows in groups:
         values = {path: columns[path].gather(rows) for path, _ in leaves(structure)}
-        made = made.scatter(rows, _lines(structure, values))
-    return made
+        result = result.scatter(rows, _lines(structure, values))
+    return result
 
 
 def _is_plain(structure: Structure) -> bool:

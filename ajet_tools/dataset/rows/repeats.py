@@ -52,12 +52,12 @@ class Tasks:
 
     def add(self, block: LineBlock, tasks: Any) -> None:
         """Rows of that file, with what `BlockFacts.tasks` says of them."""
-        text, own, answer = pl.col("text"), pl.col("id"), pl.col("answer")
-        self._has_made_ids |= bool(tasks.select(own.str.contains(_MADE_ID).any()).item())
+        text, task_id, answer = pl.col("text"), pl.col("id"), pl.col("answer")
+        self._has_made_ids |= bool(tasks.select(task_id.str.contains(_MADE_ID).any()).item())
         self._frames.append(
             tasks.with_columns(block.lines.alias("line")).select(
                 text=pl.when(text.is_not_null()).then(text.hash()),
-                id=pl.when(own.is_not_null()).then(own.hash()),
+                id=pl.when(task_id.is_not_null()).then(task_id.hash()),
                 answer=answer.fill_null("").hash(),
                 line=pl.col("line").hash(),
                 is_task="is_task",
@@ -69,11 +69,11 @@ class Tasks:
         self.rows += len(block)
 
     def where(self, row: int) -> str:
-        start, name, numbers = self._places[bisect_right(self._places, row, key=lambda one: one[0]) - 1]
+        start, name, numbers = self._places[bisect_right(self._places, row, key=lambda entry: entry[0]) - 1]
         return LineBlock(name, (), numbers).where(row - start)
 
     def file_of(self, row: int) -> int:
-        return bisect_right(self._files, row, key=lambda one: one[2]) - 1
+        return bisect_right(self._files, row, key=lambda entry: entry[2]) - 1
 
     def problems(
         self, mapping: Mapping[str, str] | None, count: Callable[[str, int], None]
@@ -92,26 +92,26 @@ class Tasks:
             .then(pl.lit("contradiction"))
             .otherwise(pl.lit("duplicate"))
         )
-        for kind, other in ("leakage", ""), ("contradiction", ", but has a different answer"), ("duplicate", ""):
+        for kind, addition in ("leakage", ""), ("contradiction", ", but has a different answer"), ("duplicate", ""):
             some = again.filter(pl.col("kind") == kind)
             count(kind, max(0, len(some) - self._told))
             for row, first in some.select("row", "row_of_first").head(self._told).iter_rows():
-                yield row, kind, f"asks the same as {self._at(first, row)}{other}"
+                yield row, kind, f"asks the same as {self._at(first, row)}{addition}"
 
     def _of_two_contents(
         self, rows: Any, mapping: Mapping[str, str] | None, count: Callable[[str, int], None]
     ) -> Iterator[tuple[int, int, str]]:
         """Rows with the id of an earlier one that has another content, that row, and the id."""
         if self._has_made_ids and len(loose := rows.filter(pl.col("is_task") & pl.col("id").is_null())["row"]):
-            made = [task.task_id for _, task in self._read_again(set(loose), mapping)]
-            rows = rows.with_columns(rows["id"].scatter(loose, pl.Series(made, dtype=pl.String).hash()))
+            made_ids = [task.task_id for _, task in self._read_again(set(loose), mapping)]
+            rows = rows.with_columns(rows["id"].scatter(loose, pl.Series(made_ids, dtype=pl.String).hash()))
         again = _repeated(rows, "id").filter(pl.col("line") != pl.col("line_of_first"))
         tasks = set(again["row"]) | set(again["row_of_first"])
         known = {row: (task.task_id, _digest(task)) for row, task in self._read_again(tasks, mapping)} if tasks else {}
         pairs = zip(again["row"], again["row_of_first"], strict=True)
-        found = [(row, first, known[row][0]) for row, first in pairs if known[row][1] != known[first][1]]
-        count("id", max(0, len(found) - self._told))
-        yield from islice(found, self._told)
+        conflicts = [(row, first, known[row][0]) for row, first in pairs if known[row][1] != known[first][1]]
+        count("id", max(0, len(conflicts) - self._told))
+        yield from islice(conflicts, self._told)
 
     def _read_again(self, wanted: Collection[int], mapping: Mapping[str, str] | None) -> Iterator[tuple[int, Task]]:
         """These rows, which are tasks."""
@@ -136,9 +136,9 @@ class Tasks:
 
     def _at(self, place: int, row: int) -> str:
         """A place; its file too, where that has the name of another one."""
-        where, (file, own) = self.where(place), (Path(self._name(each)) for each in (place, row))
-        told = self._name(place) == self._name(row) or (file.name in where and file.name != own.name)
-        return where if told else f"{where} of {self._name(place)}"
+        where, (file, row_file) = self.where(place), (Path(self._name(each)) for each in (place, row))
+        is_clear = self._name(place) == self._name(row) or (file.name in where and file.name != row_file.name)
+        return where if is_clear else f"{where} of {self._name(place)}"
 
     def _name(self, row: int) -> str:
         return self._files[self.file_of(row)][0]

@@ -75,10 +75,10 @@ class RowShape:
         for row in rows:
             queries.setdefault(query_of(row.values), row.where)
         if len(queries) > 1:
-            (one, first), (other, second), *_ = queries.items()
+            (first_query, first), (second_query, second), *_ = queries.items()
             raise TaskError(
-                f"the seeds have different shapes: the question is in {one or 'messages'!r} in {first} and in "
-                f"{other or 'messages'!r} in {second}. Use --map to make them the same, or expand them "
+                f"the seeds have different shapes: the question is in {first_query or 'messages'!r} in {first} and in "
+                f"{second_query or 'messages'!r} in {second}. Use --map to make them the same, or expand them "
                 "separately"
             )
         stripped = [(row.where, {k: v for k, v in row.values.items() if k not in OURS}) for row in rows]
@@ -95,8 +95,8 @@ class RowShape:
         """The row with the constants put in. Raises Misfit with the reason."""
         if not isinstance(values, Mapping):
             raise Misfit(f"a row is {KINDS[kind_of(values)]}, not an object")
-        given = {k: v for k, v in values.items() if k not in OURS}
-        return dict(_fit(given, self._root))
+        fields = {k: v for k, v in values.items() if k not in OURS}
+        return dict(_fit(fields, self._root))
 
     def allow(self, path: Sequence[str], values: Sequence[str]) -> None:
         """Take these values too at a place where only those of the seeds are taken."""
@@ -142,10 +142,10 @@ def _common_kind(values: Sequence[tuple[str, Any]], path: str) -> str:
     if set(seen) == {"integer", "number"}:
         return "number"
     if len(seen) > 1:
-        (one, first), (other, second), *_ = seen.items()
+        (first_kind, first), (second_kind, second), *_ = seen.items()
         raise TaskError(
-            f"the seeds have different shapes: {path or 'the row'} is {KINDS[one]} in {first} and "
-            f"{KINDS[other]} in {second}. Make them the same, or expand them separately"
+            f"the seeds have different shapes: {path or 'the row'} is {KINDS[first_kind]} in {first} and "
+            f"{KINDS[second_kind]} in {second}. Make them the same, or expand them separately"
         )
     return next(iter(seen), "null")
 
@@ -208,7 +208,11 @@ def _fit(values: Mapping[str, Any], node: _Node) -> Iterator[tuple[str, Any]]:
             yield name, inner.constant
         elif name in values:
             yield name, _fit_value(values[name], inner)
-        elif name in node.required and inner.kind == "object" and all(one.is_constant for one in inner.fields.values()):
+        elif (
+            name in node.required
+            and inner.kind == "object"
+            and all(child.is_constant for child in inner.fields.values())
+        ):
             yield name, dict(_fit({}, inner))
         elif name in node.required:
             raise Misfit(f"{place}{name} is missing")
@@ -266,10 +270,10 @@ def _lines(node: _Node, required: bool) -> Iterator[str]:
         for name, inner in node.fields.items():
             yield from _lines(inner, required and name in node.required)
         return
-    what = KINDS[node.kind]
+    description = KINDS[node.kind]
     if node.numeric:
-        what = "a number, written as text"
+        description = "a number, written as text"
     if node.allowed:
-        what = "one of " + ", ".join(json.dumps(text, ensure_ascii=False) for text in node.allowed)
+        description = "one of " + ", ".join(json.dumps(text, ensure_ascii=False) for text in node.allowed)
     ending = "" if required else "; may be left out"
-    yield f"{node.path}: {what}{' or null' if node.may_be_null else ''}{ending}"
+    yield f"{node.path}: {description}{' or null' if node.may_be_null else ''}{ending}"

@@ -53,7 +53,7 @@ def _connect(path: Path | None = None) -> Any:
     import duckdb
 
     def languages(some: Any) -> Any:
-        return pa.array([None if one is None else language_of(one) for one in some.to_pylist()], pa.string())
+        return pa.array([None if text is None else language_of(text) for text in some.to_pylist()], pa.string())
 
     connection = duckdb.connect(str(path or ":memory:"), config={"threads": 1, "memory_limit": "1GB"})
     for name, meaning in _MACROS.items():
@@ -73,7 +73,9 @@ class Where:
         self._wanted = _named(pl.Struct(schema), text.casefold()) or pl.Struct({"task_id": pl.String})
         self._asks_text = re.search(rf"\b(?:{'|'.join(_DERIVED)})\b", text, re.I) is not None
         self._connection = _connect()
-        empty = pl.Schema({one.name: one.dtype for one in self._wanted.fields}).to_frame(eager=True)
+        empty = pl.Schema({wanted_field.name: wanted_field.dtype for wanted_field in self._wanted.fields}).to_frame(
+            eager=True
+        )
         with _explain(text, self._names):
             [kind] = self._rows(empty, pl.Series([], dtype=pl.String)).project(f"({text}\n)").types
         if str(kind) not in ("BOOLEAN", '"NULL"'):
@@ -86,14 +88,15 @@ class Where:
         except Irregular:  # values of several types
             rows = [row.values for row in block.rows()]
             columns = [
-                (column(one.name, [values.get(one.name) for values in rows]), one) for one in self._wanted.fields
+                (column(wanted_field.name, [values.get(wanted_field.name) for values in rows]), wanted_field)
+                for wanted_field in self._wanted.fields
             ]
-            frame = pl.DataFrame([values.cast(one.dtype, strict=False) for values, one in columns])
-        found = np.zeros(len(block), bool)
+            frame = pl.DataFrame([values.cast(wanted_field.dtype, strict=False) for values, wanted_field in columns])
+        fits = np.zeros(len(block), bool)
         with _explain(self.text, self._names):
             rows = self._rows(frame, block.texts if self._asks_text else None).filter(f"({self.text}\n)")
-            found[rows.project(f'"{_ROW}"').to_arrow_table().column(0).to_numpy()] = True
-        return found
+            fits[rows.project(f'"{_ROW}"').to_arrow_table().column(0).to_numpy()] = True
+        return fits
 
     def _rows(self, frame: pl.DataFrame, texts: Any) -> Any:
         """The columns and those that are derived, with the number of each row."""
@@ -106,8 +109,11 @@ class Where:
 
 def _named(dtype: Any, text: str) -> Any:
     """The struct type with the fields that a text names; None where it names none."""
-    fields = {one.name: one.dtype for one in dtype.fields if one.name.casefold() in text}
-    inner = {name: _named(one, text) or one if isinstance(one, pl.Struct) else one for name, one in fields.items()}
+    fields = {member.name: member.dtype for member in dtype.fields if member.name.casefold() in text}
+    inner = {
+        name: _named(member, text) or member if isinstance(member, pl.Struct) else member
+        for name, member in fields.items()
+    }
     return pl.Struct(inner) if inner else None
 
 
@@ -129,7 +135,7 @@ def _as_arrow(frame: pl.DataFrame) -> Any:
 
 def _fitting(kind: Any) -> Any:
     if isinstance(kind, pl.Struct):
-        return pl.Struct({one.name: _fitting(one.dtype) for one in kind.fields})
+        return pl.Struct({member.name: _fitting(member.dtype) for member in kind.fields})
     if isinstance(kind, pl.List):
         return pl.List(_fitting(kind.inner))
     return pl.Decimal(38, 0) if kind in (pl.Int128, pl.UInt128) else pl.Float32 if kind == pl.Float16 else kind
@@ -143,11 +149,13 @@ def _explain(text: str, names: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except (duckdb.Error, pl.exceptions.PolarsError) as error:
-        said = str(error).partition("\n")[0]
-        if missing := _MISSING.search(said):
+        message = str(error).partition("\n")[0]
+        if missing := _MISSING.search(message):
             name = missing[1] or missing[2]
-            raise unknown_field(name, [*names, *{one.rpartition(".")[2] for one in names} - {*names}]) from error
-        raise ConfigError(f"cannot evaluate {text!r}: {said.partition(': ')[2] or said}") from error
+            raise unknown_field(
+                name, [*names, *{known_name.rpartition(".")[2] for known_name in names} - {*names}]
+            ) from error
+        raise ConfigError(f"cannot evaluate {text!r}: {message.partition(': ')[2] or message}") from error
 
 
 def select(query: str, path: str, out: str) -> int:
@@ -174,35 +182,37 @@ def select(query: str, path: str, out: str) -> int:
         database.from_arrow(pa.RecordBatchReader.from_batches(empty.schema, batches)).create("rows")
         database.execute("CREATE VIEW self AS FROM rows")
         database.execute(f"CREATE TABLE result AS {query.rstrip().rstrip(';')}")
-        found, wide = _plain(database.table("result"))
-        columns = _columns(query, path, found.limit(0).to_arrow_table().schema, wide)
+        result, wide = _plain(database.table("result"))
+        columns = _columns(query, path, result.limit(0).to_arrow_table().schema, wide)
         with Writer(out, tables=[columns]) as writer:
-            for batch in found.to_arrow_reader(_ROWS):
-                arrays = [array.cast(one.type) for array, one in zip(batch, columns.schema, strict=True)]
+            for batch in result.to_arrow_reader(_ROWS):
+                arrays = [
+                    array.cast(schema_field.type) for array, schema_field in zip(batch, columns.schema, strict=True)
+                ]
                 data = pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
                 writer.write_block(TableBlock(path, columns, data))
     return writer.rows
 
 
-def _plain(found: Any) -> tuple[Any, set[str]]:
+def _plain(relation: Any) -> tuple[Any, set[str]]:
     """A result with the types that a table has, and the columns of integers that need more than 64 bits, as text."""
     kinds, wide = list[str](), set[str]()
-    for name, kind in zip(found.columns, map(str, found.types), strict=True):
+    for name, kind in zip(relation.columns, map(str, relation.types), strict=True):
         quoted = '"' + name.replace('"', '""') + '"'
         if kind in ("HUGEINT", "UHUGEINT", "DECIMAL(38,0)"):
-            fits = found.aggregate(f"coalesce(bool_and({quoted} BETWEEN {-(1 << 63)} AND {(1 << 63) - 1}), true)")
+            fits = relation.aggregate(f"coalesce(bool_and({quoted} BETWEEN {-(1 << 63)} AND {(1 << 63) - 1}), true)")
             kind = "BIGINT" if fits.fetchall()[0][0] else "VARCHAR"
             wide |= {name} if kind == "VARCHAR" else set()
         elif kind in ("INTERVAL", "BIT", "BIGNUM"):
             kind = "VARCHAR"
         kinds.append(f"CAST({quoted} AS {kind}) AS {quoted}" if kind in ("BIGINT", "VARCHAR") else quoted)
-    return found.project(", ".join(kinds)), wide
+    return relation.project(", ".join(kinds)), wide
 
 
-def _columns(query: str, path: str, given: Any, wide: set[str]) -> Columns:
+def _columns(query: str, path: str, result_schema: Any, wide: set[str]) -> Columns:
     """The columns of a result: those that a table has and the SELECT gives as they are, as the table has them."""
-    columns, tables = Columns.of(path, given), tables_of(path)
-    fields = {name: Place(json=True) if name in wide else one for name, one in columns.fields.items()}
+    columns, tables = Columns.of(path, result_schema), tables_of(path)
+    fields = {name: Place(json=True) if name in wide else place for name, place in columns.fields.items()}
     source = merged(tables) if tables and len(tables) == len(files_of(path)) else Columns.of(path, pa.schema([]))
     for name in _unchanged(query, source.fields) & fields.keys():
         try:
@@ -210,18 +220,18 @@ def _columns(query: str, path: str, given: Any, wide: set[str]) -> Columns:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             continue
         fields[name] = source.fields[name]
-    kept = any(one is source.fields.get(name) for name, one in fields.items())
-    return Columns(path, replace(columns.row, fields=fields), source.metadata if kept else {})
+    has_unchanged = any(place is source.fields.get(name) for name, place in fields.items())
+    return Columns(path, replace(columns.row, fields=fields), source.metadata if has_unchanged else {})
 
 
 def _unchanged(query: str, names: Iterable[str]) -> set[str]:
     """Columns that a plain SELECT gives by `*`, or names in its list and does nothing with."""
-    blank = _QUOTED.sub(lambda found: "x" * len(found[0]), query)
+    blank = _QUOTED.sub(lambda match: "x" * len(match[0]), query)
     listed = _LIST.match(blank)
     if listed is None or _NESTS.search(blank):
         return set()
     start, end = listed.span(1)
-    cuts = [start, *(start + found.start() for found in re.finditer(",", listed[1])), end]
-    plain = {query[one:other].strip(", \n\t").strip('"`') for one, other in pairwise(cuts)}
+    cuts = [start, *(start + match.start() for match in re.finditer(",", listed[1])), end]
+    plain = {query[cut:next_cut].strip(", \n\t").strip('"`') for cut, next_cut in pairwise(cuts)}
     everything = any(_ALL.match(item) for item in plain) and not re.search(r"\b(?:replace|rename)\b", blank, re.I)
     return set(names) if everything else plain & set(names)

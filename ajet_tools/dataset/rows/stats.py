@@ -67,8 +67,8 @@ class Lengths:
 
     def as_json(self) -> dict[str, Any]:
         shares = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
-        made = {"mean": round(self.mean, 2), "min": self.least, "max": self.most}
-        return {**made, **{name: self.quantile(share) for name, share in shares.items()}}
+        summary = {"mean": round(self.mean, 2), "min": self.least, "max": self.most}
+        return {**summary, **{name: self.quantile(share) for name, share in shares.items()}}
 
 
 def _steps(length: int) -> int:
@@ -115,11 +115,11 @@ class Field:
             self.others += times
 
     def as_json(self) -> dict[str, Any]:
-        made: dict[str, Any] = {"present": self.present, "kinds": dict(_ordered(self.kinds))}
+        summary: dict[str, Any] = {"present": self.present, "kinds": dict(_ordered(self.kinds))}
         if self.least is not None:
-            made |= {"min": self.least, "max": self.most}
-        made["distinct"] = len(self.values) if not self.others else f">{len(self.values)}"
-        return {**made, "common": dict(self.common())}
+            summary |= {"min": self.least, "max": self.most}
+        summary["distinct"] = len(self.values) if not self.others else f">{len(self.values)}"
+        return {**summary, "common": dict(self.common())}
 
     def common(self, most: int = _SHOWN) -> list[tuple[str, int]]:
         """The values that come more than once, as JSON, and how often."""
@@ -161,7 +161,7 @@ class Stats:
         return self.rows - self.distinct
 
     def as_json(self) -> dict[str, Any]:
-        made: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "rows": self.rows,
             "looked_at": self.looked_at,
             "distinct": self.distinct,
@@ -175,13 +175,13 @@ class Stats:
             "languages": dict(_ordered(self.languages)),
             "sources": dict(_ordered(self.sources)),
             "messages": {str(n): rows for n, rows in sorted(self.turns.items())},
-            "fields": {name: found.as_json() for name, found in self.fields.items()},
+            "fields": {name: part.as_json() for name, part in self.fields.items()},
         }
         if self.by:
-            made["by"] = {
-                self.by: {name: {"rows": found.count, **found.as_json()} for name, found in self.top_groups()}
+            summary["by"] = {
+                self.by: {name: {"rows": part.count, **part.as_json()} for name, part in self.top_groups()}
             }
-        return made
+        return summary
 
     def top_groups(self, most: int = 50) -> list[tuple[str, Lengths]]:
         return sorted(self.groups.items(), key=lambda item: (-item[1].count, item[0]))[:most]
@@ -235,12 +235,12 @@ def _add(stats: Stats, forms: Forms, values: Mapping[str, Any], times: int) -> N
 def _add_fields(fields: dict[str, Field], values: Mapping[str, Any], times: int, before: str = "") -> None:
     for name, value in values.items():
         path = f"{before}{name}"
-        found = fields.get(path)
-        if found is None:
+        column = fields.get(path)
+        if column is None:
             if len(fields) >= _MOST_FIELDS:
                 continue
-            found = fields[path] = Field()
-        found.add(value, times)
+            column = fields[path] = Field()
+        column.add(value, times)
         if path.count(".") < 2 and isinstance(value, Mapping):
             _add_fields(fields, value, times, f"{path}.")
 

@@ -96,7 +96,7 @@ class _Found:
         self._counts[kind] += more
 
     def put_into(self, report: Report) -> None:
-        report.problems = [problem for _, problem in sorted(self._problems, key=lambda one: one[0])]
+        report.problems = [problem for _, problem in sorted(self._problems, key=lambda entry: entry[0])]
         kinds = dict.fromkeys(problem.kind for problem in report.problems)
         report.counts = Counter({kind: self._counts[kind] for kind in kinds})
 
@@ -111,27 +111,27 @@ def validate(
         mapping: as in `read`.
         near: also find questions of two files that are at least this similar (0 to 1).
     """
-    report, found, tasks = Report(), _Found(), Tasks(_FIRST)
+    report, problems, tasks = Report(), _Found(), Tasks(_FIRST)
     for number, (name, path) in enumerate(sources.items()):
         shapes, first = _Shapes(), tasks.rows
         tasks.begin(name, path)
-        for block in _readable(path, mapping, found, number, tasks):
+        for block in _readable(path, mapping, problems, number, tasks):
             facts, start = facts_of(block), tasks.rows
             for index, kinds, times in facts.kinds:
                 shapes.add(kinds, block.where(index), times)
             for index, kind, message in facts.problems:
-                found.add((number, start + index, _ORDER.index(kind)), kind, block.where(index), message)
+                problems.add((number, start + index, _ORDER.index(kind)), kind, block.where(index), message)
             tasks.add(block, facts.tasks)
         report.rows[name] = tasks.rows - first
         end = (number, tasks.rows, len(_ORDER))
         if report.rows[name]:
             for kind, message in shapes.problems():
-                found.add(end, kind, name, message)
+                problems.add(end, kind, name, message)
         else:
-            found.add(end, "empty", name, "has no rows")
-    for row, kind, message in tasks.problems(mapping, found.count):
-        found.add((tasks.file_of(row), row, _ORDER.index(kind)), kind, tasks.where(row), message)
-    found.put_into(report)
+            problems.add(end, "empty", name, "has no rows")
+    for row, kind, message in tasks.problems(mapping, problems.count):
+        problems.add((tasks.file_of(row), row, _ORDER.index(kind)), kind, tasks.where(row), message)
+    problems.put_into(report)
     if near is not None:
         _check_near_leakage(sources, mapping, near, report)
     return report
@@ -152,20 +152,20 @@ _ORDER = (
 
 
 def _readable(
-    path: str, mapping: Mapping[str, str] | None, found: _Found, number: int, tasks: Tasks
+    path: str, mapping: Mapping[str, str] | None, problems: _Found, number: int, tasks: Tasks
 ) -> Iterator[LineBlock]:
     def at() -> tuple[int, int, int]:
         return number, tasks.rows, 0
 
     class FirstProblems(BadRows):
         def add(self, where: str, problem: str) -> None:
-            found.add(at(), "unreadable", where, problem)
+            problems.add(at(), "unreadable", where, problem)
 
     try:
         for block in read_blocks(path, mapping=mapping, bad=FirstProblems(skip=True)):
             yield as_lines(block)
     except TaskError as error:
-        found.add(at(), "unreadable", path, str(error))
+        problems.add(at(), "unreadable", path, str(error))
 
 
 class _Shapes:
@@ -177,11 +177,11 @@ class _Shapes:
         self._lacking: dict[str, str] = {}
         self._first = ""
 
-    def add(self, found: Mapping[str, str], where: str, times: int) -> None:
+    def add(self, kinds_by_path: Mapping[str, str], where: str, times: int) -> None:
         """So many rows with these kinds, by path; the first of them stands there."""
         is_first, self._first = not self._rows, self._first or where
         self._rows += times
-        for path, kind in found.items():
+        for path, kind in kinds_by_path.items():
             if path not in self._kinds and len(self._kinds) >= 500:
                 continue
             kinds = self._kinds.setdefault(path, {})
@@ -189,16 +189,16 @@ class _Shapes:
                 self._lacking.setdefault(path, self._first)
             number, first = kinds.get(kind, (0, where))
             kinds[kind] = (number + times, first)
-        for path in self._kinds.keys() - found.keys():
+        for path in self._kinds.keys() - kinds_by_path.keys():
             self._lacking.setdefault(path, where)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         for path, kinds in self._kinds.items():
-            told = sorted(((n, kind, where) for kind, (n, where) in kinds.items()), reverse=True)
-            if len({kind for _, kind, _ in told} - {"null"}) > 1:
-                parts = ", ".join(f"{kind} in {n:,} (first {where})" for n, kind, where in told)
+            ranked_kinds = sorted(((n, kind, where) for kind, (n, where) in kinds.items()), reverse=True)
+            if len({kind for _, kind, _ in ranked_kinds} - {"null"}) > 1:
+                parts = ", ".join(f"{kind} in {n:,} (first {where})" for n, kind, where in ranked_kinds)
                 yield "shape", f"{path} is of several kinds: {parts}"
-            number = self._rows - sum(n for n, _, _ in told)
+            number = self._rows - sum(n for n, _, _ in ranked_kinds)
             if not number or path.startswith("provenance"):
                 continue
             lacking = f"{number:,} of {self._rows:,} rows, the first {self._lacking[path]}"

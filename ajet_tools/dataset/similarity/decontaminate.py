@@ -125,13 +125,13 @@ class Leaks:
         of: dict[tuple[str, ...], int] = {}
         rows_with: Counter[tuple[str, ...]] = Counter()
         first_of_text: dict[tuple[str, ...], int] = {}
-        for index, found in enumerate(self._words):
-            if first_of_text.setdefault(tuple(found), index) != index:  # the same question twice is no instruction
+        for index, row_words in enumerate(self._words):
+            if first_of_text.setdefault(tuple(row_words), index) != index:  # the same question twice is no instruction
                 continue
-            length = min(size, len(found))
-            if length < (LEAST_WITH_NUMBER if any(map(_is_figure, found)) else LEAST_WORDS):
+            length = min(size, len(row_words))
+            if length < (LEAST_WITH_NUMBER if any(map(_is_figure, row_words)) else LEAST_WORDS):
                 continue
-            for run in {tuple(found[at : at + length]) for at in range(len(found) - length + 1)}:
+            for run in {tuple(row_words[at : at + length]) for at in range(len(row_words) - length + 1)}:
                 rows_with[run] += 1
                 of.setdefault(run, index)
         return {run: index for run, index in of.items() if rows_with[run] <= self._common}
@@ -139,9 +139,9 @@ class Leaks:
     def _known_grams(self) -> dict[tuple[str, ...], list[tuple[int, int]]]:
         """Run of four words -> the evaluation rows that have it, and where."""
         grams: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
-        for index, found in enumerate(self._words):
-            if len(found) >= ALTERED_WORDS:
-                for at, gram in enumerate(_runs_of(found, _GRAM)):
+        for index, row_words in enumerate(self._words):
+            if len(row_words) >= ALTERED_WORDS:
+                for at, gram in enumerate(_runs_of(row_words, _GRAM)):
                     grams[gram].append((index, at))
         return {gram: places for gram, places in grams.items() if len(places) <= self._common}
 
@@ -161,43 +161,43 @@ class Leaks:
             everything: all texts of each row, where a question may be quoted; here `share` is that of the run alone.
             vectors: of the rows and of the known texts, each of length 1; alike are those with a cosine of `meaning`.
         """
-        found: dict[int, Leak] = {}
+        leaks: dict[int, Leak] = {}
         known = [text for _, text in self.known]
         for index, match in enumerate(self._near.find_all(texts, on_progress)):
             if match is not None:
-                found[index] = Leak(int(match.key), match.kind, match.similarity, known[int(match.key)])
+                leaks[index] = Leak(int(match.key), match.kind, match.similarity, known[int(match.key)])
         for index, text in enumerate(everything):
-            if index not in found and (quoted := self.quoted(text)) is not None and quoted.similarity >= self.share:
-                found[index] = quoted
+            if index not in leaks and (quoted := self.quoted(text)) is not None and quoted.similarity >= self.share:
+                leaks[index] = quoted
         if vectors is not None:
             for index, (number, cosine) in enumerate(nearest(*vectors, texts, known)):
-                if index not in found and cosine >= meaning:
-                    found[index] = Leak(number, "meaning", cosine, known[number])
-        return dict(sorted(found.items()))
+                if index not in leaks and cosine >= meaning:
+                    leaks[index] = Leak(number, "meaning", cosine, known[number])
+        return dict(sorted(leaks.items()))
 
     def quoted(self, text: str) -> Leak | None:
         """The longest run of words that a text has in common with an evaluation row, else one altered."""
-        found = words(text)
+        text_words = words(text)
         covered: dict[int, set[int]] = defaultdict(set)
         """Of each evaluation row the places of its runs in the text."""
-        for at, start in enumerate(_runs_of(found, LEAST_WITH_NUMBER)):
+        for at, start in enumerate(_runs_of(text_words, LEAST_WITH_NUMBER)):
             for length in self._lengths.get(start, ()):
-                run = tuple(found[at : at + length])
+                run = tuple(text_words[at : at + length])
                 index = self._runs.get(run) if len(run) == length else None
-                if index is not None and (length >= LEAST_WORDS or _stands_alone(found, at, length)):
+                if index is not None and (length >= LEAST_WORDS or _stands_alone(text_words, at, length)):
                     covered[index].update(range(at, at + length))
         if not covered:
-            return self._altered(found)
+            return self._altered(text_words)
         index = max(covered, key=lambda number: (len(covered[number]), -number))
         places = sorted(covered[index])
         last = next((place for place in places if place + 1 not in covered[index]), places[-1])
         share = min(1.0, len(places) / len(self._words[index]))
-        return Leak(index, "words", share, " ".join(found[places[0] : last + 1]))
+        return Leak(index, "words", share, " ".join(text_words[places[0] : last + 1]))
 
-    def _altered(self, found: Sequence[str]) -> Leak | None:
+    def _altered(self, text_words: Sequence[str]) -> Leak | None:
         """The evaluation row most of whose words stand in the text, in their order and with the same numbers."""
         offsets: dict[int, list[int]] = defaultdict(list)
-        for at, gram in enumerate(_runs_of(found, _GRAM)):
+        for at, gram in enumerate(_runs_of(text_words, _GRAM)):
             for index, place in self._grams.get(gram, ()):
                 offsets[index].append(at - place)
         best: Leak | None = None
@@ -207,7 +207,7 @@ class Leaks:
             if len(places) < slack:
                 continue
             start = max(0, sorted(places)[len(places) // 2] - slack)
-            window = found[start : start + len(known) + 2 * slack]
+            window = text_words[start : start + len(known) + 2 * slack]
             share = LCSseq.similarity(known, window) / len(known)
             if share >= max(_KEPT, best.similarity if best else 0.0) and _same_numbers(known, window):
                 best = Leak(index, "altered", share, " ".join(window))
@@ -229,20 +229,20 @@ class Leaks:
         mine = self._words[leak.evaluation]
         if self.share and LCSseq.similarity(mine, words(text)) / len(mine) < self.share:
             return None
-        what = f"{leak.similarity:.0%} of the words of" if leak.kind == "altered" else "in common with"
-        return f"{what} {self.known[leak.evaluation][0]}: {leak.evidence!r}"
+        relation = f"{leak.similarity:.0%} of the words of" if leak.kind == "altered" else "in common with"
+        return f"{relation} {self.known[leak.evaluation][0]}: {leak.evidence!r}"
 
     def by_meaning(self, text: str, vector: Vectors, least: float) -> str | None:
         """The evidence that a row says in other words what a text says."""
         if self.vectors is None:
             return None
-        [(index, cosine)] = nearest(vector[None], self.vectors, [text], [one for _, one in self.known])
+        [(index, cosine)] = nearest(vector[None], self.vectors, [text], [known_text for _, known_text in self.known])
         return f"{cosine:.2f} by meaning like {self.known[index][0]}" if cosine >= least else None
 
 
-def _runs_of(found: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
+def _runs_of(words_of_text: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
     """Each run of that many words."""
-    return zip(*(found[start:] for start in range(length)), strict=False)
+    return zip(*(words_of_text[start:] for start in range(length)), strict=False)
 
 
 def _is_figure(word: str) -> bool:
@@ -250,9 +250,11 @@ def _is_figure(word: str) -> bool:
     return not word[0].isalpha()
 
 
-def _stands_alone(found: Sequence[str], at: int, length: int) -> bool:
+def _stands_alone(words_of_text: Sequence[str], at: int, length: int) -> bool:
     """Whether a short run is no part of a longer sum, as `What is 1 + 2` is of `What is 1 + 2 + 3?`."""
-    return not any(map(_is_figure, (*found[max(0, at - 1) : at], *found[at + length : at + length + 1])))
+    return not any(
+        map(_is_figure, (*words_of_text[max(0, at - 1) : at], *words_of_text[at + length : at + length + 1]))
+    )
 
 
 def _same_numbers(known: Sequence[str], window: Sequence[str]) -> bool:
@@ -276,5 +278,5 @@ def nearest(
         cosines = rows[start : start + _CHUNK] @ known.T
         for index, each in enumerate(cosines, start):
             order = np.argsort(-each, kind="stable")[:_NEAREST].tolist()
-            fit = next((one for one in order if numbers_agree(texts[index], known_texts[one])), None)
+            fit = next((candidate for candidate in order if numbers_agree(texts[index], known_texts[candidate])), None)
             yield (fit, min(1.0, float(each[fit]))) if fit is not None else (0, 0.0)

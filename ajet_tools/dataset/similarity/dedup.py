@@ -110,8 +110,8 @@ def find(
 
     def link(pair: Pair, kind: Kind) -> None:
         clusters.join(pair.one, pair.other)
-        for one, other in ((pair.one, pair.other), (pair.other, pair.one)):
-            links[one][other] = max(links[one].get(other, (0.0, kind)), (pair.similarity, kind))
+        for item, neighbour in ((pair.one, pair.other), (pair.other, pair.one)):
+            links[item][neighbour] = max(links[item].get(neighbour, (0.0, kind)), (pair.similarity, kind))
 
     def why(number: int, home: int) -> tuple[Kind, float, int | None]:
         """Of a text in the cluster of another: kind, similarity, and the row by way of which it is there."""
@@ -122,9 +122,9 @@ def find(
             return kind, similarity, None
         if (share := likeness(texts[number], texts[home], threshold, numbers=numbers)) is not None:
             return "near", share, None
-        other = max(links[number], key=lambda other: (links[number][other][0], -other))
-        similarity, kind = links[number][other]
-        return kind, similarity, members[other][0]
+        neighbour = max(links[number], key=lambda neighbour: (links[number][neighbour][0], -neighbour))
+        similarity, kind = links[number][neighbour]
+        return kind, similarity, members[neighbour][0]
 
     if near:
         for pair in near_pairs(texts, threshold, seed=seed, numbers=numbers, on_progress=on_progress):

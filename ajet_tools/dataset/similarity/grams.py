@@ -63,9 +63,9 @@ class Postings(NamedTuple):
         keys, texts = self.sorted()
         low = np.arange(len(keys)) - _ranks(keys)
         for start in range(0, int(texts.max(initial=-1)) + 1, _AT_ONCE):
-            own = np.flatnonzero((texts >= start) & (texts < start + _AT_ONCE))
-            who, found = _pick(texts[own] - start, low[own], own, texts)
-            yield who + start, found
+            places = np.flatnonzero((texts >= start) & (texts < start + _AT_ONCE))
+            who, candidates = _pick(texts[places] - start, low[places], places, texts)
+            yield who + start, candidates
 
 
 def _pick(asking: Any, low: Ints, high: Ints, texts: npt.NDArray[np.int32]) -> tuple[Ints, Ints]:
@@ -82,31 +82,31 @@ def _pick(asking: Any, low: Ints, high: Ints, texts: npt.NDArray[np.int32]) -> t
     asking, high, size = asking[order], high[order], size[order]
     rank = _ranks(asking)
     before = np.cumsum(size) - size
-    kept = (rank < _RAREST) & (before - before[np.arange(len(rank)) - rank] < _LOOKED_AT)
-    asking, high, size = asking[kept], high[kept], np.minimum(size[kept], _LOOKED_AT)
+    is_looked_up = (rank < _RAREST) & (before - before[np.arange(len(rank)) - rank] < _LOOKED_AT)
+    asking, high, size = asking[is_looked_up], high[is_looked_up], np.minimum(size[is_looked_up], _LOOKED_AT)
     looked_up = np.bincount(asking)
     places = np.repeat(high - np.cumsum(size), size) + np.arange(size.sum())
     codes = np.sort((np.repeat(asking, size) << 32) | texts[places])
     starts = _starts(codes)
     shared = np.diff(starts, append=len(codes))
-    who, found = codes[starts] >> 32, codes[starts] & 0xFFFFFFFF
+    who, candidates = codes[starts] >> 32, codes[starts] & 0xFFFFFFFF
     enough = shared >= np.minimum(2, looked_up[who])
-    who, found, shared = who[enough], found[enough], shared[enough]
+    who, candidates, shared = who[enough], candidates[enough], shared[enough]
     order = np.sort((who << 43) | ((KEYS - shared) << 32) | np.arange(len(who))) & 0xFFFFFFFF
-    who, found = who[order], found[order]
+    who, candidates = who[order], candidates[order]
     most = _ranks(who) < CANDIDATES
-    return who[most], found[most]
+    return who[most], candidates[most]
 
 
 def postings(texts: Sequence[str], seed: int = 0) -> Postings:
     """The keys of texts, each with the number of its text."""
-    parts, start, held = [Postings(np.empty(0, np.uint64), np.empty(0, np.int32))], 0, 0
+    parts, start, pending_chars = [Postings(np.empty(0, np.uint64), np.empty(0, np.int32))], 0, 0
     for end, text in enumerate(texts, 1):
-        held += len(text)
-        if held >= _CHUNK_CHARS or end == len(texts):
-            keys, own = _smallest(*_grams(texts[start:end], seed))
-            parts.append(Postings(keys, own + start))
-            start, held = end, 0
+        pending_chars += len(text)
+        if pending_chars >= _CHUNK_CHARS or end == len(texts):
+            keys, text_numbers = _smallest(*_grams(texts[start:end], seed))
+            parts.append(Postings(keys, text_numbers + start))
+            start, pending_chars = end, 0
     return Postings.joined(parts)
 
 
@@ -116,20 +116,22 @@ def _smallest(hashes: U64, bounds: Ints) -> Postings:
     numbers = np.repeat(np.arange(len(size), dtype=np.uint64), size)
     least = (np.minimum(1.0, 2.5 * KEYS / np.maximum(size, 1)) * (2**64 - 2**11)).astype(np.uint64)
     likely = np.flatnonzero(hashes <= least[numbers])
-    found = _different(numbers[likely], hashes[likely])
-    poor = np.flatnonzero(np.bincount(found.texts, minlength=len(size)) < np.minimum(KEYS, size) // 2)
+    smallest = _different(numbers[likely], hashes[likely])
+    poor = np.flatnonzero(np.bincount(smallest.texts, minlength=len(size)) < np.minimum(KEYS, size) // 2)
     if len(poor):
         again = np.flatnonzero(np.isin(numbers, poor))
-        found = Postings.joined([found.take(~np.isin(found.texts, poor)), _different(numbers[again], hashes[again])])
-    return found
+        smallest = Postings.joined(
+            [smallest.take(~np.isin(smallest.texts, poor)), _different(numbers[again], hashes[again])]
+        )
+    return smallest
 
 
 def _different(numbers: U64, hashes: U64) -> Postings:
     codes = np.sort((numbers << np.uint64(_BITS)) | (hashes >> np.uint64(64 - _BITS)))
     codes = codes[_starts(codes)]
-    own = (codes >> np.uint64(_BITS)).astype(np.int32)
-    kept = _ranks(own) < KEYS
-    return Postings(codes[kept] & np.uint64(2**_BITS - 1), own[kept])
+    owners = (codes >> np.uint64(_BITS)).astype(np.int32)
+    is_kept = _ranks(owners) < KEYS
+    return Postings(codes[is_kept] & np.uint64(2**_BITS - 1), owners[is_kept])
 
 
 def _starts(values: npt.NDArray[Any]) -> Ints:

@@ -35,10 +35,10 @@ def near_copies(tasks: Sequence[Task], held_out: Sequence[Task]) -> list[tuple[i
             index.add(str(place), text)
     if not len(index):
         return []
-    found = index.find_all([question_of(task) for task in tasks])
+    matches = index.find_all([question_of(task) for task in tasks])
     return [
         (place, int(match.key))
-        for place, match in enumerate(found)
+        for place, match in enumerate(matches)
         if match is not None and not (match.kind == "exact" and clash(tasks[place], held_out[int(match.key)]))
     ]
 

@@ -64,8 +64,8 @@ async def embed(
             on_progress("embedding", start, len(texts))
         part = texts[start : start + _PART]
         batches = [part[at : at + BATCH] for at in range(0, len(part), BATCH)]
-        for made in await asyncio.gather(*map(endpoint.embed, batches)):
-            rows += [np.frombuffer(base64.b64decode(text), np.float32) for text in made]
+        for encoded in await asyncio.gather(*map(endpoint.embed, batches)):
+            rows += [np.frombuffer(base64.b64decode(text), np.float32) for text in encoded]
     if len({len(row) for row in rows}) > 1:
         raise EngineError(f"{endpoint.base_url} returned vectors of different lengths")
     vectors = np.stack(rows) if rows else np.empty((0, 1), np.float32)
@@ -123,8 +123,8 @@ class MeaningIndex:
     def by(cls, embeddings: tuple[str, str], least: float, writer: ModelClient, cache: Path) -> MeaningIndex:
         """`embeddings` as `open_embedder` takes it; an endpoint is charged to the budget of the one that writes."""
         where, model = embeddings
-        made = open_embedder(where, model, concurrency=writer.concurrency, cache=cache, budget=writer.budget)
-        return cls(made, least, paid=where != "local")
+        embedder = open_embedder(where, model, concurrency=writer.concurrency, cache=cache, budget=writer.budget)
+        return cls(embedder, least, paid=where != "local")
 
     def as_json(self) -> dict[str, Any]:
         """Everything that decides what is found."""
@@ -139,15 +139,15 @@ class MeaningIndex:
 
     async def vectors(self, texts: Sequence[str]) -> Vectors:
         """Raises as `embed`."""
-        made = await embed(self.embedder, texts)
+        new_vectors = await embed(self.embedder, texts)
         if not self._vectors.shape[1]:
-            self._vectors = np.empty((64, made.shape[1]), np.float32)
-        if made.shape[1] != self._vectors.shape[1]:
+            self._vectors = np.empty((64, new_vectors.shape[1]), np.float32)
+        if new_vectors.shape[1] != self._vectors.shape[1]:
             raise EngineError(
-                f"{self.embedder.base_url} returned vectors of {made.shape[1]} numbers, after "
+                f"{self.embedder.base_url} returned vectors of {new_vectors.shape[1]} numbers, after "
                 f"{self._vectors.shape[1]} before"
             )
-        return made
+        return new_vectors
 
     def add(self, key: str, text: str, vector: Vectors) -> None:
         """Remember a text and its vector, one of `vectors`, under a key."""

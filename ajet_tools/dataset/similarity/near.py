@@ -86,20 +86,20 @@ def near_pairs(
             similarity = likeness(pool[a], pool[b], threshold, numbers=numbers)
             if similarity is not None:
                 clusters.join(a, b)
-                one, other = sorted((chosen[a], chosen[b]))
-                yield Pair(one, other, similarity)
+                first_index, second_index = sorted((chosen[a], chosen[b]))
+                yield Pair(first_index, second_index, similarity)
 
 
 def _keys(forms: Sequence[str], threshold: float, seed: int, numbers: bool) -> Postings:
     """The keys of texts; a short one shares some only with texts of the same numbers and operators."""
-    found = postings(forms, seed)
+    all_keys = postings(forms, seed)
     if not numbers:
-        return found
+        return all_keys
     lengths = np.fromiter(map(len, forms), np.int64, len(forms))
     below = MARKED / least_part(threshold)  # a longer text is like none that is short
     mine = np.array([_digest("|".join(sorted(marks(form)))) if len(form) < below else 0 for form in forms], np.uint64)
-    marked = found.take(lengths[found.texts] < below)
-    plain = found.take(lengths[found.texts] >= FULL)  # which may stand in one with more numbers
+    marked = all_keys.take(lengths[all_keys.texts] < below)
+    plain = all_keys.take(lengths[all_keys.texts] >= FULL)  # which may stand in one with more numbers
     return Postings.joined([Postings(marked.keys ^ mine[marked.texts], marked.texts), plain])
 
 
@@ -121,12 +121,16 @@ def close_pairs(vectors: Vectors, texts: Sequence[str], least: float, *, numbers
     apart = [numbers_of(text) if numbers else None for text in texts]
     for start in range(0, len(vectors), _BLOCK):
         block = vectors[start : start + _BLOCK]
-        for other in range(start, len(vectors), _BLOCK):
-            cosine = block @ vectors[other : other + _BLOCK].T
+        for second_start in range(start, len(vectors), _BLOCK):
+            cosine = block @ vectors[second_start : second_start + _BLOCK].T
             for a, b in np.argwhere(cosine >= least - ROUNDING).tolist():
-                one, two = start + a, other + b
-                if one < two and (apart[one] is None or apart[two] is None or apart[one] == apart[two]):
-                    yield Pair(one, two, min(1.0, float(cosine[a, b])))
+                first_index, second_index = start + a, second_start + b
+                if first_index < second_index and (
+                    apart[first_index] is None
+                    or apart[second_index] is None
+                    or apart[first_index] == apart[second_index]
+                ):
+                    yield Pair(first_index, second_index, min(1.0, float(cosine[a, b])))
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ class NearIndex:
 
     def find_all(self, texts: Sequence[str], on_progress: OnProgress | None = None) -> list[Match | None]:
         """The same for many texts, none of which is added."""
-        found: list[Match | None] = []
+        matches: list[Match | None] = []
         for start in range(0, len(texts), _BLOCK):
             if on_progress is not None:
                 on_progress("comparing", start, len(texts))
@@ -193,19 +197,19 @@ class NearIndex:
             likely = self._likely([form if form not in self._unmarked else "" for form in plain])
             for number, form in enumerate(forms):
                 if form in self._exact:
-                    found.append(Match(self._exact[form], 1.0, "exact"))
+                    matches.append(Match(self._exact[form], 1.0, "exact"))
                 elif plain[number] in self._unmarked and self._how[0] < 1:
-                    found.append(Match(self._unmarked[plain[number]], 1.0, "near"))
+                    matches.append(Match(self._unmarked[plain[number]], 1.0, "near"))
                 else:
-                    found.append(self._best(plain[number], likely[number]))
-        return found
+                    matches.append(self._best(plain[number], likely[number]))
+        return matches
 
     def _best(self, form: str, likely: Sequence[int]) -> Match | None:
         best: Match | None = None
         threshold, _, numbers = self._how
         for index in likely:
-            key, other = self._texts[index]
-            similarity = likeness(form, other, best.similarity if best else threshold, numbers=numbers)
+            key, candidate = self._texts[index]
+            similarity = likeness(form, candidate, best.similarity if best else threshold, numbers=numbers)
             if similarity is not None and (best is None or similarity > best.similarity):
                 best = Match(key, similarity, "near")
         return best
@@ -216,7 +220,7 @@ class NearIndex:
         likely: dict[int, list[int]] = defaultdict(list)
         asked = _keys([form if len(form) >= self._shortest else "" for form in forms], *self._how)
         for part in self._sorted if len(asked.keys) else ():
-            for who, candidate in zip(*(one.tolist() for one in part.find(asked)), strict=True):
+            for who, candidate in zip(*(column.tolist() for column in part.find(asked)), strict=True):
                 likely[who].append(candidate)
         return likely
 

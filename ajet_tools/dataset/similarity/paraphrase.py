@@ -63,25 +63,25 @@ class Paraphrases:
         """The same, with these evaluation rows."""
         if not near:
             return RowVerdict(True, "shares no word with the evaluation set")
-        asked = load("verify/paraphrase")
-        text = asked.render(task=task, known=[self.known[index][1] for index in near])
+        prompt = load("verify/paraphrase")
+        text = prompt.render(task=task, known=[self.known[index][1] for index in near])
 
-        def read(found: Mapping[str, Any]) -> tuple[int, str]:
-            same = found.get("same")
+        def read(reply: Mapping[str, Any]) -> tuple[int, str]:
+            same = reply.get("same")
             if not isinstance(same, int) or isinstance(same, bool) or not 0 <= same <= len(near):
                 raise ValueError(f'"same" must be a number from 0 to {len(near)}')
-            return same, str(found.get("reason", ""))[:500]
+            return same, str(reply.get("reason", ""))[:500]
 
         model = JudgeModel(required(endpoint, self.name), max_tokens=512, retries=1)
         try:
             same, reason = await model.ask([{"role": "user", "content": text}], _SCHEMA, read)
         except NoReward as error:
-            details = {"error": str(error)[:500], "prompt": asked.label}
+            details = {"error": str(error)[:500], "prompt": prompt.label}
             return RowVerdict(False, "the reply to the paraphrase check cannot be read", details, failed=True)
         if not same:
-            return RowVerdict(True, "no paraphrase of an evaluation row", {"grade": reason, "prompt": asked.label})
+            return RowVerdict(True, "no paraphrase of an evaluation row", {"grade": reason, "prompt": prompt.label})
         where, known = self.known[near[same - 1]]
-        details = {"evaluation": where, "text": known, "grade": reason, "prompt": asked.label}
+        details = {"evaluation": where, "text": known, "grade": reason, "prompt": prompt.label}
         return RowVerdict(False, IN_EVALUATION, details)
 
 
@@ -121,11 +121,11 @@ async def find_paraphrases(
         return index, Leak(numbers[where], "paraphrase", 1.0, reason)
 
     try:
-        found = [one for start in range(0, len(others), _AT_ONCE)
-                 for one in await asyncio.gather(*map(check, others[start : start + _AT_ONCE]))]  # fmt: skip
+        results = [leak for start in range(0, len(others), _AT_ONCE)
+                 for leak in await asyncio.gather(*map(check, others[start : start + _AT_ONCE]))]  # fmt: skip
     finally:
         await endpoint.aclose()
-    return dict(sorted([*leaks.items(), *(one for one in found if one is not None)], key=lambda one: one[0]))
+    return dict(sorted([*leaks.items(), *(leak for leak in results if leak is not None)], key=lambda leak: leak[0]))
 
 
 def _stems(text: str) -> set[str]:

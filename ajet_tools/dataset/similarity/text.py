@@ -79,14 +79,16 @@ def normals(texts: Any, form: Callable[[str], str] = normal) -> Any:
     plain = texts.str.len_bytes() == texts.str.len_chars()
     spaced = texts.str.contains("  ", literal=True) | texts.str.starts_with(" ") | texts.str.ends_with(" ")
     spaced = (plain & (spaced | _has_control(texts))).arg_true()
-    other = (~plain).arg_true()
-    found = texts.str.to_lowercase()
+    non_ascii = (~plain).arg_true()
+    normalized = texts.str.to_lowercase()
     if len(spaced):
-        some = found.gather(spaced).str.replace_all(r"[\s\x1c-\x1f]+", " ").str.strip_chars(" ")
-        found = found.scatter(spaced, some)
-    if len(other):
-        found = found.scatter(other, pl.Series([form(text) for text in texts.gather(other)], dtype=pl.String))
-    return found
+        some = normalized.gather(spaced).str.replace_all(r"[\s\x1c-\x1f]+", " ").str.strip_chars(" ")
+        normalized = normalized.scatter(spaced, some)
+    if len(non_ascii):
+        normalized = normalized.scatter(
+            non_ascii, pl.Series([form(text) for text in texts.gather(non_ascii)], dtype=pl.String)
+        )
+    return normalized
 
 
 def _has_control(texts: Any) -> Any:
@@ -94,9 +96,9 @@ def _has_control(texts: Any) -> Any:
     array = texts.to_arrow(compat_level=pl.CompatLevel.oldest())
     _, starts, data = (buffer or b"" for buffer in array.buffers())
     places = np.flatnonzero(np.frombuffer(data, np.uint8) < 32)
-    found = np.zeros(len(texts) + 1, bool)  # the last of what is not between them
-    found[np.searchsorted(np.frombuffer(starts, np.int64)[array.offset :], places, side="right") - 1] = True
-    return pl.Series(found[:-1])
+    flags = np.zeros(len(texts) + 1, bool)  # the last of what is not between them
+    flags[np.searchsorted(np.frombuffer(starts, np.int64)[array.offset :], places, side="right") - 1] = True
+    return pl.Series(flags[:-1])
 
 
 def marks(text: str) -> list[str]:
@@ -113,11 +115,11 @@ def unmarked(text: str) -> str:
     return " ".join(_MARKUP.sub(_inside, text).split())
 
 
-def _inside(found: re.Match[str]) -> str:
-    if found["block"] or found["fence"]:
+def _inside(match: re.Match[str]) -> str:
+    if match["block"] or match["fence"]:
         return " "
     names = ("bold", "italic", "strong", "struck", "link", "code")
-    return next((unmarked(found[name]) for name in names if found[name]), "")
+    return next((unmarked(match[name]) for name in names if match[name]), "")
 
 
 def masked(text: str) -> str:
@@ -150,23 +152,23 @@ def likeness(one: str, other: str, threshold: float, *, numbers: bool = True) ->
     return _shared_parts(short, long, threshold, numbers)
 
 
-def _kept_share(one: str, other: str, threshold: float) -> float | None:
+def _kept_share(first: str, second: str, threshold: float) -> float | None:
     """The share of the characters that edits leave; None where it is below the threshold."""
-    length = max(len(one), len(other))
+    length = max(len(first), len(second))
     most = allowed(length, threshold)
-    if abs(len(one) - len(other)) > most:
+    if abs(len(first) - len(second)) > most:
         return None
     if length > LONG:
-        share = min(_shared_share(one, other), _shared_share(other, one))
+        share = min(_shared_share(first, second), _shared_share(second, first))
         return share if share >= threshold else None
-    distance = edits(one, other, int(most))
+    distance = edits(first, second, int(most))
     return None if distance is None else 1 - distance / length
 
 
-def _other_numbers(one: str, other: str) -> bool:
-    if min(len(one), len(other)) < MARKED:
-        return marks(one) != marks(other)
-    return masked(one) == masked(other)
+def _other_numbers(first: str, second: str) -> bool:
+    if min(len(first), len(second)) < MARKED:
+        return marks(first) != marks(second)
+    return masked(first) == masked(second)
 
 
 def least_part(threshold: float) -> float:
@@ -187,11 +189,11 @@ def _shared_parts(short: str, long: str, threshold: float, numbers: bool) -> flo
     share = _share_in_runs(short, long)
     if share < threshold:
         return None
-    other = _share_in_runs(long, short)
+    share_of_long = _share_in_runs(long, short)
     apart = Counter(marks(short)), Counter(marks(long))
-    if other >= threshold and (apart[0] == apart[1] or not numbers):
-        return min(share, other)
-    return share if share >= _WHOLE and other < threshold and (apart[0] <= apart[1] or not numbers) else None
+    if share_of_long >= threshold and (apart[0] == apart[1] or not numbers):
+        return min(share, share_of_long)
+    return share if share >= _WHOLE and share_of_long < threshold and (apart[0] <= apart[1] or not numbers) else None
 
 
 def _has_samples(short: str, long: str) -> bool:
@@ -206,14 +208,14 @@ def _has_samples(short: str, long: str) -> bool:
     return hits >= _SAMPLES // 3
 
 
-def _share_in_runs(one: str, other: str) -> float:
-    runs = {other[start : start + _RUN] for start in range(len(other) - _RUN + 1)}
+def _share_in_runs(text: str, reference: str) -> float:
+    runs = {reference[start : start + _RUN] for start in range(len(reference) - _RUN + 1)}
     covered = end = 0
-    for start in range(len(one) - _RUN + 1):
-        if one[start : start + _RUN] in runs:
+    for start in range(len(text) - _RUN + 1):
+        if text[start : start + _RUN] in runs:
             covered += start + _RUN - max(end, start)
             end = start + _RUN
-    return covered / len(one)
+    return covered / len(text)
 
 
 def edits(one: str, other: str, most: int) -> int | None:
@@ -224,15 +226,15 @@ def edits(one: str, other: str, most: int) -> int | None:
     return distance if distance <= most else None
 
 
-def _shared_share(one: str, other: str) -> float:
+def _shared_share(text: str, reference: str) -> float:
     """About which share of the characters of a long text the other has too, as the mean over its pieces.
 
     Of each piece, the share of 8-grams that the other text has, to the power 1/8: the chance of a character to be kept
     (the estimate of Mash, Ondov et al. 2016). Piece by piece, so that half a text in common is half, and not 0.92; a
     share so small that unrelated texts have it is none.
     """
-    known = {other[start : start + _GRAM] for start in range(len(other) - _GRAM + 1)}
-    found = np.array([one[start : start + _GRAM] in known for start in range(len(one) - _GRAM + 1)])
-    bounds = [*range(0, len(found), _PIECE), len(found)]
-    shares = np.array([found[low:high].mean() for low, high in pairwise(bounds)])
+    known = {reference[start : start + _GRAM] for start in range(len(reference) - _GRAM + 1)}
+    shared = np.array([text[start : start + _GRAM] in known for start in range(len(text) - _GRAM + 1)])
+    bounds = [*range(0, len(shared), _PIECE), len(shared)]
+    shares = np.array([shared[low:high].mean() for low, high in pairwise(bounds)])
     return float(np.where(shares > _CHANCE, shares ** (1 / _GRAM), 0).mean())

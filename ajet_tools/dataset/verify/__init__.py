@@ -80,8 +80,10 @@ def open_verifier(
     `code` where nothing on this machine keeps a program from harm and `unfenced` is not given;
     SignatureError for a judge that is a workflow or takes what cannot be given.
     """
-    groups = [[_open_one(one, seed, relative_to, timeout, unfenced) for one in group] for group in split_spec(spec)]
-    parts = [one for group in groups for one in group]
+    groups = [
+        [_open_one(member, seed, relative_to, timeout, unfenced) for member in group] for group in split_spec(spec)
+    ]
+    parts = [member for group in groups for member in group]
     if len(parts) == 1:
         return (
             CombinedVerifier(parts[0].name, [[VerifierPart(parts[0])]])
@@ -90,23 +92,25 @@ def open_verifier(
         )
     if None in parts:
         raise ConfigError(f"--verify {spec}: `none` cannot be combined")
-    return CombinedVerifier(spec.strip(), [[VerifierPart(one) for one in group if one is not None] for group in groups])
+    return CombinedVerifier(
+        spec.strip(), [[VerifierPart(member) for member in group if member is not None] for group in groups]
+    )
 
 
 def _open_one(spec: str, seed: int, relative_to: Path | None, timeout: float, unfenced: bool) -> Verifier | None:
     """One way to check; None for `none`."""
-    kind, _, rest = spec.strip().partition(":")
-    if kind == "none" and not rest:
+    kind, _, argument = spec.strip().partition(":")
+    if kind == "none" and not argument:
         return None
     if kind == "agreement":
-        return AgreementVerifier(_count(rest or "3", spec), seed)
-    if kind == "judge" and rest:
-        return _judge(rest, spec, seed, relative_to, timeout)
-    if kind == "code" and not rest:
+        return AgreementVerifier(_count(argument or "3", spec), seed)
+    if kind == "judge" and argument:
+        return _judge(argument, spec, seed, relative_to, timeout)
+    if kind == "code" and not argument:
         return ProgramVerifier(seed=seed, unfenced=not fenced("--verify code", unfenced=unfenced))
     if kind == "llm":
-        return LlmVerifier(spec.strip(), _rubric(rest, spec, relative_to) if rest else None)
-    near = difflib.get_close_matches(kind, [one.partition(":")[0] for one in VERIFIERS], n=1)
+        return LlmVerifier(spec.strip(), _rubric(argument, spec, relative_to) if argument else None)
+    near = difflib.get_close_matches(kind, [known_kind.partition(":")[0] for known_kind in VERIFIERS], n=1)
     hint = f"did you mean {near[0]}? There" if near and near[0] != kind else "there"
     raise ConfigError(f"--verify {spec!r} is unknown; {hint} are {', '.join(VERIFIERS)}")
 

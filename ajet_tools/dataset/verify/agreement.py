@@ -28,16 +28,16 @@ def same(a: str, b: str) -> bool:
     Dress is letter case, white space, Unicode form, quotes and punctuation around it, and how the numbers inside are
     written (`5.0 km` is `5 km`). Whether two wordings or two formulas mean the same is not asked.
     """
-    one, other = number(a), number(b)
-    if one is not None and other is not None:
+    first_number, second_number = number(a), number(b)
+    if first_number is not None and second_number is not None:
         return math(a, b)
-    return (one is None) == (other is None) and _normal(a) == _normal(b)
+    return (first_number is None) == (second_number is None) and _normal(a) == _normal(b)
 
 
 def stands_in(answer: str, text: str) -> bool:
     """Whether a text holds an answer: its number as one of the numbers, else its words, as `same` compares them."""
     if number(answer) is not None:
-        return any(same(found, answer) for found in _NUMBER.findall(text))
+        return any(same(numeral, answer) for numeral in _NUMBER.findall(text))
     return re.search(rf"(?<!\w){re.escape(_normal(answer))}(?!\w)", _normal(text)) is not None
 
 
@@ -59,10 +59,10 @@ def final_of(reply: str, *, numeric: bool = False) -> str | None:
     itself. `numeric` where only a number can be right: then the last number of the reply.
     """
     marked = _MARKED.findall(reply)
-    found = final_answer(marked[-1] if marked else reply, numeric=numeric).strip()
-    if not found or (not marked and len(found) > LONGEST):
+    answer = final_answer(marked[-1] if marked else reply, numeric=numeric).strip()
+    if not answer or (not marked and len(answer) > LONGEST):
         return None
-    return found
+    return answer
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class AgreementVerifier:
         self.name, self.calls, self._seed = f"agreement:{k}", k, seed
 
     async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
-        reference = None if (given := answer_of(row)) is None else str(given)
+        reference = None if (row_answer := answer_of(row)) is None else str(row_answer)
         asked = load("verify/answer")
         text = asked.render(question=question_of(row))
         replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)

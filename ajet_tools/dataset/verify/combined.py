@@ -123,25 +123,29 @@ class CombinedVerifier:
             return RowVerdict(True, "not verified")
         if len(self.parts) == 1:
             return await self.parts[0].verifier.check(row, self.parts[0].endpoint or endpoint)
-        said: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
         for group in self.groups:
-            asked = list[RowVerdict]()
+            verdicts = list[RowVerdict]()
             for part in group:
-                asked.append(await part.verifier.check(row, part.endpoint or endpoint))
-                said.append(asked[-1].as_json(part.verifier.name))
-                if asked[-1].ok:
+                verdicts.append(await part.verifier.check(row, part.endpoint or endpoint))
+                records.append(verdicts[-1].as_json(part.verifier.name))
+                if verdicts[-1].ok:
                     break
-            if not asked[-1].ok:
-                failed = all(one.failed for one in asked)
-                return RowVerdict(False, asked[-1].reason, {"parts": said}, failed=failed)
-        passed = " and ".join(str(one["verifier"]) for one in said if one["ok"])
-        return RowVerdict(True, f"passes {passed}", {"parts": said})
+            if not verdicts[-1].ok:
+                failed = all(one.failed for one in verdicts)
+                return RowVerdict(False, verdicts[-1].reason, {"parts": records}, failed=failed)
+        passed = " and ".join(str(one["verifier"]) for one in records if one["ok"])
+        return RowVerdict(True, f"passes {passed}", {"parts": records})
 
     def models(self, writer: ModelClient) -> dict[str, list[str]] | None:
         """Where each part asks that does not ask the writer, to know it again; None where all do."""
-        asked = [part for part in self.parts if part.endpoint is not None]
-        own = {one.verifier.name: [one.endpoint.base_url, one.endpoint.model] for one in asked if one.endpoint}
-        return {name: at for name, at in own.items() if at != [writer.base_url, writer.model]} or None
+        asking_parts = [part for part in self.parts if part.endpoint is not None]
+        models_of_part = {
+            asking_part.verifier.name: [asking_part.endpoint.base_url, asking_part.endpoint.model]
+            for asking_part in asking_parts
+            if asking_part.endpoint
+        }
+        return {name: at for name, at in models_of_part.items() if at != [writer.base_url, writer.model]} or None
 
 
 def endpoints_of(verifier: Verifier | None) -> list[ModelClient]:
@@ -177,16 +181,16 @@ def checks_of(verifier: CombinedVerifier | None, provenances: Iterable[Mapping[s
     """What each part found in the rows of a run, accepted and refused, by their provenance."""
     checked, refused = Counter[str](), Counter[str]()
     for provenance in provenances:
-        for one in single_verdicts(provenance.get("verdict") or {}):
-            checked[one["verifier"]] += 1
-            refused[one["verifier"]] += not one["ok"]
-    found = []
+        for verdict in single_verdicts(provenance.get("verdict") or {}):
+            checked[verdict["verifier"]] += 1
+            refused[verdict["verifier"]] += not verdict["ok"]
+    checks = []
     for part in verifier.parts if verifier is not None else []:
         name, at = part.verifier.name, part.endpoint
-        found.append(
+        checks.append(
             Check(name, at.model if at else None, checked[name], refused[name], at.budget if at is not None else None)
         )
-    return found
+    return checks
 
 
 def single_verdicts(verdict: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

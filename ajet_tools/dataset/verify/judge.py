@@ -74,10 +74,10 @@ class JudgeVerifier:
         text = asked.render(question=question_of(row))
         replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)
         outcomes = await asyncio.gather(*(self._reward(task, _last_line(reply)) for reply in replies))
-        first = next((one for one in outcomes if isinstance(one, RowVerdict)), None)
+        first = next((outcome for outcome in outcomes if isinstance(outcome, RowVerdict)), None)
         if first is not None:
             return first
-        accepted = sum(one[1] for one in outcomes if not isinstance(one, RowVerdict))
+        accepted = sum(outcome[1] for outcome in outcomes if not isinstance(outcome, RowVerdict))
         details = {"accepted": accepted, "of": self.calls, "replies": replies, "prompt": asked.label}
         if 2 * accepted > self.calls:
             return RowVerdict(True, f"the judge accepts {accepted} of {self.calls} independent answers", details)
@@ -104,14 +104,14 @@ class JudgeVerifier:
             outcome = await self._workers.call(call.function, {}, timeout=limit, label=f"judge {call.name}")
             if outcome.error is not None:
                 return _failure(outcome.error)
-            said = judged(outcome.value, call.name)
+            judge_verdict = judged(outcome.value, call.name)
         except TrainingError:
             raise NoReward(
                 f"--verify {self.name}: {_HANGING} calls of the judge hang; set a time limit for its calls"
             ) from None
         except AjetError as error:  # a parameter that nothing fills, or no reward
             return _failure(error)
-        episode = Episode(task=task, rewards=said.rewards, is_success=said.is_success)
+        episode = Episode(task=task, rewards=judge_verdict.rewards, is_success=judge_verdict.is_success)
         return episode.reward or 0.0, solved(episode)
 
 

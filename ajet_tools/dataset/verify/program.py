@@ -95,9 +95,9 @@ def _compare(ran: Ran, answer: str, whose: str, details: Mapping[str, Any], *, f
         return RowVerdict(False, f"{whose} {ran.failure if ran.stopped else 'fails'}", seen, failed=failed)
     printed = next((line.strip() for line in reversed(ran.stdout.splitlines()) if line.strip()), "")
     right = final_of(answer) or answer
-    found = final_of(printed, numeric=number(right) is not None) or ""
+    printed_answer = final_of(printed, numeric=number(right) is not None) or ""
     seen["printed"] = printed[:_LONGEST]
-    if found and same(found, right):
+    if printed_answer and same(printed_answer, right):
         return RowVerdict(True, f"{whose} prints the answer", seen)
     return RowVerdict(False, f"{whose} prints a different answer", seen)
 

@@ -57,10 +57,10 @@ def question_of(row: Mapping[str, Any]) -> str:
         if isinstance(row.get(name), str) and row[name].strip():
             return str(row[name])
     messages = row.get("init_messages") or row.get("messages") or []
-    said = [m for m in messages if isinstance(m, Mapping) and m.get("content")]
-    if len(said) == 1:
-        return str(said[0]["content"])
-    return "\n\n".join(f"{m.get('role', 'user')}: {m['content']}" for m in said)
+    filled_messages = [m for m in messages if isinstance(m, Mapping) and m.get("content")]
+    if len(filled_messages) == 1:
+        return str(filled_messages[0]["content"])
+    return "\n\n".join(f"{m.get('role', 'user')}: {m['content']}" for m in filled_messages)
 
 
 def required(endpoint: ModelClient | None, what: str) -> ModelClient:
