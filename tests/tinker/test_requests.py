@@ -180,6 +180,7 @@ def _query() -> Any:
     return types.SessionSearchRequest.model_construct()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ten_kills_end_where_an_undisturbed_run_ends(service: Any, tiny: Path, tmp_path: Path) -> None:
     """The command itself, killed while it works, at whatever it is at."""

@@ -150,6 +150,7 @@ def server(example: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return module.app
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_tutorial_finds_the_three_rules_and_writes_them_down(
     example: Path, monkeypatch: pytest.MonkeyPatch

@@ -205,6 +205,7 @@ def test_no_cheat_earns_a_reward() -> None:
     assert asyncio.run(rewarded("check")) == {}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_no_cheat_earns_a_part_of_the_reward(form: str) -> None:

@@ -228,6 +228,7 @@ def test_lower_precision_weights_have_masters() -> None:
         assert torch.equal(master.to(torch.bfloat16), parameter.detach())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_gradients_of_many_samples_add_up_in_bfloat16(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
