@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from starlette.responses import JSONResponse, Response
 from typer.testing import CliRunner, Result
 
+from ajet_sdk.engines import pace
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.similarity.dedup import RowFacts, find
 from ajet_tools.dataset.similarity.text import normal
@@ -182,7 +183,10 @@ def test_meanings_by_an_endpoint(tmp_path: Path, embedder) -> None:
         (JSONResponse({"data": [{"index": 0, "embedding": []}]}), 1, "missing or invalid numbers"),
     ],
 )
-def test_an_endpoint_that_fails(tmp_path: Path, embedder, failure: Response, code: int, said: str) -> None:
+def test_an_endpoint_that_fails(
+    tmp_path: Path, embedder, failure: Response, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "FIRST_WAIT", 0.01)
     made = embedder(fruit)
     made.failures = [failure] * 5
     out = tmp_path / "o.jsonl"

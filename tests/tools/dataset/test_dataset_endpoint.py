@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse
 
+from ajet_sdk.engines import pace
 from ajet_sdk.engines.budget import Budget, BudgetSpent, Price, tokens_of
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.engines.reply_cache import CacheError
@@ -94,7 +95,8 @@ def test_a_spent_quota_is_not_waited_for(model_server) -> None:
     assert len(server.requests) == 1
 
 
-def test_500_is_tried_again_and_then_given_up(model_server) -> None:
+def test_500_is_tried_again_and_then_given_up(model_server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "FIRST_WAIT", 0.01)
     server = model_server(lambda body, number: model_server.refusal(500, "broken"))
     [error] = asked(server, {}, retries=2)
     assert isinstance(error, EngineUnavailable) and error.status == 500
