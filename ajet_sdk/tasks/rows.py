@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.types import Json, JsonView
 
 if TYPE_CHECKING:
-    from ajet_sdk.types import Task
+    from ajet_sdk.types import Json, JsonView, Task
 
 _TYPES = "ajet_sdk.types"
 """Loaded when a task is made: pydantic's models take a tenth of a second, and commands of rows make none."""

@@ -35,7 +35,10 @@ def pictures() -> None:
 def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """matplotlib is not installed, but for tests of pictures: those of a card take longer than all else in a test."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        for name in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+            monkeypatch.setitem(
+                sys.modules, name, None
+            )  # parts may be loaded already
 
 
 @dataclass(frozen=True)

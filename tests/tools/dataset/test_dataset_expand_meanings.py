@@ -132,11 +132,11 @@ def test_an_embedder_that_fails_is_one_message_and_costs_no_row(place: Place, mo
     judge.failures = [Response("no such model", status_code=404)]
     run = ("--count", "20", "--out", "data", *at(writer, judge))
     early = place.run(*run)
-    assert early.returncode == 1 and "answered 404: no such model" in early.stderr and not writer.requests
+    assert early.returncode == 2 and "answered 404: no such model" in early.stderr and not writer.requests
     late = model_server(lambda body, number: _then(judge, number, questions(body)))
     run = ("--count", "60", "--out", "late", *at(late, judge))
     stopped = place.run(*run)
-    assert stopped.returncode == 1 and "wrong key" in stopped.stderr and "Traceback" not in stopped.stderr
+    assert stopped.returncode == 2 and "wrong key" in stopped.stderr and "Traceback" not in stopped.stderr
     assert "secret-key" not in stopped.stdout + stopped.stderr
     paid = len(late.requests)
     judge.failures.clear()
