@@ -36,9 +36,7 @@ def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """matplotlib is not installed, but for tests of pictures: those of a card take longer than all else in a test."""
     if "pictures" not in request.fixturenames:
         for name in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
-            monkeypatch.setitem(
-                sys.modules, name, None
-            )  # parts may be loaded already
+            monkeypatch.setitem(sys.modules, name, None)  # parts may be loaded already
 
 
 @dataclass(frozen=True)
