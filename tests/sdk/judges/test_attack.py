@@ -31,7 +31,6 @@ def test_the_library_has_hundreds_of_cheats_each_of_its_own_name() -> None:
     assert len({str(cheat.content) for cheat in (*TEXTS, *PROGRAMS, *MESSAGES)}) > 300
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["exact", "math", r"regex:(?:is|:)?\s*(\w+)\W*$"])
 def test_no_text_earns_a_reward_of_a_judge_that_compares(name: str, tmp_path: Path) -> None:
     if name == "math":
@@ -70,7 +69,6 @@ def rubric(folder: Path, **more: str) -> str:
     return f"llm:{file}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["pointwise", "listwise", "pairwise"])
 def test_no_verdict_that_a_model_quotes_earns_a_reward(mode: str, tmp_path: Path) -> None:
     found = attack(rubric(tmp_path, mode=mode))
