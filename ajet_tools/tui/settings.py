@@ -61,8 +61,8 @@ class _Remembered(BaseModel):
             return cls()
         except ValidationError as error:
             [first, *_] = error.errors(include_url=False)
-            place = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"{cls.file()}: {place} {first['msg']}; repair or delete the file") from None
+            reason = ": ".join([*map(str, first["loc"]), first["msg"]])
+            raise ConfigError(f"cannot read {cls.file()} ({reason}); repair or delete it") from None
         except OSError as error:
             raise ConfigError(f"cannot read {cls.file()} ({error}); repair or delete it") from error
 
