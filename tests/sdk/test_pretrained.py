@@ -140,6 +140,7 @@ def test_tools_and_typed_replies_of_a_template_without_tools(
     assert check(config.directory) == []
 
 
+@pytest.mark.long
 def test_the_demo_learns_and_prints_replies_before_and_after(
     smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

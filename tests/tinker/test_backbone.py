@@ -142,6 +142,7 @@ def test_a_signal_leaves_a_state_at_the_service(tmp_path: Path, server: Server, 
     assert values(short, "train/policy_version") == {1: 1.0, 2: 2.0}
 
 
+@pytest.mark.long
 def test_a_server_that_is_started_again_is_waited_for(tmp_path: Path, tiny: Path) -> None:
     with Server(tiny, tmp_path / "state") as server:
         config, once = job(tmp_path, server, tiny, save_freq=0), threading.Event()

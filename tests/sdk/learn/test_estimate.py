@@ -32,10 +32,10 @@ def sample(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Sample:
     [
         (torch.float32, False, False, 3000),
         (torch.float32, True, True, 3000),
-        pytest.param(torch.bfloat16, False, True, 3000, marks=pytest.mark.slow),  # processors are slow at it
-        pytest.param(torch.bfloat16, True, False, 3000, marks=pytest.mark.slow),
+        (torch.bfloat16, False, True, 3000),
+        (torch.bfloat16, True, False, 3000),
         (torch.float32, False, False, 49152),
-        pytest.param(torch.bfloat16, True, True, 49152, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, True, True, 49152, marks=pytest.mark.long),  # processors are slow at bfloat16
     ],
 )
 def test_a_step_takes_the_memory_that_was_estimated(

@@ -185,6 +185,7 @@ def test_ctrl_c_and_sigterm_write_what_there_is(place: Place, model_server, sent
     assert len(rows) == 4 * len(server.requests) or len(rows) > 30
 
 
+@pytest.mark.long
 def test_eight_kills_two_ctrl_c_and_a_sigterm_give_the_bytes_of_a_straight_run(place: Place, model_server) -> None:
     def slow(body: dict[str, Any], number: int) -> Any:
         return 0.02, sums(body)

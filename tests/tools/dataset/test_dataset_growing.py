@@ -172,6 +172,7 @@ growing.train(growing.job(at, rollout={"max_env_worker": 6}), workflow=talk, jud
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_trial_whose_result_is_known_is_in_the_trace_after_a_kill(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(

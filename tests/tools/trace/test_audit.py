@@ -307,6 +307,7 @@ trained(Path(sys.argv[1]), Path(sys.argv[2]), resume=len(sys.argv) > 3, total_st
 """
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_and_resumed_passes(tmp_path: Path, model: Path) -> None:
     command = [sys.executable, "-u", "-c", _KILLED, str(tmp_path), str(model)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
