@@ -21,7 +21,7 @@ LONGEST = 24_000
 """Characters of an output that are shown; of a longer one its beginning and its end."""
 PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 
-_TAGS = re.compile(r"<(/?)(task|answer|reference|rubric|example)\b", re.IGNORECASE)
+_TAGS = re.compile(r"<(/?)(task|answer|reference|rubric|example|think)\b", re.IGNORECASE)
 PLACEHOLDERS = (
     "query", "task", "answer", "answers", "count", "reference", "rubric", "examples", "min_score", "max_score",
 )  # fmt: skip

@@ -110,12 +110,13 @@ class JudgeModel:
         schema: Mapping[str, Any],
         read: Callable[[Mapping[str, Any]], T],
         *,
+        quoted: Sequence[str],
         repeat: int = 0,
-        quoted: Sequence[str] | None = None,
     ) -> T:
         """What `read` makes of the JSON object in the reply; it raises ValueError with what is wrong with one.
 
-        An object that stands in a text of `quoted` is no verdict; None: in any message. Another `repeat` asks anew.
+        `quoted`: what is judged, and whatever else of strangers is in the messages; beside a text of these that names a
+        field only an object alone is a verdict (`object_in`). `reason` decides nothing. Another `repeat` asks anew.
 
         Raises NoReward where no reply could be read or the model refuses the request,
         EngineUnavailable where it does not answer, CacheError, BudgetSpent.
@@ -124,11 +125,10 @@ class JudgeModel:
             "messages": list(messages), "schema": schema, "temperature": self.temperature,
             "max_tokens": self.max_tokens, "repeat": repeat,
         }  # fmt: skip
-        fields = schema.get("properties") or ()
-        shown = [str(message.get("content")) for message in messages] if quoted is None else quoted
+        fields = [name for name in schema["properties"] if name != "reason"]
 
         def verdict(text: str) -> T:
-            return read(object_in(text, fields, shown))
+            return read(object_in(text, fields, quoted))
 
         async def answer() -> list[str]:
             return [await self._answer(messages, schema, verdict)]

@@ -128,7 +128,7 @@ def _transcript(record: Record) -> str:
 def _remarks(record: Record) -> list[str]:
     remarks = []
     for feedback in record.feedback:
-        remarks += [f"score {feedback.score:g} (0 bad, 1 good)"] if feedback.score is not None else []
+        remarks += [f"rated {feedback.score:g} (0 bad, 1 good)"] if feedback.score is not None else []
         remarks += [feedback.comment] if feedback.comment else []
         remarks += [f"the right answer would have been: {feedback.correction}"] if feedback.correction else []
     return remarks

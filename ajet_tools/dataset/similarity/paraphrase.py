@@ -64,7 +64,8 @@ class Paraphrases:
         if not near:
             return RowVerdict(True, "shares no word with the evaluation set")
         prompt = load("verify/paraphrase")
-        text = prompt.render(task=task, known=[self.known[index][1] for index in near])
+        known_texts = [self.known[index][1] for index in near]
+        text = prompt.render(task=task, known=known_texts)
 
         def read(reply: Mapping[str, Any]) -> tuple[int, str]:
             same = reply.get("same")
@@ -74,7 +75,8 @@ class Paraphrases:
 
         model = JudgeModel(required(endpoint, self.name), max_tokens=512, retries=1)
         try:
-            same, reason = await model.ask([{"role": "user", "content": text}], _SCHEMA, read)
+            question = [{"role": "user", "content": text}]
+            same, reason = await model.ask(question, _SCHEMA, read, quoted=[task, *known_texts])
         except NoReward as error:
             details = {"error": str(error)[:500], "prompt": prompt.label}
             return RowVerdict(False, "the reply to the paraphrase check cannot be read", details, failed=True)
