@@ -22,10 +22,11 @@ from ajet_tools.cli.dataset.options import (
     to_place,
 )
 from ajet_tools.cli.options import expand_options
-from ajet_tools.dataset.files.blocks import Block, Stored, TableBlock
+from ajet_tools.dataset.files.blocks import Block, LineBlock, Stored, TableBlock
 from ajet_tools.dataset.files.tables import Row, read, splits_of
 from ajet_tools.dataset.files.writer import Shape, Writer
 from ajet_tools.dataset.rows.formats import OPENING, Unfit, check_format, converter
+from ajet_tools.dataset.rows.messages import as_messages
 
 app = typer.Typer(add_completion=False)
 
@@ -68,6 +69,8 @@ def export(
             for block in passing(block for path in paths for block in rows.blocks(path)):
                 if format == "tasks":
                     writer.write_block(block)
+                elif format == "messages" and isinstance(block, LineBlock):
+                    writer.write_block(*as_messages(block, left_out))
                 else:
                     for row in _converted(block, format, left_out):
                         writer.write(row.values, row.stored)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,11 @@ import numpy as np
 import polars as pl
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_tools.dataset.files.blocks import Block, encodable, join
+from ajet_tools.dataset.files.blocks import Block, Irregular, LineBlock, encodable, join
+from ajet_tools.dataset.files.lines import as_json, types_at
 from ajet_tools.dataset.files.tables import count_rows, read_blocks, text_of
 from ajet_tools.dataset.files.values import value_at
+from ajet_tools.dataset.rows.filter import has_dotted_key
 from ajet_tools.dataset.similarity.text import normal, normals
 
 
@@ -269,9 +273,25 @@ class Splitter:
             self._known.append(more)
 
 
-def _strata(block: Block, field: str, indices: Any) -> pl.Series:
-    """What rows have at a field, as JSON."""
-    values = (value_at(row.values, field) for row in block.rows(indices))
-    return pl.Series(
-        [encodable(json.dumps(value, sort_keys=True, ensure_ascii=False)) for value in values], dtype=pl.String
-    )
+def _strata(block: Block, field: str, indices: Any) -> Any:
+    """What rows have at a field, as JSON, in a polars series: by the column where it tells, else by the rows."""
+    strata = pl.repeat(None, len(block), dtype=pl.String, eager=True)
+    path = tuple(field.split("."))
+    if isinstance(block, LineBlock) and not has_dotted_key(block, [path]):
+        with suppress(Irregular):
+            column, types = block.columns([path])[path], types_at(block.lines, path)
+            for kind, names in _KINDS.items():
+                if len(some := types.is_in(names).arg_true()):
+                    texts = as_json(column.gather(some), kind, partial(json.dumps, ensure_ascii=False))
+                    strata = strata.scatter(some, texts)
+    chosen = strata.gather(indices)
+    left = chosen.is_null().arg_true()
+    if not len(left):
+        return chosen
+    values = (value_at(row.values, field) for row in block.rows(indices[left.to_numpy()]))
+    texts = [encodable(json.dumps(value, sort_keys=True, ensure_ascii=False)) for value in values]
+    return chosen.scatter(left, pl.Series(texts, dtype=pl.String))
+
+
+_KINDS = {"text": ["VARCHAR"], "integer": ["UBIGINT", "BIGINT"], "bool": ["BOOLEAN"], "null": ["NULL"]}
+"""Kinds of values that a column of text shows as they are, by DuckDB's words."""

@@ -1,29 +1,46 @@
-"""What `validate` asks of rows: their kinds of values, whether they are tasks, what tells one task from another."""
+"""What `validate` asks of rows: their kinds of values, whether they are tasks, what tells one task from another.
+
+Columns of a block answer for most rows; the row itself is read where they cannot.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
-from ajet_tools.dataset.files.blocks import Block, Row, encodable, text_of
+from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, encodable, text_of
 from ajet_tools.dataset.files.hashes import normalize
+from ajet_tools.dataset.files.lines import Structure, asking, kind_at, kind_in, kinds_of, structures
 from ajet_tools.dataset.files.values import kind_of
 from ajet_tools.dataset.prompts import repeated, wording
-from ajet_tools.dataset.rows.forms import given_away
+from ajet_tools.dataset.rows.forms import given_away, may_give_away
+from ajet_tools.dataset.rows.schema import ANSWERS
+from ajet_tools.dataset.similarity.text import normals
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Task
 
+_ANSWERS = [*(("metadata", name) for name in ANSWERS), *((name,) for name in ANSWERS)]
+WANTED = [*QUERIES, ("task_id",), *_ANSWERS]
+"""The fields that are looked at."""
+_PLAIN: Mapping[str, tuple[str, ...]] = {
+    "main_query": ("text", "null"),
+    "init_messages": ("null",),
+    "env_type": ("text", "null"),
+    "task_id": ("text", "integer", "null"),
+    "metadata": ("object", "null"),
+}
+"""Kinds of its fields with which a row that asks something is a task."""
 _SIGNS = {"text": "s", "integer": "i", "bool": "b"}
 _OTHER = "j"
-_TASKS = pl.Schema({"text": pl.String, "id": pl.String, "answer": pl.String, "is_task": pl.Boolean})
 
 
 @dataclass(frozen=True)
@@ -33,49 +50,150 @@ class BlockFacts:
     kinds: list[tuple[int, dict[str, str], int]]
     """Kinds of values by path: the index of the first row that has just these, the kinds, how many rows have them."""
     problems: list[tuple[int, str, str]]
-    """Index of a row, kind of problem, what is wrong."""
-    tasks: pl.DataFrame
-    """Of each row: `text`, what it asks after what was said before, in its normal form; `id`, the task id that it
-    brings; `answer`; null for nothing. `is_task` is false where it is none."""
+    """Index of a row, kind of problem, what is wrong; in the order of the rows."""
+    tasks: Any
+    """A polars frame of text. Of each row: `text`, what it asks after what was said before, in its normal form; `id`,
+    the task id that it brings; `answer`; null for nothing. `is_task` is false where it is none."""
 
 
-def facts_of(block: Block) -> BlockFacts:
-    kinds: dict[tuple[tuple[str, str], ...], tuple[int, int]] = {}
-    problems: list[tuple[int, str, str]] = []
-    questions: list[str] = []
-    tasks: list[tuple[str | None, str | None, str | None, bool]] = []
-    for index, row in enumerate(block.rows()):
-        shape = tuple(_kinds_of(row.values).items())
-        first, times = kinds.get(shape, (index, 0))
-        kinds[shape] = first, times + 1
-        questions.append(text_of(row.values))
-        if (excerpt := given_away(row.values)) is not None:
-            problems.append((index, "given away", f"contains its answer: {excerpt}"))
-        task = _task(row)
-        if isinstance(task, tuple):
-            problems.append((index, *task))
-            tasks.append((None, None, None, False))
+def facts_of(block: LineBlock) -> BlockFacts:
+    """By columns, and by rows where these do not tell."""
+    columns = _Columns.of(block)
+    if columns is None:
+        return facts_of_rows(block)
+    kinds = []
+    for structure, indices in columns.groups:
+        if structure is None:
+            rows = zip(indices.tolist(), block.rows(indices), strict=True)
+            kinds += [(index, kinds_of(row.values), 1) for index, row in rows]
         else:
-            tasks.append((_asked(task, questions[-1]), _own_id(task, row.values), _answer(row.values), True))
-    forms = pl.Series([encodable(normalize(text)) for text in questions], dtype=pl.String)
-    for index in forms.str.contains_any(list(wording())).arg_true():
-        if (excerpt := repeated(questions[index], wording())) is not None:
-            problems.append((index, "prompt", f"has words of the prompt that such rows are generated with: {excerpt}"))
+            kinds.append((int(indices[0]), kinds_of(structure, kind_in), len(indices)))
+    kinds.sort(key=lambda entry: entry[0])
     return BlockFacts(
-        [(first, dict(shape), times) for shape, (first, times) in kinds.items()],
-        problems,
-        pl.DataFrame(tasks, _TASKS, orient="row"),
+        kinds, *_read_rows(block, columns.tasks(), columns.unclear, columns.answered_oddly, columns.given_away())
     )
 
 
-def _kinds_of(values: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """The kinds of the columns of a row, and of the fields within them, by path; whole numbers are numbers."""
-    kinds = {}
-    for name, value in values.items():
-        kinds[f"{before}{name}"] = kind_of(value).replace("integer", "number")
-        if isinstance(value, dict) and not before:
-            kinds |= _kinds_of(value, f"{name}.")
-    return kinds
+def facts_of_rows(block: LineBlock) -> BlockFacts:
+    """By rows alone, which say the same."""
+    kinds = [(index, kinds_of(row.values), 1) for index, row in enumerate(block.rows())]
+    each, nothing = (
+        np.ones(len(block), bool),
+        [pl.repeat(None, len(block), dtype=pl.String, eager=True) for _ in range(3)],
+    )
+    return BlockFacts(kinds, *_read_rows(block, nothing, each, ~each, each))
+
+
+class _Columns:
+    """The columns of a block, of whose values the structures of its lines tell the kinds."""
+
+    def __init__(self, block: LineBlock, groups: list[tuple[Structure | None, Any]], paths: Sequence[Any]) -> None:
+        self.groups = groups
+        self._block, self._paths = block, paths
+        self._columns = block.columns(paths)
+        self._forms = normals(block.texts, normalize)
+        self.unclear = np.ones(len(block), bool)
+        """Rows that only themselves tell whether they are tasks."""
+        self.answered_oddly = np.zeros(len(block), bool)
+        """Rows whose answer is a list, an object or no whole number."""
+        self._blank: dict[str, Any] = {}
+        """Of a column, where it has nothing but white space."""
+        self._inner = np.zeros(len(block), bool)
+        self._signs = np.full(len(block), "", "U1")
+        for structure, indices in groups:
+            self._look_at(structure, indices)
+
+    @classmethod
+    def of(cls, block: LineBlock) -> _Columns | None:
+        """None where polars or DuckDB cannot read one of its lines."""
+        groups = structures(block.lines)
+        known = [structure for structure, _ in groups if structure is not None]
+        kinds = {path: {kind_at(structure, path) for structure in known} for path in WANTED}
+        paths = [
+            path for path, path_kinds in kinds.items() if path_kinds != {"null"} and not path_kinds & {"object", "list"}
+        ]
+        try:
+            return cls(block, groups, paths) if known else None
+        except Irregular:
+            return None
+
+    def _look_at(self, structure: Structure | None, indices: Any) -> None:
+        if structure is None or not self._is_plain(structure):
+            return
+        name = asking(structure)
+        if name is None or (name,) not in self._columns:
+            return
+        if name not in self._blank:
+            self._blank[name] = ~self._columns[(name,)].str.contains(r"[^\s\x1c-\x1f]").fill_null(False).to_numpy()
+        self.unclear[indices] = self._blank[name][indices]
+        metadata = structure.get("metadata")
+        inner = isinstance(metadata, dict) and "answer" in metadata
+        kind = kind_at(structure, ("metadata", "answer") if inner else ("answer",))
+        self._inner[indices] = inner
+        self._signs[indices] = _SIGNS.get(kind, "")
+        self.answered_oddly[indices] = kind not in ("null", *_SIGNS)
+
+    def _is_plain(self, structure: Structure) -> bool:
+        """Columns show its task and its answers."""
+        return all(kind_in(structure[name]) in kinds for name, kinds in _PLAIN.items() if name in structure) and all(
+            path in self._columns or kind_at(structure, path) in ("null", "object", "list")
+            for path in [("task_id",), *_ANSWERS]
+        )
+
+    def tasks(self) -> list[Any]:
+        """`text`, `id` and `answer` of tasks that the columns show."""
+        ids = self._columns[("task_id",)] if ("task_id",) in self._columns else self._forms.clear(len(self._forms))
+        inner, top = (self._columns.get(path, ids.clear(len(ids))) for path in (("metadata", "answer"), ("answer",)))
+        signs = pl.Series(self._signs)
+        answer = pl.select(
+            pl.when(signs != "").then(signs + pl.when(pl.Series(self._inner)).then(inner).otherwise(top))
+        ).to_series()
+        return [self._forms, pl.select(pl.when(ids != "").then(ids)).to_series(), answer]
+
+    def given_away(self) -> Any:
+        """Rows that may give their answer away or repeat a prompt, as a numpy array."""
+        answers = [self._columns[path] for path in _ANSWERS if path in self._columns]
+        suspects = may_give_away(
+            self._block.texts, self._forms, [answer for answer in answers if answer.null_count() < len(answer)]
+        )
+        suspects |= self._forms.str.contains_any(list(wording())).fill_null(False)
+        for structure, indices in self.groups:
+            if structure is None or not self._is_plain(structure):
+                suspects = suspects.scatter(indices, True)
+        return suspects.to_numpy()
+
+
+def _read_rows(
+    block: LineBlock, known: Sequence[Any], tasks: Any, answers: Any, suspects: Any
+) -> tuple[list[Any], Any]:
+    """The problems and the tasks, some of which are known, with what only the rows of these masks tell."""
+    problems: list[tuple[int, str, str]] = []
+    task_fields: list[tuple[str | None, str | None, str | None]] = []
+    is_task, odd = np.ones(len(block), bool), list[str | None]()
+    indices = np.flatnonzero(tasks | answers | suspects)
+    for index, row in zip(indices.tolist(), block.rows(indices), strict=True):
+        if suspects[index] and (excerpt := given_away(row.values)) is not None:
+            problems.append((index, "given away", f"contains its answer: {excerpt}"))
+        if suspects[index] and (excerpt := repeated(text_of(row.values), wording())) is not None:
+            problems.append((index, "prompt", f"has words of the prompt that such rows are generated with: {excerpt}"))
+        if tasks[index]:
+            task = _task(row)
+            if not isinstance(task, tuple):
+                task_fields.append((_asked(task, row.values), _own_id(task, row.values), _answer(row.values)))
+            else:
+                problems.append((index, *task))
+                is_task[index] = False
+                task_fields.append((None, None, None))
+        elif answers[index]:
+            odd.append(_answer(row.values))
+    rows = np.flatnonzero(tasks)
+    columns = [
+        column.scatter(rows, pl.Series([one[i] for one in task_fields], dtype=pl.String))
+        for i, column in enumerate(known)
+    ]
+    columns[2] = columns[2].scatter(np.flatnonzero(answers & ~tasks), pl.Series(odd, dtype=pl.String))
+    frame = pl.DataFrame([one.alias(name) for one, name in zip(columns, ("text", "id", "answer"), strict=True)])
+    return problems, frame.with_columns(is_task=pl.Series(is_task))
 
 
 def _task(row: Row) -> Task | tuple[str, str]:
@@ -90,8 +208,9 @@ def _task(row: Row) -> Task | tuple[str, str]:
     return task
 
 
-def _asked(task: Task, text: str) -> str | None:
+def _asked(task: Task, values: Mapping[str, Any]) -> str | None:
     """A question, with what was said before it."""
+    text = text_of(values)
     before = task.init_messages if task.main_query else task.init_messages[:-1]
     return (
         encodable(normalize(f"{text}\n{json.dumps(before, default=str)}" if before else text)) if text.strip() else None

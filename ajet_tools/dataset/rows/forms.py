@@ -11,17 +11,19 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from ajet_sdk.judges.math import number
 from ajet_tools.dataset.files.hashes import normalize
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.dataset.rows.schema import ANSWERS
+from ajet_tools.dataset.similarity.text import normals
 
 _NUMBER = re.compile(
     r"(?<![\w)])-?\d+(?:[.,:/]\d+)*|\d+(?:[.,:/]\d+)*|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|"
@@ -59,6 +61,11 @@ _CUE = re.compile(
     r"[\"'`*$({\[“‘\s]*\Z",
     re.IGNORECASE,
 )
+_CUES = (
+    r"hint|correct|answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|risposta|resposta|"
+    r"ответ|答案|答え|정답|=|\u0307"
+)
+"""One of these is in the normal form of each text that has a cue or a sum; U+0307 is left of a Turkish dotted I."""
 _BEHIND = " \t\n=.()[]{}*`\"'$→>-"
 _CUE_LENGTH = 200
 """Characters before an answer in which a cue is looked for."""
@@ -194,8 +201,7 @@ def given_away(values: Mapping[str, Any]) -> str | None:
     question = text_of(values)
     folded = " ".join(question.casefold().split())
     for answer in _answers(values):
-        phrase = " ".join(answer.casefold().strip(" .").split())
-        if phrase not in folded:
+        if " ".join(answer.casefold().strip(" .").split()) not in folded:
             continue
         if (cued := _cued(answer, question)) is not None:
             return cued
@@ -203,9 +209,41 @@ def given_away(values: Mapping[str, Any]) -> str | None:
         if asked and before and after.strip(_BEHIND).casefold() == answer.casefold():
             return after.strip()
         sentence = " ".join(re.split(r"[.!?\n]\s", before)[-1].casefold().split())
+        phrase = " ".join(answer.casefold().strip(" .").split())
         if phrase.count(" ") >= _PHRASE and phrase in sentence and not re.search(r"\bor\b|[:|]", sentence):
             return phrase
     return None
+
+
+def may_give_away(texts: Any, forms: Any, answers: Sequence[Any]) -> Any:
+    """Of which rows `given_away` may say something; it says nothing of the others.
+
+    Args:
+        texts: the questions, as a polars series.
+        forms: their normal forms.
+        answers: columns of answers as text, numbers as JSON spells them.
+    """
+    behind = re.escape(_BEHIND)
+    has_cue = forms.str.contains(_CUES) | texts.str.contains(rf"\?[{behind}]*[^?{behind}][^?]*$")
+    plain = texts.str.len_bytes() == texts.str.len_chars()
+    gives_away = pl.repeat(False, len(texts), eager=True)
+    for answer in answers:
+        some = (has_cue | (answer.str.count_matches(r"[^\s\x1c-\x1f]+") > _PHRASE)).fill_null(False).arg_true()
+        questions, answer_forms = forms.gather(some), normals(answer.gather(some)).str.strip_chars(" .")
+        digits = answer_forms.str.extract(r"^-?0*([1-9][0-9]{1,14})$").fill_null("")
+        whole = (digits != "") & ~digits.is_in([str(number) for number in range(len(_NUMBERS))])
+        is_said = (
+            questions.str.contains(answer_forms, literal=True)
+            | answer_forms.str.contains(r"[0-9]|[^\x00-\x7f]")
+            | ~plain.gather(some)
+        )
+        is_said = pl.select(
+            pl.when(whole)
+            .then(questions.str.replace_all(",", "", literal=True).str.contains(digits, literal=True))
+            .otherwise(is_said)
+        ).to_series()
+        gives_away = gives_away.scatter(some.filter(is_said.fill_null(False)), True)
+    return gives_away
 
 
 def _cued(answer: str, question: str) -> str | None:

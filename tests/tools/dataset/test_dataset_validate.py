@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ajet_sdk.types import Task
+from ajet_tools.dataset.files.blocks import LineBlock
+from ajet_tools.dataset.rows.facts import facts_of, facts_of_rows
 from ajet_tools.dataset.rows.validate import Report, validate
 
 
@@ -93,6 +98,83 @@ def test_many_problems_are_counted_and_the_first_kept(tmp_path: Path) -> None:
     report = validate({"f": written(tmp_path / "f.jsonl", *[task("same")] * 100)})
     assert report.counts["duplicate"] == 99
     assert len(found(report, "duplicate")) == 20
+
+
+QUESTIONS = st.just("Keep to this: what is 3+4?") | st.sampled_from(
+    [
+        "Is it?",
+        "is  IT?",
+        "12 + 5 = 17",
+        "The answer is 5. What?",
+        "答案是 七",
+        "Café?",
+        " ",
+        "",
+        "Paris? paris",
+        3,
+        None,
+        ["x"],
+    ]
+)
+ANSWERS = st.sampled_from(
+    [
+        "5",
+        "05",
+        5,
+        5.0,
+        17,
+        "17",
+        "七",
+        "paris",
+        10**30,
+        -0.0,
+        1e22,
+        True,
+        False,
+        None,
+        "",
+        [],
+        [1],
+        {},
+        {"a": 1},
+        "true",
+    ]
+)
+ROWS = st.fixed_dictionaries(
+    {},
+    optional={
+        "main_query": QUESTIONS,
+        "question": QUESTIONS,
+        "metadata": st.fixed_dictionaries({}, optional={"answer": ANSWERS, "label": ANSWERS, "level": ANSWERS})
+        | ANSWERS,
+        "answer": ANSWERS,
+        "task_id": st.sampled_from(["7", 7, "", None, True, 7.5, ["x"], 2**70]),
+        "init_messages": st.sampled_from([[], None, [{"role": "user", "content": "Hi"}], [{}], ["x"]]),
+        "env_type": st.sampled_from(["web", "", None, 3]),
+        "JSON": st.sampled_from(["\ud800", "x"]),
+    },
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ROWS, min_size=1, max_size=6))
+def test_columns_say_of_tasks_what_their_rows_say(rows: list[dict[str, Any]]) -> None:
+    lines = pl.Series([json.dumps(row, ensure_ascii="JSON" in row) for row in rows])
+    block = LineBlock("f", lines, np.arange(1, len(rows) + 1))
+    found, told = facts_of(block), facts_of_rows(block)
+    assert found.problems == told.problems
+    assert found.tasks.equals(told.tasks)
+    assert _grouped(found.kinds) == _grouped(told.kinds)
+
+
+def _grouped(kinds: list[tuple[int, dict[str, str], int]]) -> list[tuple[dict[str, str], int, int]]:
+    """Kinds, where they stand first, and how often."""
+    made: dict[str, tuple[dict[str, str], int, int]] = {}
+    for index, each, times in kinds:
+        _, first, number = made.get(str(each), (each, index, 0))
+        made[str(each)] = (each, first, number + times)
+    return list(made.values())
 
 
 def test_an_id_that_the_content_gives_is_the_id_of_another_task(tmp_path: Path) -> None:
