@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.reporting.output import visible
 
@@ -36,14 +36,14 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def one_line(value: Any, width: int = 120) -> str:
+def one_line(value: object, width: int = 120) -> str:
     """A value as at most `width` visible characters on one line."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     text = visible(" ".join(text[: 4 * width].split()))
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def flat_keys(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_keys(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Each value of nested objects with its dotted path; an empty object is a value."""
     for name, value in document.items():
         if isinstance(value, Mapping) and value:
@@ -52,12 +52,12 @@ def flat_keys(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             yield f"{prefix}{name}", value
 
 
-def message_text(message: Mapping[str, Any]) -> str:
+def message_text(message: Mapping[str, object]) -> str:
     """What a message says, safe to show: reasoning, content (parts joined) and tool calls."""
     return visible(spoken(message))
 
 
-def spoken(message: Mapping[str, Any]) -> str:
+def spoken(message: Mapping[str, object]) -> str:
     """What a message says, as it is."""
     parts: list[str] = []
     reasoning = message.get("reasoning_content") or message.get("reasoning")
@@ -73,7 +73,7 @@ def spoken(message: Mapping[str, Any]) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def content_text(content: Any) -> str:
+def content_text(content: object) -> str:
     """A message's content as text: of several parts each its text, else its JSON."""
     if content is None:
         return ""
@@ -87,16 +87,16 @@ def content_text(content: Any) -> str:
     )
 
 
-def _list(value: Any) -> Sequence[Any]:
+def _list(value: object) -> Sequence[object]:
     return value if isinstance(value, list) else ()
 
 
-def reply_of(response: Mapping[str, Any]) -> Mapping[str, Any]:
+def reply_of(response: Mapping[str, object]) -> Mapping[str, object]:
     """The message that a response holds, whatever its dialect."""
     choices = _list(response.get("choices"))
     first = choices[0] if choices and isinstance(choices[0], Mapping) else {}
     if isinstance(first.get("message"), Mapping):
-        message: Mapping[str, Any] = first["message"]
+        message: Mapping[str, object] = first["message"]
         return message
     if isinstance(first.get("text"), str):
         return {"role": "assistant", "content": first["text"]}

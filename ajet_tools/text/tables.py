@@ -1,11 +1,7 @@
-"""A trace on a terminal: tables and conversations. No text of a model's is ever taken for markup.
-
-Lines of a diff as coloured text.
-"""
+"""Tables, fields, numbers and diffs on a terminal. Text of a model is never read as markup."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -15,49 +11,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import visible
-from ajet_tools.text.clean import counted, kind_of, message_text, one_line, reply_of, short_ids, spoken
-
-if TYPE_CHECKING:
-    from ajet_sdk.types import Episode
+from ajet_tools.text.clean import counted, one_line
 
 __all__ = [
-    "call_view",
     "compact",
     "console",
-    "conversation",
     "counted",
     "diff_text",
-    "episode_head",
-    "failures_in_words",
     "fields",
     "lasting",
     "number",
     "paged",
-    "quiet_seconds",
-    "seconds_of",
-    "steps_of",
     "table",
 ]
-
-_ROLES = {"system": "dim", "user": "green", "assistant": "cyan", "tool": "magenta"}
 
 _PIPE_WIDTH = 160
 
 _NARROW = 12
-
-_FIRST, _LAST = 10, 30
-
-_LONG, _LINES = 4000, 60
 
 _STATUS = {
     "succeeded": "green",
@@ -121,15 +98,15 @@ def _page(command: list[str], text: str, out: Console) -> None:
         out.file.write(text)
 
 
-def number(value: Any) -> str:
-    """A number in few characters; nothing where there is none."""
+def number(value: float | None) -> str:
+    """A number in few characters; empty for None."""
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
 
 
 def table(
-    rows: Sequence[Mapping[str, Any]], width: int, *, title: str = "", right: Iterable[str] = ()
+    rows: Sequence[Mapping[str, object]], width: int, *, title: str = "", right: Iterable[str] = ()
 ) -> RenderableType:
     """Rows as a table of at most `width` characters, one line each; columns that have no room are named below it.
 
@@ -157,7 +134,7 @@ def table(
     return Group(*parts, grid, *(more if left else []))
 
 
-def cell(value: Any) -> Text:
+def cell(value: object) -> Text:
     """A value in a table: one line, status words in colour."""
     if value is None:
         return Text("")
@@ -171,7 +148,7 @@ def cell(value: Any) -> Text:
     return Text(text, style=_STATUS.get(text, ""), no_wrap=True, overflow="ellipsis")
 
 
-def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
+def fields(pairs: Iterable[tuple[str, object]]) -> Table:
     """Names and values, one a line; those without a value are left out."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
@@ -180,142 +157,6 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
         if value is not None and value != "" and value != [] and value != {}:
             grid.add_row(Text(name), Text(visible(value)) if isinstance(value, str) else cell(value))
     return grid
-
-
-def episode_head(episode: Episode, ledger: Sequence[Mapping[str, Any]], live: bool = False) -> RenderableType:
-    """What an episode was, how it ended and what it was worth; `live`: it has not ended yet."""
-    outcomes: dict[str, int] = {}
-    for entry in ledger:
-        outcomes[entry["outcome"]] = outcomes.get(entry["outcome"], 0) + entry["tokens"]
-    pairs: list[tuple[str, Any]] = [
-        ("episode", episode.episode_id),
-        ("run", episode.run_id),
-        ("group", f"{episode.group_id}, attempt {episode.attempt}" if episode.group_id else None),
-        ("step", f"{episode.step} ({kind_of(episode)})" if episode.split else None),
-        ("task", f"{episode.task.task_id}  {one_line(episode.task.main_query)}"),
-        ("status", "running, or cut off before it ended" if live else episode.status),
-        ("error", f"{episode.cause}: {episode.error}" if episode.cause and episode.error else episode.error),
-        ("output", None if episode.output is None else one_line(episode.output, 400)),
-        ("reward", number(episode.reward)),
-    ]
-    for reward in episode.rewards:
-        of = f" of {reward.call_id}" if reward.call_id else f" of agent {reward.agent}" if reward.agent else ""
-        weight = f" × {number(reward.weight)}" if reward.weight != 1 else ""
-        why = f"  {reward.reason}" if reward.reason else ""
-        pairs.append((f"  {reward.name}", f"{number(reward.value)}{weight}{of}{why}"))
-    for event in episode.events:
-        seconds = (event.ended_at - event.started_at).total_seconds()
-        came = f"error: {event.error}" if event.error else event.result
-        pairs.append((event.kind, f"{event.name} {one_line(event.arguments)} → {one_line(came)} in {seconds:.3g} s"))
-    pairs += [(name, number(value)) for name, value in episode.metrics.items()]
-    pairs.append(("ledger", ", ".join(f"{counted(n, 'token')} {outcome}" for outcome, n in outcomes.items())))
-    return fields(pairs)
-
-
-def conversation(
-    rows: Sequence[Mapping[str, Any]], ledger: Sequence[Mapping[str, Any]], *, full: bool = False
-) -> Iterator[RenderableType]:
-    """The calls of an episode: of each the messages that an earlier call has not, and its reply.
-
-    Unless `full`, the first and last calls of many and the beginning of a long message, and how much was left out.
-    """
-    ids = short_ids([row["call_id"] for row in rows])
-    booked: dict[str, list[str]] = {}
-    for entry in ledger:
-        booked.setdefault(entry["call_id"], []).append(f"{entry['tokens']:,} {entry['outcome']}")
-    replies: dict[str, Any] = {}
-    left_out = range(0) if full or len(rows) <= _FIRST + _LAST else range(_FIRST, len(rows) - _LAST)
-    for i, row in enumerate(rows):
-        if i in left_out:
-            if i == left_out.start:
-                note = f"\n{counted(len(left_out), 'call')} left out here; --full shows all\n"
-                yield Text(note, style="yellow")
-            continue
-        reply = reply_of(json.loads(row["response"]))
-        replies[row["call_id"]] = reply
-        parent = row["parent_call_id"]
-        yield _call_title(row, ids, booked.get(row["call_id"], []))
-        for message in _new_messages(row, replies.get(parent) if parent else None):
-            yield _message(message, full)
-        yield _message(reply, full)
-        if row["error"]:
-            yield Text(_shortened(f"error: {row['error']}", full), style="red")
-
-
-def _call_title(row: Mapping[str, Any], ids: Mapping[str, str], booked: Sequence[str]) -> Text:
-    parts = [f"call {row['index']}  {ids[row['call_id']]}", row["agent"], row["model"]]
-    if row["policy_version"] is not None:
-        parts.append(f"version {row['policy_version']}")
-    if row["output_tokens"] is not None:
-        parts.append(f"{number(row['prompt_tokens'])} → {counted(row['output_tokens'], 'token')}")
-    parts += [row["finish_reason"], f"{row['seconds']:.2f} s"]
-    parts += [row["phase"] if row["phase"] != "rollout" else "", "" if row["trainable"] else "not trained", *booked]
-    return Text(visible("\n" + "  ".join(part for part in parts if part)), style="bold underline")
-
-
-def _new_messages(row: Mapping[str, Any], echoed: Mapping[str, Any] | None) -> list[Any]:
-    """The messages that are new in this call, without the parent's reply where it comes back as it was."""
-    if row["messages_suffix"] is None:
-        request = json.loads(row["request"])
-        asked = request.get("prompt", request.get("input"))
-        return [] if asked is None else [{"role": "user", "content": asked}]
-    messages = list(json.loads(row["messages_suffix"]))
-    first = messages[0] if messages else None
-    if echoed is None or not isinstance(first, Mapping) or first.get("role") != "assistant":
-        return messages
-    return messages[1:] if message_text(first) == message_text(echoed) else messages
-
-
-def _shortened(text: str, full: bool) -> str:
-    """A text safe to show; unless `full`, the beginning of a long one."""
-    lines = text[: _LONG + 1].split("\n", _LINES)
-    shown = "\n".join(lines[:_LINES])[:_LONG]
-    if full or len(shown) == len(text):
-        return visible(text)
-    return f"{visible(shown)}… ({len(text) - len(shown):,} more characters; --full shows all)"
-
-
-def _message(message: Any, full: bool) -> RenderableType:
-    if not isinstance(message, Mapping):
-        message = {"role": "?", "content": message}
-    role = str(message.get("role", "?"))
-    name = f" {message['name']}" if isinstance(message.get("name"), str) else ""
-    body = _shortened(spoken(message), full) or "(empty)"
-    return Group(
-        Text(one_line(f"{role}{name}"), style=f"bold {_ROLES.get(role, '')}"), Padding(Text(body), (0, 0, 0, 2))
-    )
-
-
-def call_view(row: Mapping[str, Any], *, full: bool = False) -> Iterator[RenderableType]:
-    """One call: what it was, every message of its request, its reply; unless `full`, the beginning of long ones."""
-    request = json.loads(row["request"])
-    messages = request.pop("messages", None)
-    yield fields(
-        [
-            ("call", row["call_id"]),
-            ("episode", row["episode_id"]),
-            ("extends", row["parent_call_id"]),
-            ("agent", f"{row['agent']}{' ' + row['target_tag'] if row['target_tag'] else ''}"),
-            ("model", row["model"]),
-            ("version", row["policy_version"]),
-            ("phase", row["phase"]),
-            ("trainable", row["trainable"]),
-            ("prompt", counted(len(row["prompt_ids"]), "token") if row["prompt_ids"] is not None else None),
-            ("reply", counted(len(row["output_ids"]), "token") if row["output_ids"] is not None else None),
-            ("log-probability", f"{sum(row['logprobs']):.4f} in all" if row["logprobs"] else None),
-            ("finish reason", row["finish_reason"]),
-            ("sampling", row["sampling"]),
-            ("request", _shortened(json.dumps(request, ensure_ascii=False), full)),
-            ("started", row["started_at"]),
-            ("ended", row["ended_at"]),
-            ("error", row["error"]),
-            ("ledger", ", ".join(row["ledger"] or [])),
-        ]
-    )
-    for message in messages or ():
-        yield _message(message, full)
-    yield Rule(Text("reply"), align="left", style="dim")
-    yield _message(reply_of(json.loads(row["response"])), full)
 
 
 _STYLES = {"-": "red", "+": "green"}
@@ -353,27 +194,3 @@ def lasting(seconds: float | None) -> str:
     if days:
         return f"{days}d {hours:02d}h"
     return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"
-
-
-def steps_of(run: Mapping[str, Any]) -> str:
-    """`12/60`, or `12` where the run's config does not say how many there will be."""
-    if run["last_step"] is None:
-        return "" if run["total_steps"] is None else f"0/{run['total_steps']}"
-    return f"{run['last_step']}/{run['total_steps']}" if run["total_steps"] else str(run["last_step"])
-
-
-def seconds_of(run: Mapping[str, Any], now: datetime) -> float | None:
-    """How long a run took: to its end, or to now while it runs, or to its last sign of life where it was cut off."""
-    end = run["ended_at"] or (now if run["status"] == "running" else run["last_at"])
-    return None if end is None or run["started_at"] is None else max(0.0, (end - run["started_at"]).total_seconds())
-
-
-def quiet_seconds(run: Mapping[str, Any], now: datetime) -> float | None:
-    """How long ago a running run last finished an episode or logged a step; None for one that has ended."""
-    since = run["last_at"] or run["started_at"]
-    return (now - since).total_seconds() if run["status"] == "running" and since else None
-
-
-def failures_in_words(run: Mapping[str, Any], width: int = 80) -> str:
-    """`12 TimeoutError, 3 NoReward`, the most frequent first."""
-    return one_line(", ".join(f"{cause['episodes']:,} {cause['cause']}" for cause in run["causes"]), width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,15 +16,17 @@ from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.trace.reader import calls_of, episodes, ledger_balance
 from ajet_sdk.types import Episode
 from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.trace.conversation import call_view, conversation, episode_head
 from ajet_tools.cli.trace.options import Fitting, NoPager, OfRun, Where, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line, short_ids
 from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import open_named
+from ajet_tools.trace.queries.episodes import ListedEpisode
 from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.queries.listing import Listing, open_listing
-from ajet_tools.trace.queries.runs import MEANS
+from ajet_tools.trace.queries.runs import MEANS, LedgerTotal, RunRow
 
 app = typer.Typer(add_completion=False)
 
@@ -83,23 +85,23 @@ def ls(
     _print_ls(where, runs, chosen, listing, episodes, (page - 1) * limit, no_pager)
 
 
-def _page(reader: TraceReader, listing: Listing, start: int, limit: int) -> list[dict[str, Any]]:
+def _page(reader: TraceReader, listing: Listing, start: int, limit: int) -> list[ListedEpisode]:
     stop = min(listing.count, start + limit)
     return [row for at in range(start, stop, _CHUNK) for row in listing.page(reader, at, min(_CHUNK, stop - at))]
 
 
 def _print_ls(
     where: Path,
-    runs: Sequence[Mapping[str, Any]],
+    runs: Sequence[RunRow],
     chosen: str | None,
     listing: Listing,
-    episodes: Sequence[Mapping[str, Any]],
+    episodes: Sequence[ListedEpisode],
     start: int,
     no_pager: bool,
 ) -> None:
     run_ids = short_ids([row["run_id"] for row in runs])
     ids = short_ids([row["episode_id"] for row in episodes])
-    means = [name for name in MEANS if any(row[name] is not None for row in runs[:_RUNS])]
+    means = [name for name in MEANS if any(row.get(name) is not None for row in runs[:_RUNS])]
     shown = (*_RUN_COLUMNS[:4], *means, *_RUN_COLUMNS[4:])
     with paged(no_pager) as out:
         out.print(str(where), style="dim", soft_wrap=True)
@@ -154,7 +156,7 @@ _EPISODE_COLUMNS = (
 )
 
 
-def _row(kind: str, short: str, row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+def _row(kind: str, short: str, row: Mapping[str, object], columns: Sequence[str]) -> dict[str, object]:
     return {kind: short, **{column: row[column] for column in columns if column != f"{kind}_id"}}
 
 
@@ -186,21 +188,25 @@ def show(
             show(reader, target.id, out, full)
 
 
-def _run_json(reader: TraceReader, run_id: str) -> dict[str, Any]:
-    row = next(row for row in queries.run_rows(reader) if row["run_id"] == run_id)
-    return {**row, "metrics": queries.metrics(reader, run_id), "ledger": queries.ledger_totals(reader, run_id)}
+def _run_row(reader: TraceReader, run_id: str) -> RunRow:
+    return next(row for row in queries.run_rows(reader) if row["run_id"] == run_id)
+
+
+def _run_json(reader: TraceReader, run_id: str) -> Mapping[str, object]:
+    metrics, totals = queries.metrics(reader, run_id), queries.ledger_totals(reader, run_id)
+    return {**_run_row(reader, run_id), "metrics": metrics, "ledger": totals}
 
 
 def _show_run(reader: TraceReader, run_id: str, out: Console, full: bool) -> None:
-    row = _run_json(reader, run_id)
-    tables = {"metrics, last value": row.pop("metrics"), "ledger": row.pop("ledger")}
-    out.print(render.fields(row.items()))
-    for title, rows in tables.items():
-        if rows:
-            out.print(render.table(rows, out.width, title=f"\n{title}"))
+    out.print(render.fields(_run_row(reader, run_id).items()))
+    metrics, totals = queries.metrics(reader, run_id), queries.ledger_totals(reader, run_id)
+    if metrics:
+        out.print(render.table(metrics, out.width, title="\nmetrics, last value"))
+    if totals:
+        out.print(render.table(totals, out.width, title="\nledger"))
 
 
-def _episode_json(reader: TraceReader, episode_id: str) -> dict[str, Any]:
+def _episode_json(reader: TraceReader, episode_id: str) -> Mapping[str, object]:
     known = episodes(reader, episode_ids=[episode_id], superseded=True)
     whole = known[0] if known else Episode(episode_id=episode_id, calls=tuple(calls_of(reader, episode_id)))
     ended = {} if known else {"status": None, "ended_at": None}
@@ -211,19 +217,20 @@ def _episode_json(reader: TraceReader, episode_id: str) -> dict[str, Any]:
 def _show_episode(reader: TraceReader, episode_id: str, out: Console, full: bool) -> None:
     known = episodes(reader, episode_ids=[episode_id], superseded=True)
     ledger = queries.ledger_of_episode(reader, episode_id)
-    out.print(render.episode_head(known[0] if known else Episode(episode_id=episode_id), ledger, live=not known))
-    for part in render.conversation(queries.call_rows(reader, episode_id), ledger, full=full):
+    out.print(episode_head(known[0] if known else Episode(episode_id=episode_id), ledger, live=not known))
+    for part in conversation(queries.call_rows(reader, episode_id), ledger, full=full):
         out.print(part)
 
 
-def _call_json(reader: TraceReader, call_id: str) -> dict[str, Any]:
+def _call_json(reader: TraceReader, call_id: str) -> Mapping[str, object]:
     row = queries.call_row(reader, call_id)
-    parsed = {name: json.loads(row[name]) for name in ("request", "response", "sampling")}
+    texts = {"request": row["request"], "response": row["response"], "sampling": row["sampling"]}
+    parsed = {name: json.loads(text) for name, text in texts.items()}
     return {**{k: v for k, v in row.items() if k != "messages"}, **parsed}
 
 
 def _show_call(reader: TraceReader, call_id: str, out: Console, full: bool) -> None:
-    for part in render.call_view(queries.call_row(reader, call_id), full=full):
+    for part in call_view(queries.call_row(reader, call_id), full=full):
         out.print(part)
 
 
@@ -261,7 +268,7 @@ def ledger(
 
 
 def _print_ledger(
-    totals: Sequence[Mapping[str, Any]], verdict: str, wrong: Sequence[str], filter: str | None, no_pager: bool
+    totals: Sequence[LedgerTotal], verdict: str, wrong: Sequence[str], filter: str | None, no_pager: bool
 ) -> None:
     tokens = sum(row["tokens"] for row in totals) or 1
     rows = [{**row, "share": f"{row['tokens'] / tokens:.1%}"} for row in totals]

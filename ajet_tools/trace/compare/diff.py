@@ -16,7 +16,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from ajet_sdk.types import Episode
 from ajet_tools.text.clean import flat_keys, reply_of
 from ajet_tools.trace.compare.requests import requests_of
 from ajet_tools.trace.decoding import recorded_config
-from ajet_tools.trace.queries.episodes import episode_facts, last_steps
+from ajet_tools.trace.queries.episodes import EpisodeFact, episode_facts, last_steps
 
 __all__ = [
     "EXACT",
@@ -127,7 +127,7 @@ class Said:
     """One message of a conversation, and the call that it was new in."""
 
     agent: str
-    message: Mapping[str, Any]
+    message: Mapping[str, object]
     call_id: str
 
     @property
@@ -164,7 +164,7 @@ class EpisodeDiff:
     def same_messages(self) -> int:
         return sum(len(part.a) for part in self.parts if part.same)
 
-    def rewards(self) -> list[dict[str, Any]]:
+    def rewards(self) -> list[dict[str, object]]:
         """Each reward by its name in both; those of a name and of whom it is for are summed."""
         sides = [_rewards(episode) for episode in (self.a, self.b)]
         return [{"reward": name, "a": sides[0].get(name), "b": sides[1].get(name)} for name in {**sides[0], **sides[1]}]
@@ -242,8 +242,7 @@ class RunSide:
     split: str | None
     step: int | None
     decoding: str | None
-    facts: tuple[Mapping[str, Any], ...]
-    """A row for each episode (`queries.comparison.episode_facts`)."""
+    facts: tuple[EpisodeFact, ...]
 
     @property
     def of(self) -> str:
@@ -254,16 +253,16 @@ class RunSide:
     def solved(self) -> float | None:
         """The share of episodes that solved their task, of those that were judged; as the judge said, else by a
         reward of at least 1."""
-        judged = [f for f in self.facts if f["reward"] is not None]
-        won = sum(f["reward"] >= 1 - 1e-9 if f["is_success"] is None else f["is_success"] for f in judged)
-        return won / len(judged) if judged else None
+        judged = [(reward, f["is_success"]) for f in self.facts if (reward := f["reward"]) is not None]
+        solved = [reward >= 1 - 1e-9 if success is None else success for reward, success in judged]
+        return sum(solved) / len(solved) if solved else None
 
     @property
     def failures(self) -> Counter[str]:
         return Counter(str(f["cause"] or f["status"]) for f in self.facts if f["status"] != "succeeded")
 
-    def mean(self, name: str) -> float | None:
-        values = [float(f[name]) for f in self.facts if f[name] is not None]
+    def mean(self, name: Literal["reward", "calls", "tokens", "seconds"]) -> float | None:
+        values = [float(value) for fact in self.facts if (value := fact[name]) is not None]
         return sum(values) / len(values) if values else None
 
     def by_task(self) -> dict[str, float]:
@@ -287,7 +286,7 @@ class RunDiff:
     only_b: int
     test: Paired | None
     """Of b - a by task; None where no task is in both."""
-    config: tuple[tuple[str, Any, Any], ...]
+    config: tuple[tuple[str, object, object], ...]
     """Keys whose recorded values differ."""
 
 
@@ -339,7 +338,7 @@ def diff_runs(
     )
 
 
-def _config_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _config_changes(a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[tuple[str, object, object]]:
     flat_a, flat_b = dict(flat_keys(a)), dict(flat_keys(b))
     for key in sorted({*flat_a, *flat_b}):
         if key not in _IDENTITY and flat_a.get(key) != flat_b.get(key):

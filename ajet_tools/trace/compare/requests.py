@@ -8,16 +8,17 @@ from __future__ import annotations
 import difflib
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Literal
 
 from ajet_sdk.engines.retokenize import by_request
 from ajet_sdk.samples.prefixes import common_start
 from ajet_sdk.types import Call
 from ajet_tools.text.clean import message_text
 
+_Message = Mapping[str, object]
 Kind = Literal["changed", "missing", "extra"]
 
 _CONTEXT = 2
@@ -34,7 +35,7 @@ class Asked:
     """One request of an agent, and the calls (one for each choice) that answered it."""
 
     agent: str
-    body: Mapping[str, Any]
+    body: Mapping[str, object]
     calls: tuple[Call, ...]
 
     @property
@@ -73,7 +74,7 @@ def compare(recorded: Sequence[Asked], asked: Sequence[Asked]) -> list[Differenc
     return sorted(differences, key=lambda difference: difference.position)
 
 
-def likeness(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[int, int, int]:
+def likeness(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[int, int, int]:
     """How alike two requests are: messages in common from the start, from the end, and equal parameters."""
     mine, theirs = _messages(a), _messages(b)
     head = common_start(mine, theirs)
@@ -81,10 +82,11 @@ def likeness(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[int, int, int]
     return head, tail, sum(a[name] == b.get(name) for name in a if name != "messages")
 
 
-def message_diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+def message_diff(a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
     """Two messages line by line, `-` as in the first and `+` as in the second."""
     sides = _short_messages(a, b)
-    return _diff(*map(_message_lines, sides)) or _diff(*map(_indented, sides))
+    lines = [_message_lines(side) for side in sides]
+    return _diff(*lines) or _diff(*map(_indented, sides))
 
 
 def _paired(recorded: Sequence[Asked], asked: Sequence[Asked]) -> tuple[list[tuple[int, int]], list[int], list[int]]:
@@ -129,27 +131,31 @@ def _alone(kind: Kind, position: int, asked: Asked) -> Difference:
     return Difference(kind, asked.agent, position, (), tuple(lines), call_id)
 
 
-def _shortened(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _shortened(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """The requests with each long text cut to what stands around the place where the two differ."""
     short_a, short_b = dict(a), dict(b)
-    if isinstance(a.get("messages"), list):
-        theirs = b.get("messages")
-        others = theirs if isinstance(theirs, list) else []
-        sides: Iterable[tuple[Any, Any]] = zip_longest(a["messages"], others, fillvalue={})
-        pairs = [_short_messages(message, counterpart) for message, counterpart in sides]
-        short_a["messages"] = [pair[0] for pair in pairs[: len(a["messages"])]]
-        if others:
-            short_b["messages"] = [pair[1] for pair in pairs[: len(others)]]
-    if isinstance(a.get("prompt"), str):
-        theirs = b.get("prompt")
-        short_a["prompt"], counterpart = _window(a["prompt"], theirs if isinstance(theirs, str) else "")
+    mine, theirs = a.get("messages"), b.get("messages")
+    if isinstance(mine, list):
+        counterparts = theirs if isinstance(theirs, list) else []
+        sides: Iterator[tuple[object, object]] = zip_longest(mine, counterparts, fillvalue={})
+        pairs = [_short_pair(x, y) for x, y in sides]
+        short_a["messages"] = [pair[0] for pair in pairs[: len(mine)]]
+        if counterparts:
+            short_b["messages"] = [pair[1] for pair in pairs[: len(counterparts)]]
+    mine, theirs = a.get("prompt"), b.get("prompt")
+    if isinstance(mine, str):
+        short_a["prompt"], counterpart = _window(mine, theirs if isinstance(theirs, str) else "")
         short_b |= {"prompt": counterpart} if isinstance(theirs, str) else {}
     return short_a, short_b
 
 
-def _short_messages(a: Any, b: Any) -> tuple[Any, Any]:
+def _short_pair(a: object, b: object) -> tuple[object, object]:
+    return _short_messages(a, b) if isinstance(a, Mapping) and isinstance(b, Mapping) else (a, b)
+
+
+def _short_messages(a: _Message, b: _Message) -> tuple[_Message, _Message]:
     """Two messages, a long text cut to what stands around the place where they differ."""
-    text_a, text_b = (message.get("content") if isinstance(message, Mapping) else None for message in (a, b))
+    text_a, text_b = a.get("content"), b.get("content")
     short_a, short_b = _window(*(text if isinstance(text, str) else "" for text in (text_a, text_b)))
     return (
         {**a, "content": short_a} if isinstance(text_a, str) else a,
@@ -170,20 +176,20 @@ def _piece(text: str, start: int) -> str:
     return ("…\n" if start else "") + text[start:end] + ("\n…" if len(text) > end else "")
 
 
-def _messages(body: Mapping[str, Any]) -> list[Any]:
+def _messages(body: Mapping[str, object]) -> list[object]:
     messages = body.get("messages")
     return messages if isinstance(messages, list) else [body.get("prompt")]
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
 
 
-def _indented(value: Any) -> list[str]:
+def _indented(value: object) -> list[str]:
     return _cut(json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, default=str))
 
 
-def _spelled(body: Mapping[str, Any]) -> list[str]:
+def _spelled(body: Mapping[str, object]) -> list[str]:
     """A request as lines that a person reads: parameters, tools, then messages."""
     plain = sorted(body.keys() - {"messages", "tools", "prompt"})
     lines = [f"{name}: {_json(body[name])[:_WIDTH]}" for name in plain]
@@ -198,13 +204,13 @@ def _spelled(body: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _message(place: int, message: Any) -> list[str]:
+def _message(place: int, message: object) -> list[str]:
     if not isinstance(message, Mapping):
         return [f"messages[{place}]", *_cut(_json(message))]
     return [f"messages[{place}] {message.get('role', '?')}", *_message_lines(message)]
 
 
-def _message_lines(message: Mapping[str, Any]) -> list[str]:
+def _message_lines(message: Mapping[str, object]) -> list[str]:
     more = {name: value for name, value in message.items() if name not in _SPELLED_APART and value is not None}
     lines = [*_cut(message_text(message)), *(f"{name}: {_json(value)[:_WIDTH]}" for name, value in more.items())]
     return [f"  {line}" for line in lines]

@@ -11,7 +11,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import is_
-from typing import Any
 
 from ajet_sdk.types import Call
 from ajet_tools.text.clean import reply_of
@@ -51,7 +50,7 @@ class Message:
     """For the result of a tool: the tool's name, or the id that was asked for where no name is known."""
     note: str
     """Said before the message, where the history it stands in is not what was said before."""
-    raw: Any
+    raw: object
     """As it was sent."""
 
     @property
@@ -71,7 +70,7 @@ def conversation(chain: Sequence[Call]) -> tuple[Message, ...]:
     marks: list[int] = []
     names: dict[str, str] = {}
     known: list[int] = []
-    before: list[Any] = []
+    before: list[object] = []
     fingerprints = Fingerprints()
     for call in chain:
         raws = request_messages(call)
@@ -101,9 +100,9 @@ class Fingerprints:
     """Fingerprints, each worked out once: requests of one episode share their messages."""
 
     def __init__(self) -> None:
-        self._by_object: dict[int, tuple[Any, int]] = {}
+        self._by_object: dict[int, tuple[object, int]] = {}
 
-    def of(self, raw: Any) -> int:
+    def of(self, raw: object) -> int:
         entry = self._by_object.get(id(raw))
         if entry is None:
             entry = self._by_object[id(raw)] = (raw, hash(fingerprint(raw)))
@@ -141,7 +140,7 @@ def _note(known: Sequence[int], view: Sequence[int]) -> str:
     return "inserted before messages that had already been sent" if moved else ""
 
 
-def request_messages(call: Call) -> list[Any]:
+def request_messages(call: Call) -> list[object]:
     """The messages of a call's request as they were sent, whatever its dialect."""
     request = call.request
     if "messages" in request:
@@ -150,7 +149,7 @@ def request_messages(call: Call) -> list[Any]:
         messages, system = request["input"], request.get("instructions")
     else:
         messages, system = request.get("prompt"), None
-    before = [] if system in (None, "", []) else [{"role": "system", "content": system}]
+    before: list[object] = [] if system in (None, "", []) else [{"role": "system", "content": system}]
     if messages is None:
         return before
     if "prompt" in request and isinstance(messages, list) and all(isinstance(part, int) for part in messages):
@@ -159,7 +158,7 @@ def request_messages(call: Call) -> list[Any]:
     return [*before, *({"role": "user", "content": part} if isinstance(part, str) else part for part in listed)]
 
 
-def reply_messages(call: Call) -> list[Any]:
+def reply_messages(call: Call) -> list[object]:
     """The messages of a call's reply: one, or the items of OpenAI's responses; none where nothing came."""
     reply = reply_of(call.response)
     content = reply.get("content")
@@ -179,7 +178,7 @@ def gist(call: Call) -> str:
     return ""
 
 
-def fingerprint(raw: Any) -> Hashable:
+def fingerprint(raw: object) -> Hashable:
     """Equal for messages that say the same: content as parts or a string, arguments as a string or an object.
 
     Reasoning is left out, for many clients send a reply back without it.
@@ -201,12 +200,12 @@ class _Content:
     answers: str = ""
 
     @classmethod
-    def of(cls, raw: Mapping[str, Any]) -> _Content:
+    def of(cls, raw: Mapping[str, object]) -> _Content:
         role = raw.get("role")
         if not isinstance(role, str):
             return cls._item(raw)
         parsed, texts, calls = cls(role=role), list[str](), list[ToolCall]()
-        parsed.reasoning = next((raw[k] for k in _REASONING if isinstance(raw.get(k), str)), "")
+        parsed.reasoning = next((text for k in _REASONING if isinstance(text := raw.get(k), str)), "")
         for part in _parts(raw.get("content")):
             parsed._add(part, texts, calls)
         if isinstance(raw.get("refusal"), str) and raw["refusal"]:
@@ -222,7 +221,7 @@ class _Content:
         return parsed
 
     @classmethod
-    def _item(cls, raw: Mapping[str, Any]) -> _Content:
+    def _item(cls, raw: Mapping[str, object]) -> _Content:
         """An item of OpenAI's responses that is no message."""
         kind = raw.get("type")
         if kind == "function_call":
@@ -235,10 +234,11 @@ class _Content:
             return cls(role="assistant", reasoning=thought or "[not shown by the provider]")
         return cls(role="?", content=pretty(raw))
 
-    def _add(self, part: Any, texts: list[str], calls: list[ToolCall]) -> None:
+    def _add(self, part: object, texts: list[str], calls: list[ToolCall]) -> None:
         """One part of a content."""
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "tool_use":
+        if not isinstance(part, Mapping):
+            texts.append(_part(part))
+        elif (kind := part.get("type")) == "tool_use":
             calls.append(ToolCall(_word(part.get("id")), _word(part.get("name")), _arguments(part.get("input"))))
         elif kind == "tool_result":
             self.answers = self.answers or _word(part.get("tool_use_id"))
@@ -254,7 +254,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 _MEDIA = ("image", "audio", "video", "file", "document")
 
 
-def _read(raw: Any, key: str, call_id: str, is_reply: bool, agent: str, names: dict[str, str], note: str) -> Message:
+def _read(raw: object, key: str, call_id: str, is_reply: bool, agent: str, names: dict[str, str], note: str) -> Message:
     """A message as it is shown; `names` are the tools asked for so far, by id."""
     message = _Content.of(raw) if isinstance(raw, Mapping) else _Content(role="?", content=pretty(raw))
     name = raw.get("name") if isinstance(raw, Mapping) and "role" in raw else None
@@ -274,17 +274,17 @@ def _read(raw: Any, key: str, call_id: str, is_reply: bool, agent: str, names: d
     )
 
 
-def _parts(content: Any) -> Iterable[Any]:
+def _parts(content: object) -> Iterable[object]:
     if content is None:
         return ()
     return content if isinstance(content, list) else (content,)
 
 
-def _joined(content: Any) -> str:
+def _joined(content: object) -> str:
     return "\n".join(_part(part) for part in _parts(content))
 
 
-def _part(part: Any) -> str:
+def _part(part: object) -> str:
     """One part of a content as text; what is no text as a word."""
     if isinstance(part, str):
         return part
@@ -299,7 +299,7 @@ def _part(part: Any) -> str:
     return pretty(part)
 
 
-def _source(part: Mapping[str, Any]) -> str:
+def _source(part: Mapping[str, object]) -> str:
     """Where an image comes from, or how large it is; never its bytes."""
     for value in _strings(part):
         if value.startswith("data:"):
@@ -310,7 +310,7 @@ def _source(part: Mapping[str, Any]) -> str:
     return f", {_bytes(largest * 3 // 4)}" if largest > 200 else ""
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _strings(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -322,18 +322,17 @@ def _bytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{max(1, size // 1000)} kB"
 
 
-def _read_tool_call(call: Any) -> ToolCall:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
+def _read_tool_call(call: object) -> ToolCall:
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return ToolCall("", "?", pretty(call))
     return ToolCall(_word(call.get("id")), _word(function.get("name")), _arguments(function.get("arguments")))
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, default=str)
 
 
-def _arguments(value: Any) -> str:
+def _arguments(value: object) -> str:
     """A tool call's arguments laid out; what is no JSON stays as it was written."""
     if isinstance(value, str):
         return _lay_out(value)
@@ -354,7 +353,7 @@ def _lay_out(text: str) -> str:
         return text
 
 
-def pretty(value: Any) -> str:
+def pretty(value: object) -> str:
     """A value as JSON to be read: on one line where it is short."""
     try:
         short = json.dumps(value, ensure_ascii=False, default=str)

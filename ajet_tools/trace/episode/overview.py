@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
@@ -16,8 +15,17 @@ from ajet_sdk.types import Call
 from ajet_tools.trace.decoding import Vocabulary, vocabulary
 from ajet_tools.trace.episode.messages import Message, conversation
 from ajet_tools.trace.episode.tree import EpisodeTree, episode_tree
-from ajet_tools.trace.queries.base import Row
-from ajet_tools.trace.queries.calls import episode_pulse, episode_row, feedback_of, ledger_of_episode, rewards_of
+from ajet_tools.trace.queries.calls import (
+    EpisodeRow,
+    FeedbackRow,
+    Pulse,
+    RewardRow,
+    episode_pulse,
+    episode_row,
+    feedback_of,
+    ledger_of_episode,
+    rewards_of,
+)
 from ajet_tools.trace.queries.episodes import attempts_of
 
 
@@ -26,13 +34,13 @@ class EpisodeOverview:
     """An episode as it stood when it was asked for."""
 
     episode_id: str
-    pulse: Row
-    row: Row | None
+    pulse: Pulse
+    row: EpisodeRow | None
     """The row of `episodes`; None where the episode runs or was cut off."""
     calls: Mapping[str, Call]
     tree: EpisodeTree
-    rewards: Sequence[Row] = ()
-    feedback: Sequence[Row] = ()
+    rewards: Sequence[RewardRow] = ()
+    feedback: Sequence[FeedbackRow] = ()
     ledger: Mapping[str, Sequence[tuple[str, int]]] | None = None
     """Outcomes with their tokens by call."""
     attempts: Sequence[str] = ()
@@ -57,7 +65,7 @@ class EpisodeOverview:
         return sum(r["value"] * r["weight"] for r in self.rewards) if self.rewards else None
 
     @cached_property
-    def task(self) -> Mapping[str, Any]:
+    def task(self) -> Mapping[str, object]:
         """The task as JSON."""
         parsed = json.loads(self.row["task"]) if self.row else None
         return parsed if isinstance(parsed, Mapping) else {}
@@ -91,7 +99,7 @@ def read_overview(reader: TraceReader, episode_id: str, known: Vocabulary | None
     return _read_overview(reader, episode_id, episode_pulse(reader, episode_id), known)
 
 
-def _read_overview(reader: TraceReader, episode_id: str, pulse: Row, known: Vocabulary | None) -> EpisodeOverview:
+def _read_overview(reader: TraceReader, episode_id: str, pulse: Pulse, known: Vocabulary | None) -> EpisodeOverview:
     row = episode_row(reader, episode_id) if pulse["ended"] else None
     calls = {call.call_id: call for call in calls_of(reader, episode_id)}
     ledger: dict[str, list[tuple[str, int]]] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -217,7 +217,7 @@ class _Calls:
         self._fingerprints = Fingerprints()
         self.last: Call | None = None
 
-    def _prefixes(self, raws: Sequence[Any], start: int = 0) -> list[int]:
+    def _prefixes(self, raws: Sequence[object], start: int = 0) -> list[int]:
         hashes = [start]
         for raw in raws:
             hashes.append(hash((hashes[-1], self._fingerprints.of(raw))))
@@ -326,12 +326,14 @@ def _cause(old: Call, new: Call) -> tuple[str, str]:
 def _side(call: Call) -> Side | None:
     """A call as `explain` compares it; None where its messages are not of the usual form."""
     messages, reply = request_messages(call), reply_messages(call)
+    if not all(isinstance(message, Mapping) for message in (*messages, *reply[:1])):
+        return None
     try:
         return Side(
-            messages=[clean(message) for message in messages],
+            messages=[clean(message) for message in messages if isinstance(message, Mapping)],
             tools=call.request.get("tools"),
             options=call.request.get("chat_template_kwargs") or {},
-            reply=clean(reply[0]) if reply else None,
+            reply=clean(reply[0]) if reply and isinstance(reply[0], Mapping) else None,
         )
     except (AttributeError, TypeError):
         return None

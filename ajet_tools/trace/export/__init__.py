@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import BinaryIO, Literal, get_args
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
@@ -87,7 +87,7 @@ def export(
     if isinstance(target, Path) and target.suffix.lower() not in (SUFFIXES[format], ""):
         raise ConfigError(f"{format} is written as *{SUFFIXES[format]}, not as {target.name}; name the file so")
     module, name = _WRITERS[format]
-    write: Callable[[Job, Any], None] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    write: Callable[[Job, object], None] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     job = Job(reader, list(dict.fromkeys(episode_ids)), redact, margin, progress, cancelled, trace)
     with opened(target) as file:
         write(job, file)

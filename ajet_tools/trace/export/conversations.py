@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Call, Episode
 from ajet_tools.text.clean import reply_of
 
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Exchange:
     call: Call
     messages: tuple[Message, ...]
     reply: Message
-    tools: list[Any] | None
+    tools: list[object] | None
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Conversation:
 
     agent: str
     messages: tuple[Message, ...]
-    tools: list[Any] | None
+    tools: list[object] | None
     turns: tuple[tuple[str, int], ...]
     """(call_id, position of its reply in `messages`)."""
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,7 @@ def _vocabulary(job: Job, run_id: str) -> Vocabulary | str:
         return str(error)
 
 
-def _esc(value: Any) -> str:
+def _esc(value: object) -> str:
     """Text as it can stand anywhere in the page, what would move or hide text spelled out."""
     return html.escape(visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)))
 
@@ -81,7 +81,7 @@ def _section(record: Record, known: Vocabulary | str) -> Iterator[str]:
     yield "</section>"
 
 
-def _head(record: Record) -> list[tuple[str, Any]]:
+def _head(record: Record) -> list[tuple[str, object]]:
     episode = record.episode
     task = episode.task.main_query or episode.task.init_messages or episode.task.task_id
     return [
@@ -97,7 +97,7 @@ def _head(record: Record) -> list[tuple[str, Any]]:
     ]
 
 
-def _facts(pairs: Sequence[tuple[str, Any]]) -> str:
+def _facts(pairs: Sequence[tuple[str, object]]) -> str:
     shown_pairs = [(name, value) for name, value in pairs if value not in (None, "", [], {})]
     lines = "".join(f"<dt>{_esc(name)}</dt><dd>{_esc(value)}</dd>" for name, value in shown_pairs)
     return f"<dl>{lines}</dl>"
@@ -143,7 +143,7 @@ def _timelines(record: Record, known: Vocabulary | str) -> Iterator[str]:
     timelines = merge(record.episode.calls).timelines
     if timelines and isinstance(known, str):
         yield f"<p><i>Tokens are shown as ids: {_esc(known)}</i></p>"
-    trained = {row["call_id"]: row["advantages"] for row in record.trained}
+    trained = {scores.call_id: scores.advantages for scores in record.trained}
     for number, timeline in enumerate(timelines, 1):
         masked = int(timeline.loss_mask.sum())
         size = f"{len(timeline.token_ids):,} tokens, {masked:,} sampled"
@@ -154,7 +154,7 @@ def _timelines(record: Record, known: Vocabulary | str) -> Iterator[str]:
         yield "</div>"
 
 
-def _tokens(timeline: Timeline, known: Vocabulary | str, trained: Mapping[str, Sequence[float]]) -> Iterator[str]:
+def _tokens(timeline: Timeline, known: Vocabulary | str, trained: Mapping[str, _Floats]) -> Iterator[str]:
     ids = timeline.token_ids.tolist()
     spelled = None if isinstance(known, str) else token_text(ids, known)
     advantages = _advantages(timeline, trained)
@@ -177,12 +177,12 @@ def _tokens(timeline: Timeline, known: Vocabulary | str, trained: Mapping[str, S
         yield f'<span class="m" style="{style}" title="{title}">{body}</span>'
 
 
-def _advantages(timeline: Timeline, trained: Mapping[str, Sequence[float]]) -> _Floats:
+def _advantages(timeline: Timeline, trained: Mapping[str, _Floats]) -> _Floats:
     advantages = np.full(len(timeline.token_ids), np.nan, np.float32)
     for span in timeline.spans:
         known = trained.get(span.call_id)
         if known is not None and len(known) == span.end - span.start:
-            advantages[span.start : span.end] = np.array(known, np.float32)
+            advantages[span.start : span.end] = known
     return advantages
 
 

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from ajet_sdk.errors import AjetError, QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.reader import calls_of, episodes
-from ajet_sdk.types import Call, Episode, Event, Feedback, LedgerEntry, Reward, Task
+from ajet_sdk.types import Call, Episode, Event, Feedback, LedgerEntry, Reward, Task, Trained
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.redact import Redactor
 
@@ -123,9 +123,9 @@ def _records(
     reader: TraceReader, ids: list[str], *, whole: bool = False, feedback: bool = False, trained: bool = False
 ) -> list[Record]:
     known = {e.episode_id: e for e in episodes(reader, episode_ids=ids, superseded=True)}
-    feedback_rows = _by_episode(reader, "feedback", ids, '"at", feedback_id') if feedback or whole else {}
-    booked = _by_episode(reader, "ledger", ids, "step, call_id, outcome") if whole else {}
-    scored = _by_episode(reader, "trained", ids, "step, call_id") if trained or whole else {}
+    remarks = _by_episode(reader, Feedback, "feedback", ids, '"at", feedback_id') if feedback or whole else {}
+    booked = _by_episode(reader, LedgerEntry, "ledger", ids, "step, call_id, outcome") if whole else {}
+    scored = _by_episode(reader, Trained, "trained", ids, "step, call_id") if trained or whole else {}
     sql = "SELECT episode_id FROM episodes WHERE superseded AND episode_id IN (SELECT unnest(?::VARCHAR[]))"
     superseded = {row["episode_id"] for row in rows(reader, sql, ids)} if whole else set()
     records = []
@@ -138,8 +138,8 @@ def _records(
                 Record(
                     episode=episode,
                     ended=ended,
-                    feedback=tuple(Feedback(**row) for row in feedback_rows.get(episode_id, ())),
-                    ledger=tuple(LedgerEntry(**row) for row in booked.get(episode_id, ())),
+                    feedback=tuple(remarks.get(episode_id, ())),
+                    ledger=tuple(booked.get(episode_id, ())),
                     trained=tuple(scored.get(episode_id, ())),
                     superseded=episode_id in superseded,
                 )
@@ -147,11 +147,16 @@ def _records(
     return records
 
 
-def _by_episode(reader: TraceReader, table: str, ids: list[str], order: str) -> dict[str, list[dict[str, Any]]]:
+_Model = TypeVar("_Model", Feedback, LedgerEntry, Trained)
+
+
+def _by_episode(
+    reader: TraceReader, model: type[_Model], table: str, ids: list[str], order: str
+) -> dict[str, list[_Model]]:
     sql = f"SELECT * FROM {table} WHERE episode_id IN (SELECT unnest(?::VARCHAR[])) ORDER BY {order}"
-    grouped: dict[str, list[dict[str, Any]]] = {}
+    grouped: dict[str, list[_Model]] = {}
     for row in rows(reader, sql, ids):
-        grouped.setdefault(row["episode_id"], []).append(row)
+        grouped.setdefault(row["episode_id"], []).append(model.model_validate(row))
     return grouped
 
 
@@ -159,7 +164,7 @@ def redacted_record(record: Record) -> Record:
     """The record with every text that an agent, a model, a judge or a person wrote redacted, numbered as one."""
     redactor = Redactor()
     episode = record.episode
-    changed: dict[str, Any] = {
+    changed: dict[str, object] = {
         "task": _task(episode.task, redactor),
         "calls": tuple(_call(call, redactor) for call in episode.calls),
         "events": tuple(_event(event, redactor) for event in episode.events),
@@ -210,8 +215,7 @@ class Record:
     """False: the trace has only its calls."""
     feedback: tuple[Feedback, ...] = ()
     ledger: tuple[LedgerEntry, ...] = ()
-    trained: tuple[Mapping[str, Any], ...] = ()
-    """Rows of the table `trained`, their arrays as lists."""
+    trained: tuple[Trained, ...] = ()
     superseded: bool = False
     redacted: Mapping[str, int] = field(default_factory=dict)
     """How many values of each kind were replaced in it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ajet_sdk.types import Episode
 from ajet_tools.text.clean import content_text
@@ -19,7 +19,7 @@ from ajet_tools.trace.export.target import json_line
 NO_CHAT = "episodes without a chat reply"
 
 
-def about(episode: Episode, agent: str | None = None, call_id: str | None = None) -> dict[str, Any]:
+def about(episode: Episode, agent: str | None = None, call_id: str | None = None) -> dict[str, object]:
     """What every row says of its episode: whose it is, how it ended, what it was worth."""
     return {
         "episode_id": episode.episode_id,
@@ -67,14 +67,14 @@ def write_sharegpt(job: Job, file: BinaryIO) -> None:
 _ROLES = {"system": "system", "developer": "system", "user": "human", "assistant": "gpt", "tool": "observation"}
 
 
-def sharegpt(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> dict[str, Any]:
+def sharegpt(messages: Sequence[Mapping[str, object]], tools: Sequence[object] | None) -> dict[str, object]:
     """`conversations` of `from` and `value`; tool calls and tools are JSON texts, as that form has them."""
     turns = [part for message in messages for part in _turns(message)]
     offered = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools or ()]
     return {"conversations": turns, "tools": json.dumps(offered, ensure_ascii=False) if offered else ""}
 
 
-def _turns(message: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def _turns(message: Mapping[str, object]) -> Iterator[dict[str, str]]:
     role = str(message.get("role", ""))
     calls = message.get("tool_calls")
     functions = [_function(call) for call in calls] if isinstance(calls, list) else []
@@ -82,11 +82,11 @@ def _turns(message: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     if content or not functions:
         yield {"from": _ROLES.get(role, role), "value": content}
     if functions:
-        whole: Any = functions[0] if len(functions) == 1 else functions
+        whole: object = functions[0] if len(functions) == 1 else functions
         yield {"from": "function_call", "value": json.dumps(whole, ensure_ascii=False)}
 
 
-def _function(call: Any) -> Any:
+def _function(call: object) -> object:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call

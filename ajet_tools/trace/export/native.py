@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from ajet_sdk.samples.prefixes import PLACE
 from ajet_sdk.types import Call, Episode
@@ -66,8 +67,8 @@ def _write_run(job: Job, run_id: str, file: BinaryIO) -> None:
         last, more = last + len(metric_rows), len(metric_rows) == 5000
 
 
-def _episode_line(record: Record, without_ids: bool) -> dict[str, Any]:
-    line: dict[str, Any] = {"episode": _episode(record.episode, record.ended, without_ids)}
+def _episode_line(record: Record, without_ids: bool) -> dict[str, object]:
+    line: dict[str, object] = {"episode": _episode(record.episode, record.ended, without_ids)}
     if record.superseded:
         line["superseded"] = True
     if record.ledger:
@@ -75,11 +76,11 @@ def _episode_line(record: Record, without_ids: bool) -> dict[str, Any]:
     if record.feedback:
         line["feedback"] = [_plain(remark.model_dump()) for remark in record.feedback]
     if record.trained and not without_ids:
-        line["trained"] = [_plain(dict(row)) for row in record.trained]
+        line["trained"] = [_plain(dict(scores)) for scores in record.trained]
     return line
 
 
-def _episode(episode: Episode, ended: bool, without_ids: bool) -> dict[str, Any]:
+def _episode(episode: Episode, ended: bool, without_ids: bool) -> dict[str, object]:
     if not ended:
         return {"episode_id": episode.episode_id, "ended": False, "calls": _calls(episode.calls, without_ids)}
     plain = _plain({name: getattr(episode, name) for name in Episode.model_fields if name not in _NESTED})
@@ -96,17 +97,17 @@ def _episode(episode: Episode, ended: bool, without_ids: bool) -> dict[str, Any]
 _NESTED = ("task", "rewards", "calls", "metrics", "events")
 
 
-def _calls(calls: Sequence[Call], without_ids: bool) -> list[dict[str, Any]]:
+def _calls(calls: Sequence[Call], without_ids: bool) -> list[dict[str, object]]:
     apart = ("episode_id", *PLACE, *(_ARRAYS if without_ids else ()))  # the importer finds a call's place
     names = [name for name in Call.model_fields if name not in apart]
     return [_plain({name: getattr(call, name) for name in names}) for call in calls]
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
+def _plain(row: dict[str, object]) -> dict[str, object]:
     return {name: _value(value) for name, value in row.items()}
 
 
-def _value(value: Any) -> Any:
+def _value(value: object) -> object:
     if isinstance(value, float):
         return _number(value)
     if isinstance(value, np.ndarray):
@@ -116,15 +117,15 @@ def _value(value: Any) -> Any:
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 
-def numbers(array: np.ndarray[Any, Any]) -> list[Any]:
+def numbers(array: npt.NDArray[np.generic]) -> list[object]:
     """An array as JSON can hold it: NaN is null."""
-    plain: list[Any] = array.tolist()
+    plain: list[object] = array.tolist()
     if array.dtype.kind != "f" or np.isfinite(array).all():
         return plain
-    return [None if math.isnan(v) else _number(v) for v in plain]
+    return [None if math.isnan(v) else _number(v) for v in array.tolist()]
 
 
-def _number(value: float) -> Any:
+def _number(value: float) -> object:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

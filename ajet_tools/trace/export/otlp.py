@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ajet_sdk.samples.prefixes import PLACE
 from ajet_sdk.types import Call, Episode, Event
@@ -46,7 +46,7 @@ def nanos(at: datetime) -> str:
     return str((at - _EPOCH) // timedelta(microseconds=1) * 1000)
 
 
-def any_value(value: Any) -> dict[str, Any]:
+def any_value(value: object) -> dict[str, object]:
     """A value as OTLP JSON's AnyValue; objects go as JSON text, for few tools show nested ones."""
     if isinstance(value, bool):
         return {"boolValue": value}
@@ -62,13 +62,13 @@ def any_value(value: Any) -> dict[str, Any]:
 
 
 def call_attributes(
-    call: Call, messages: Sequence[Mapping[str, Any]] | None, reply: Mapping[str, Any] | None
-) -> dict[str, Any]:
+    call: Call, messages: Sequence[Mapping[str, object]] | None, reply: Mapping[str, object] | None
+) -> dict[str, object]:
     """The GenAI attributes of a call."""
     usage = call.response.get("usage") or {}
     prompt = usage.get("prompt_tokens", None if call.prompt_ids is None else len(call.prompt_ids))
     output = usage.get("completion_tokens", None if call.output_ids is None else len(call.output_ids))
-    attributes: dict[str, Any] = {
+    attributes: dict[str, object] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "ajet",
         "gen_ai.conversation.id": call.episode_id,
@@ -94,10 +94,10 @@ def call_attributes(
     return {name: value for name, value in attributes.items() if value is not None and value != []}
 
 
-def from_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def from_message(message: Mapping[str, object]) -> dict[str, object]:
     """A chat message as role and parts."""
     role = str(message.get("role", ""))
-    parts: list[dict[str, Any]] = []
+    parts: list[dict[str, object]] = []
     reasoning = message.get("reasoning_content")
     if isinstance(reasoning, str):
         parts.append({"type": "reasoning", "content": reasoning})
@@ -108,7 +108,7 @@ def from_message(message: Mapping[str, Any]) -> dict[str, Any]:
         parts.append({"type": "text", "content": content})
     calls = message.get("tool_calls")
     parts += [_tool_part(call) for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
-    converted: dict[str, Any] = {"role": role, "parts": parts}
+    converted: dict[str, object] = {"role": role, "parts": parts}
     if isinstance(message.get("name"), str):
         converted["name"] = message["name"]
     if to_message(converted) != message:
@@ -116,7 +116,7 @@ def from_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return converted
 
 
-def _tool_part(call: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_part(call: Mapping[str, object]) -> dict[str, object]:
     function = call.get("function") if isinstance(call.get("function"), Mapping) else {}
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
     if isinstance(arguments, str):
@@ -130,14 +130,16 @@ def _tool_part(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "tool_call", "id": call.get("id"), "name": name, "arguments": arguments}
 
 
-def to_message(made: Mapping[str, Any]) -> dict[str, Any]:
+def to_message(made: Mapping[str, object]) -> dict[str, object]:
     """Role and parts as a chat message: the inverse of `from_message`, and good for what other tools write."""
-    parts = [part for part in made.get("parts") or () if isinstance(part, Mapping)]
+    listed = made.get("parts")
+    parts = [part for part in listed if isinstance(part, Mapping)] if isinstance(listed, list) else []
     for part in parts:
-        if part.get("type") == _WHOLE and isinstance(part.get("message"), dict):
-            whole: dict[str, Any] = part["message"]
+        whole = part.get("message")
+        if part.get("type") == _WHOLE and isinstance(whole, dict):
             return whole
-    message: dict[str, Any] = {"role": made.get("role", ""), "content": None}
+    message: dict[str, object] = {"role": made.get("role", ""), "content": None}
+    tool_calls = [_tool_call(part) for part in parts if part.get("type") == "tool_call"]
     texts = [part.get("content") for part in parts if part.get("type") == "text"]
     others = [part for part in parts if part.get("type") not in _KNOWN]
     if others:
@@ -148,10 +150,10 @@ def to_message(made: Mapping[str, Any]) -> dict[str, Any]:
         kind = part.get("type")
         if kind == "reasoning":
             message["reasoning_content"] = part.get("content")
-        elif kind == "tool_call":
-            message.setdefault("tool_calls", []).append(_tool_call(part))
         elif kind == "tool_call_response":
             message |= {"tool_call_id": part.get("id"), "content": _response(part)}
+    if tool_calls:
+        message["tool_calls"] = tool_calls
     if isinstance(made.get("name"), str):
         message["name"] = made["name"]
     return message
@@ -162,17 +164,17 @@ _STRUCTURED = ("reasoning", "tool_call", "tool_call_response")
 _KNOWN = ("text", *_STRUCTURED)
 
 
-def _content_part(part: Mapping[str, Any]) -> Any:
+def _content_part(part: Mapping[str, object]) -> object:
     return {"type": "text", "text": part.get("content")} if part.get("type") == "text" else dict(part)
 
 
-def _tool_call(part: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_call(part: Mapping[str, object]) -> dict[str, object]:
     arguments = part.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": part.get("id"), "type": "function", "function": {"name": part.get("name"), "arguments": text}}
 
 
-def _response(part: Mapping[str, Any]) -> Any:
+def _response(part: Mapping[str, object]) -> object:
     """What a tool answered; 1.37 has `response`, earlier drafts `result`."""
     response = part.get("response", part.get("result"))
     return (
@@ -180,7 +182,7 @@ def _response(part: Mapping[str, Any]) -> Any:
     )
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -198,7 +200,7 @@ def write(job: Job, file: BinaryIO) -> None:
         job.wrote(record, 1 + len(record.episode.calls) + len(record.episode.events))
 
 
-def _request(episode: Episode) -> dict[str, Any]:
+def _request(episode: Episode) -> dict[str, object]:
     tools = (_tool_span(event, n, episode) for n, event in enumerate(episode.events))
     spans = [_root(episode), *(_span(call, episode) for call in episode.calls), *tools]
     resource = {"service.name": "ajet", "ajet.run_id": episode.run_id}
@@ -214,7 +216,7 @@ def _request(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _root(episode: Episode) -> dict[str, Any]:
+def _root(episode: Episode) -> dict[str, object]:
     plain = {name: getattr(episode, name) for name in Episode.model_fields if name not in ("calls", "task", "rewards")}
     plain |= {"task": episode.task.model_dump(), "rewards": [reward.model_dump() for reward in episode.rewards]}
     plain["events"] = [event.model_dump() for event in episode.events]
@@ -239,7 +241,7 @@ def _root(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _evaluation(reward: dict[str, Any], episode: Episode) -> dict[str, Any]:
+def _evaluation(reward: dict[str, object], episode: Episode) -> dict[str, object]:
     attributes = {
         "gen_ai.evaluation.name": reward["name"],
         "gen_ai.evaluation.score.value": reward["value"],
@@ -252,7 +254,7 @@ def _evaluation(reward: dict[str, Any], episode: Episode) -> dict[str, Any]:
 _APART = ("episode_id", "prompt_ids", "output_ids", "logprobs", "request", "response", *PLACE)
 
 
-def _span(call: Call, episode: Episode) -> dict[str, Any]:
+def _span(call: Call, episode: Episode) -> dict[str, object]:
     messages = call.request.get("messages")
     asked = messages if isinstance(messages, list) and all(isinstance(m, dict) for m in messages) else None
     choice = _only_choice(call)
@@ -279,7 +281,7 @@ def _span(call: Call, episode: Episode) -> dict[str, Any]:
     }
 
 
-def _tool_span(event: Event, place: int, episode: Episode) -> dict[str, Any]:
+def _tool_span(event: Event, place: int, episode: Episode) -> dict[str, object]:
     """The episode itself holds the event whole; this is for who reads the trace elsewhere."""
     attributes = {
         "gen_ai.operation.name": "execute_tool",
@@ -303,7 +305,7 @@ def _tool_span(event: Event, place: int, episode: Episode) -> dict[str, Any]:
     }
 
 
-def _only_choice(call: Call) -> dict[str, Any] | None:
+def _only_choice(call: Call) -> dict[str, object] | None:
     """The choice of a chat response; None where there is none with a message."""
     choices = call.response.get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
@@ -325,9 +327,9 @@ def _span_id(source_id: str) -> str:
     return hashlib.blake2b(source_id.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
-def _attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
+def _attributes(values: Mapping[str, object]) -> list[dict[str, object]]:
     return [{"key": key, "value": any_value(value)} for key, value in values.items() if value is not None]
 
 
-def _json_with_times(value: Any) -> str:
+def _json_with_times(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=lambda at: at.isoformat())

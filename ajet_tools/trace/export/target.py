@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import remove_draft
@@ -51,6 +51,6 @@ def refuse_trace(path: Path) -> None:
             raise ConfigError(f"{path} is a trace, which an export never overwrites; choose another file")
 
 
-def json_line(value: Any) -> bytes:
+def json_line(value: object) -> bytes:
     """A value as one line of JSON, UTF-8; a lone surrogate, which UTF-8 cannot hold, becomes `?`."""
     return (_ENCODER.encode(value) + "\n").encode("utf-8", "replace")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Iterator, Mapping, Sequence
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -55,12 +55,15 @@ SCHEMA = pa.schema(
 def write(job: Job, file: BinaryIO) -> None:
     """A row for each timeline of each episode. An episode in which text would be redacted is left out."""
     with pq.ParquetWriter(file, SCHEMA, compression="zstd") as table:
-        waiting: list[dict[str, Any]] = []
+        waiting: list[dict[str, object]] = []
+        tokens = 0
         for group in job.groups(trained=True):
-            waiting += _rows(job, [record for record in group if _has_tokens(job, record)])
-            if sum(len(row["token_ids"]) for row in waiting) > _ROW_GROUP:
+            for timeline, row in _rows(job, [record for record in group if _has_tokens(job, record)]):
+                waiting.append(row)
+                tokens += len(timeline.token_ids)
+            if tokens > _ROW_GROUP:
                 table.write_table(pa.Table.from_pylist(waiting, schema=SCHEMA))
-                waiting = []
+                waiting, tokens = [], 0
         if waiting:
             table.write_table(pa.Table.from_pylist(waiting, schema=SCHEMA))
 
@@ -79,15 +82,10 @@ def _has_tokens(job: Job, record: Record) -> bool:
     return True
 
 
-def _rows(job: Job, records: Sequence[Record]) -> list[dict[str, Any]]:
+def _rows(job: Job, records: Sequence[Record]) -> Iterator[tuple[Timeline, dict[str, object]]]:
     if not records:
-        return []
-    trained = {
-        row["call_id"]: np.array(row["advantages"], np.float32)
-        for record in records
-        for row in record.trained
-        if row["advantages"] is not None
-    }
+        return
+    trained = {scores.call_id: scores.advantages for record in records for scores in record.trained}
     unknown = [record.episode for record in records if any(c.call_id not in trained for c in record.episode.calls)]
     computed: dict[str, _Floats] = {}
     try:
@@ -95,12 +93,10 @@ def _rows(job: Job, records: Sequence[Record]) -> list[dict[str, Any]]:
         computed = recomputed_advantages(job.reader, *ids)
     except ConfigError:
         job.left_out["groups with an unknown estimator, so without advantages"] += 1
-    table_rows: list[dict[str, Any]] = []
     for record in records:
         timelines = merge(record.episode.calls).timelines
-        table_rows += [_row(record.episode, i, t, trained, computed) for i, t in enumerate(timelines)]
+        yield from ((t, _row(record.episode, i, t, trained, computed)) for i, t in enumerate(timelines))
         job.wrote(record, len(timelines))
-    return table_rows
 
 
 def _row(
@@ -109,7 +105,7 @@ def _row(
     timeline: Timeline,
     trained: Mapping[str, _Floats],
     computed: Mapping[str, _Floats],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     advantages = np.zeros(len(timeline.token_ids), np.float32)
     sources = set()
     for span in timeline.spans:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Episode
@@ -42,15 +42,15 @@ def write_preferences(job: Job, file: BinaryIO) -> None:
         by_id = {record.episode.episode_id: record for record in group}
         for row in pairs_of_group([r.episode for r in group], job.margin, job.left_out):
             file.write(json_line(row))
-            job.wrote(by_id[row["chosen_episode_id"]])
-            job.wrote(by_id[row["rejected_episode_id"]], rows=0)
+            job.wrote(by_id[str(row["chosen_episode_id"])])
+            job.wrote(by_id[str(row["rejected_episode_id"])], rows=0)
         for record in group:
             for row in _corrections(record, job.left_out):
                 file.write(json_line(row))
                 job.wrote(record)
 
 
-def pairs_of_group(episodes: Sequence[Episode], margin: float, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
+def pairs_of_group(episodes: Sequence[Episode], margin: float, left_out: Counter[str]) -> Iterator[dict[str, object]]:
     """The best attempt with the worst, the second best with the second worst, and so on, agent by agent.
 
     An attempt is in one pair at most. A pair's rewards differ by more than `margin`, so ties give none.
@@ -100,7 +100,7 @@ def _longest_by_agent(episode: Episode) -> dict[str, Conversation]:
     return longest
 
 
-def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, Any] | None:
+def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, object] | None:
     """What both were asked up to the reply in which they part; None where the part that parts is not a reply."""
     first = min(chosen.turns[0][1], rejected.turns[0][1])
     shared = 0
@@ -119,7 +119,7 @@ def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, Any] | None
     }
 
 
-def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
+def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, object]]:
     """A person's corrected answer against the reply it corrects: of the call named, else of the last one."""
     corrections = [entry for entry in record.feedback if entry.correction]
     by_call: dict[str, Exchange] = {e.call.call_id: e for e in exchanges(record.episode)}
@@ -148,11 +148,11 @@ def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, A
         }
 
 
-def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _plain(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     """Messages in one form for all rows, as a table's columns need it: content a text where it is one."""
     result = []
     for message in messages:
-        plain: dict[str, Any] = {"role": message.get("role", "user"), "content": _content(message.get("content"))}
+        plain: dict[str, object] = {"role": message.get("role", "user"), "content": _content(message.get("content"))}
         plain |= {name: message[name] for name in _KEPT if message.get(name) is not None}
         calls = message.get("tool_calls")
         if isinstance(calls, list) and calls:
@@ -161,7 +161,7 @@ def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return result
 
 
-def _content(content: Any) -> Any:
+def _content(content: object) -> object:
     if content is None:
         return ""
     if isinstance(content, list) and all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content):
@@ -169,16 +169,15 @@ def _content(content: Any) -> Any:
     return content
 
 
-def _tool_call(call: Any) -> Any:
+def _tool_call(call: object) -> object:
     """Arguments stay JSON text: as objects of many shapes they would be one column of all their keys."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": call.get("id"), "type": "function", "function": {"name": function.get("name"), "arguments": text}}
 
 
-def _tools(tools: list[Any] | None) -> str | None:
+def _tools(tools: list[object] | None) -> str | None:
     """JSON text, which TRL reads as the list it is: schemas differ in shape from tool to tool."""
     return None if not tools else json.dumps(tools, ensure_ascii=False)

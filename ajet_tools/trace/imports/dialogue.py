@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ajet_tools.trace.export.otlp import to_message
 from ajet_tools.trace.imports.spans import Span
 
-Message = dict[str, Any]
+Message = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Dialogue:
     messages: list[Message]
     reply: Message | None
     finish_reason: str | None = None
-    tools: list[Any] | None = None
+    tools: Sequence[object] | None = None
 
 
 def dialogue_of(span: Span) -> Dialogue | None:
@@ -36,7 +35,7 @@ def dialogue_of(span: Span) -> Dialogue | None:
     return None
 
 
-def parsed(value: Any) -> Any:
+def parsed(value: object) -> object:
     """JSON where a text is some, else the value."""
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
@@ -61,18 +60,18 @@ def _attributes(span: Span) -> Dialogue | None:
     return Dialogue([*first, *messages], reply, _text(finish), tools if isinstance(tools, list) else None)
 
 
-def _first(span: Span, name: str) -> Any:
+def _first(span: Span, name: str) -> object:
     """An attribute, or (`gen_ai.client.inference.operation.details`) an event's."""
     if name in span.attributes:
         return span.attributes[name]
     return next((attributes[name] for _, attributes in span.events if name in attributes), None)
 
 
-def _objects(value: Any) -> list[Mapping[str, Any]]:
+def _objects(value: object) -> list[Mapping[str, object]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
-def _expanded(message: Mapping[str, Any]) -> list[Message]:
+def _expanded(message: Mapping[str, object]) -> list[Message]:
     """One message; several where one holds several tools' answers, or an answer among other parts."""
     parts = _objects(message.get("parts"))
     answers = [part for part in parts if part.get("type") == "tool_call_response"]
@@ -110,7 +109,7 @@ def _events(span: Span) -> Dialogue | None:
     return Dialogue(messages, reply, finish) if messages or reply else None
 
 
-def _event_message(attributes: Mapping[str, Any], role: str) -> Message:
+def _event_message(attributes: Mapping[str, object], role: str) -> Message:
     content = attributes.get("content")
     message: Message = {"role": attributes.get("role") or role, "content": parsed(content)}
     if isinstance(message["content"], dict):  # a JSON answer of a tool is a text, not a structure
@@ -125,7 +124,7 @@ def _event_message(attributes: Mapping[str, Any], role: str) -> Message:
     return message
 
 
-def _nested(attributes: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _nested(attributes: Mapping[str, object], name: str) -> dict[str, object]:
     whole = parsed(attributes.get(name))
     if isinstance(whole, dict):
         return whole
@@ -133,9 +132,9 @@ def _nested(attributes: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key.removeprefix(start): value for key, value in attributes.items() if key.startswith(start)}
 
 
-def _nested_list(attributes: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+def _nested_list(attributes: Mapping[str, object], name: str) -> list[dict[str, object]]:
     """`name.0.a`, `name.1.a`, ... as a list of objects, nested again."""
-    items: dict[int, dict[str, Any]] = {}
+    items: dict[int, dict[str, object]] = {}
     start = f"{name}."
     for key, value in attributes.items():
         number, _, subkey = key.removeprefix(start).partition(".")
@@ -144,7 +143,7 @@ def _nested_list(attributes: Mapping[str, Any], name: str) -> list[dict[str, Any
     return [items[i] for i in sorted(items)]
 
 
-def _put(into: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def _put(into: dict[str, object], path: Sequence[str], value: object) -> None:
     for step in path[:-1]:
         inner = into.setdefault(step, {})
         if not isinstance(inner, dict):
@@ -165,7 +164,7 @@ def _indexed(span: Span) -> Dialogue | None:
     return Dialogue([_indexed_message(m, "user") for m in asked], reply, finish, tools or None)
 
 
-def _indexed_message(item: Mapping[str, Any], role: str) -> Message:
+def _indexed_message(item: Mapping[str, object], role: str) -> Message:
     content = item.get("content")
     message: Message = {"role": item.get("role") or role, "content": content}
     calls = item.get("tool_calls")
@@ -179,13 +178,12 @@ def _indexed_message(item: Mapping[str, Any], role: str) -> Message:
     return message
 
 
-def _function_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _function_tool(tool: Mapping[str, object]) -> dict[str, object]:
     return {"type": "function", "function": {**tool, "parameters": parsed(tool.get("parameters"))}}
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    inner = call.get("function")
-    function = inner if isinstance(inner, Mapping) else call
+def _call(call: Mapping[str, object]) -> dict[str, object]:
+    function = _inside(call, "function") or call
     named = {"name": function.get("name"), "arguments": function.get("arguments")}
     return {"id": call.get("id"), "type": "function", "function": named}
 
@@ -195,40 +193,44 @@ def _openinference(span: Span) -> Dialogue | None:
     answered = [_inner(m) for m in _nested_list(span.attributes, "llm.output_messages")]
     if not asked and not answered:
         return None
-    tools = [parsed((tool.get("tool") or {}).get("json_schema")) for tool in _nested_list(span.attributes, "llm.tools")]
+    tools = [parsed(_inside(tool, "tool").get("json_schema")) for tool in _nested_list(span.attributes, "llm.tools")]
     return Dialogue(asked, answered[0] if answered else None, None, [tool for tool in tools if tool] or None)
 
 
-def _inner(item: Mapping[str, Any]) -> Message:
+def _inner(item: Mapping[str, object]) -> Message:
     """A message of OpenInference, its parts and tool calls numbered."""
-    inner = item.get("message")
-    source: Mapping[str, Any] = inner if isinstance(inner, Mapping) else {}
+    source = _inside(item, "message")
     message: Message = {"role": source.get("role", ""), "content": source.get("content")}
     parts = _numbered(source.get("contents"))
     if parts:
-        message["content"] = [_part(part.get("message_content", {})) for part in parts]
+        message["content"] = [_part(_inside(part, "message_content")) for part in parts]
     calls = _numbered(source.get("tool_calls"))
     if calls:
-        message["tool_calls"] = [_call(call.get("tool_call", {})) for call in calls]
+        message["tool_calls"] = [_call(_inside(call, "tool_call")) for call in calls]
     for name in ("name", "tool_call_id"):
         if source.get(name):
             message[name] = source[name]
     return message
 
 
-def _numbered(value: Any) -> list[Mapping[str, Any]]:
+def _inside(item: Mapping[str, object], name: str) -> Mapping[str, object]:
+    """The object under a name; empty where there is none."""
+    value = item.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _numbered(value: object) -> list[Mapping[str, object]]:
     if not isinstance(value, Mapping):
         return _objects(value)
     return [value[key] for key in sorted(value, key=lambda k: int(k) if str(k).isdigit() else 0)]
 
 
-def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+def _part(part: Mapping[str, object]) -> dict[str, object]:
     if part.get("type") == "text":
         return {"type": "text", "text": part.get("text")}
-    image = part.get("image")
-    url = image.get("image", {}).get("url") if isinstance(image, Mapping) else None
+    url = _inside(_inside(part, "image"), "image").get("url")
     return {"type": "image_url", "image_url": {"url": url}} if url else dict(part)
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None

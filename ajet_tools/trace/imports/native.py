@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
-import numpy as np
-from pydantic import ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ajet_sdk.errors import TraceVersionError
 from ajet_sdk.tasks.json_rows import BadRows, Row
-from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Run, Trained
+from ajet_sdk.types import Episode, Feedback, LedgerEntry, Metric, Run, Trained
 from ajet_tools.trace.export.native import HEADER, VERSION
 from ajet_tools.trace.imports.sink import Parsed
 
@@ -35,44 +33,43 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
             bad.add(row.where, f"has none of {HEADER}, run, metrics, episode; it has {', '.join(row.value)[:80]}")
 
 
-def _parsed(value: Mapping[str, Any]) -> Parsed | None:
+class _EpisodeLine(BaseModel):
+    """A line with an episode. Its calls don't repeat the episode's id."""
+
+    episode: dict[str, object]
+    superseded: bool = False
+    ledger: tuple[LedgerEntry, ...] = ()
+    feedback: tuple[Feedback, ...] = ()
+    trained: tuple[Trained, ...] = ()
+
+
+_METRICS = TypeAdapter(tuple[Metric, ...])
+
+_CALLS = TypeAdapter(list[dict[str, object]])
+
+
+def _parsed(value: Mapping[str, object]) -> Parsed | None:
     if "run" in value:
-        return Parsed(run=Run(**value["run"]))
+        return Parsed(run=Run.model_validate(value["run"]))
     if "metrics" in value:
-        return Parsed(metrics=tuple(Metric(**metric) for metric in value["metrics"]))
+        return Parsed(metrics=_METRICS.validate_python(value["metrics"]))
     if "episode" in value:
-        return _episode(value)
+        return _episode(_EpisodeLine.model_validate(value))
     return None
 
 
-def _episode(value: Mapping[str, Any]) -> Parsed:
-    plain = dict(value["episode"])
-    ended = plain.pop("ended", True)
-    calls = tuple(_call(call, plain["episode_id"]) for call in plain.pop("calls"))
+def _episode(line: _EpisodeLine) -> Parsed:
+    fields = line.episode
+    ended = bool(fields.pop("ended", True))
+    calls = [{**call, "episode_id": fields["episode_id"]} for call in _CALLS.validate_python(fields["calls"])]
     return Parsed(
-        episode=Episode(**plain, calls=calls),
+        episode=Episode.model_validate({**fields, "calls": calls}),
         ended=ended,
-        superseded=value.get("superseded", False),
-        ledger=tuple(LedgerEntry(**entry) for entry in value.get("ledger", ())),
-        feedback=tuple(Feedback(**remark) for remark in value.get("feedback", ())),
-        trained=tuple(_trained(row) for row in value.get("trained", ())),
+        superseded=line.superseded,
+        ledger=line.ledger,
+        feedback=line.feedback,
+        trained=line.trained,
     )
-
-
-def _call(row: Mapping[str, Any], episode_id: str) -> Call:
-    plain = dict(row)
-    if plain.get("logprobs") is not None:
-        plain["logprobs"] = _floats(plain["logprobs"])
-    return Call(**plain, episode_id=episode_id)
-
-
-def _trained(row: Mapping[str, Any]) -> Trained:
-    arrays = {name: _floats(row[name]) for name in ("advantages", "logprobs", "entropy")}
-    return Trained(**{**row, **arrays})
-
-
-def _floats(values: list[Any]) -> Any:
-    return np.array([np.nan if v is None else float(v) for v in values], np.float32)
 
 
 def _why(error: Exception) -> str:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ajet_sdk.tasks.json_rows import BadRows, Row
-from ajet_sdk.types import Call, Episode, Reward
+from ajet_sdk.types import Call, Episode, JsonView, Reward
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
 
 _OURS = (
@@ -56,7 +55,7 @@ NOT_READ = (
 )
 
 
-def _problem(value: Any) -> str | None:
+def _problem(value: object) -> str | None:
     if not isinstance(value, Mapping):
         return f"is not an object (got {type(value).__name__})"
     if any(value.keys() >= set(keys) for keys in LANGFUSE):
@@ -71,7 +70,7 @@ def _problem(value: Any) -> str | None:
     return None
 
 
-def _key(value: Mapping[str, Any]) -> str | None:
+def _key(value: Mapping[str, object]) -> str | None:
     episode_id = value.get("episode_id")
     return episode_id if isinstance(episode_id, str) and episode_id and "messages" in value else None
 
@@ -112,20 +111,29 @@ def _conversations(rows: Sequence[Row]) -> Parsed:
     )
 
 
-def _calls(value: Mapping[str, Any], episode_id: str) -> Iterator[Call]:
+class _Turn(BaseModel):
+    """A call of a row that ajet exported, and which of the row's messages was its reply."""
+
+    call_id: str
+    message: int
+    index: int = 0
+
+
+def _calls(value: JsonView, episode_id: str) -> Iterator[Call]:
     messages, tools = value["messages"], value.get("tools")
-    turns = value.get("calls")
-    if not isinstance(turns, list):
-        spoke = messages[-1].get("role") == "assistant"
-        place = len(messages) - 1 if spoke else len(messages)
-        turns = [{"call_id": stable_id("call", episode_id), "message": place, "index": 0}]
+    listed = value.get("calls")
+    if isinstance(listed, list):
+        turns = [_Turn.model_validate(turn) for turn in listed]
+    else:
+        place = len(messages) - (messages[-1].get("role") == "assistant")
+        turns = [_Turn(call_id=stable_id("call", episode_id), message=place)]
     for turn in turns:
-        place = turn["message"]
+        place = turn.message
         reply = messages[place] if place < len(messages) else None
         yield Call(
-            call_id=turn["call_id"],
+            call_id=turn.call_id,
             episode_id=episode_id,
-            index=turn.get("index", 0),
+            index=turn.index,
             agent=value.get("agent") or "default",
             trainable=False,
             request={"messages": messages[:place], **({"tools": tools} if tools else {})},
@@ -135,15 +143,15 @@ def _calls(value: Mapping[str, Any], episode_id: str) -> Iterator[Call]:
         )
 
 
-def _rewards(values: Sequence[Mapping[str, Any]]) -> tuple[Reward, ...]:
+def _rewards(values: Sequence[Mapping[str, object]]) -> tuple[Reward, ...]:
     """One for each agent; one for all where they are worth the same, or the row names no agent."""
-    by_agent = {v.get("agent"): v["reward"] for v in values if isinstance(v.get("reward"), int | float)}
-    if len(set(by_agent.values())) == 1 and len(by_agent) == len({v.get("agent") for v in values}):
+    by_agent = {text_of(v.get("agent")): reward for v in values if isinstance(reward := v.get("reward"), int | float)}
+    if len(set(by_agent.values())) == 1 and len(by_agent) == len({text_of(v.get("agent")) for v in values}):
         return (Reward(value=next(iter(by_agent.values()))),)
     return tuple(Reward(value=value, agent=agent) for agent, value in by_agent.items())
 
 
-def _request(value: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _request(value: Mapping[str, object]) -> Mapping[str, object] | None:
     """What was asked: `request`, or (the batch API's input) `body`."""
     for name in ("request", "input", "body"):
         candidate = value.get(name)
@@ -153,7 +161,7 @@ def _request(value: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def _response(value: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _response(value: Mapping[str, object]) -> Mapping[str, object] | None:
     """What was answered: `response` (of the batch API with its HTTP status around it), or a bare completion."""
     for name in ("response", "output"):
         candidate = value.get(name)
@@ -167,7 +175,7 @@ _TOP = ("request", "input", "body", "response", "output", "error", "episode_id",
 
 
 def _exchange(row: Row) -> Parsed:
-    value: Mapping[str, Any] = row.value
+    value: Mapping[str, object] = row.value
     request, response = dict(_request(value) or {}), dict(_response(value) or {})
     episode_id = text_of(value.get("episode_id")) or stable_id("exchange", row.number, row.text)
     at = _created(response)
@@ -203,14 +211,14 @@ def _exchange(row: Row) -> Parsed:
     )
 
 
-def _created(response: Mapping[str, Any]) -> datetime:
+def _created(response: Mapping[str, object]) -> datetime:
     created = response.get("created", response.get("created_at"))
     if isinstance(created, int | float) and 0 < created < 1e11:
         return datetime.fromtimestamp(created, timezone.utc)
     return UNKNOWN_TIME
 
 
-def _error(value: Mapping[str, Any], response: Mapping[str, Any]) -> str | None:
+def _error(value: Mapping[str, object], response: Mapping[str, object]) -> str | None:
     for error in (value.get("error"), response.get("error")):
         if isinstance(error, Mapping):
             return str(error.get("message") or dict(error))

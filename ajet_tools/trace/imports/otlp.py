@@ -9,12 +9,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from ajet_sdk.tasks.json_rows import BadRows, Row
-from ajet_sdk.types import Call, Episode, Reward, Task
+from ajet_sdk.types import Call, Episode, Ids, Reward, Task
 from ajet_tools.trace.imports.dialogue import Dialogue, dialogue_of, parsed
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
 from ajet_tools.trace.imports.spans import Span, Spool, spans_of
@@ -57,11 +57,11 @@ def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
 
 def _own(root: Span, spans: Iterable[Span]) -> Parsed:
     """What ajet itself wrote."""
-    plain = json.loads(root.attributes["ajet.episode"])
+    plain = json.loads(str(root.attributes["ajet.episode"]))
     calls = []
     for span in spans:
         if "ajet.call" in span.attributes:
-            fields = json.loads(span.attributes["ajet.call"])
+            fields = json.loads(str(span.attributes["ajet.call"]))
             request, response = fields.pop("request"), fields.pop("response")
             dialogue = dialogue_of(span)
             if "gen_ai.input.messages" in span.attributes and dialogue:
@@ -108,12 +108,13 @@ def _call(span: Span, dialogue: Dialogue | None, episode_id: str, index: int, pa
     sampling = {name: of[key] for key, name in _SAMPLING.items() if key in of}
     invoked = parsed(of.get("llm.invocation_parameters"))
     sampling |= invoked if isinstance(invoked, dict) else {}
-    request: dict[str, Any] = {"messages": dialogue.messages} if dialogue else {}
+    request: dict[str, object] = {"messages": dialogue.messages} if dialogue else {}
     request |= {"tools": dialogue.tools} if dialogue and dialogue.tools else {}
     request |= {"model": of["gen_ai.request.model"]} if "gen_ai.request.model" in of else {}
     reasons = of.get("gen_ai.response.finish_reasons")
     finish = dialogue.finish_reason if dialogue else None
     finish = finish or (str(reasons[0]) if isinstance(reasons, list) and reasons else None)
+    prompt_ids, output_ids = _ids(of)
     return Call(
         call_id=stable_id("span", episode_id, span.span_id),
         episode_id=episode_id,
@@ -128,13 +129,14 @@ def _call(span: Span, dialogue: Dialogue | None, episode_id: str, index: int, pa
         ended_at=_at(span.end),
         error=span.error,
         sampling=sampling,
-        **_ids(of),
+        prompt_ids=prompt_ids,
+        output_ids=output_ids,
     )
 
 
-def _response(span: Span, dialogue: Dialogue | None, finish: str | None) -> dict[str, Any]:
+def _response(span: Span, dialogue: Dialogue | None, finish: str | None) -> dict[str, object]:
     of = span.attributes
-    response: dict[str, Any] = {}
+    response: dict[str, object] = {}
     if text_of(of.get("gen_ai.response.id")):
         response["id"] = of["gen_ai.response.id"]
     if dialogue and dialogue.reply is not None:
@@ -153,14 +155,14 @@ def _response(span: Span, dialogue: Dialogue | None, finish: str | None) -> dict
     return response
 
 
-def _ids(of: Mapping[str, Any]) -> dict[str, Any]:
-    """Token ids as agent-lightning's engine writes them."""
+def _ids(of: Mapping[str, object]) -> tuple[Ids | None, Ids | None]:
+    """The token ids of prompt and output, as agent-lightning's engine writes them."""
     prompt, output = parsed(of.get("prompt_token_ids")), parsed(of.get("response_token_ids"))
     if isinstance(output, list) and len(output) == 1 and isinstance(output[0], list):
         output = output[0]
     if not (isinstance(prompt, list) and isinstance(output, list)):
-        return {}
-    return {"prompt_ids": prompt, "output_ids": output}
+        return None, None
+    return np.array(prompt, np.int32), np.array(output, np.int32)
 
 
 def _agent(span: Span, parents: Mapping[str, Span]) -> str:
@@ -198,9 +200,10 @@ def _rewards(span: Span) -> Iterable[Reward]:
         value = of.get(f"agentlightning.reward.{i}.value")
         if value is None:
             break
-        yield Reward(name=str(of.get(f"agentlightning.reward.{i}.name") or "reward"), value=float(value))
-    if span.name == "agentlightning.reward" and isinstance(of.get("reward"), int | float):
-        yield Reward(value=of["reward"])
+        yield Reward(name=str(of.get(f"agentlightning.reward.{i}.name") or "reward"), value=float(str(value)))
+    reward = of.get("reward")
+    if span.name == "agentlightning.reward" and isinstance(reward, int | float):
+        yield Reward(value=reward)
 
 
 def _at(nanoseconds: int | None) -> datetime:

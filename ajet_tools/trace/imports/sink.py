@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from ajet_sdk.errors import TraceError, TraceLocked
 from ajet_sdk.samples.prefixes import place_all
@@ -80,7 +79,7 @@ class Sink:
         fresh = [metric for metric in metrics if metric.run_id not in self._measured]
         self._writer.put(*fresh)
 
-    def _column(self, sql: str, *parameters: Any) -> list[Any]:
+    def _column(self, sql: str, *parameters: object) -> list[str]:
         return list(self._writer.query(sql, parameters).column(0).to_pylist())
 
     def _known(self, table: str, column: str, ids: list[str]) -> set[str]:
@@ -150,7 +149,7 @@ class Parsed:
     trained: tuple[Trained, ...] = ()
 
 
-def stable_id(*parts: Any) -> str:
+def stable_id(*parts: object) -> str:
     """An id that is the same whenever the same source is read again."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
@@ -159,12 +158,14 @@ def stable_id(*parts: Any) -> str:
     return digest.hexdigest()
 
 
-def text_of(value: Any) -> str | None:
+def text_of(value: object) -> str | None:
     """A value as text where it is something."""
     return None if value in (None, "") else str(value)
 
 
-def task_of(messages: Any, metadata: Mapping[str, Any], episode_id: str, own: Mapping[str, Any] | None = None) -> Task:
+def task_of(
+    messages: object, metadata: Mapping[str, object], episode_id: str, own: Mapping[str, object] | None = None
+) -> Task:
     """What was asked last, with what was said before it, as the task: equal where these and the metadata are.
 
     Where there is neither question nor metadata it is the episode's own. `own` is what the source says of its task.
@@ -175,4 +176,4 @@ def task_of(messages: Any, metadata: Mapping[str, Any], episode_id: str, own: Ma
     before = [] if at is None else listed[: at + 1]
     history = [dict(m) for m in before] if any(m.get("role") == "assistant" for m in before) else []
     known = own or ({} if asked or metadata else {"task_id": stable_id("task", episode_id)})
-    return Task(**{"main_query": asked, "init_messages": history, "metadata": dict(metadata), **known})
+    return Task.model_validate({"main_query": asked, "init_messages": history, "metadata": dict(metadata), **known})

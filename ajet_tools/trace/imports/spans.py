@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 KEPT_WHOLE = (
     "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions", "gen_ai.tool.definitions",
@@ -41,46 +40,67 @@ class Span:
     end: int | None
     error: str | None = None
     """The status' message where the status is an error."""
-    attributes: dict[str, Any] = field(default_factory=dict)
-    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    resource: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, object] = field(default_factory=dict)
+    events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+    resource: dict[str, object] = field(default_factory=dict)
     order: int = 0
     """Where a source numbers its spans."""
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """As JSON can hold it; `Span(**...)` gives it back."""
         return asdict(self)
 
 
-def spans_of(value: Mapping[str, Any]) -> Iterator[Span]:
+def spans_of(value: Mapping[str, object]) -> Iterator[Span]:
     """The spans of one JSON object. Raises ValueError, TypeError or KeyError for one that is not of a known form."""
     groups = value.get("resourceSpans", value.get("resource_spans"))
+    context = value.get("context")
     if isinstance(groups, list):
         for group in groups:
-            yield from _otlp(group)
+            yield from _otlp(_object(group, "resourceSpans"))
     elif "rollout_id" in value and "span_id" in value:
         yield _lightning(value)
-    elif isinstance(value.get("context"), Mapping) and "trace_id" in value["context"]:
-        yield _sdk(value)
+    elif isinstance(context, Mapping) and "trace_id" in context:
+        yield _sdk(value, context)
     else:
         raise ValueError("it has no resourceSpans, no context with a trace_id, no rollout_id")
 
 
-def _get(value: Mapping[str, Any], name: str) -> Any:
+def _get(value: Mapping[str, object], name: str) -> object:
     """A key in either spelling of protobuf's JSON."""
     return value.get(name, value.get(re.sub(r"[A-Z]", lambda m: "_" + m[0].lower(), name)))
 
 
-def _otlp(group: Mapping[str, Any]) -> Iterator[Span]:
-    resource = _attributes((group.get("resource") or {}).get("attributes"))
-    for scope in _get(group, "scopeSpans") or []:
-        for span in scope.get("spans") or []:
+def _otlp(group: Mapping[str, object]) -> Iterator[Span]:
+    resource = _attributes(_object(group.get("resource"), "resource").get("attributes"))
+    for scope in _objects(_get(group, "scopeSpans"), "scopeSpans"):
+        for span in _objects(scope.get("spans"), "spans"):
             yield otlp_span(span, resource)
 
 
-def otlp_span(span: Mapping[str, Any], resource: dict[str, Any]) -> Span:
+def _object(value: object, name: str) -> Mapping[str, object]:
+    """A JSON object; empty where there is none. Raises TypeError."""
+    if isinstance(value, Mapping):
+        return value
+    if value:
+        raise TypeError(f"{name} is not an object (got {type(value).__name__})")
+    return {}
+
+
+def _objects(value: object, name: str) -> list[Mapping[str, object]]:
+    """A JSON array of objects; empty where there is none. Raises TypeError."""
+    if value and not isinstance(value, list):
+        raise TypeError(f"{name} is not a list (got {type(value).__name__})")
+    return [_object(item, f"an item of {name}") for item in value] if isinstance(value, list) else []
+
+
+def _events(value: object) -> list[tuple[str, dict[str, object]]]:
+    return [(str(e.get("name", "")), _attributes(e.get("attributes"))) for e in _objects(value, "events")]
+
+
+def otlp_span(span: Mapping[str, object], resource: dict[str, object]) -> Span:
     """A span with OTLP's names, in either spelling of protobuf's JSON."""
-    status = span.get("status") or {}
+    status = _object(span.get("status"), "status")
     failed = status.get("code") in (2, "STATUS_CODE_ERROR", "ERROR")
     return Span(
         trace=_hex(_get(span, "traceId")),
@@ -91,18 +111,22 @@ def otlp_span(span: Mapping[str, Any], resource: dict[str, Any]) -> Span:
         end=_nanos(_get(span, "endTimeUnixNano")),
         error=str(status.get("message") or "error") if failed else None,
         attributes=_attributes(span.get("attributes")),
-        events=[(str(e.get("name", "")), _attributes(e.get("attributes"))) for e in span.get("events") or []],
+        events=_events(span.get("events")),
         resource=resource,
     )
 
 
-def _attributes(pairs: Any) -> dict[str, Any]:
+def _attributes(pairs: object) -> dict[str, object]:
     if isinstance(pairs, Mapping):
         return flat(pairs)
-    return flat({pair["key"]: _any_value(pair.get("value")) for pair in pairs or []})
+    return flat(_pairs(pairs))
 
 
-def _any_value(value: Any) -> Any:
+def _pairs(value: object) -> dict[str, object]:
+    return {str(pair["key"]): _any_value(pair.get("value")) for pair in _objects(value, "attributes")}
+
+
+def _any_value(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     for name in ("stringValue", "boolValue", "doubleValue", "bytesValue"):
@@ -111,18 +135,20 @@ def _any_value(value: Any) -> Any:
             return content
     number = _get(value, "intValue")
     if number is not None:
-        return int(number)
-    for name in ("arrayValue", "kvlistValue"):
-        inner = _get(value, name)
-        if inner is not None:
-            values = inner.get("values") or []
-            if name == "arrayValue":
-                return [_any_value(v) for v in values]
-            return {pair["key"]: _any_value(pair.get("value")) for pair in values}
-    return None
+        return _integer(number)
+    array, pairs = _get(value, "arrayValue"), _get(value, "kvlistValue")
+    if array is not None:
+        values = _object(array, "arrayValue").get("values")
+        return [_any_value(v) for v in values] if isinstance(values, list) else []
+    return None if pairs is None else _pairs(_object(pairs, "kvlistValue").get("values"))
 
 
-def _hex(value: Any) -> str:
+def _integer(value: object) -> int:
+    """A number that JSON may hold as text. Raises ValueError."""
+    return int(value) if isinstance(value, int | float) else int(str(value))
+
+
+def _hex(value: object) -> str:
     """An id as hex: OTLP JSON has hex, protobuf's own JSON base64."""
     text = str(value or "").removeprefix("0x").lower()
     if re.fullmatch(r"[0-9a-f]*", text):
@@ -133,12 +159,11 @@ def _hex(value: Any) -> str:
         return text
 
 
-def _nanos(value: Any) -> int | None:
-    return int(value) if value not in (None, "", 0, "0") else None
+def _nanos(value: object) -> int | None:
+    return _integer(value) if value not in (None, "", 0, "0") else None
 
 
-def _sdk(value: Mapping[str, Any]) -> Span:
-    context = value["context"]
+def _sdk(value: Mapping[str, object], context: Mapping[str, object]) -> Span:
     status = value.get("status") or {}
     code = status.get("status_code") if isinstance(status, Mapping) else value.get("status_code")
     code = code or value.get("status_code")
@@ -152,14 +177,14 @@ def _sdk(value: Mapping[str, Any]) -> Span:
         start=_moment(value.get("start_time")),
         end=_moment(value.get("end_time")),
         error=str(message or "error") if str(code).upper().endswith("ERROR") else None,
-        attributes=flat(value.get("attributes") or {}),
-        events=[(str(e.get("name", "")), flat(e.get("attributes") or {})) for e in value.get("events") or []],
-        resource=flat((value.get("resource") or {}).get("attributes") or {}),
+        attributes=flat(_object(value.get("attributes"), "attributes")),
+        events=_events(value.get("events")),
+        resource=flat(_object(_object(value.get("resource"), "resource").get("attributes"), "attributes")),
     )
 
 
-def _lightning(value: Mapping[str, Any]) -> Span:
-    status = value.get("status") or {}
+def _lightning(value: Mapping[str, object]) -> Span:
+    status = _object(value.get("status"), "status")
     failed = str(status.get("status_code", "")).upper() == "ERROR"
     return Span(
         trace=f"{value['rollout_id']}:{value.get('attempt_id', '')}",
@@ -169,14 +194,14 @@ def _lightning(value: Mapping[str, Any]) -> Span:
         start=_moment(value.get("start_time")),
         end=_moment(value.get("end_time")),
         error=str(status.get("description") or "error") if failed else None,
-        attributes=flat(value.get("attributes") or {}),
-        events=[(str(e.get("name", "")), flat(e.get("attributes") or {})) for e in value.get("events") or []],
-        resource=flat((value.get("resource") or {}).get("attributes") or {}),
-        order=int(value.get("sequence_id") or 0),
+        attributes=flat(_object(value.get("attributes"), "attributes")),
+        events=_events(value.get("events")),
+        resource=flat(_object(_object(value.get("resource"), "resource").get("attributes"), "attributes")),
+        order=_integer(value.get("sequence_id") or 0),
     )
 
 
-def _moment(value: Any) -> int | None:
+def _moment(value: object) -> int | None:
     """A time as nanoseconds: ISO text, seconds, or nanoseconds."""
     if value in (None, ""):
         return None
@@ -190,9 +215,9 @@ def _moment(value: Any) -> int | None:
     return int(parsed.timestamp() * 1e6) * 1000
 
 
-def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, object], before: str = "") -> dict[str, object]:
     """Nested attributes as one level: objects and lists of objects by their path; plain lists stay."""
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for key, value in values.items():
         path = f"{before}{key}"
         if path in KEPT_WHOLE:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from ajet_sdk.errors import TraceError
 from ajet_sdk.tasks.json_rows import BadRows
@@ -44,7 +43,7 @@ def read(path: Path, bad: BadRows, left_out: Counter[str]) -> Iterator[Parsed]:
         raise TraceError(f"cannot read {path.name} as an SQLite database: {error}") from error
 
 
-def _run(row: Mapping[str, Any]) -> Run:
+def _run(row: Mapping[str, object]) -> Run:
     try:
         at = datetime.fromisoformat(str(row.get("timestamp")))  # `2025-01-31 12:00:00.000`
     except ValueError:
@@ -61,7 +60,7 @@ def _traces(file: sqlite3.Connection) -> Iterator[tuple[str, list[Span]]]:
         yield str(trace), [_span(dict(row)) for row in span_rows]
 
 
-def _span(row: Mapping[str, Any]) -> Span:
+def _span(row: Mapping[str, object]) -> Span:
     """A row as the span of OTLP that it is, its structures written as JSON."""
     structures = {name: parsed(row.get(name)) for name in ("attributes", "events", "status")}
     return otlp_span({**row, **structures}, {"ajet.run_id": row["runId"]} if row.get("runId") else {})

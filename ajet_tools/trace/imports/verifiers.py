@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -40,7 +39,7 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
             bad.add(row.where, f"cannot be read as an episode: {str(error).splitlines()[0]}")
 
 
-def _episode(row: Row, value: Mapping[str, Any], group: str, attempt: int) -> Parsed:
+def _episode(row: Row, value: Mapping[str, object], group: str, attempt: int) -> Parsed:
     episode_id = stable_id("verifiers", row.number, row.text)
     error = value.get("error")
     text = error.get("error_chain_str") or error.get("error") if isinstance(error, Mapping) else error
@@ -69,9 +68,13 @@ def _episode(row: Row, value: Mapping[str, Any], group: str, attempt: int) -> Pa
     )
 
 
-def _calls(value: Mapping[str, Any], prompt: Sequence[Any], episode_id: str) -> Iterator[Call]:
+def _calls(value: Mapping[str, object], prompt: Sequence[dict[str, object]], episode_id: str) -> Iterator[Call]:
     trajectory = value.get("trajectory")
-    if isinstance(trajectory, list) and trajectory and all(_is_step(step) for step in trajectory):
+    if (
+        isinstance(trajectory, list)
+        and trajectory
+        and all(isinstance(step, Mapping) and "prompt" in step and "completion" in step for step in trajectory)
+    ):
         for i, step in enumerate(trajectory):
             asked, messages = _messages(step["prompt"], "user"), _messages(step["completion"], "assistant")
             yield _call(value, episode_id, i, asked, messages[-1] if messages else None, step.get("tokens"))
@@ -82,48 +85,50 @@ def _calls(value: Mapping[str, Any], prompt: Sequence[Any], episode_id: str) -> 
         yield _call(value, episode_id, i, messages[:index], messages[index], None)
 
 
-def _is_step(step: Any) -> bool:
-    return isinstance(step, Mapping) and "prompt" in step and "completion" in step
-
-
-def _call(value: Mapping[str, Any], episode_id: str, index: int, asked: Sequence[Any], reply: Any, tokens: Any) -> Call:
+def _call(
+    value: Mapping[str, object], episode_id: str, index: int, asked: Sequence[object], reply: object, tokens: object
+) -> Call:
     tools = value.get("tool_defs") or value.get("oai_tools")
     tools = json.loads(tools) if isinstance(tools, str) else tools
-    ids: dict[str, Any] = {}
+    prompt_ids = output_ids = logprobs = None
     if isinstance(tokens, Mapping) and tokens.get("prompt_ids") and tokens.get("completion_ids") is not None:
+        prompt_ids, output_ids = tokens["prompt_ids"], tokens["completion_ids"]
         logprobs = tokens.get("completion_logprobs")
-        ids = {"prompt_ids": tokens["prompt_ids"], "output_ids": tokens["completion_ids"]}
-        ids["logprobs"] = logprobs if logprobs and len(logprobs) == len(tokens["completion_ids"]) else None
+        logprobs = logprobs if logprobs and len(logprobs) == len(output_ids) else None
     return Call(
         call_id=stable_id("call", episode_id, index),
         episode_id=episode_id,
         index=index,
-        trainable=bool(ids),
+        trainable=output_ids is not None,
         request={"messages": list(asked), **({"tools": tools} if tools else {})},
         response={} if reply is None else {"choices": [{"index": 0, "message": reply}]},
         started_at=UNKNOWN_TIME,
         ended_at=UNKNOWN_TIME,
-        **ids,
+        prompt_ids=prompt_ids,
+        output_ids=output_ids,
+        logprobs=logprobs,
     )
 
 
-def _messages(value: Any, role: str) -> list[dict[str, Any]]:
+def _messages(value: object, role: str) -> list[dict[str, object]]:
     """Messages as OpenAI has them: a bare text is one, and tool calls that were written as JSON texts are read."""
     if value is None:
         return []
     if isinstance(value, str):
         return [{"role": role, "content": value}]
+    if not isinstance(value, list):
+        raise TypeError(f"messages are not a list (got {type(value).__name__})")
     return [_message(message) for message in value if isinstance(message, Mapping)]
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _message(message: Mapping[str, object]) -> dict[str, object]:
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return dict(message)
     return {**message, "tool_calls": [_tool_call(json.loads(c) if isinstance(c, str) else c) for c in calls]}
 
 
-def _tool_call(call: Any) -> Any:
+def _tool_call(call: object) -> object:
     if not isinstance(call, Mapping) or "function" in call or "name" not in call:
         return call
     function = {"name": call["name"], "arguments": call.get("arguments")}

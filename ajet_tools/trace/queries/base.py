@@ -86,18 +86,15 @@ def episode_of_call(reader: TraceReader, call_id: str) -> str:
     return episode_id
 
 
-Row = dict[str, Any]
-
-
-def rows(reader: TraceReader, sql: str, *parameters: Any) -> list[Row]:
-    """The rows of one SELECT."""
+def rows(reader: TraceReader, sql: str, *parameters: object) -> list[Any]:
+    """The rows of one SELECT, each a dict by column; the function that asks gives them their TypedDict."""
     return list(rows_of(reader.query(sql, list(parameters))))
 
 
 _FEW = 64
 
 
-def among(column: str, ids: Sequence[str], first: int = 1) -> tuple[str, list[Any]]:
+def among(column: str, ids: Sequence[str], first: int = 1) -> tuple[str, list[object]]:
     """The condition that a column has one of some ids, and its parameters, numbered from `first` on.
 
     A few are named outright, so that of live files, and of many, only those rows and files are read.

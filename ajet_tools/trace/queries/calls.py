@@ -2,23 +2,159 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import TypedDict
+
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.schema import WHOLE_CALLS
-from ajet_tools.trace.queries.base import Row, episode_of_call, rows
+from ajet_tools.trace.queries.base import episode_of_call, rows
 
 
-def call_row(reader: TraceReader, call_id: str) -> Row:
-    """One call with its whole prompt and request, and what the ledger says of it."""
+class CallRow(TypedDict):
+    """One call with its whole prompt and request. `request`, `response`, `messages` and `sampling` are JSON texts."""
+
+    call_id: str
+    episode_id: str
+    index: int
+    agent: str
+    target_tag: str
+    trainable: bool
+    model: str
+    policy_version: int | None
+    request: str
+    response: str
+    messages: str | None
+    prompt_ids: list[int] | None
+    output_ids: list[int] | None
+    logprobs: list[float] | None
+    finish_reason: str | None
+    started_at: datetime
+    ended_at: datetime
+    error: str | None
+    request_id: str
+    sampling: str
+    phase: str
+    parent_call_id: str | None
+    prefix_len: int | None
+    prefix_messages: int | None
+    extends_call_id: str | None
+    cut_tokens: int | None
+    ledger: list[str] | None
+    """`outcome: tokens` of each of its entries."""
+
+
+class NewInCall(TypedDict):
+    """One call with only what its parent's messages don't have. JSON is text."""
+
+    call_id: str
+    index: int
+    agent: str
+    target_tag: str
+    trainable: bool
+    model: str
+    policy_version: int | None
+    parent_call_id: str | None
+    prefix_messages: int | None
+    messages_suffix: str | None
+    request: str
+    response: str
+    prompt_tokens: int | None
+    output_tokens: int | None
+    finish_reason: str | None
+    phase: str
+    error: str | None
+    seconds: float
+
+
+class LedgerRow(TypedDict):
+    """An entry of the ledger."""
+
+    call_id: str
+    outcome: str
+    tokens: int
+
+
+class EpisodeRow(TypedDict):
+    """An episode that has ended. `task`, `output`, `metrics` and `events` are JSON texts."""
+
+    episode_id: str
+    run_id: str
+    group_id: str
+    attempt: int
+    step: int
+    split: str
+    task_id: str
+    task: str
+    output: str | None
+    status: str
+    error: str | None
+    cause: str | None
+    infrastructure: bool
+    is_success: bool | None
+    metrics: str
+    started_at: datetime
+    ended_at: datetime
+    superseded: bool
+    decoding: str | None
+    events: str | None
+    seconds: float
+
+
+class RewardRow(TypedDict):
+    """A reward as its judge gave it."""
+
+    name: str
+    value: float
+    weight: float
+    reason: str | None
+    agent: str | None
+    call_id: str | None
+
+
+class FeedbackRow(TypedDict):
+    """What a person said of an episode or a call."""
+
+    feedback_id: str
+    call_id: str | None
+    author: str
+    score: float | None
+    comment: str | None
+    correction: str | None
+    at: datetime
+
+
+class _EndPulse(TypedDict, total=False):
+    booked: int
+    """Ledger entries."""
+    attempts: int
+    """Of its group."""
+
+
+class Pulse(_EndPulse):
+    """Numbers of rows of an episode, two of them only once it has ended. They differ where anything of it does."""
+
+    calls: int
+    feedback: int
+    running: bool
+    """The episode has not ended, and a run is going on."""
+    ended: int
+    superseded: bool
+    of: str | None
+    """Its group."""
+
+
+def call_row(reader: TraceReader, call_id: str) -> CallRow:
+    """One call. Raises QueryError where there is none of that id."""
     sql = f"""
         WITH mine AS (SELECT * FROM calls WHERE episode_id = $2)
         SELECT whole.*, (SELECT list(outcome || ': ' || tokens) FROM ledger l WHERE l.call_id = $1) AS ledger
         FROM ({WHOLE_CALLS.format(calls="mine")}) whole WHERE call_id = $1"""
-    matches = rows(reader, sql, call_id, episode_of_call(reader, call_id))
+    matches: list[CallRow] = rows(reader, sql, call_id, episode_of_call(reader, call_id))
     return matches[0]
 
 
-def call_rows(reader: TraceReader, episode_id: str) -> list[Row]:
-    """The calls of an episode in order of completion, each with only what its parent's messages have not."""
+def call_rows(reader: TraceReader, episode_id: str) -> list[NewInCall]:
+    """The calls of an episode in order of completion."""
     return rows(
         reader,
         """
@@ -31,7 +167,7 @@ def call_rows(reader: TraceReader, episode_id: str) -> list[Row]:
     )
 
 
-def ledger_of_episode(reader: TraceReader, episode_id: str) -> list[Row]:
+def ledger_of_episode(reader: TraceReader, episode_id: str) -> list[LedgerRow]:
     """The ledger entries of an episode, in the order of its calls."""
     return rows(
         reader,
@@ -42,8 +178,8 @@ def ledger_of_episode(reader: TraceReader, episode_id: str) -> list[Row]:
     )
 
 
-def episode_row(reader: TraceReader, episode_id: str) -> Row | None:
-    """An episode's own row; None while it runs."""
+def episode_row(reader: TraceReader, episode_id: str) -> EpisodeRow | None:
+    """An episode; None while it runs."""
     matches = rows(
         reader,
         """
@@ -54,15 +190,15 @@ def episode_row(reader: TraceReader, episode_id: str) -> Row | None:
     return matches[0] if matches else None
 
 
-def rewards_of(reader: TraceReader, episode_id: str) -> list[Row]:
-    """The rewards of an episode as its judges gave them."""
+def rewards_of(reader: TraceReader, episode_id: str) -> list[RewardRow]:
+    """The rewards of an episode."""
     return rows(
         reader, "SELECT name, value, weight, reason, agent, call_id FROM rewards WHERE episode_id = $1", episode_id
     )
 
 
-def feedback_of(reader: TraceReader, episode_id: str) -> list[Row]:
-    """What people said of an episode and its calls, oldest first."""
+def feedback_of(reader: TraceReader, episode_id: str) -> list[FeedbackRow]:
+    """The feedback on an episode and its calls, oldest first."""
     return rows(
         reader,
         """
@@ -72,11 +208,9 @@ def feedback_of(reader: TraceReader, episode_id: str) -> list[Row]:
     )
 
 
-def episode_pulse(reader: TraceReader, episode_id: str) -> Row:
-    """What changes when anything of an episode does; and, before its end, whether a run is going on.
-
-    An episode has calls only until it ends, and no new ones from then on: the other tables are looked at afterwards.
-    """
+def episode_pulse(reader: TraceReader, episode_id: str) -> Pulse:
+    """Whether anything of an episode has changed, cheaply: ledger and group are read only once it has ended."""
+    pulse: Pulse
     [pulse] = rows(
         reader,
         """
@@ -89,6 +223,7 @@ def episode_pulse(reader: TraceReader, episode_id: str) -> Row:
     )
     if not pulse["ended"]:
         return pulse
+    after: _EndPulse
     [after] = rows(
         reader,
         """

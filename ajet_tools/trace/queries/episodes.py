@@ -1,23 +1,14 @@
-"""Episodes of a run.
-
-What two runs are compared by: one row for each of their episodes.
-
-Which episodes an export writes.
-
-What people said of an episode.
-
-The episodes that belong together: those of one group, which is one position of a task in a batch, or of a batch.
-
-Episodes that have calls and no end: they run, or were cut off.
-"""
+"""Episodes: of a run, of a group, of a step, those that an export writes, and those that have not ended."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, TypedDict
 
 from ajet_sdk.protocols import TraceReader
-from ajet_tools.trace.queries.base import Row, rows
+from ajet_tools.trace.queries.base import rows
+from ajet_tools.trace.queries.calls import FeedbackRow
 
 if TYPE_CHECKING:
     from ajet_tools.trace.queries.filters import Filter
@@ -45,13 +36,27 @@ def last_steps(reader: TraceReader, run_id: str) -> dict[tuple[str, str | None],
     return {(row["split"], row["decoding"]): row["step"] for row in rows(reader, sql, run_id)}
 
 
+class EpisodeFact(TypedDict):
+    """A finished episode as runs are compared by it."""
+
+    episode_id: str
+    task_id: str
+    split: str
+    decoding: str | None
+    status: str
+    cause: str | None
+    is_success: bool | None
+    calls: int
+    tokens: int | None
+    reward: float | None
+    """None where the episode failed."""
+    seconds: float
+
+
 def episode_facts(
     reader: TraceReader, run_id: str, split: str | None, step: int | None, decoding: str | None = None
-) -> list[Row]:
-    """The finished episodes of a run, or those of a split, a step and a decoding mode.
-
-    The reward is None where the episode failed. Episodes rolled back by a resume are left out.
-    """
+) -> list[EpisodeFact]:
+    """The finished episodes of a run, or of a split, a step and a decoding mode; none that a resume rolled back."""
     return rows(
         reader,
         """
@@ -102,7 +107,7 @@ def exported_ids(
     return ids
 
 
-def feedback_rows(reader: TraceReader, episode_id: str, call_id: str | None = None) -> list[Row]:
+def feedback_rows(reader: TraceReader, episode_id: str, call_id: str | None = None) -> list[FeedbackRow]:
     """The feedback on an episode and its calls, newest first; only that on one call where it is named."""
     return rows(
         reader,
@@ -148,11 +153,44 @@ def step_of(reader: TraceReader, episode_id: str) -> list[str]:
 _MOST = 1000
 
 
-def unended_rows(reader: TraceReader, run_id: str | None) -> list[Row]:
-    """The last 1,000 of them, newest first, with the columns of a listing: what is not known before the end is None.
+class ListedEpisode(TypedDict):
+    """A row of a listing. What is not known before the end is None in an episode that has not ended."""
 
-    `of_all` counts those that there are, the same in each row.
-    A call does not say of which run it is: with `run_id`, those that began after that run did.
+    episode_id: str
+    run_id: str | None
+    task_id: str | None
+    task: str | None
+    attempt: int | None
+    group_id: str | None
+    step: int | None
+    split: str | None
+    decoding: str | None
+    status: str | None
+    cause: str | None
+    error: str | None
+    reward: float | None
+    calls: int
+    turns: int
+    """The calls of its agents; `calls` has those of judges too."""
+    agents: int
+    tokens: int | None
+    seconds: float
+    started_at: datetime
+    ended_at: datetime | None
+    superseded: bool
+
+
+class UnfinishedEpisode(ListedEpisode):
+    """An episode that has calls and no end."""
+
+    of_all: int
+    """How many there are, listed or not; the same in each row."""
+
+
+def unended_rows(reader: TraceReader, run_id: str | None) -> list[UnfinishedEpisode]:
+    """The last 1,000 episodes that have not ended, newest first.
+
+    A call doesn't name its run: with `run_id`, those that began after that run did.
     """
     since = (
         rows(reader, "SELECT min(started_at) AS at FROM runs WHERE run_id = $1", run_id)[0]["at"] if run_id else None

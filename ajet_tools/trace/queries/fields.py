@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.types import OUTCOMES
-from ajet_tools.trace.queries.base import Row, rows
+from ajet_tools.trace.queries.base import rows
 
 Kind = Literal["number", "seconds", "age", "word", "id", "choice", "flag", "text"]
 
-SQL = tuple[str, tuple[Any, ...]]
+SQL = tuple[str, tuple[object, ...]]
 """A condition and its parameters."""
 
 
@@ -114,7 +114,7 @@ def contains(field: Field, needle: str) -> SQL:
     return sql, tuple(parameters)
 
 
-def equals(field: Field, value: Any) -> SQL:
+def equals(field: Field, value: object) -> SQL:
     """That a field has a value; of an id that it begins so, and of a task also that its query is this."""
     if field.kind != "id":
         return field.where(f"{field.expression} = ?"), (value,)
@@ -207,8 +207,29 @@ def within(reader: TraceReader, run_id: str | None) -> tuple[str, list[str]]:
     return f"c.episode_id NOT IN ({of_others})", [run_id]
 
 
-def calls_with(reader: TraceReader, needle: str, span: Span, run_id: str | None = None) -> Iterator[Row]:
-    """The calls of a span of time in which a text stands, with everything in which it may stand."""
+class CallTexts(TypedDict):
+    """The texts of a call in which a search looks; JSON but for the error."""
+
+    episode_id: str
+    call_id: str
+    messages_suffix: str | None
+    response: str | None
+    error: str | None
+    request: str | None
+    """Only of a call without messages."""
+
+
+class EpisodeTexts(TypedDict):
+    """The texts of an episode in which a search looks."""
+
+    episode_id: str
+    task: str | None
+    output: str | None
+    error: str | None
+
+
+def calls_with(reader: TraceReader, needle: str, span: Span, run_id: str | None = None) -> Iterator[CallTexts]:
+    """The calls of a span of time that contain a text."""
     in_span, edges = of_span(span)
     of_run, run = within(reader, run_id)
     table = reader.query(
@@ -226,8 +247,8 @@ _AT_ONCE = 64
 """Rows made into Python's own texts at once: they may be long."""
 
 
-def episodes_with(reader: TraceReader, needle: str, run_id: str | None = None) -> list[Row]:
-    """The episodes in whose task, output or error a text stands."""
+def episodes_with(reader: TraceReader, needle: str, run_id: str | None = None) -> list[EpisodeTexts]:
+    """The episodes whose task, output or error contains a text."""
     return rows(
         reader,
         f"""

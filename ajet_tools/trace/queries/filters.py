@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from ajet_sdk.types import now
 from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Token, fold, tree
@@ -27,7 +27,7 @@ class Condition:
     """One comparison as SQL over a row `e` of `episodes`."""
 
     sql: str
-    parameters: tuple[Any, ...]
+    parameters: tuple[object, ...]
     needle: str | None = None
     """The text that is looked for in everything said, which takes long on a large trace."""
 
@@ -49,7 +49,7 @@ class Filter:
 
     text: str
     sql: str
-    parameters: tuple[Any, ...]
+    parameters: tuple[object, ...]
     needles: tuple[str, ...] = ()
     """The texts looked for, to be highlighted in what is shown."""
     node: Node = Condition("true", ())
@@ -84,7 +84,7 @@ def conditions(node: Node) -> Iterable[Condition]:
     return [node] if isinstance(node, Condition) else [c for part in node.parts for c in conditions(part)]
 
 
-def sql_of(node: Node) -> tuple[str, tuple[Any, ...]]:
+def sql_of(node: Node) -> tuple[str, tuple[object, ...]]:
     """A part of a filter as SQL, and its parameters."""
     if isinstance(node, Condition):
         return node.sql, node.parameters

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,15 @@ class Cancelled(QueryError):
     """Whoever asked wants the answer no more."""
 
 
+class _Counts(TypedDict):
+    n: int
+    """Episodes."""
+    s: int
+    """Superseded."""
+    last: datetime | None
+    """When the last ended."""
+
+
 class EpisodeIndex:
     """The episodes of a run (of all runs where None) in the order in which they were seen. It only grows."""
 
@@ -102,7 +111,7 @@ class EpisodeIndex:
             self._append(new, reader)
             return True
 
-    def _since_last(self, reader: TraceReader) -> tuple[dict[str, Any], pa.Table]:
+    def _since_last(self, reader: TraceReader) -> tuple[_Counts, pa.Table]:
         """How many episodes there are, how many of them superseded, when the last ended; and those since our last.
 
         In one question: a busy run answers each of them late.
@@ -117,7 +126,7 @@ class EpisodeIndex:
             ) LEFT JOIN ({self._listed(condition, self._plain)}) ON true""",
             [*run, *run, *since],
         )
-        there: dict[str, Any] = table.slice(0, 1).select(["n", "s", "last"]).to_pylist()[0]
+        there: _Counts = table.slice(0, 1).select(["n", "s", "last"]).to_pylist()[0]
         recent = table.drop_columns(["n", "s", "last"])
         return there, recent.filter(pc.is_valid(recent["episode_id"]))
 
@@ -170,7 +179,7 @@ class EpisodeIndex:
         return np.asarray(indices.to_numpy(zero_copy_only=False), dtype=np.int64)
 
     def _episodes(
-        self, reader: TraceReader, condition: str, parameters: Sequence[Any], more: Sequence[str] = ()
+        self, reader: TraceReader, condition: str, parameters: Sequence[object], more: Sequence[str] = ()
     ) -> pa.Table:
         return reader.query(self._listed(condition, more), [*self.scope[1], *parameters])
 

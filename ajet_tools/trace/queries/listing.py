@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,8 @@ import pyarrow.compute as pc
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
-from ajet_tools.trace.queries.base import Row, among, rows
+from ajet_tools.trace.queries.base import among, rows
+from ajet_tools.trace.queries.episodes import ListedEpisode
 from ajet_tools.trace.queries.fields import (
     IN_CALL,
     IN_EPISODE,
@@ -32,30 +32,8 @@ from ajet_tools.trace.queries.index import COUNTED, Cancelled, EpisodeIndex, cou
 
 __all__ = ["COLUMNS", "Cancelled", "Listing", "open_listing"]
 
-COLUMNS = (
-    "episode_id",
-    "run_id",
-    "task_id",
-    "task",
-    "attempt",
-    "group_id",
-    "step",
-    "split",
-    "decoding",
-    "status",
-    "cause",
-    "error",
-    "reward",
-    "calls",
-    "turns",
-    "agents",
-    "tokens",
-    "seconds",
-    "started_at",
-    "ended_at",
-    "superseded",
-)
-"""What a row has; each may be sorted by. `turns` are the calls of its agents, `calls` those of judges too."""
+COLUMNS = tuple(ListedEpisode.__annotations__)
+"""Episodes can be sorted by each of these."""
 
 _SPAN = 20_000
 _LATE = timedelta(minutes=10)
@@ -98,14 +76,15 @@ class Listing:
         matches = np.flatnonzero(self._order == at)
         return int(matches[0]) if len(matches) else None
 
-    def page(self, reader: TraceReader, offset: int, limit: int) -> list[Row]:
-        """The rows [offset, offset + limit), each with every column of COLUMNS; long texts are cut."""
+    def page(self, reader: TraceReader, offset: int, limit: int) -> list[ListedEpisode]:
+        """The rows [offset, offset + limit); long texts are cut."""
         at = self._order[offset : offset + limit]
         ids: list[str] = self._index.ids.take(pa.array(at)).to_pylist()
         if not ids:
             return []
         condition, named = among("episode_id", ids)
-        by_id = {row["episode_id"]: row for row in rows(reader, f"{_PAGE} WHERE {condition}", *named)}
+        nothing = dict.fromkeys(COLUMNS)  # the order of columns; `COUNTED` follow below
+        by_id = {row["episode_id"]: nothing | row for row in rows(reader, f"{_PAGE} WHERE {condition}", *named)}
         unread = [name for name in COUNTED if self._index.known(name) is None]
         if unread:
             for row in counted(reader, ids, unread).to_pylist():
@@ -117,7 +96,7 @@ class Listing:
                 for id, value in zip(ids, values.take(pa.array(at)).to_pylist(), strict=True):
                     if id in by_id:
                         by_id[id][name] = value
-        return [{name: by_id[id][name] for name in COLUMNS} for id in ids if id in by_id]
+        return [by_id[id] for id in ids if id in by_id]
 
     def sorted(self, reader: TraceReader, sort: str, descending: bool) -> Listing:
         """The same episodes in another order; quick, for what was read stays."""
@@ -237,7 +216,7 @@ class _Fitting:
         join = np.logical_and if node.word == "and" else np.logical_or
         return np.asarray(join.reduce(parts))
 
-    def _plain(self, sql: str, parameters: tuple[Any, ...]) -> Mask:
+    def _plain(self, sql: str, parameters: tuple[object, ...]) -> Mask:
         of_run, run = self._index.scope
         late, since = ("e.ended_at >= ?", [self._since[1]]) if self._since else ("true", [])
         sql = f"SELECT e.episode_id FROM episodes e WHERE {of_run} AND {late} AND ({sql})"
@@ -260,7 +239,7 @@ class _Fitting:
                 self._progress(self._done, of)
         return mask
 
-    def _mark(self, mask: Mask, sql: str, parameters: list[Any]) -> None:
+    def _mark(self, mask: Mask, sql: str, parameters: list[object]) -> None:
         ids = self._reader.query(sql, parameters)["episode_id"].combine_chunks()
         mask[self._index.positions(ids)] = True
 

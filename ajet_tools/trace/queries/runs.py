@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, TypedDict
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.types import OUTCOMES
-from ajet_tools.trace.queries.base import Row, rows
+from ajet_tools.text.clean import one_line
+from ajet_tools.trace.queries.base import rows
 
 if TYPE_CHECKING:
     from ajet_tools.trace.queries.filters import Filter
@@ -29,11 +31,93 @@ MEANS: dict[str, str] = {
 _MEANS = ", ".join(f"avg(reward) FILTER ({of} AND NOT superseded) AS {name}" for name, of in MEANS.items())
 
 
-def run_rows(reader: TraceReader) -> list[Row]:
-    """The runs, newest first, with how many episodes each has, how they ended and their mean rewards.
+class _RunCounts(TypedDict):
+    run_id: str
+    name: str
+    backbone: str
+    status: str
+    started_at: datetime
+    ended_at: datetime | None
+    error: str | None
+    episodes: int
+    unsound: int
+    """Episodes that did not succeed."""
+    last_step: int | None
 
-    A mean is of training, of what validation sampled, of its greedy attempts, or of trials: never of two of them.
-    """
+
+class RunRow(_RunCounts):
+    """A run with the mean rewards of `MEANS`."""
+
+    train_reward: float | None
+    val_reward: float | None
+    val_greedy_reward: float | None
+    val_unknown_reward: float | None
+    trial_reward: float | None
+
+
+class FailureCount(TypedDict):
+    """Episodes that failed for one cause."""
+
+    cause: str
+    episodes: int
+
+
+class RunOverview(_RunCounts):
+    """A run as a list of runs shows it."""
+
+    reward: float | None
+    """Mean over the episodes of `reward_of`."""
+    tokens: int | None
+    """Sampled."""
+    causes: list[FailureCount]
+    """Of failures, the most frequent first."""
+    rewards: list[float]
+    """Mean reward by step, of `reward_of`."""
+    reward_of: str | None
+    """Training, else validation, else greedy validation."""
+    last_at: datetime | None
+    """When it last finished an episode or logged a step."""
+    total_steps: int | None
+    """None where the run trains nothing or its config doesn't say."""
+
+
+class MetricRow(TypedDict):
+    """The last value of a metric."""
+
+    name: str
+    step: int
+    value: float | None
+    points: int
+
+
+class _OfStep(TypedDict, total=False):
+    step: int
+
+
+class LedgerTotal(_OfStep):
+    """What is booked under an outcome, of a run or a step of it."""
+
+    outcome: str
+    calls: int
+    episodes: int
+    tokens: int
+
+
+class Failure(FailureCount):
+    """Episodes of a run that failed for one cause."""
+
+    status: str
+    share: float
+    """Of all episodes of the run."""
+    last_step: int
+    example: str
+    """The last of these episodes."""
+    error: str | None
+    """That episode's, at most 400 characters."""
+
+
+def run_rows(reader: TraceReader) -> list[RunRow]:
+    """The runs, newest first."""
     return rows(
         reader,
         f"""
@@ -48,7 +132,7 @@ def run_rows(reader: TraceReader) -> list[Row]:
     )
 
 
-def metrics(reader: TraceReader, run_id: str) -> list[Row]:
+def metrics(reader: TraceReader, run_id: str) -> list[MetricRow]:
     """The last value of each metric of a run."""
     return rows(
         reader,
@@ -61,10 +145,10 @@ def metrics(reader: TraceReader, run_id: str) -> list[Row]:
 
 def ledger_totals(
     reader: TraceReader, run_id: str, filter: Filter | None = None, *, by_step: bool = False
-) -> list[Row]:
+) -> list[LedgerTotal]:
     """Tokens and calls by outcome, what was trained first, and by step if asked, of a run or the episodes that fit."""
     step = "step, " if by_step else ""
-    fits, values = "", list[Any]([run_id])
+    fits, values = "", list[object]([run_id])
     if filter is not None:
         fits = f"AND episode_id IN (SELECT e.episode_id FROM episodes e WHERE e.run_id = ? AND {filter.sql})"
         values += [run_id, *filter.parameters]
@@ -80,14 +164,9 @@ def ledger_totals(
     )
 
 
-def overview(reader: TraceReader, run_id: str | None = None) -> list[Row]:
-    """The runs, newest first, with all that their list shows; only `run_id` where it is given.
-
-    Beside the columns of `run_rows`: `total_steps` (None where the run trains nothing or its config does not say),
-    `tokens` sampled, `last_at` (its last sign of life), `causes` of failures with their counts, and `rewards`, one a
-    step, all of one kind, `reward_of`: training, else validation, else greedy validation; `reward` is a mean over it.
-    """
-    listed = rows(
+def overview(reader: TraceReader, run_id: str | None = None) -> list[RunOverview]:
+    """The runs, newest first; only `run_id` where it is given."""
+    listed: list[RunOverview] = rows(
         reader,
         """
         WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL),
@@ -136,8 +215,34 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[Row]:
     unbooked = [row["run_id"] for row in listed if row["tokens"] is None and row["episodes"]]
     if unbooked:
         sampled = _sampled(reader, unbooked)
-        listed = [row if row["tokens"] is not None else {**row, "tokens": sampled.get(row["run_id"])} for row in listed]
+        for row in listed:
+            if row["tokens"] is None:
+                row["tokens"] = sampled.get(row["run_id"])
     return listed
+
+
+def steps_of(run: RunOverview) -> str:
+    """`12/60`, or `12` where the run's config does not say how many there will be."""
+    if run["last_step"] is None:
+        return "" if run["total_steps"] is None else f"0/{run['total_steps']}"
+    return f"{run['last_step']}/{run['total_steps']}" if run["total_steps"] else str(run["last_step"])
+
+
+def seconds_of(run: RunOverview, now: datetime) -> float | None:
+    """How long a run took: to its end, to now while it runs, or to its last sign of life if it was cut off."""
+    end = run["ended_at"] or (now if run["status"] == "running" else run["last_at"])
+    return None if end is None else max(0.0, (end - run["started_at"]).total_seconds())
+
+
+def quiet_seconds(run: RunOverview, now: datetime) -> float | None:
+    """How long ago a running run last finished an episode or logged a step; None for one that has ended."""
+    since = run["last_at"] or run["started_at"]
+    return (now - since).total_seconds() if run["status"] == "running" else None
+
+
+def failures_in_words(run: RunOverview, width: int = 80) -> str:
+    """`12 TimeoutError, 3 NoReward`, the most frequent first."""
+    return one_line(", ".join(f"{cause['episodes']:,} {cause['cause']}" for cause in run["causes"]), width)
 
 
 def _sampled(reader: TraceReader, run_ids: list[str]) -> dict[str, int]:
@@ -152,8 +257,8 @@ def _sampled(reader: TraceReader, run_ids: list[str]) -> dict[str, int]:
     return {row["run_id"]: row["tokens"] for row in totals}
 
 
-def failures(reader: TraceReader, run_id: str) -> list[Row]:
-    """Why episodes of a run failed: each cause with its count, its share, the last step and an example."""
+def failures(reader: TraceReader, run_id: str) -> list[Failure]:
+    """Why episodes of a run failed, the most frequent cause first."""
     return rows(
         reader,
         """

@@ -15,8 +15,7 @@ from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
 from ajet_tools.text.clean import reply_of, spoken
-from ajet_tools.trace.queries.base import Row
-from ajet_tools.trace.queries.fields import call_spans, calls_with, episodes_with
+from ajet_tools.trace.queries.fields import CallTexts, call_spans, calls_with, episodes_with
 
 _SPAN = 10_000
 _KEPT = 5
@@ -72,9 +71,10 @@ def _search(
 ) -> Iterator[Hit]:
     only = None if within is None else frozenset(within)
     finder = _Finder(re.compile(re.escape(needle), re.I))
-    for row in episodes_with(reader, needle, run_id):
-        if only is None or row["episode_id"] in only:
-            yield from finder.hits(row["episode_id"], None, ((w, row[w]) for w in ("task", "output", "error")))
+    for episode in episodes_with(reader, needle, run_id):
+        if only is None or episode["episode_id"] in only:
+            texts = (("task", episode["task"]), ("output", episode["output"]), ("error", episode["error"]))
+            yield from finder.hits(episode["episode_id"], None, texts)
     spans = call_spans(reader, _SPAN)
     done, of = 0, sum(size for _, size in spans)
     for i, (span, size) in enumerate(spans):
@@ -90,7 +90,7 @@ def _search(
             progress(done, of)
 
 
-def _texts(row: Row) -> Iterator[tuple[str, str | None]]:
+def _texts(row: CallTexts) -> Iterator[tuple[str, str | None]]:
     """What is new in a call, and whose it is."""
     asked = [] if row["messages_suffix"] is None else json.loads(row["messages_suffix"])
     if row["request"] is not None:

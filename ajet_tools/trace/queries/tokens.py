@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples.build import build
 from ajet_sdk.trace.reader import calls_of, episodes
-from ajet_sdk.types import Episode
+from ajet_sdk.types import Episode, Json, JsonView
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.episodes import attempts_of, step_of
 
@@ -104,7 +103,7 @@ def recomputed_advantages(reader: TraceReader, *episode_ids: str) -> dict[str, _
     return recomputed
 
 
-def _compared(reader: TraceReader, episode_id: str) -> tuple[list[Episode], dict[str, Any]]:
+def _compared(reader: TraceReader, episode_id: str) -> tuple[list[Episode], Json]:
     """The episodes whose rewards are compared with an episode's, and how the run does that: its group, or its step."""
     run_rows = rows(
         reader,
@@ -117,7 +116,7 @@ def _compared(reader: TraceReader, episode_id: str) -> tuple[list[Episode], dict
     return episodes(reader, episode_ids=ids, superseded=True), settings
 
 
-def _of_compared(reader: TraceReader, compared: Sequence[Episode], settings: Mapping[str, Any]) -> dict[str, _Floats]:
+def _of_compared(reader: TraceReader, compared: Sequence[Episode], settings: JsonView) -> dict[str, _Floats]:
     if not compared:
         return {}
     batch = build(compared, policy_version=_step_version(reader, *_step_of(compared[0])), **settings)
@@ -131,7 +130,7 @@ def _of_compared(reader: TraceReader, compared: Sequence[Episode], settings: Map
     return recomputed
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(config: JsonView) -> Json:
     """The arguments of `build` that a recorded config tells."""
     algorithm = (config.get("trainer_common") or {}).get("algorithm") or {}
     rollout = config.get("rollout") or {}

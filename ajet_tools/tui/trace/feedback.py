@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import getpass
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from rich.text import Text
 from textual import work
@@ -21,6 +21,7 @@ from ajet_sdk.reporting.output import visible
 from ajet_sdk.trace.feedback import give
 from ajet_sdk.types import Feedback
 from ajet_tools.text.clean import one_line
+from ajet_tools.trace.queries.calls import FeedbackRow
 from ajet_tools.trace.queries.episodes import feedback_rows
 from ajet_tools.tui.base import Dialog
 from ajet_tools.tui.trace.screen import TraceViewer
@@ -152,7 +153,7 @@ def _author() -> str:
         return ""
 
 
-def render_feedback(rows: Sequence[Mapping[str, Any]]) -> Text:
+def render_feedback(rows: Sequence[FeedbackRow]) -> Text:
     """The feedback that is there: author, time, text."""
     shown = Text()
     for row in rows:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import yaml
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
@@ -16,10 +16,19 @@ from textual.widgets import ContentSwitcher, DataTable, Static
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.types import now
 from ajet_tools.text.clean import one_line
-from ajet_tools.text.tables import compact, failures_in_words, lasting, number, seconds_of, steps_of, table
+from ajet_tools.text.tables import compact, lasting, number, table
 from ajet_tools.trace import queries
 from ajet_tools.trace.decoding import recorded_config
-from ajet_tools.trace.queries.runs import Panel, panels
+from ajet_tools.trace.queries.runs import (
+    Failure,
+    LedgerTotal,
+    Panel,
+    RunOverview,
+    failures_in_words,
+    panels,
+    seconds_of,
+    steps_of,
+)
 from ajet_tools.tui.trace.runs import STATUS_STYLES
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import Chart, sparkline
@@ -60,7 +69,7 @@ class RunScreen(TraceScreen):
     def __init__(self, run_id: str) -> None:
         super().__init__()
         self.run_id = run_id
-        self.run: dict[str, Any] | None = None
+        self.run: RunOverview | None = None
         self.panels: list[Panel] = []
         self.first = 0
         """Which panel stands first."""
@@ -222,7 +231,7 @@ class RunScreen(TraceScreen):
         self.app.copy(self.run_id, "the run's id")
 
 
-def _head(run: dict[str, Any], shown: list[Panel], width: int) -> Text:
+def _head(run: RunOverview, shown: list[Panel], width: int) -> Text:
     """Two lines: where the run stands, and what it has come to."""
     head = Text(no_wrap=True, overflow="ellipsis")
     head.append(one_line(run["name"], 24), style="bold")
@@ -244,9 +253,9 @@ def _head(run: dict[str, Any], shown: list[Panel], width: int) -> Text:
     return head
 
 
-def _ledger(totals: list[dict[str, Any]], failed: list[dict[str, Any]], width: int) -> Group:
+def _ledger(totals: list[LedgerTotal], failed: list[Failure], width: int) -> Group:
     """What became of the tokens, and why episodes failed."""
-    parts: list[Any] = []
+    parts: list[RenderableType] = []
     if totals:
         tokens = sum(row["tokens"] for row in totals) or 1
         rows = [{**row, "share": f"{row['tokens'] / tokens:.1%}"} for row in totals]
@@ -256,9 +265,8 @@ def _ledger(totals: list[dict[str, Any]], failed: list[dict[str, Any]], width: i
     parts.append(Text())
     if failed:
         columns = ("cause", "episodes", "share", "last_step", "example", "error")
-        rows = [{**{c: row[c] for c in columns}, "share": f"{row['share']:.1%}"} for row in failed]
-        for row in rows:
-            row["example"] = row["example"][:8]
+        causes = [{**row, "share": f"{row['share']:.1%}", "example": row["example"][:8]} for row in failed]
+        rows = [{column: cause[column] for column in columns} for cause in causes]
         parts.append(table(rows, width, title="failures by cause", right=["share"]))
     else:
         parts.append(Text("No episode failed.", style="dim"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -12,17 +13,9 @@ from textual.widgets import Static
 
 from ajet_sdk.types import now
 from ajet_tools.text.clean import one_line, short_ids
-from ajet_tools.text.tables import (
-    compact,
-    failures_in_words,
-    fields,
-    lasting,
-    number,
-    quiet_seconds,
-    seconds_of,
-    steps_of,
-)
+from ajet_tools.text.tables import compact, fields, lasting, number
 from ajet_tools.trace import queries
+from ajet_tools.trace.queries.runs import RunOverview, failures_in_words, quiet_seconds, seconds_of, steps_of
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import sparkline
 
@@ -52,7 +45,7 @@ class RunsScreen(TraceScreen):
 
     def __init__(self) -> None:
         super().__init__()
-        self.runs: list[dict[str, Any]] = []
+        self.runs: list[RunOverview] = []
         self.loaded = False
 
     def compose_body(self) -> ComposeResult:
@@ -83,7 +76,7 @@ class RunsScreen(TraceScreen):
         self.loaded = True
         self._fill(runs)
 
-    def _fill(self, runs: list[dict[str, Any]]) -> None:
+    def _fill(self, runs: list[RunOverview]) -> None:
         """New values go into their cells; where a run is new, the cursor stays on the run where it stands."""
         table, chosen = self.query_one(FittedTable), self.chosen
         self.runs = runs
@@ -108,7 +101,7 @@ class RunsScreen(TraceScreen):
         self._describe()
 
     @property
-    def chosen(self) -> dict[str, Any] | None:
+    def chosen(self) -> RunOverview | None:
         """The run under the cursor."""
         row = self.query_one(FittedTable).cursor_row
         return self.runs[row] if 0 <= row < len(self.runs) else None
@@ -153,7 +146,7 @@ def _align_right(text: str, style: str = "") -> Text:
     return Text(text, style=style, justify="right", no_wrap=True)
 
 
-def _cells(short: str, run: dict[str, Any]) -> list[Text]:
+def _cells(short: str, run: RunOverview) -> list[Text]:
     style = STATUS_STYLES.get(run["status"], "")
     rewards = run["rewards"]
     return [
@@ -170,7 +163,7 @@ def _cells(short: str, run: dict[str, Any]) -> list[Text]:
     ]
 
 
-def _describe_run(run: dict[str, Any]) -> Any:
+def _describe_run(run: RunOverview) -> Table:
     quiet = quiet_seconds(run, now())
     note = f"; nothing new for {lasting(quiet)}" if quiet is not None and quiet >= _QUIET else ""
     if run["status"] == "interrupted":

@@ -14,10 +14,19 @@ from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Metric, Run
-from ajet_tools.text.tables import compact, failures_in_words, lasting, quiet_seconds, seconds_of, steps_of
+from ajet_tools.text.tables import compact, lasting
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import state_of
-from ajet_tools.trace.queries.runs import Curve, Panel, panels, thin
+from ajet_tools.trace.queries.runs import (
+    Curve,
+    Panel,
+    failures_in_words,
+    panels,
+    quiet_seconds,
+    seconds_of,
+    steps_of,
+    thin,
+)
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=timezone.utc)
 
