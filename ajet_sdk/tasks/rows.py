@@ -101,15 +101,18 @@ def _put(fields: dict[str, object], metadata: dict[str, object], target: str, va
         )
 
 
+_SCALARS = (str, int, float, bool, type(None))
+
+
 def _plain(value: object) -> object:
     """A value as JSON can hold it: bytes as base64, times and decimals as text."""
+    if isinstance(value, _SCALARS):
+        return value
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 KEY = b"ajet.encoding"

@@ -22,6 +22,7 @@ from ajet_tools.dataset.files.values import json_value, values_of
 
 _MOST_COLUMNS = 10_000
 EXACT = 1 << 53
+_encode = json.JSONEncoder(allow_nan=False).encode
 ABSENT = type("_Absent", (), {})()
 """The row has no such key."""
 NOWHERE = type("_Nowhere", (), {})()
@@ -101,9 +102,7 @@ def _without(values: Sequence[Any]) -> list[Any]:
 
 
 def _json_text(values: Sequence[Any]) -> Any:
-    return pa.array(
-        [None if v is ABSENT or v is NOWHERE else json.dumps(v, allow_nan=False) for v in values], pa.string()
-    )
+    return pa.array([None if v is ABSENT or v is NOWHERE else _encode(v) for v in values], pa.string())
 
 
 def _found_objects(values: Sequence[Any], flags: Mapping[str, Any], path: str) -> tuple[Any, Place]:
