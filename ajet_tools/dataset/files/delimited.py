@@ -5,21 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.json_rows import LONGEST, BadRows
+from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
 
 _SNIFFED = 1 << 16
 """Bytes that delimiter and quote are found from."""
 
 
-def csv_rows(
-    stream: BinaryIO, name: str, bad: BadRows, *, as_text: bool = False
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows of text; a cell that holds a JSON object or list is that, except where a query may stand, or `as_text`."""
+def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of text; a cell that holds a JSON object or list is that, except where a query may stand."""
     csv.field_size_limit(LONGEST)  # of the whole process: the default refuses a cell of 131,072 characters
     stream = io.BufferedReader(stream, _SNIFFED)  # type: ignore[type-var]
     delimiter, quote = _dialect(stream.peek(_SNIFFED)[:_SNIFFED], "\t" if name.endswith(".tsv") else ",")
@@ -39,11 +39,30 @@ def csv_rows(
             elif not all(map(_is_utf8, cells)):
                 bad.add(where, "is not UTF-8")
             else:
-                values = cells if as_text else map(_cell, names, cells)
-                yield where, dict(zip(names, values, strict=True))
+                yield where, {column: _cell(column, cell) for column, cell in zip(names, cells, strict=True)}
     except csv.Error as error:
         raise TaskError(f"{name} line {line} is not CSV: {error}") from error
     text.detach()
+
+
+def dialect_of(file: Path) -> tuple[str, str]:
+    """Delimiter and quote of a file."""
+    with file.open("rb") as stream:
+        return _dialect(stream.read(_SNIFFED), "\t" if file.suffix == ".tsv" else ",")
+
+
+def count_regular(file: Path, delimiter: str, quote: str) -> int | None:
+    """How many rows there are, where all is UTF-8 and each has a cell for each column of the header, which differ."""
+    csv.field_size_limit(LONGEST)
+    with file.open("rb") as content:
+        text = io.TextIOWrapper(bounded(content, file.name), encoding="utf-8-sig", newline="")
+        try:
+            table = csv.reader(text, delimiter=delimiter, quotechar=quote)
+            header = next(table, [])
+            count = sum(1 if len(cells) == len(header) else -math.inf for cells in table)
+        except (csv.Error, UnicodeDecodeError):
+            return None
+    return int(count) if len(set(header)) == len(header) and count >= 0 else None
 
 
 def _dialect(start: bytes, usual: str = ",") -> tuple[str, str]:

@@ -17,11 +17,10 @@ from typing import Any
 import polars as pl
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.dataset.files.blocks import encodable, json_line
-from ajet_tools.dataset.files.delimited import csv_rows
+from ajet_tools.dataset.files.delimited import count_regular, dialect_of
 from ajet_tools.dataset.files.lines import HALF_PAIR
-from ajet_tools.dataset.files.sources import columns_of, explain_errors, is_table, open_text, unpacked_name
+from ajet_tools.dataset.files.sources import columns_of, explain_errors, is_table, open_text
 from ajet_tools.dataset.files.tables import is_lines, schema_of
 from ajet_tools.dataset.files.tables import read as rows_of
 
@@ -81,10 +80,10 @@ def _scan(file: Path | str, *, texts: bool) -> pl.LazyFrame:
         if frame is not None:
             frame.collect_schema()
             return frame
-    if unpacked_name(file.name).endswith((".csv", ".tsv")):
-        return _from_csv(file)
     try:
-        if is_lines(file):
+        if file.name.endswith((".csv", ".tsv")):
+            frame = _scan_csv(file)
+        elif is_lines(file):
             frame = _scan_lines(file, texts=texts)
     except (
         pl.exceptions.PolarsError,
@@ -105,10 +104,12 @@ def _scan_table(file: Path) -> pl.LazyFrame:
         return pl.read_ipc_stream(file).lazy()
 
 
-def _from_csv(file: Path) -> pl.LazyFrame:
-    with explain_errors(file), open_text(file) as stream:
-        rows = [cells for _, cells in csv_rows(stream, unpacked_name(file.name), BadRows(), as_text=True)]
-    return pl.DataFrame(rows, dict.fromkeys(rows[0], pl.String) if rows else None).lazy()
+def _scan_csv(file: Path) -> pl.LazyFrame | None:
+    """None where polars has other rows than Python's csv: it makes up cells. Raises PolarsError."""
+    delimiter, quote = dialect_of(file)
+    frame = pl.scan_csv(file, separator=delimiter, quote_char=quote, infer_schema=False, empty_string_is_null=False)
+    rows = frame.select(pl.last().len()).collect(engine="streaming").item()
+    return frame if rows == count_regular(file, delimiter, quote) else None
 
 
 def _scan_lines(file: Path, *, texts: bool) -> pl.LazyFrame | None:
