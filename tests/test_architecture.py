@@ -47,7 +47,7 @@ WRONG = {
     "ajet_sdk/trace/owner.py": "import ajet_sdk.trace.writer",
     "ajet_sdk/samples/splits.py": "import torch",
     "ajet_sdk/learn/trainer.py": "import ray",
-    "ajet_tools/dataset/rows/stats.py": "import textual",
+    "ajet_tools/dataset/curation/stats.py": "import textual",
     "ajet_sdk/reporting/loggers.py": "import duckdb",
 }
 """For each contract, in their order, an import that breaks it."""
@@ -222,7 +222,7 @@ def test_names_in_text_exist() -> None:
         text = re.sub(r"(ajet_[\w.]+):(\w)", r"\1.\2", file.read_text())
         named |= dict.fromkeys(DOTTED.findall(text), str(file.relative_to(ROOT)))
     assert {"ajet_sdk.cluster.code.install_code", "ajet_sdk.backbones.trinity.plugins.DriverMonitor"} <= set(named)
-    assert {"ajet_sdk.backbones.verl.rows.BatchPositions", "ajet_tools.cli.app.main"} <= set(named)
+    assert {"ajet_sdk.backbones.verl.batches.BatchPositions", "ajet_tools.cli.app.main"} <= set(named)
     assert {name: path for name, path in named.items() if not exists(name)} == {}
 
 

@@ -178,7 +178,7 @@ class _OfFactory:
     def create(self, task_id: str, params: JsonView) -> Any:
         environment = self._factory(task_id, **self._spec.arguments)
         if hasattr(environment, "action_space"):
-            adapter: Any = importlib.import_module("ajet_sdk.environments.gymnasium")
+            adapter: Any = importlib.import_module("ajet_sdk.environments.gymnasium_envs")
             return adapter.Played(environment, None, self._spec.actions)
         if self._spec.actions:
             raise _no_actions(self._spec)

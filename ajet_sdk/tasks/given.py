@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.huggingface import path_rows
-from ajet_sdk.tasks.rows import Row
+from ajet_sdk.tasks.task_rows import Row
 from ajet_sdk.types import Json, JsonView, Task
 
 if TYPE_CHECKING:

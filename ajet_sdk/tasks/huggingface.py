@@ -12,7 +12,7 @@ from typing import Any
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingExtra, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
-from ajet_sdk.tasks.rows import Row, by_split, decoder, partitions
+from ajet_sdk.tasks.task_rows import Row, by_split, decoder, partitions
 
 log = logging.getLogger("ajet.tasks")
 

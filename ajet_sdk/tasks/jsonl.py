@@ -9,7 +9,7 @@ from pathlib import Path
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.json_rows import bounded, scan
-from ajet_sdk.tasks.rows import Row
+from ajet_sdk.tasks.task_rows import Row
 
 VALIDATION_SET = "validation_set"
 """The metadata key with the name of the file that a validation task is of, where files are named."""

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ajet_sdk.tasks.rows import SHARD, SPLITS
+from ajet_sdk.tasks.task_rows import SHARD, SPLITS
 from ajet_sdk.types import Task
 
 HELD_OUT = "val"

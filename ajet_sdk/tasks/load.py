@@ -20,7 +20,7 @@ from ajet_sdk.tasks.given import given_rows
 from ajet_sdk.tasks.huggingface import read_huggingface
 from ajet_sdk.tasks.jsonl import read_jsonl
 from ajet_sdk.tasks.lineage import HELD_OUT, same_tasks, seeds_of, splits_of
-from ajet_sdk.tasks.rows import Row, to_task
+from ajet_sdk.tasks.task_rows import Row, to_task
 from ajet_sdk.types import Task
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet_sdk.trace.rows import VERSION
+from ajet_sdk.trace.live_rows import VERSION
 from ajet_sdk.whole_file import write_whole
 
 ROWS_PATH = "/trace/rows"

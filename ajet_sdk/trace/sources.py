@@ -21,9 +21,9 @@ import pyarrow as pa
 from ajet_sdk.errors import QueryError, TraceError
 from ajet_sdk.protocols import Stop
 from ajet_sdk.trace.gathered import FEW, Gathered, Stamp, attach, quoted, runs_of, stamp_of
+from ajet_sdk.trace.live_rows import VERSION, RowsOf
 from ajet_sdk.trace.owner import Owner
 from ajet_sdk.trace.query import SETTINGS, Planner, Scan, select
-from ajet_sdk.trace.rows import VERSION, RowsOf
 from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, TABLES, at_rest, columns_of, empty
 
 Owned = Mapping[Path, Owner]

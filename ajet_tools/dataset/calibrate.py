@@ -23,8 +23,8 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.rollout.outcomes import failure_messages, failures_by_cause, solved
 from ajet_sdk.run import run
-from ajet_sdk.tasks.rows import Row as TaskRow
-from ajet_sdk.tasks.rows import to_task
+from ajet_sdk.tasks.task_rows import Row as TaskRow
+from ajet_sdk.tasks.task_rows import to_task
 from ajet_sdk.types import Episode, Task
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.files.writer import Writer

@@ -22,7 +22,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.rollout.event_loop import call_to_end
 from ajet_sdk.tasks.jsonl import json_rows
-from ajet_sdk.tasks.rows import to_task
+from ajet_sdk.tasks.task_rows import to_task
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Episode, Task
 from ajet_sdk.whole_file import write_whole

@@ -21,7 +21,7 @@ from ajet_sdk.engines.budget import Budget
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
-from ajet_sdk.tasks.rows import Row
+from ajet_sdk.tasks.task_rows import Row
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.files.hashes import digest_of_path, digest_of_values
 from ajet_tools.dataset.files.tables import Row as TableRow

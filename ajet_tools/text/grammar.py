@@ -1,4 +1,4 @@
-"""The grammar of filters: of episodes (`trace.queries.filters`), and of a dataset's rows (`dataset.rows.filter`).
+"""The grammar of filters: of episodes (`trace.queries.filters`), and of a dataset's rows (`dataset.curation.filter`).
 
     filter := all ("or" all)*
     all    := one (["and"] one)*

@@ -13,9 +13,9 @@ from verl import DataProto
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from ajet_sdk.backbones.verl.backbone import compose_config
+from ajet_sdk.backbones.verl.batches import BatchPositions
 from ajet_sdk.backbones.verl.manager import AjetManager
 from ajet_sdk.backbones.verl.mapping import VerlPlace, to_verl
-from ajet_sdk.backbones.verl.rows import BatchPositions
 from ajet_sdk.backbones.verl.runner import write_job
 from ajet_sdk.cluster.mailbox import open_mailbox
 from ajet_sdk.config.config import load_config

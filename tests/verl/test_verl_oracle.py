@@ -19,8 +19,8 @@ from verl.workers.utils.padding import left_right_2_no_padding
 
 from ajet_sdk.backbones.verl import manager as _registers_the_estimator  # noqa: F401
 from ajet_sdk.backbones.verl.backbone import compose_config
+from ajet_sdk.backbones.verl.batches import training_rows
 from ajet_sdk.backbones.verl.mapping import ESTIMATOR
-from ajet_sdk.backbones.verl.rows import training_rows
 from tests.oracle import CLOSE, TEMPERATURE, check_same, gradients, local_loss, sampled
 
 from .configs import config_of, mapping_of

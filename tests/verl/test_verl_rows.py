@@ -17,8 +17,8 @@ from verl.trainer.ppo.reward import extract_reward
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from ajet_sdk.backbones.verl import manager as _registers_the_estimator  # noqa: F401
+from ajet_sdk.backbones.verl.batches import BatchPositions, reward_rows, training_rows, truncate
 from ajet_sdk.backbones.verl.mapping import ESTIMATOR
-from ajet_sdk.backbones.verl.rows import BatchPositions, reward_rows, training_rows, truncate
 from ajet_sdk.samples.build import balance
 from tests.oracle import sampled
 

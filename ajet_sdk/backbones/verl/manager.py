@@ -21,8 +21,8 @@ from ajet_sdk.backbones.shared.failure import failure_of
 from ajet_sdk.backbones.shared.node import deserialize_job
 from ajet_sdk.backbones.shared.steps import attempts_of, samples_of, tasks_of_step, training_sampling
 from ajet_sdk.backbones.shared.validation import GREEDY, validation_sampling
+from ajet_sdk.backbones.verl.batches import reward_rows, training_rows, truncate
 from ajet_sdk.backbones.verl.mapping import ESTIMATOR
-from ajet_sdk.backbones.verl.rows import reward_rows, training_rows, truncate
 from ajet_sdk.backbones.verl.runner import Runner, read_job
 from ajet_sdk.cluster.mailbox import group_message, mailbox_of
 from ajet_sdk.errors import TrainingError

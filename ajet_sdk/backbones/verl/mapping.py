@@ -68,8 +68,8 @@ def to_verl(config: Config, place: VerlPlace) -> dict[str, object]:
     computed: dict[str, object] = {
         "ajet": {"job": str(place.job)},
         "data": {
-            # Positions: what is run is decided by the step, in the order of `local`; see `rows` and `manager`.
-            "custom_cls": {"path": f"pkg://{_HERE}.rows", "name": "BatchPositions"},
+            # Positions: what is run is decided by the step, in the order of `local`; see `batches` and `manager`.
+            "custom_cls": {"path": f"pkg://{_HERE}.batches", "name": "BatchPositions"},
             "train_files": place.steps * rows,
             "val_files": max(1, place.val_tasks),
             "train_batch_size": rows,

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ajet_sdk.engines.local.cache import RESTING, RUNNING, CacheRows, RowCache
 from ajet_sdk.engines.local.forward import causal_mask, forward_of
 from ajet_sdk.engines.local.logits import process
 from ajet_sdk.engines.local.requests import Continuation, StopWatch, TokenDraw, draw, most_likely, uniform
-from ajet_sdk.engines.local.rows import RESTING, RUNNING, CacheRows, RowCache
 from ajet_sdk.errors import EngineError
 
 if TYPE_CHECKING:

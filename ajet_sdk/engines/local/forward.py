@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ajet_sdk.engines.local.rows import RowCache
+from ajet_sdk.engines.local.cache import RowCache
 from ajet_sdk.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ class DatasetCommands(LazyGroup):
             "Remove rows that leak an evaluation set, with the evidence for each.",
         ),
         "split": ("similarity", "Split a dataset so that rows keep their side when the file grows."),
-        "filter": ("rows", "Keep rows that match an expression, a language or a judge."),
-        "mix": ("rows", "Mix several datasets by weight."),
+        "filter": ("selection", "Keep rows that match an expression, a language or a judge."),
+        "mix": ("selection", "Mix several datasets by weight."),
         "export": ("export", "Convert a dataset to the format of a training library."),
         "view": (
             "inspect",

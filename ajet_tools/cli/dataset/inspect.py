@@ -18,14 +18,14 @@ from ajet_sdk.whole_file import write_whole
 from ajet_tools.cli.dataset.options import Map, RowOptions, SkipBad, Source, Sources, counted, counting, mapping_of
 from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
 from ajet_tools.cli.viewer import check_terminal, load_viewer
+from ajet_tools.dataset.curation.diff import Changed, Difference
+from ajet_tools.dataset.curation.diff import diff as compare
+from ajet_tools.dataset.curation.filter import parse, unknown_field
+from ajet_tools.dataset.curation.stats import Lengths, Stats, gather
+from ajet_tools.dataset.curation.validate import KINDS, Report
+from ajet_tools.dataset.curation.validate import validate as run_validate
 from ajet_tools.dataset.files.tables import files_of, splits_of, text_of
 from ajet_tools.dataset.review.estimate import estimate_errors
-from ajet_tools.dataset.rows.diff import Changed, Difference
-from ajet_tools.dataset.rows.diff import diff as compare
-from ajet_tools.dataset.rows.filter import parse, unknown_field
-from ajet_tools.dataset.rows.stats import Lengths, Stats, gather
-from ajet_tools.dataset.rows.validate import KINDS, Report
-from ajet_tools.dataset.rows.validate import validate as run_validate
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
 

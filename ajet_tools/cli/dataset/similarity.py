@@ -17,7 +17,7 @@ import typer
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.progress_bar import ProgressBar
-from ajet_sdk.tasks.rows import SPLITS
+from ajet_sdk.tasks.task_rows import SPLITS
 from ajet_tools.cli.dataset.options import (
     Embeddings,
     Meaning,
@@ -34,10 +34,10 @@ from ajet_tools.cli.dataset.options import (
     write_report,
 )
 from ajet_tools.cli.options import expand_options
+from ajet_tools.dataset.curation.combine import Splitter, check_fractions, keys_of
+from ajet_tools.dataset.curation.filter import field_names, unknown_field
 from ajet_tools.dataset.files.sources import splits_of
 from ajet_tools.dataset.files.writer import Shape, Writer
-from ajet_tools.dataset.rows.combine import Splitter, check_fractions, keys_of
-from ajet_tools.dataset.rows.filter import field_names, unknown_field
 from ajet_tools.dataset.similarity.dedup import Found, RowFacts
 from ajet_tools.dataset.similarity.dedup import find as find_duplicates
 from ajet_tools.dataset.similarity.near import OnProgress, together

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ajet_sdk.errors import MissingExtra
-from ajet_tools.dataset.rows.stats import Stats
+from ajet_tools.dataset.curation.stats import Stats
 
 _INK, _FAINT = "#26323d", "#d9dee3"
 _COLOURS = ("#3b6ea5", "#d9822b", "#4f9d69", "#b8476b", "#7d63b8", "#a58a2c", "#3c9aa8", "#8d6a54", "#6f7f8f")

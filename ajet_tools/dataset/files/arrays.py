@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.rows import decoded
+from ajet_sdk.tasks.task_rows import decoded
 from ajet_tools.dataset.files.places import DEEPEST, MOST_FIELDS, Columns, Place
 from ajet_tools.dataset.files.values import json_value, values_of
 

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ajet_sdk.tasks.rows import QUERY_COLUMNS
+from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.arrays import change, convert, find, look_at
 from ajet_tools.dataset.files.lines import Path, decode
 from ajet_tools.dataset.files.places import Columns, Place, merged

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ajet_sdk.tasks.rows import QUERY_COLUMNS
+from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.values import kind_of
 
 Structure = Mapping[str, Any]

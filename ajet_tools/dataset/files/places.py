@@ -2,7 +2,7 @@
 
 A table's column has one type. Where rows come from several files, or from text, the types that they bring are merged
 (`merge`). What a table declares stays as it is, with what Hugging Face's `datasets` notes of it. Two things are kept
-beside the column, in the schema's metadata, where `ajet_sdk.tasks.rows` finds them when the file is read:
+beside the column, in the schema's metadata, where `ajet_sdk.tasks.task_rows` finds them when the file is read:
 
 - a place whose values have several types, or that Arrow cannot hold (an empty object, an integer past 64 bits, half a
   surrogate pair, an object of hundreds of keys), is JSON text;
@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.rows import KEY
+from ajet_sdk.tasks.task_rows import KEY
 
 FEATURES = b"huggingface"
 MOST_FIELDS, DEEPEST = 256, 16

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.json_rows import bounded
-from ajet_sdk.tasks.rows import by_split, partitions
+from ajet_sdk.tasks.task_rows import by_split, partitions
 
 log = logging.getLogger("ajet.dataset")
 

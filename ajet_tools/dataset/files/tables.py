@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded, json_rows, parse_line
-from ajet_sdk.tasks.rows import FIELDS
+from ajet_sdk.tasks.task_rows import FIELDS
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, blocks_of, text_of
 from ajet_tools.dataset.files.delimited import csv_rows
 from ajet_tools.dataset.files.places import Columns

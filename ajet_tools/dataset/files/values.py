@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.rows import decoded
+from ajet_sdk.tasks.task_rows import decoded
 from ajet_tools.dataset.files.places import Columns
 
 ABSENT = object()

@@ -24,10 +24,10 @@ import yaml
 from ajet_sdk.config.source import load_yaml
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset import prompts
+from ajet_tools.dataset.curation.forms import NGrams, form_of
+from ajet_tools.dataset.curation.schema import ANSWERS, LANGUAGE_FIELDS, OURS, query_of
 from ajet_tools.dataset.files.tables import Row, text_of
 from ajet_tools.dataset.generate.records import CIRCUMSTANCE, NoProgress
-from ajet_tools.dataset.rows.forms import NGrams, form_of
-from ajet_tools.dataset.rows.schema import ANSWERS, LANGUAGE_FIELDS, OURS, query_of
 
 __all__ = ["WINDOW", "Axis", "Collapsed", "Coverage", "axes_of", "cells_of"]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
-from ajet_sdk.tasks.rows import Row as TaskRow
-from ajet_sdk.tasks.rows import to_task
+from ajet_sdk.tasks.task_rows import Row as TaskRow
+from ajet_sdk.tasks.task_rows import to_task
+from ajet_tools.dataset.curation.schema import OURS, query_of
 from ajet_tools.dataset.files.tables import Row, read, text_of
 from ajet_tools.dataset.generate.records import CallSettings, GenerationResult
-from ajet_tools.dataset.rows.schema import OURS, query_of
 
 __all__ = [
     "Example",

@@ -10,6 +10,7 @@ from typing import Any
 from ajet_sdk.engines.budget import tokens_of
 from ajet_sdk.engines.client import ModelClient
 from ajet_tools.dataset import prompts
+from ajet_tools.dataset.curation.schema import Misfit, RowShape
 from ajet_tools.dataset.files.tables import Row, text_of
 from ajet_tools.dataset.generate.coverage import axes_of
 from ajet_tools.dataset.generate.examples import Example, Side, as_example, split_sides, splits_from
@@ -24,7 +25,6 @@ from ajet_tools.dataset.generate.records import (
     Unusable,
     WriterCall,
 )
-from ajet_tools.dataset.rows.schema import Misfit, RowShape
 
 SMALL = 5
 """With fewer seeds, none is kept apart for validation unless that is asked for."""

@@ -11,6 +11,7 @@ from ajet_sdk.engines.budget import tokens_of
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import AjetError, ConfigError, TaskError
 from ajet_tools.dataset import prompts
+from ajet_tools.dataset.curation.schema import RowShape
 from ajet_tools.dataset.documents.chunks import Chunk
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.tables import Row, text_of
@@ -25,7 +26,6 @@ from ajet_tools.dataset.generate.records import (
     NoProgress,
     Outlook,
 )
-from ajet_tools.dataset.rows.schema import RowShape
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import Verifier

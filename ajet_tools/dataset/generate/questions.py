@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from ajet_tools.dataset import prompts
+from ajet_tools.dataset.curation.schema import Misfit, RowShape, query_of
 from ajet_tools.dataset.documents.chunks import Chunk
 from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.generate.records import Unusable, WriterCall
-from ajet_tools.dataset.rows.schema import Misfit, RowShape, query_of
 from ajet_tools.dataset.verify.verdict import question_of
 
 _ABOUT_TEXT = re.compile(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_tools.dataset import prompts
+from ajet_tools.dataset.curation.forms import Diversity, diversity_of
 from ajet_tools.dataset.prompts import Prompt
-from ajet_tools.dataset.rows.forms import Diversity, diversity_of
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.decontaminate import Leaks

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.tasks.lineage import plain_text
 from ajet_tools.dataset import prompts
+from ajet_tools.dataset.curation.forms import form_of, given_away
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.generate.examples import Example
 from ajet_tools.dataset.generate.records import CallSettings, Candidate, Checks, Rejected
-from ajet_tools.dataset.rows.forms import form_of, given_away
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.near import NearIndex
 from ajet_tools.dataset.similarity.paraphrase import IN_EVALUATION

@@ -20,7 +20,7 @@ from ajet_sdk.judges.model import JudgeModel
 from ajet_sdk.judges.rewards import judged
 from ajet_sdk.rollout.outcomes import solved
 from ajet_sdk.rollout.threads import Workers
-from ajet_sdk.tasks.rows import Row, to_task
+from ajet_sdk.tasks.task_rows import Row, to_task
 from ajet_sdk.types import Episode, Task
 from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.prompts import load

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.tasks.rows import QUERY_COLUMNS
+from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ajet_tools.dataset.review.review import Review
-from ajet_tools.tui.dataset.rows import RowsScreen
+from ajet_tools.tui.dataset.row_list import RowsScreen
 from ajet_tools.tui.dataset.screen import DatasetViewer
 
 __all__ = ["DatasetApp"]

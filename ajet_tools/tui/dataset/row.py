@@ -20,7 +20,7 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from ajet_sdk.reporting.output import visible
-from ajet_sdk.tasks.rows import QUERY_COLUMNS
+from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.review.journal import Mark
 from ajet_tools.dataset.review.review import Review

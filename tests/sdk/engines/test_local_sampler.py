@@ -32,8 +32,8 @@ from transformers import (
 )
 
 from ajet_sdk.engines.local.batch import RunningBatch
+from ajet_sdk.engines.local.cache import RowCache
 from ajet_sdk.engines.local.forward import LlamaForward, ModelForward, forward_of
-from ajet_sdk.engines.local.rows import RowCache
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.engines.local.single import SingleConversation
 from ajet_sdk.engines.scripted import ByteTokenizer

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import ConfigError, EnvironmentUnavailable, MissingResource, TaskError
 from ajet_sdk.tasks.load import TaskSets, load_tasks
-from ajet_sdk.tasks.rows import Row, to_task
+from ajet_sdk.tasks.task_rows import Row, to_task
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(6)]
 

@@ -22,13 +22,13 @@ from ajet_sdk.engines.budget import Budget
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.card.card import Facts, write_card
+from ajet_tools.dataset.curation.forms import NGrams
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.generate.coverage import WINDOW, Axis, Collapsed, Coverage, axes_of, cells_of
 from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.records import GenerationConfig, GenerationResult
 from ajet_tools.dataset.model.open import open_endpoint
-from ajet_tools.dataset.rows.forms import NGrams
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
 
 TUTORIAL = Path(__file__).parents[3] / "tutorial" / "example_dataset_expansion"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ajet_sdk.errors import ConfigError
+from ajet_tools.dataset.curation.diff import diff
 from ajet_tools.dataset.files.writer import Writer
-from ajet_tools.dataset.rows.diff import diff
 
 
 def written(path: Path, *rows: dict[str, Any]) -> str:

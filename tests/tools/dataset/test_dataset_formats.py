@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import ConfigError
+from ajet_tools.dataset.curation.formats import Unfit, converter
+from ajet_tools.dataset.curation.messages import as_messages
 from ajet_tools.dataset.files.blocks import LineBlock, json_line
-from ajet_tools.dataset.rows.formats import Unfit, converter
-from ajet_tools.dataset.rows.messages import as_messages
 
 USER = {"role": "user", "content": "q"}
 REPLY = {"role": "assistant", "content": "a"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.rows.forms import form_of, given_away
+from ajet_tools.dataset.curation.forms import form_of, given_away
 
 pytestmark = pytest.mark.slow
 

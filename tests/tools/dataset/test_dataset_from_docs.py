@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ajet_sdk.tasks.rows import Row, to_task
+from ajet_sdk.tasks.task_rows import Row, to_task
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.documents.read import read_document
 from tests.tools.dataset.written import lock, teach, write_docx, write_pdf

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_tools.dataset.rows import combine as mix
+from ajet_tools.dataset.curation import combine as mix
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from ajet_sdk.errors import ConfigError, TaskError
+from ajet_tools.dataset.curation.filter import parse
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.review.journal import Decision
 from ajet_tools.dataset.review.review import Only, Review
 from ajet_tools.dataset.review.save import Plan, proposed, rejected_beside, save
-from ajet_tools.dataset.rows.filter import parse
 
 
 def row(i: int) -> dict[str, Any]:

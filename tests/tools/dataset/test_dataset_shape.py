@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ajet_sdk.errors import TaskError
+from ajet_tools.dataset.curation.schema import Misfit, RowShape
 from ajet_tools.dataset.files.tables import Row
-from ajet_tools.dataset.rows.schema import Misfit, RowShape
 
 
 def shape_of(*values: dict[str, Any], **options: Any) -> RowShape:

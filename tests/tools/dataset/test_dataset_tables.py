@@ -375,7 +375,7 @@ def test_the_text_of_a_row_is_what_it_asks(row: dict[str, Any], text: str) -> No
 @pytest.mark.slow
 def test_lines_are_read_without_a_database_or_an_http_client() -> None:
     """They take longer to load than most datasets to read, and Parquet's reader loads with the first such file."""
-    code = "import sys, ajet_tools.dataset.files.tables, ajet_tools.dataset.rows.stats; print(*sys.modules)"
+    code = "import sys, ajet_tools.dataset.files.tables, ajet_tools.dataset.curation.stats; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert {"duckdb", "pyarrow.parquet", "httpx", "torch"}.isdisjoint(done.stdout.split())
 

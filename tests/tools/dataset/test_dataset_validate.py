@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet_sdk.types import Task
+from ajet_tools.dataset.curation.facts import facts_of, facts_of_rows
+from ajet_tools.dataset.curation.validate import Report, validate
 from ajet_tools.dataset.files.blocks import LineBlock
-from ajet_tools.dataset.rows.facts import facts_of, facts_of_rows
-from ajet_tools.dataset.rows.validate import Report, validate
 
 
 def written(path: Path, *rows: Any) -> str:

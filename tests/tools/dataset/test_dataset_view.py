@@ -20,7 +20,7 @@ from ajet_tools.dataset.review.review import Review
 from ajet_tools.tui.dataset.app import DatasetApp
 from ajet_tools.tui.dataset.edit import EditScreen
 from ajet_tools.tui.dataset.row import RowScreen
-from ajet_tools.tui.dataset.rows import RowsScreen
+from ajet_tools.tui.dataset.row_list import RowsScreen
 from ajet_tools.tui.dataset.save import SaveScreen, UnsavedScreen
 from ajet_tools.tui.widgets.long_text import LongText
 from tests.tools.terminal import in_terminal

@@ -19,8 +19,8 @@ from importlib import import_module
 from typing import Any, Literal, get_args
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.tasks.rows import QUERY_COLUMNS
-from ajet_tools.dataset.rows.filter import task_id_of
+from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
+from ajet_tools.dataset.curation.filter import task_id_of
 
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -20,13 +20,13 @@ import polars as pl
 import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
+from ajet_tools.dataset.curation.filter import unknown_field
+from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import Block, Irregular, TableBlock
 from ajet_tools.dataset.files.frames import column, read, types_of
 from ajet_tools.dataset.files.places import Columns, Place, merged
 from ajet_tools.dataset.files.tables import files_of, tables_of
 from ajet_tools.dataset.files.writer import Writer
-from ajet_tools.dataset.rows.filter import unknown_field
-from ajet_tools.dataset.rows.language import language_of
 
 _ROWS = 8192
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")

@@ -12,10 +12,10 @@ from typing import Any
 import polars as pl
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.rows import FIELDS
+from ajet_sdk.tasks.task_rows import FIELDS
+from ajet_tools.dataset.curation.formats import Unfit, converter
 from ajet_tools.dataset.files.blocks import Irregular, LineBlock, json_line
 from ajet_tools.dataset.files.lines import Structure, as_json, asking, kind_at, kind_in, leaves, structures
-from ajet_tools.dataset.rows.formats import Unfit, converter
 
 _CHATS = (
     "messages",

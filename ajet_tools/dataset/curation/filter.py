@@ -21,12 +21,12 @@ import numpy as np
 import polars as pl
 
 from ajet_sdk.errors import AjetError, ConfigError
-from ajet_sdk.tasks.rows import Row as TaskRow
-from ajet_sdk.tasks.rows import to_task
+from ajet_sdk.tasks.task_rows import Row as TaskRow
+from ajet_sdk.tasks.task_rows import to_task
+from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import QUERIES, Block, Irregular, LineBlock, Path, TableBlock, text_of
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.values import ABSENT, POSITION, find_at
-from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Node, Token, fold, tree
 
 DERIVED = {

@@ -27,12 +27,12 @@ from ajet_tools.cli.dataset.options import (
     to_place,
 )
 from ajet_tools.cli.options import AsJson, expand_options
+from ajet_tools.dataset.curation.combine import blocks, parse_part, plan
+from ajet_tools.dataset.curation.filter import parse
+from ajet_tools.dataset.curation.keep import Keep
+from ajet_tools.dataset.curation.sql import Where, is_sql, select
 from ajet_tools.dataset.files.tables import read_blocks, tables_of
 from ajet_tools.dataset.files.writer import Writer
-from ajet_tools.dataset.rows.combine import blocks, parse_part, plan
-from ajet_tools.dataset.rows.filter import parse
-from ajet_tools.dataset.rows.keep import Keep
-from ajet_tools.dataset.rows.sql import Where, is_sql, select
 
 app = typer.Typer(add_completion=False)
 

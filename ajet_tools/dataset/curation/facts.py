@@ -14,15 +14,15 @@ import numpy as np
 import polars as pl
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.rows import Row as TaskRow
-from ajet_sdk.tasks.rows import to_task
+from ajet_sdk.tasks.task_rows import Row as TaskRow
+from ajet_sdk.tasks.task_rows import to_task
+from ajet_tools.dataset.curation.forms import given_away, may_give_away
+from ajet_tools.dataset.curation.schema import ANSWERS
 from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, encodable, text_of
 from ajet_tools.dataset.files.hashes import normalize
 from ajet_tools.dataset.files.lines import Structure, asking, kind_at, kind_in, kinds_of, structures
 from ajet_tools.dataset.files.values import kind_of
 from ajet_tools.dataset.prompts import repeated, wording
-from ajet_tools.dataset.rows.forms import given_away, may_give_away
-from ajet_tools.dataset.rows.schema import ANSWERS
 from ajet_tools.dataset.similarity.text import normals
 
 if TYPE_CHECKING:

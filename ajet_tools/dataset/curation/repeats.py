@@ -19,8 +19,8 @@ import polars as pl
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
-from ajet_sdk.tasks.rows import Row as TaskRow
-from ajet_sdk.tasks.rows import to_task
+from ajet_sdk.tasks.task_rows import Row as TaskRow
+from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.files.blocks import LineBlock, as_lines
 from ajet_tools.dataset.files.tables import read_blocks
 

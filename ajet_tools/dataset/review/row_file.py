@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_sdk.errors import ConfigError, TaskError
+from ajet_tools.dataset.curation.filter import task_id_of
+from ajet_tools.dataset.curation.schema import OURS
 from ajet_tools.dataset.files.tables import Row, text_of
 from ajet_tools.dataset.files.values import KINDS, kind_of
 from ajet_tools.dataset.files.writer import json_line
-from ajet_tools.dataset.rows.filter import task_id_of
-from ajet_tools.dataset.rows.schema import OURS
 
 _TOGETHER = 256
 """Rows that are written at a time; those that wait can't be read yet."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ajet_sdk.errors import ConfigError
+from ajet_tools.dataset.curation.filter import Filter
+from ajet_tools.dataset.curation.language import LANGUAGES, language_of
+from ajet_tools.dataset.curation.sql import Where
 from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.tables import Row
-from ajet_tools.dataset.rows.filter import Filter
-from ajet_tools.dataset.rows.language import LANGUAGES, language_of
-from ajet_tools.dataset.rows.sql import Where
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier

@@ -14,10 +14,10 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from ajet_sdk.errors import AjetError
+from ajet_tools.dataset.curation.filter import Filter, parse
 from ajet_tools.dataset.review.journal import Mark
 from ajet_tools.dataset.review.review import Only, Review
 from ajet_tools.dataset.review.save import Plan
-from ajet_tools.dataset.rows.filter import Filter, parse
 from ajet_tools.text.clean import one_line
 from ajet_tools.text.grammar import FilterError
 from ajet_tools.tui.dataset.edit import EditScreen
