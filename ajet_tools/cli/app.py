@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +27,11 @@ from ajet_sdk.addresses import public
 from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, QueryError, SignatureError, TaskError, place_of
 from ajet_sdk.reporting.output import echo, style
 from ajet_tools.cli.lazy import LazyGroup
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    from typer._click import Context
 
 USAGE_ERRORS = (ConfigError, SignatureError, TaskError, MissingExtra, QueryError)
 _LONGEST = 4000
@@ -92,7 +97,7 @@ class _Root(LazyGroup):
         "Set up": ("model", "config", "rehearse", "trainer", "env", "install", "doctor"),
     }
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """`ajet --conf FILE …` is `ajet train --conf FILE …`; `--traceback` may stand anywhere.
 
         `--with-ray-cluster` without an address is this machine's cluster, as it was where it took none.
@@ -107,7 +112,7 @@ class _Root(LazyGroup):
             args = ["train", *args]
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Context) -> object:
         stdout = _stdout()
         try:
             with _log_shown():
@@ -164,12 +169,12 @@ def _is_left() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _interrupted(ctx: Any, code: int = 128 + signal.SIGINT) -> typer.Exit:
+def _interrupted(ctx: Context, code: int = 128 + signal.SIGINT) -> typer.Exit:
     messages = {
         "train": "records already written are kept; `ajet train … --resume` continues from the last checkpoint",
         "dataset": "files are written whole or not at all",
     }
-    _print_message("Interrupted", messages.get(ctx.invoked_subcommand, "records already written are kept"))
+    _print_message("Interrupted", messages.get(ctx.invoked_subcommand or "", "records already written are kept"))
     return typer.Exit(128 + signal.SIGTERM if "ajet.ended" in ctx.meta else code)
 
 
@@ -309,7 +314,7 @@ def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
     _end(code)
 
 
-def _children() -> list[Any]:
+def _children() -> list[BaseProcess]:
     """The processes that Python waits for."""
     multiprocessing = sys.modules.get("multiprocessing")
     return [child for child in multiprocessing.active_children() if not child.daemon] if multiprocessing else []

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,6 +17,7 @@ from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.config.judge_kinds import KINDS, judge_forms
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.load import judge_section
+from ajet_sdk.types import Json
 
 JUDGE_HELP = f"{', '.join(judge_forms(KINDS))}, or a judge of an installed package."
 
@@ -61,12 +62,12 @@ class Arguments:
     scripted: str | None = None
     skip_bad_rows: bool = False
     exp_dir: Path | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, object] = field(default_factory=dict)
     """Further keys by dotted path, e.g. `model.base_url`; None says nothing."""
 
     def config(self) -> Config:
         """The config, checked. Raises ConfigError."""
-        overrides: dict[str, Any] = {
+        overrides: dict[str, object] = {
             "backbone": self.backbone,
             "rollout.user_workflow": _from_here(self.agent) if self.agent else None,
             "model.path": _absolute(self.model) if self.model and Path(self.model).exists() else self.model,
@@ -78,7 +79,7 @@ class Arguments:
         }
         if self.conf is None and self.agent:
             overrides.setdefault("experiment_name", f"{_stem(self.agent)}-{datetime.now():%Y%m%d-%H%M%S}")
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for path, value in overrides.items():
             if value is not None:
                 _put(values, path, value)
@@ -87,7 +88,7 @@ class Arguments:
             config = config.model_copy(update={"experiment_dir": str(self.exp_dir / config.experiment_name)})
         return config
 
-    def _tasks(self) -> dict[str, Any]:
+    def _tasks(self) -> dict[str, object]:
         if self.tasks is None:
             if self.val_tasks is not None:
                 return {"task_reader.jsonl_dataset_file.validation.file_path": _absolute(self.val_tasks)}
@@ -112,7 +113,7 @@ class Arguments:
         }
 
 
-def _put(values: dict[str, Any], path: str, value: Any) -> None:
+def _put(values: Json, path: str, value: object) -> None:
     *sections, last = path.split(".")
     for name in sections:
         values = values.setdefault(name, {})
@@ -171,7 +172,7 @@ class AgentOptions:
         tasks: str | None = None,
         val_tasks: str | None = None,
         skip_bad_rows: bool = False,
-        more: Mapping[str, Any],
+        more: Mapping[str, object],
     ) -> Config:
         """The config of a run of that agent; `more` has further keys. Raises ConfigError, also where nothing answers.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -86,7 +86,7 @@ def _with_signal(report: Report) -> int:
     return sum(len({e.reward for e in score.episodes if e.reward is not None}) > 1 for score in report.tasks)
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: Report) -> dict[str, object]:
     failed = sum(score.failed for score in report.tasks)
     counts = {"tasks": len(report.tasks), "with_signal": _with_signal(report), "failed": failed}
     return {**pick(report, "run_id", "reward", "pass_at", "failures", "notices"), **counts}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -96,7 +96,7 @@ def _show(records: list[Record], library: Library, version: str | None, as_json:
     """Print the results, or how they compare; True where one is worse."""
     if version is None:
         if as_json:
-            print_json([record.as_dict() for record in records])
+            print_json(records)
             return False
         out = console()
         out.print(table([record.row() for record in records], out.width, right=("reward",)))
@@ -168,7 +168,7 @@ def _directory(keep: Path | None, name: str) -> Iterator[Path]:
     yield folder
 
 
-COSTS = {"time/step": "seconds", "train/tokens_sampled": "tokens", "train/episodes": "episodes"}
+COSTS = ("time/step", "train/tokens_sampled", "train/episodes")
 
 
 def _curve(experiment: Path) -> Iterator[Point]:
@@ -178,16 +178,17 @@ def _curve(experiment: Path) -> Iterator[Point]:
     by_step: dict[int, dict[str, float]] = {}
     for row in rows:
         by_step.setdefault(row["step"], {})[row["name"]] = row["value"]
-    spent: dict[str, Any] = dict.fromkeys(COSTS.values(), 0.0)
+    spent = dict.fromkeys(COSTS, 0.0)
     for step, values in sorted(by_step.items()):
-        for name, cost in COSTS.items():
-            spent[cost] += values.get(name, 0.0)
+        for name in COSTS:
+            spent[name] += values.get(name, 0.0)
         if "val/reward" in values:
             greedy = values.get("val/greedy_reward")
-            rounded = {cost: round(value, 1) if cost == "seconds" else int(value) for cost, value in spent.items()}
             yield Point(
                 step=step,
                 reward=round(values["val/reward"], 4),
                 greedy=None if greedy is None else round(greedy, 4),
-                **rounded,
+                seconds=round(spent["time/step"], 1),
+                tokens=int(spent["train/tokens_sampled"]),
+                episodes=int(spent["train/episodes"]),
             )

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 import ajet
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.whole_file import write_whole
@@ -52,23 +54,15 @@ class Record:
     curve: tuple[Point, ...]
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[object, ...]:
         """What a second run with the same replaces."""
         return (self.task, self.backbone, self.version, self.overrides, self.seed)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Record:
-        curve = tuple(Point(**point) for point in values["curve"])
-        return cls(**{**values, "overrides": tuple(values["overrides"]), "curve": curve})
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def summary(self) -> str:
         first, last = self.curve[0], self.curve[-1]
         return f"reward {first.reward:.3f} → {last.reward:.3f} in {last.step} steps, {self.cpu_seconds:,.0f} CPU-s"
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """The result as a row of a table."""
         first, last = self.curve[0], self.curve[-1]
         return {
@@ -99,7 +93,7 @@ class Library:
         file = directory / "bench.json"
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            return cls(file, content["tasks"], [Record.from_dict(values) for values in content["records"]])
+            return cls(file, content["tasks"], TypeAdapter(list[Record]).validate_python(content["records"]))
         except FileNotFoundError:
             raise ConfigError(
                 f"{file} does not exist. Run this in a clone of the repository, or name the examples: --library DIR"
@@ -111,7 +105,7 @@ class Library:
         """Store a result, in place of one with the same key."""
         by_key = {stored.key: stored for stored in self.records} | {record.key: record}
         self.records = [by_key[key] for key in sorted(by_key)]
-        text = json.dumps({"tasks": self.tasks, "records": [stored.as_dict() for stored in self.records]}, indent=1)
+        text = json.dumps({"tasks": self.tasks, "records": [asdict(stored) for stored in self.records]}, indent=1)
         write_whole(self.file, text + "\n")
 
     @property
@@ -151,7 +145,7 @@ class Comparison:
         """Lower by more than twice the standard error of the difference, and by more than 0.02."""
         return self.other - self.now > max(LEAST_CHANGE, 2 * (self.error or 0.0))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {**asdict(self), "worse": self.worse}
 
     def __str__(self) -> str:

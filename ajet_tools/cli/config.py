@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -80,7 +80,7 @@ def show(
 
 def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
     common = config.trainer_common
-    known: dict[str, Any] = {
+    known: dict[str, object] = {
         "run_id": "RUN",
         "model": config.model.path or "",
         "steps": common.total_steps or 0,
@@ -126,7 +126,7 @@ def schema(
         echo(f"    {row['description']}")
 
 
-def _document_schema(ours: dict[str, Any]) -> dict[str, Any]:
+def _document_schema(ours: dict[str, object]) -> dict[str, object]:
     """The schema of a whole file: ours under the root `ajet`, any other root beside it."""
     definitions = ours.pop("$defs", {})
     return {
@@ -143,7 +143,7 @@ def describe_keys() -> list[dict[str, str]]:
     return list(_describe(Config, ""))
 
 
-def _describe(model: Any, prefix: str) -> Iterator[dict[str, str]]:
+def _describe(model: type[BaseModel], prefix: str) -> Iterator[dict[str, str]]:
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type(BaseModel)):
@@ -160,7 +160,7 @@ def _describe(model: Any, prefix: str) -> Iterator[dict[str, str]]:
             }
 
 
-def _limits(metadata: list[Any]) -> str:
+def _limits(metadata: list[object]) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     bounds = [
         f"{sign} {getattr(item, name):g}" for item in metadata for name, sign in signs.items() if hasattr(item, name)
@@ -168,7 +168,7 @@ def _limits(metadata: list[Any]) -> str:
     return " and ".join(bounds)
 
 
-def _type_name(kind: Any) -> str:
+def _type_name(kind: object) -> str:
     origin, inner = get_origin(kind), get_args(kind)
     if kind is NoneType:
         return "null"
@@ -180,8 +180,8 @@ def _type_name(kind: Any) -> str:
         return f"list of {_type_name(inner[0])}"
     if origin is tuple:
         return "list of " + ", ".join(_type_name(part) for part in inner)
-    names = {str: "text", int: "integer", float: "number", bool: "true | false", dict: "mapping"}
-    return names.get(origin or kind, getattr(kind, "__name__", str(kind)))
+    names: dict[object, str] = {str: "text", int: "integer", float: "number", bool: "true | false", dict: "mapping"}
+    return names.get(origin or kind) or str(getattr(kind, "__name__", kind))
 
 
 @app.command()
@@ -236,7 +236,7 @@ def _print_checked(checked: Checked) -> None:
     echo(f"{checked.file} " + (f"has {' and '.join(filter(None, (wrong, lacks)))}" if wrong or lacks else "is fine"))
 
 
-def _counts(value: Any) -> str:
+def _counts(value: object) -> str:
     """What was found, tasks by their numbers."""
     if not isinstance(value, dict):
         return str(value)
@@ -288,7 +288,7 @@ def _text(config: Config, name: str) -> str:
 
 
 def _keys(
-    config: Config, model: type[BaseModel], values: Mapping[str, Any], prefix: str, renamed: Mapping[str, str]
+    config: Config, model: type[BaseModel], values: Mapping[str, object], prefix: str, renamed: Mapping[str, str]
 ) -> Iterator[str]:
     margin = "  " * (prefix.count(".") + 1)
     for name, value in values.items():
@@ -298,7 +298,7 @@ def _keys(
         if path in renamed:
             yield f"{margin}# There: {renamed[path]}."
         kind = field.annotation
-        if isinstance(kind, type(BaseModel)):
+        if isinstance(kind, type(BaseModel)) and isinstance(value, Mapping):
             yield f"{margin}{name}:"
             yield from _keys(config, kind, value, f"{path}.", renamed)
             continue

@@ -8,7 +8,6 @@ import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from ajet_sdk.agent.workflow import check_signature
@@ -32,7 +31,7 @@ class CheckPart:
 
     checked: bool = True
     problems: list[str] = field(default_factory=list)
-    found: dict[str, Any] = field(default_factory=dict)
+    found: dict[str, object] = field(default_factory=dict)
     """What is there, by what it is."""
 
     def add(self, problem: object) -> None:
@@ -61,7 +60,7 @@ class Checked:
         """Problems that are not only something missing here."""
         return len(self.schema.problems) + len(self.imports.problems) + self.unreadable
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         parts = {
             name: {"checked": part.checked, "problems": part.problems, **part.found}
             for name, part in self.parts.items()
@@ -92,7 +91,7 @@ def check_file(file: Path, overrides: list[str]) -> Checked:
     return checked
 
 
-def _workflow(config: Config, checked: Checked) -> Any:
+def _workflow(config: Config, checked: Checked) -> object:
     path = config.rollout.user_workflow
     if not path:
         return None
@@ -105,7 +104,7 @@ def _workflow(config: Config, checked: Checked) -> Any:
     return workflow
 
 
-def _judge(config: Config, checked: Checked) -> Any:
+def _judge(config: Config, checked: Checked) -> object:
     try:
         judge = load_judge(config)
     except MissingResource as error:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -118,7 +118,7 @@ def _name_of(target: str) -> str:
     return remainder if kind in KINDS else re.split("->|:", target)[-1]
 
 
-def _argument(text: str) -> tuple[str, Any]:
+def _argument(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--arg {text}: write KEY=VALUE")

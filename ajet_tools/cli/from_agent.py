@@ -6,11 +6,10 @@ import ast
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from ajet_sdk.config.named_models import NAMED_MODELS, NamedModel
 from ajet_sdk.errors import ConfigError
@@ -85,7 +84,7 @@ def _decorators(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return [ast.unparse(decorator) for decorator in node.decorator_list]
 
 
-def _outermost(functions: dict[str, Any]) -> list[str]:
+def _outermost(functions: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]) -> list[str]:
     """The functions that call a model, themselves or by another one of the file, and that no such function calls."""
     calls = {
         name: [ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)]
@@ -125,7 +124,7 @@ def job_files(agent: Agent, tasks: Path | None, trace: Path | None) -> dict[str,
     }  # fmt: skip
 
 
-def _rows(agent: Agent, tasks: Path | None, trace: Path | None) -> Iterator[dict[str, Any]]:
+def _rows(agent: Agent, tasks: Path | None, trace: Path | None) -> Iterator[dict[str, object]]:
     """The tasks, each once."""
     seen: set[str] = set()
     for place, row in _traced(agent, trace) if trace is not None else _examples(tasks):
@@ -141,7 +140,7 @@ def _rows(agent: Agent, tasks: Path | None, trace: Path | None) -> Iterator[dict
             yield row
 
 
-def _examples(tasks: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _examples(tasks: Path | None) -> Iterator[tuple[str, dict[str, object]]]:
     if tasks is None:
         raise ConfigError("give some tasks: --tasks FILE.jsonl (a few examples), or --trace FILE (recorded calls)")
     try:
@@ -159,7 +158,7 @@ def _examples(tasks: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{tasks} line {number}", row
 
 
-def _traced(agent: Agent, trace: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _traced(agent: Agent, trace: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """Tasks of recorded calls; the question is the agent's only parameter where they have no column of that name."""
     with opened_sources([trace]) as sources:
         for row in islice(task_rows(sources)[1], _MOST_TASKS):

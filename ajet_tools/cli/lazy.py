@@ -10,10 +10,13 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context, Parameter
 
 EXAMPLE_WIDTH = 78
 """Columns of an example: of a terminal's 80, help leaves a margin of one on each side."""
@@ -35,41 +38,42 @@ class LazyGroup(TyperGroup):
         self.commands: Any = _Commands(self.package, self.table)
         self._panel_of = {name: panel for panel, names in self.panels.items() for name in names}
 
-    def get_params(self, ctx: Any) -> Any:
+    def get_params(self, ctx: Context) -> list[Parameter]:
         """The options, with those that Typer adds last: of shell completion."""
         params = super().get_params(ctx)
         _hide_flag_types(params)
         return params
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: Context) -> list[str]:
         return sorted(self.table, key=lambda name: [*self._panel_of, name].index(name))
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         """A command that has only its short help, for lists; `resolve_command` imports the real one."""
         if cmd_name not in self.table:
             return None
         panel = self._panel_of.get(cmd_name)
         return TyperCommand(cmd_name, help=self.table[cmd_name][1], rich_help_panel=panel)
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         name, *remaining = args
         if name in self.table:
             return name, self.commands[name], remaining
-        if ctx.resilient_parsing:  # shell completion
-            return None, None, remaining
-        near = difflib.get_close_matches(name, self.table, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(self.table)}."
-        return ctx.fail(f"No such command {name!r}. {hint}")
+        if not ctx.resilient_parsing:  # of shell completion
+            near = difflib.get_close_matches(name, self.table, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(self.table)}."
+            ctx.fail(f"No such command {name!r}. {hint}")
+        return None, None, remaining
 
 
-class _Commands(Mapping[str, Any]):
+class _Commands(Mapping[str, "Command"]):
     """The commands of a table by name, each imported when it is asked for."""
 
     def __init__(self, package: str, table: Mapping[str, tuple[str, str]]) -> None:
         self._package, self._table = package, table
 
-    def __getitem__(self, name: str) -> Any:
-        command: Any = typer.main.get_command(importlib.import_module(f"{self._package}.{self._table[name][0]}").app)
+    def __getitem__(self, name: str) -> Command:
+        module = importlib.import_module(f"{self._package}.{self._table[name][0]}")
+        command: Command = typer.main.get_command(module.app)
         command = getattr(command, "commands", {}).get(name, command)
         command.name = name
         if not isinstance(command, LazyGroup):
@@ -84,7 +88,7 @@ class _Commands(Mapping[str, Any]):
         return len(self._table)
 
 
-def _lay_out(command: Any) -> None:
+def _lay_out(command: Command) -> None:
     """One line per paragraph, but for examples (`\\b`), which keep theirs and get a heading. Flags show no type."""
     parts = list[str]()
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
@@ -98,7 +102,7 @@ def _lay_out(command: Any) -> None:
     parameters = command.get_params(command.context_class(command, help_option_names=["--help", "-h"]))
     _hide_flag_types(parameters)
     for parameter in parameters:
-        if parameter.param_type_name == "argument" and parameter.metavar is None:
+        if isinstance(parameter, TyperArgument) and parameter.metavar is None and parameter.name:
             parameter.metavar = parameter.name.upper()
 
 
@@ -123,7 +127,7 @@ def _folded(line: str) -> str:
     return " \\\n".join(lines) + (" \\" if goes_on else "")
 
 
-def _hide_flag_types(options: Sequence[Any]) -> None:
+def _hide_flag_types(options: Sequence[Parameter]) -> None:
     for option in options:
-        if getattr(option, "is_flag", False):
+        if isinstance(option, TyperOption) and option.is_flag:
             option.metavar = ""

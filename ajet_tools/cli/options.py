@@ -7,11 +7,14 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ajet_sdk.reporting.output import echo, json_line
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 IncludeValidation = Annotated[
@@ -20,17 +23,17 @@ IncludeValidation = Annotated[
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")]
 
 
-def pick(source: Any, *names: str) -> dict[str, Any]:
+def pick(source: object, *names: str) -> dict[str, object]:
     """Attributes by their names, as a JSON object has them."""
     return {name: getattr(source, name) for name in names}
 
 
-def print_json(value: Any, *, indent: int | None = 2, err: bool = False) -> None:
+def print_json(value: object, *, indent: int | None = 2, err: bool = False) -> None:
     """Print a value as JSON, dataclasses as objects and NaN, which JSON has not, as null."""
     echo(json_line(_finite(value), indent=indent), err=err)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -48,18 +51,18 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
     Typer makes an option of every field, and the command gets them as one object. No two may have one name.
     """
     hints = inspect.get_annotations(command, eval_str=True)  # get_type_hints wraps defaults of None on Python 3.10
-    groups: dict[str, Any] = {}
+    groups: dict[str, type[DataclassInstance]] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         hint = hints[parameter.name]
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             groups[parameter.name] = hint
             parameters += _parameters(hint)
         else:
             parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
-    def called(**values: Any) -> None:
+    def called(**values: object) -> None:
         made = {
             name: group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
             for name, group in groups.items()
@@ -72,7 +75,7 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def _parameters(group: Any) -> list[inspect.Parameter]:
+def _parameters(group: type[DataclassInstance]) -> list[inspect.Parameter]:
     hints = inspect.get_annotations(group, eval_str=True)
     return [
         inspect.Parameter(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -69,7 +69,7 @@ def _score(config: Config, k: int, limit: int | None, *, named: bool, quiet: boo
         return sdk.run(config, tasks=tasks, k=k, on_episode=lambda episode: bar.advance())
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: Report) -> dict[str, object]:
     return {
         **pick(report, "run_id", "directory", "reward", "pass_at", "failures", "notices"),
         "tasks": [

@@ -10,7 +10,7 @@ import re
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -243,7 +243,7 @@ def demo(
     if not (directory / f"{name}.yaml").exists():
         _write(directory, _files(_examples()[name]))
     record = directory / "launcher_record"
-    values: dict[str, Any] = {"experiment_dir": str(record / "demo")}
+    values: dict[str, object] = {"experiment_dir": str(record / "demo")}
     if not pretrained:
         values["model"] = {"path": str((record / "model").resolve())}
     config = load_config(directory / f"{name}.yaml", _SHORTER_PRETRAINED if pretrained else _SHORTER, values)

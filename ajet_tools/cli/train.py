@@ -13,7 +13,7 @@ import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,7 +25,7 @@ from ajet_sdk.backbones.trinity.rehearsal import rehearse as rehearsal_of
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.reporting.output import echo, style
-from ajet_sdk.reporting.results import view_command
+from ajet_sdk.reporting.results import TunedModel, view_command
 from ajet_tools.cli.arguments import JUDGE_HELP, AgentAndOverrides, Arguments, Conf, WithLogview, split_arguments
 from ajet_tools.cli.options import SkipBadRows
 from ajet_tools.cli.viewer import logview
@@ -144,7 +144,7 @@ def _summary(counts: dict[str, int]) -> str:
     )
 
 
-def _judge(counts: dict[str, int], tuned: Any, directory: Path) -> None:
+def _judge(counts: dict[str, int], tuned: TunedModel, directory: Path) -> None:
     """Raise TrainingError where the rehearsal shows that the real run would not learn."""
     look = f"to view the run: {view_command(directory)}"
     if not counts["trained"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -110,7 +110,7 @@ def _gain(gain: Paired) -> str:
     return f"{gain.mean:+.3f} (95% interval {gain.low:+.3f} to {gain.high:+.3f}, p = {gain.p:.3g}, {gain.n} tasks)"
 
 
-def _as_json(tuned: Tuned, config: Config) -> dict[str, Any]:
+def _as_json(tuned: Tuned, config: Config) -> dict[str, object]:
     return {
         "directory": str(config.directory),
         "changed": tuned.changed,

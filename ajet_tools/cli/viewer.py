@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting.output import echo, style
@@ -19,7 +19,7 @@ _EXTRA = ("textual", "textual_plotext", "plotext", "textual_serve", "aiohttp_jin
 _PATIENCE = 10.0
 
 
-def load_viewer(name: str) -> Any:
+def load_viewer(name: str) -> ModuleType:
     """The module `ajet_tools.tui.NAME`. Raises MissingExtra where a package of the extra `tools` is not installed."""
     try:
         return importlib.import_module(f"ajet_tools.tui.{name}")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -156,7 +156,7 @@ def _template_beside(file: Path) -> ChatTemplate | None:
     """The chat template in the files that transformers writes beside a `tokenizer.json`."""
     settings, template_file = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
     try:
-        config: dict[str, Any] = json.loads(settings.read_bytes()) if settings.is_file() else {}
+        config: dict[str, object] = json.loads(settings.read_bytes()) if settings.is_file() else {}
         source = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
         if not isinstance(source, str):
             return None
@@ -191,7 +191,7 @@ def _exact(token: str, alphabet: dict[str, int] | None) -> bytes:
 
 
 def _byte_level(file: Path) -> bool:
-    state: dict[str, Any] = json.loads(file.read_bytes())
+    state: dict[str, object] = json.loads(file.read_bytes())
     return '"ByteLevel"' in json.dumps([state.get("decoder"), state.get("pre_tokenizer")])
 
 
@@ -259,7 +259,7 @@ def _in_the_open(character: str) -> str:
     return f"\\u{code:04x}" if character in "\u200c\u200d\ufe0e\ufe0f" else character
 
 
-def recorded_config(reader: TraceReader, run_id: str) -> dict[str, Any]:
+def recorded_config(reader: TraceReader, run_id: str) -> dict[str, object]:
     """The document as it stands in `runs`; empty where the run recorded none or is not in this trace."""
     rows = reader.query("SELECT config FROM runs WHERE run_id = ?", [run_id]).to_pylist()
     document = json.loads(rows[0]["config"] or "{}") if rows else {}

@@ -15,7 +15,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from ajet_sdk.addresses import secrets_in
 from ajet_sdk.secret_keys import is_secret
@@ -33,7 +32,7 @@ class Redactor:
         self.counts: Counter[str] = Counter()
         self._numbers: dict[tuple[str, str], int] = {}
         self._known: dict[str, str] = {}
-        self._objects: dict[int, tuple[Any, Any]] = {}
+        self._objects: dict[int, tuple[object, object]] = {}
         """By identity: the calls of an episode share the messages that they repeat."""
 
     def text(self, text: str) -> str:
@@ -45,7 +44,7 @@ class Redactor:
             redacted = self._known[text] = self._json(text)
         return redacted
 
-    def value(self, value: Any) -> Any:
+    def value(self, value: object) -> object:
         """The same JSON value with its texts redacted; the value itself where there is nothing to redact."""
         if isinstance(value, str):
             return self.text(value)
@@ -59,7 +58,7 @@ class Redactor:
             return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
         return value
 
-    def _object(self, value: Mapping[Any, Any]) -> Any:
+    def _object(self, value: Mapping[object, object]) -> object:
         pairs = {k: self._secret(v) if is_secret(k, value) else self.value(v) for k, v in value.items()}
         return pairs if any(pairs[k] is not value[k] for k in pairs) else value
 
@@ -99,7 +98,7 @@ class Redactor:
         start, end = match.start(group) - match.start(), match.end(group) - match.start()
         return match[0][:start] + self._placeholder(rule.kind, value) + match[0][end:]
 
-    def _secret(self, value: Any) -> Any:
+    def _secret(self, value: object) -> object:
         """The value of a key that names a secret."""
         if isinstance(value, str):
             return self._placeholder("secret", value) if value and not _PLACED.fullmatch(value) else value

@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 from textual_serve.server import Server
@@ -122,7 +121,7 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
     async def on_startup(self, app: web.Application) -> None:
         """Says nothing: the caller says the URL."""
 
-    async def handle_index(self, request: web.Request) -> Any:
+    async def handle_index(self, request: web.Request) -> object:
         """The page names itself by the address it was asked under: a port forwarded through SSH works too."""
         self.public_url = f"http://{request.host}"
         page = await super().handle_index(request)
@@ -130,7 +129,7 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
         page.text = page.text.replace("</body>", f"{_FOCUS}</body>")
         return page
 
-    async def handle_websocket(self, request: web.Request) -> Any:
+    async def handle_websocket(self, request: web.Request) -> object:
         task = asyncio.current_task()
         request.app[_SOCKETS].add(task)
         try:
@@ -139,8 +138,8 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
             request.app[_SOCKETS].discard(task)
 
 
-_SOCKETS: web.AppKey[set[Any]] = web.AppKey("ajet_sockets", set)
-_IDLE_SINCE: web.AppKey[dict[Any, float]] = web.AppKey("ajet_idle_since", dict)
+_SOCKETS: web.AppKey[set[object]] = web.AppKey("ajet_sockets", set)
+_IDLE_SINCE: web.AppKey[dict[object, float]] = web.AppKey("ajet_idle_since", dict)
 """Connections -> the loop's time; infinite while a request is answered, as a viewer's websocket is."""
 
 
@@ -153,7 +152,7 @@ async def _close_sockets(app: web.Application) -> None:
         _, tasks = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
 
 
-def _guard(token: str, cookie: str) -> Any:
+def _guard(token: str, cookie: str) -> object:
     """Lets through who has the token in the URL, which sets a cookie, or that cookie; answers 403 to all others,
     and to a page of another origin: the browser would send our cookie along from the same host."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from ajet_sdk import run as sdk
 from ajet_sdk.agent.decorators import workflow
@@ -122,22 +122,29 @@ class _Logger:
         log.debug("%s", message)
 
 
+class _Evaluated(Protocol):
+    """GEPA's `EvaluationBatch`, of our episodes."""
+
+    scores: list[float]
+    trajectories: list[Episode]
+
+
 @dataclass
 class _Evaluation:
     """GEPA's adapter: runs a candidate over tasks, and tells of each episode what a reflecting model should know."""
 
     config: Config
-    agent: Any
+    agent: Callable[..., object]
     prompts: Prompts
     episodes: int = 0
     propose_new_texts: None = field(default=None, init=False)
 
-    def evaluate(self, batch: list[Task], candidate: dict[str, str], capture_traces: bool = False) -> Any:
+    def evaluate(self, batch: list[Task], candidate: dict[str, str], capture_traces: bool = False) -> object:
         import gepa
 
         if (wrong := self.prompts.wrong(candidate)) is not None:  # not run, and worse than whatever was
             log.warning("a rewritten prompt is refused: %s", wrong)
-            refused: list[Any] = [None] * len(batch)
+            refused: list[object] = [None] * len(batch)
             return gepa.EvaluationBatch(
                 outputs=refused, scores=[-math.inf] * len(batch), trajectories=refused, num_metric_calls=0
             )
@@ -147,8 +154,8 @@ class _Evaluation:
         return gepa.EvaluationBatch(outputs=[e.output for e in episodes], scores=scores, trajectories=trajectories)
 
     def make_reflective_dataset(
-        self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]
-    ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        self, candidate: dict[str, str], eval_batch: _Evaluated, components_to_update: list[str]
+    ) -> Mapping[str, Sequence[Mapping[str, object]]]:
         records = [
             _told(episode, score) for episode, score in zip(eval_batch.trajectories, eval_batch.scores, strict=True)
         ]
@@ -182,10 +189,12 @@ class _Evaluation:
         )
 
 
-def _told(episode: Episode, score: float) -> dict[str, Any]:
+def _told(episode: Episode, score: float) -> dict[str, object]:
     """An episode for the reflecting model: what was asked, what was said, what it was worth and why."""
     transcript_lines = [
-        f"{m.get('role', '')}: {message_text(m)}" for call in episode.calls[-1:] for m in _messages(call)
+        f"{message.get('role', '')}: {message_text(message)}"
+        for call in episode.calls[-1:]
+        for message in (*(call.request.get("messages") or ()), reply_of(call.response))
     ]
     reasons = [reward.reason for reward in episode.rewards if reward.reason]
     known = (
@@ -196,7 +205,3 @@ def _told(episode: Episode, score: float) -> dict[str, Any]:
         "Generated Outputs": "\n".join(transcript_lines)[-_LONGEST:],
         "Feedback": f"Reward {score:g}.{known} {' '.join(reasons)}{episode.error or ''}".strip(),
     }
-
-
-def _messages(call: Any) -> list[Mapping[str, Any]]:
-    return [*(call.request.get("messages") or ()), reply_of(call.response)]

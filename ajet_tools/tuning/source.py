@@ -7,7 +7,7 @@ import difflib
 import inspect
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ class Prompts:
 
     path: Path
     texts: Mapping[str, str]
-    scope: dict[str, Any]
+    scope: dict[str, object]
     """The module's names, as the running workflow looks them up."""
 
     @contextmanager
@@ -76,7 +76,7 @@ class Prompts:
         write_whole(self.path, self.rewritten(texts).encode())
 
 
-def prompts_of(workflow: Any, names: Sequence[str] = ()) -> Prompts:
+def prompts_of(workflow: Callable[..., object], names: Sequence[str] = ()) -> Prompts:
     """The named texts of the workflow's module, or those that its code uses.
 
     Raises ConfigError where there is none, or one is not assigned there as a plain text.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def record(reward: float, seed: int = 0, version: str = ajet.__version__, task: 
 
 
 def library(folder: Path, *records: Record, tasks: dict[str, list[str]] | None = None) -> Library:
-    text = {"tasks": tasks or {"sums": ["sums.yaml"]}, "records": [one.as_dict() for one in records]}
+    text = {"tasks": tasks or {"sums": ["sums.yaml"]}, "records": [asdict(one) for one in records]}
     (folder / "bench.json").write_text(json.dumps(text))
     return Library.open(folder)
 

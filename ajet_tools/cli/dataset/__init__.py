@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -88,5 +88,5 @@ def dataset(ctx: typer.Context) -> None:
         raise SystemExit(128 + signal.SIGTERM)
 
     if threading.current_thread() is threading.main_thread():
-        before: Any = signal.signal(signal.SIGTERM, end)  # its default leaves drafts behind
+        before = signal.signal(signal.SIGTERM, end)  # its default leaves drafts behind
         ctx.call_on_close(lambda: signal.signal(signal.SIGTERM, before))

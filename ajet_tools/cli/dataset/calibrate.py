@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -140,7 +140,7 @@ def _histogram(done: Calibration, band: Band | None) -> Iterator[str]:
         yield f"  solved {solved:>9}  {count:>6,}  {bar}{'' if is_kept else '  left out' if count else ''}"
 
 
-def _as_json(done: Calibration) -> dict[str, Any]:
+def _as_json(done: Calibration) -> dict[str, object]:
     return {
         **pick(done, "rows", "tasks", "known", "k", "kept", "outside"),
         "unmeasured": dict(done.unmeasured),

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -132,7 +132,7 @@ def decontaminate(
 
 def _leak_row(
     index: int, leak: Leak, texts: Sequence[tuple[str, str]], known: Sequence[tuple[str, str]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return {
         "row": texts[index][0],
         "eval": known[leak.evaluation][0],
@@ -155,7 +155,7 @@ def _report_leaks(
 ) -> None:
     kinds: Counter[str] = Counter(leak.kind for leak in leaks.values())
     kept_count = len(texts) - len(leaks)
-    summary: dict[str, Any] = {
+    summary: dict[str, object] = {
         "rows": len(texts),
         "kept": kept_count,
         "dropped": len(leaks),

@@ -177,7 +177,7 @@ def _write_rejected(run: TraceRun, out: str, rejected: Path | None) -> Path | No
     return rejected
 
 
-def _summary(run: TraceRun, sources: Sources, out: str, apart: Path | None) -> dict[str, Any]:
+def _summary(run: TraceRun, sources: Sources, out: str, apart: Path | None) -> dict[str, object]:
     values = {name: value for name, value in vars(run).items() if name != "rejected"}
     return {
         **{name: dict(value) if isinstance(value, dict) else value for name, value in values.items()},

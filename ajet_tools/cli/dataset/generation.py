@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,6 +18,7 @@ from ajet_sdk.engines.budget import Budget, Price
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
+from ajet_sdk.types import Json
 from ajet_tools.cli.dataset.options import Embeddings, Map, Meaning, SkipBad, counted, mapping_of
 from ajet_tools.cli.options import IncludeValidation, print_json
 from ajet_tools.dataset.files.tables import Row
@@ -150,7 +151,7 @@ class OutputOptions:
         ),
     ] = False
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         """What `GenerationConfig` and `DocsConfig` both take of these."""
         same = {item.name for item in fields(CallSettings)} & {item.name for item in fields(self)}
         return {"languages": tuple(self.language or ()), **{name: getattr(self, name) for name in same}}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -185,13 +185,13 @@ def _print_stats(result: Stats) -> None:
     out.print(render.table(_field_rows(result), out.width, title="\nfields"))
 
 
-def _length_row(name: str, lengths: Lengths, *, rows: bool = False) -> dict[str, Any]:
-    row: dict[str, Any] = {"of": name, **({"rows": lengths.count} if rows else {}), "min": lengths.least}
+def _length_row(name: str, lengths: Lengths, *, rows: bool = False) -> dict[str, object]:
+    row: dict[str, object] = {"of": name, **({"rows": lengths.count} if rows else {}), "min": lengths.least}
     row |= {f"p{share}": lengths.quantile(share / 100) for share in (5, 50, 95)}
     return {**row, "max": lengths.most, "mean": lengths.mean}
 
 
-def _shares(counts: Mapping[str, int], rows: int, name: str) -> list[dict[str, Any]]:
+def _shares(counts: Mapping[str, int], rows: int, name: str) -> list[dict[str, object]]:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:15]
     return [
         {name: value, "rows": n, "share": f"{n / rows:6.1%}", "": "█" * max(1, round(_BAR * n / rows))}
@@ -199,7 +199,7 @@ def _shares(counts: Mapping[str, int], rows: int, name: str) -> list[dict[str, A
     ]
 
 
-def _field_rows(result: Stats) -> list[dict[str, Any]]:
+def _field_rows(result: Stats) -> list[dict[str, str]]:
     rows = []
     for name, field in result.fields.items():
         common = ", ".join(f"{text} ({number:,})" for text, number in field.common(3))
@@ -308,7 +308,7 @@ def diff(
     raise typer.Exit(1 if exit_code and difference.any else 0)
 
 
-def _diff_json(difference: Difference) -> dict[str, Any]:
+def _diff_json(difference: Difference) -> dict[str, object]:
     return {
         "same": difference.same,
         "changed": difference.changed_count,

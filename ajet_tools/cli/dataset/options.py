@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 import typer
@@ -116,7 +116,7 @@ def counting(verb: str) -> Iterator[Callable[[Iterable[SizedItem]], Iterator[Siz
         yield count
 
 
-def print_summary(summary: Mapping[str, Any], lines: Iterable[str], *, as_json: bool, out: str = "") -> None:
+def print_summary(summary: Mapping[str, object], lines: Iterable[str], *, as_json: bool, out: str = "") -> None:
     """What a command did: as JSON on stdout (stderr where the rows go there), else as lines on stderr."""
     if as_json:
         print_json(summary, indent=None if out == "-" else 2, err=out == "-")
@@ -171,7 +171,7 @@ class RowOptions:
         problems = (f"    {problem}" for problem in self.bad.first)
         return [f"  left out: {counted(self.bad.count, 'bad row')}, the first:", *problems]
 
-    def report(self, summary: Mapping[str, Any], lines: Iterable[str], out: str = "") -> None:
+    def report(self, summary: Mapping[str, object], lines: Iterable[str], out: str = "") -> None:
         """What was done, as `print_summary`, and which rows could not be read."""
         print_summary(summary, [*lines, *self.bad_row_lines()], as_json=self.as_json, out=out)
 
@@ -208,7 +208,7 @@ def write_kept(blocks: Iterator[Block], gone: set[int], total: int, out: str, ta
             )
 
 
-def write_report(path: str, lines: Iterator[dict[str, Any]]) -> None:
+def write_report(path: str, lines: Iterator[dict[str, object]]) -> None:
     with Writer(path) as writer:
         for line in lines:
             writer.write(line)

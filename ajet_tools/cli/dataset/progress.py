@@ -123,7 +123,7 @@ def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool
         raise typer.Exit(128 + result.stopped.signal)
 
 
-def _documents(corpus: Corpus, by_side: Mapping[str, int]) -> dict[str, Any]:
+def _documents(corpus: Corpus, by_side: Mapping[str, int]) -> dict[str, object]:
     return {
         "documents": by_side,
         "copies": [{"document": name, "of": original} for name, original in corpus.copies],

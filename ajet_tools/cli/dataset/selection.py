@@ -6,7 +6,7 @@ import importlib
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,6 +33,9 @@ from ajet_tools.dataset.curation.keep import Keep
 from ajet_tools.dataset.curation.sql import Where, is_sql, select
 from ajet_tools.dataset.files.tables import read_blocks, tables_of
 from ajet_tools.dataset.files.writer import Writer
+
+if TYPE_CHECKING:
+    from ajet_tools.dataset.verify.verdict import Verifier
 
 app = typer.Typer(add_completion=False)
 
@@ -123,9 +126,10 @@ def _select(query: str, source: str, out: str, as_json: bool) -> None:
     print_summary({"rows": rows, "path": out}, lines, as_json=as_json, out=out)
 
 
-def _judge(spec: str) -> Any:
+def _judge(spec: str) -> Verifier:
     verify = importlib.import_module("ajet_tools.dataset.verify")  # loads what few filters need
-    return verify.open_verifier(f"judge:{spec}", relative_to=Path.cwd())
+    verifier: Verifier = verify.open_verifier(f"judge:{spec}", relative_to=Path.cwd())
+    return verifier
 
 
 def _report_filter(keep: Keep, kept: int, rows: RowOptions, out: str) -> None:

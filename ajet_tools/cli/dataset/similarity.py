@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
@@ -142,7 +142,7 @@ async def embedded(texts: Sequence[str], embeddings: tuple[str, str], on_progres
         await endpoint.aclose()
 
 
-def _duplicate_rows(rows: Sequence[RowFacts], result: Found) -> Iterator[dict[str, Any]]:
+def _duplicate_rows(rows: Sequence[RowFacts], result: Found) -> Iterator[dict[str, object]]:
     for each in result.duplicates:
         line = {
             "row": rows[each.index].where,

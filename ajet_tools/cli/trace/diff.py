@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,6 +23,7 @@ from ajet_tools.trace.compare.diff import (
     EpisodeDiff,
     Paired,
     RunDiff,
+    RunSide,
     Said,
     diff_episodes,
     diff_runs,
@@ -92,7 +93,7 @@ def diff(
 # Episodes
 
 
-def _episodes_json(result: EpisodeDiff) -> dict[str, Any]:
+def _episodes_json(result: EpisodeDiff) -> dict[str, object]:
     first = result.first_difference
     return {
         "a": _facts(result.a),
@@ -108,11 +109,11 @@ def _episodes_json(result: EpisodeDiff) -> dict[str, Any]:
     }
 
 
-def _messages_json(messages: Sequence[Said]) -> list[dict[str, Any]]:
+def _messages_json(messages: Sequence[Said]) -> list[dict[str, object]]:
     return [{"call_id": entry.call_id, "agent": entry.agent, "message": dict(entry.message)} for entry in messages]
 
 
-def _facts(episode: Episode) -> dict[str, Any]:
+def _facts(episode: Episode) -> dict[str, object]:
     calls = [call for call in episode.calls if call.phase == "rollout"]
     prompts = [len(call.prompt_ids) for call in calls if call.prompt_ids is not None]
     outputs = [len(call.output_ids) for call in calls if call.output_ids is not None]
@@ -181,7 +182,7 @@ def _print_apart(part: DiffPart) -> None:
         out.print(f"… and {' and '.join(more)} replaced by each other", style="dim")
 
 
-def _cell(value: Any) -> str | None:
+def _cell(value: object) -> str | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return render.number(value)
     return None if value is None else one_line(value, 60)
@@ -206,10 +207,10 @@ def _print_messages(messages: Sequence[Said], sign: str, style: str) -> None:
 # Runs
 
 
-def _runs_json(result: RunDiff) -> dict[str, Any]:
+def _runs_json(result: RunDiff) -> dict[str, object]:
     return {
-        "a": _side_json(result, "a"),
-        "b": _side_json(result, "b"),
+        "a": _side_json(result.a),
+        "b": _side_json(result.b),
         "tasks": [
             {"task_id": task_id, "a": before, "b": after, "change": after - before}
             for task_id, before, after in result.tasks
@@ -223,8 +224,7 @@ def _runs_json(result: RunDiff) -> dict[str, Any]:
     }
 
 
-def _side_json(result: RunDiff, which: str) -> dict[str, Any]:
-    side = getattr(result, which)
+def _side_json(side: RunSide) -> dict[str, object]:
     return {
         "run_id": side.run_id,
         "split": side.split,
@@ -242,13 +242,14 @@ def _side_json(result: RunDiff, which: str) -> dict[str, Any]:
 
 def _print_runs(result: RunDiff) -> None:
     out = render.console()
-    a, b = _side_json(result, "a"), _side_json(result, "b")
+    a, b = _side_json(result.a), _side_json(result.b)
     names = {"reward": "mean reward", "calls": "calls per episode", "sampled_tokens": "sampled tokens per episode"}
     names["reward"] += f" ({result.a.of})" if result.a.of == result.b.of else f" ({result.a.of}; {result.b.of})"
     names["seconds"] = "seconds per episode"
     rows = [{"": names.get(name, name), "A": _cell(a[name]), "B": _cell(b[name])} for name in a if name != "failures"]
-    for cause in sorted({*a["failures"], *b["failures"]}):
-        counts = [str(side["failures"].get(cause, 0)) for side in (a, b)]
+    failures = result.a.failures, result.b.failures
+    for cause in sorted({*failures[0], *failures[1]}):
+        counts = [str(side[cause]) for side in failures]
         rows.append({"": one_line(f"failed: {cause}"), "A": counts[0], "B": counts[1]})
     out.print(render.table(rows, out.width))
     out.print(f"\n{_verdict(result)}", soft_wrap=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, BinaryIO
 
 import typer
 
@@ -77,7 +77,7 @@ def export(
         raise ConfigError(f"--split must be train, val or trial (got {split!r})")
     if out == "-" and format == "tokens" and sys.stdout.isatty():
         raise ConfigError("tokens is a binary table: write it to a file with --out, or redirect stdout")
-    target: Any = sys.stdout.buffer if out == "-" else Path(out)
+    target: Path | BinaryIO = sys.stdout.buffer if out == "-" else Path(out)
     reader, where, run = open_named(run, path)
     with reader:
         ids = _chosen(reader, run, all_runs, episode or (), split, filter, rolled_back=format == "native")

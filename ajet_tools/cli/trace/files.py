@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
@@ -188,7 +188,7 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
     several = len({file for file, _ in gone}) > 1
     rows = []
     for file, run in gone:
-        row: dict[str, Any] = {"run": run.run_id[:12], "name": run.name, "status": run.status, "last": run.last}
+        row: dict[str, object] = {"run": run.run_id[:12], "name": run.name, "status": run.status, "last": run.last}
         row |= {"episodes": run.episodes, "calls": run.calls, "feedback": run.feedback, "about": decimal(run.bytes)}
         rows.append({"file": str(file), **row} if several else row)
     count = "1 run goes" if len(rows) == 1 else f"{len(rows):,} runs go"

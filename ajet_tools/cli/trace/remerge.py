@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,7 +15,7 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.trace.reader import episodes
-from ajet_sdk.types import Episode
+from ajet_sdk.types import Episode, Json
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.trace.options import Newest, OfRun, WhereOrRun
 from ajet_tools.text import tables as render
@@ -24,7 +25,7 @@ from ajet_tools.trace.decoding import decoder, run_config
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.rerun.preflight import Preflight, load_tokenizer
 from ajet_tools.trace.rerun.preflight import preflight as run_preflight
-from ajet_tools.trace.rerun.remerge import Remerge, Totals, changed, policy_of, steps_of
+from ajet_tools.trace.rerun.remerge import Remerge, Totals, policy_of, steps_of
 from ajet_tools.trace.rerun.remerge import remerge as run_remerge
 
 app = typer.Typer(add_completion=False)
@@ -76,13 +77,13 @@ def remerge(
     with reader:
         run_id = queries.find_run(reader, run)
         own_policy = policy_of(run_config(reader, run_id))
-        other_policy = changed(
-            own_policy,
-            estimator=estimator,
-            normalize_std=normalize_std,
-            max_tokens=max_length,
-            failure_reward=failure_reward,
-        )
+        changes: Json = {
+            "estimator": estimator,
+            "normalize_std": normalize_std,
+            "max_tokens": max_length,
+            "failure_reward": failure_reward,
+        }
+        other_policy = replace(own_policy, **{name: value for name, value in changes.items() if value is not None})
         steps = steps_of(reader, run_id)
         _require_episodes(steps, run_id)
         with ProgressBar("Building", len(steps)) as bar:
@@ -101,7 +102,7 @@ def remerge(
         _print_remerge(result, run_id)
 
 
-def _require_episodes(items: Sequence[Any], run_id: str) -> None:
+def _require_episodes(items: Sequence[object], run_id: str) -> None:
     if not items:
         raise QueryError(f"run {run_id} has no finished episode yet; see `ajet trace ls`")
 
@@ -115,7 +116,7 @@ def _decode(reader: TraceReader, run_id: str, trace: Path) -> Callable[[Sequence
         return None
 
 
-def _remerge_json(result: Remerge) -> dict[str, Any]:
+def _remerge_json(result: Remerge) -> dict[str, object]:
     return {
         "policy": result.policy,
         "untrained_run": result.untrained,
@@ -127,7 +128,7 @@ def _remerge_json(result: Remerge) -> dict[str, Any]:
     }
 
 
-def _totals_json(totals: Totals) -> dict[str, Any]:
+def _totals_json(totals: Totals) -> dict[str, object]:
     return {
         "samples": totals.samples,
         "tokens_in_samples": totals.tokens_in_samples,
@@ -144,7 +145,7 @@ def _print_remerge(result: Remerge, run_id: str) -> None:
     out.print(f"Run {run_id[:12]}: as trained, rebuilt with its own policy, and with the new one")
     if result.untrained:
         out.print("The run trained nothing; its episodes are rebuilt as training episodes.", style="yellow")
-    named: list[tuple[str, Any, Any, Any]] = [
+    named: list[tuple[str, float | None, float | None, float | None]] = [
         ("samples", None, own_totals.samples, other_totals.samples),
         ("tokens in samples", None, own_totals.tokens_in_samples, other_totals.tokens_in_samples),
         ("merge ratio", None, own_totals.merge_ratio, other_totals.merge_ratio),
@@ -230,7 +231,7 @@ def _chunks(reader: TraceReader, ids: Sequence[str]) -> Iterator[list[Episode]]:
         yield episodes(reader, episode_ids=ids[start : start + _CHUNK])
 
 
-def _preflight_json(result: Preflight, limit: int | None) -> dict[str, Any]:
+def _preflight_json(result: Preflight, limit: int | None) -> dict[str, object]:
     prompts_full, wholes_over = result.too_long(limit)
     return {
         "episodes": result.episodes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -76,7 +76,7 @@ def replay(
         raise typer.Exit(1)
 
 
-def _workflow(given: str | None, config: Config) -> Any:
+def _workflow(given: str | None, config: Config) -> object:
     recorded = config.rollout.user_workflow
     name = given or recorded
     if not name:
@@ -92,7 +92,7 @@ def _workflow(given: str | None, config: Config) -> Any:
         ) from error
 
 
-def _replay_json(result: Replay) -> dict[str, Any]:
+def _replay_json(result: Replay) -> dict[str, object]:
     return {
         "episode_id": result.recorded.episode_id,
         **pick(result, "same", "same_output", "requests", "requests_now", "error"),
@@ -184,7 +184,7 @@ def rejudge(
 
 def _chosen(reader: TraceReader, run_id: str, filter: str | None, split: str | None) -> list[str]:
     """The ids of the episodes that are meant, oldest first. Raises QueryError where there is none."""
-    where, parameters = "true", list[Any]()
+    where, parameters = "true", list[object]()
     if filter:
         parsed = parse(filter)
         where, parameters = parsed.sql, list(parsed.parameters)
@@ -205,7 +205,7 @@ def _chosen(reader: TraceReader, run_id: str, filter: str | None, split: str | N
     return [row["episode_id"] for row in matches]
 
 
-def _changes_json(changes: Changes) -> dict[str, Any]:
+def _changes_json(changes: Changes) -> dict[str, object]:
     flipped = [v for v in changes.verdicts if v.flipped]
     return {
         "episodes": len(changes.verdicts),

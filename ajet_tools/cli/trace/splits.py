@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 
 import typer
 
@@ -15,8 +15,8 @@ from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.trace.reader import calls_of, episodes
-from ajet_sdk.types import Episode
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_sdk.types import Episode, Split
+from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.trace.options import Fitting, Newest, NoPager, OfRun, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.tables import paged
@@ -59,22 +59,28 @@ def splits(
             else queries.episode_ids(reader, queries.find_run(reader, run), filter=fits)
         )
         ids, of = ids[:limit], len(ids)
-        rows, timelines, sampled = _merged(reader, ids, _readings(reader, where))
-    causes = _by_cause(rows)
+        splits, timelines, sampled = _merged(reader, ids, _readings(reader, where))
+    causes = _by_cause([split for _, split in splits])
     if as_json:
+        rows = [{"episode_id": episode_id, **split.model_dump(mode="json")} for episode_id, split in splits]
         print_json({"episodes": len(ids), "of": of, "timelines": timelines, "causes": causes, "splits": rows})
         return
     with paged(no_pager) as out:
-        counts = ((len(ids), "episode"), (timelines, "timeline"), (sampled, "sampled token"), (len(rows), "split"))
+        counts = ((len(ids), "episode"), (timelines, "timeline"), (sampled, "sampled token"), (len(splits), "split"))
         out.print(", ".join(render.counted(count, noun) for count, noun in counts))
         if len(ids) < of:
             out.print(f"newest {len(ids):,} of {render.counted(of, 'episode')}; the others were not examined")
         if causes:
             out.print(render.table(causes, out.width, title="\nby cause"))
-            worst = sorted(rows, key=lambda row: -row["extra_tokens"])[:_WORST]
-            columns = ("episode_id", "call_id", "parent_call_id", "at_token", "extra_tokens", "cause", "hint")
-            shown = [{c: _short(row[c]) if c.endswith("_id") else row[c] for c in columns} for row in worst]
-            out.print(render.table(shown, out.width, title=_title(len(shown), len(rows))))
+            worst = sorted(splits, key=lambda pair: -pair[1].extra_tokens)[:_WORST]
+            shown = [_shown(episode_id, split) for episode_id, split in worst]
+            out.print(render.table(shown, out.width, title=_title(len(shown), len(splits))))
+
+
+def _shown(episode_id: str, split: Split) -> dict[str, object]:
+    ids = {"episode_id": episode_id, "call_id": split.call_id, "parent_call_id": split.parent_call_id}
+    short = {name: id and id[:12] for name, id in ids.items()}
+    return {**short, **pick(split, "at_token", "extra_tokens", "cause", "hint")}
 
 
 def _readings(reader: TraceReader, trace: Path) -> Callable[[str | None], Vocabulary | None]:
@@ -93,9 +99,9 @@ def _readings(reader: TraceReader, trace: Path) -> Callable[[str | None], Vocabu
 
 def _merged(
     reader: TraceReader, ids: Sequence[str], readings: Callable[[str | None], Vocabulary | None]
-) -> tuple[list[dict[str, Any]], int, int]:
-    """The splits of the episodes, and how many timelines and sampled tokens they have."""
-    rows: list[dict[str, Any]] = []
+) -> tuple[list[tuple[str, Split]], int, int]:
+    """The splits by episode, and how many timelines and sampled tokens these have."""
+    splits: list[tuple[str, Split]] = []
     timelines = sampled = 0
     with ProgressBar("merging episodes", len(ids)) as bar:
         for start in range(0, len(ids), _CHUNK):
@@ -111,24 +117,28 @@ def _merged(
                     merged = merge(calls, reading.decode, reading.template) if reading else merged
                 timelines += len(merged.timelines)
                 sampled += sum(int(t.loss_mask.sum()) for t in merged.timelines)
-                rows += [{"episode_id": episode_id, **split.model_dump(mode="json")} for split in merged.splits]
+                splits += [(episode_id, split) for split in merged.splits]
             bar.advance(len(chunk))
-    return rows, timelines, sampled
+    return splits, timelines, sampled
 
 
-def _by_cause(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    causes: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in rows:  # of one cause, `several` and `unknown` say in the hint what there is to say
-        initial = {"cause": row["cause"], "splits": 0, "extra_tokens": 0, "hint": row["hint"]}
-        entry = causes.setdefault((row["cause"], row["hint"]), initial)
+class _Cause(TypedDict):
+    cause: str
+    splits: int
+    extra_tokens: int
+    hint: str
+
+
+def _by_cause(splits: Sequence[Split]) -> list[_Cause]:
+    """Totals by cause and hint: the causes `several` and `unknown` are told apart by their hints."""
+    causes: dict[tuple[str, str], _Cause] = {}
+    for split in splits:
+        initial = _Cause(cause=split.cause, splits=0, extra_tokens=0, hint=split.hint)
+        entry = causes.setdefault((split.cause, split.hint), initial)
         entry["splits"] += 1
-        entry["extra_tokens"] += row["extra_tokens"]
+        entry["extra_tokens"] += split.extra_tokens
     return sorted(causes.values(), key=lambda entry: -entry["extra_tokens"])
 
 
 def _title(shown: int, of: int) -> str:
     return "\nmost expensive" + (f", {shown} of {of:,}; --json lists all" if shown < of else "")
-
-
-def _short(id: str | None) -> str | None:
-    return id[:12] if id else id

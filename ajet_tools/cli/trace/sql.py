@@ -7,7 +7,7 @@ import json
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from ajet_tools.text.tables import paged
 from ajet_tools.trace.locate import located_files
 from ajet_tools.trace.sql.console import save_result
 from ajet_tools.trace.sql.process import SqlProcess
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 app = typer.Typer(add_completion=False)
 
@@ -70,10 +73,10 @@ def sql(
         _print_table(result, limit, no_pager)
 
 
-def _print_csv(result: Any) -> None:
+def _print_csv(result: pa.Table) -> None:
     """Rows as CSV on stdout, lists and structs as JSON; on a terminal no text of a model's can move the cursor."""
 
-    def cell(value: Any) -> Any:
+    def cell(value: object) -> object:
         text = json.dumps(value, ensure_ascii=False, default=json_default) if isinstance(value, list | dict) else value
         return visible(text) if isinstance(text, str) and sys.stdout.isatty() else text
 
@@ -83,7 +86,7 @@ def _print_csv(result: Any) -> None:
         writer.writerow(cell(value) for value in row.values())
 
 
-def _print_table(result: Any, limit: int, no_pager: bool) -> None:
+def _print_table(result: pa.Table, limit: int, no_pager: bool) -> None:
     with paged(no_pager) as out:
         if result.column_names == ["explain_key", "explain_value"]:
             for row in result.to_pylist():

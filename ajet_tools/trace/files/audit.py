@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import duckdb
 import numpy as np
@@ -22,10 +22,9 @@ from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.types import JsonView
 from ajet_tools.trace.decoding import Vocabulary, vocabulary
 from ajet_tools.trace.files.recomputed import CHECKS, TABLES
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +94,11 @@ def _load(reader: TraceReader, db: duckdb.DuckDBPyConnection) -> dict[str, int]:
     return count
 
 
-def _differences(name: str, rows: Sequence[tuple[Any, ...]]) -> list[Differs]:
+def _differences(name: str, rows: Sequence[tuple[object, ...]]) -> list[Differs]:
     """The first row of each run, of rows (run, id, expected, stored) in order."""
-    by_run: dict[str, list[tuple[Any, ...]]] = {}
+    by_run: dict[str, list[tuple[object, ...]]] = {}
     for row in rows:
-        by_run.setdefault(row[0] or "", []).append(row)
+        by_run.setdefault(str(row[0] or ""), []).append(row)
     return [
         Differs(name, run, str(mine[0][1]), str(mine[0][2]), str(mine[0][3]), len(mine)) for run, mine in by_run.items()
     ]
@@ -141,7 +140,7 @@ def _texts(
             unchecked.append(Unchecked("templates", run, f"there is no chat template beside {known.source}"))
     except ConfigError as error:
         unchecked += [Unchecked(name, run, f"no tokenizer: {error}") for name in ("texts", "templates")]
-    wrong: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _TEXTS}
+    wrong: dict[str, list[tuple[object, ...]]] = {name: [] for name in _TEXTS}
     for calls in _episodes(db, run):
         for call in calls:
             for name, expected, stored in _wrong(call, calls, known):
@@ -149,15 +148,34 @@ def _texts(
     return [difference for name, rows in wrong.items() for difference in _differences(name, rows)], unchecked
 
 
+class _Row(TypedDict):
+    call_id: str
+    episode_id: str
+    agent: str
+    phase: str
+    parent_call_id: str | None
+    prefix_len: int | None
+    prompt_suffix: list[int | None] | None
+    prefix_messages: int | None
+    messages_suffix: str | None
+    output_ids: list[int | None] | None
+    request: str | None
+    response: str | None
+    extends_call_id: str | None
+    error: str | None
+    cut_tokens: int | None
+    finish_reason: str | None
+
+
 @dataclass(slots=True)
 class _Call:
     """A call with its whole prompt. None where ids are not known."""
 
-    row: Row
+    row: _Row
     prompt: npt.NDArray[np.int32] | None
     whole: npt.NDArray[np.int32] | None
     """The prompt and what was sampled."""
-    messages: list[Any] | None
+    messages: list[dict[str, object]] | None
 
 
 def _episodes(db: duckdb.DuckDBPyConnection, run: str) -> Iterator[list[_Call]]:
@@ -170,7 +188,8 @@ def _episodes(db: duckdb.DuckDBPyConnection, run: str) -> Iterator[list[_Call]]:
         [run],
     )
     names = [column[0] for column in cursor.description or ()]
-    rows = (dict(zip(names, row, strict=True)) for batch in iter(lambda: cursor.fetchmany(2000), []) for row in batch)
+    batches = iter(lambda: cursor.fetchmany(2000), [])
+    rows: Iterator[Any] = (dict(zip(names, row, strict=True)) for batch in batches for row in batch)
     for _, mine in groupby(rows, key=lambda row: row["episode_id"]):
         calls: dict[str, _Call] = {}
         for row in mine:
@@ -178,7 +197,7 @@ def _episodes(db: duckdb.DuckDBPyConnection, run: str) -> Iterator[list[_Call]]:
         yield list(calls.values())
 
 
-def _whole(row: Row, parent: _Call | None) -> _Call:
+def _whole(row: _Row, parent: _Call | None) -> _Call:
     prompt = whole = messages = None
     if row["prompt_suffix"] is not None:
         suffix = _ids(row["prompt_suffix"])
@@ -198,7 +217,7 @@ def _ids(ids: Sequence[int | None]) -> npt.NDArray[np.int32]:
     return np.asarray([-1 if id is None else id for id in ids], np.int32)
 
 
-def _object(text: str | None) -> Row:
+def _object(text: str | None) -> dict[str, object]:
     """A JSON object; an empty one for anything else."""
     value = json.loads(text or "{}")
     return value if isinstance(value, dict) else {}
@@ -254,7 +273,7 @@ def _common(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:
     return int(differs[0]) if len(differs) else size
 
 
-def _missing(row: Row, text: str, known: Vocabulary) -> str | None:
+def _missing(row: _Row, text: str, known: Vocabulary) -> str | None:
     """What of the stored reply is not in the text of the sampled ids; None: all of it is."""
     choices = _object(row["response"]).get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
@@ -262,10 +281,11 @@ def _missing(row: Row, text: str, known: Vocabulary) -> str | None:
     if not isinstance(message, dict):
         return repr(choice) if row["error"] is None else None
     content = message.get("content")
-    calls = message.get("tool_calls") or []
+    listed = message.get("tool_calls")
+    calls = listed if isinstance(listed, list) else []
     reasoning = message.get("reasoning_content")
     if not calls and not reasoning and isinstance(content, str) and row["error"] is None and not row["cut_tokens"]:
-        last = _ids(row["output_ids"][-1:]).tolist()
+        last = _ids((row["output_ids"] or [])[-1:]).tolist()
         ended = "".join(known.decode([i]) for i in last if known.is_special(i))
         plain = {text, text.removesuffix(ended)}
         return None if content in plain else repr(content)
@@ -273,12 +293,12 @@ def _missing(row: Row, text: str, known: Vocabulary) -> str | None:
     return next((repr(piece) for piece in pieces if isinstance(piece, str) and piece.strip() not in text), None)
 
 
-def _name(call: Any) -> str:
+def _name(call: object) -> str:
     function = call.get("function") if isinstance(call, dict) else None
     return str(function.get("name")) if isinstance(function, dict) else repr(call)
 
 
-def _rendered(template: ChatTemplate, messages: Sequence[Any], request: Row) -> str:
+def _rendered(template: ChatTemplate, messages: Sequence[Mapping[str, object]], request: JsonView) -> str:
     try:
         return template.render(
             [template.form(message) for message in messages],

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 import duckdb
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ajet_sdk.errors import TraceError
 from ajet_sdk.samples.prefixes import CallPlace, PrefixIndex
 from ajet_sdk.trace.reader import Stored, Whole, rebuild, stored_calls
-from ajet_sdk.types import Call
+from ajet_sdk.types import Call, Json
 
 PLACES = ("extends_call_id", "parent_call_id", "prefix_len", "prompt_suffix", "prefix_messages", "messages_suffix")
 """The columns of `calls` that say where it stands and how its prompt is stored."""
@@ -54,7 +55,7 @@ class _Episode:
     episode_id: str
     rows: list[int] = field(default_factory=list)
     calls: list[Stored] = field(default_factory=list)
-    facts: list[dict[str, Any]] = field(default_factory=list)
+    facts: list[Json] = field(default_factory=list)
 
 
 def place_again(connection: duckdb.DuckDBPyConnection, said: Callable[[str], None]) -> None:
@@ -79,7 +80,7 @@ def place_again(connection: duckdb.DuckDBPyConnection, said: Callable[[str], Non
     )
     for done, chunk in enumerate(_chunks(connection, "candidates")):
         said(f"placing prompts, part {done + 1}")
-        rows: list[dict[str, Any]] = []
+        rows: list[dict[str, object]] = []
         moved: list[str] = []
         for episode in _episodes(connection, "source", chunk):
             placed = _smaller(episode)
@@ -171,14 +172,25 @@ def _episodes(connection: duckdb.DuckDBPyConnection, database: str, chunk: _Chun
     yield from by_id.values()
 
 
-def _smaller(episode: _Episode) -> list[dict[str, Any]] | None:
+class _Placed(TypedDict):
+    """Where a call's prompt is stored, and what it adds to the call before it."""
+
+    extends_call_id: str | None
+    parent_call_id: str | None
+    prefix_len: int
+    prompt_suffix: npt.NDArray[np.int32] | None
+    prefix_messages: int
+    messages_suffix: str | None
+
+
+def _smaller(episode: _Episode) -> list[_Placed] | None:
     """The places of an episode's calls in the order in which they were written; None where they are no smaller."""
     try:
         whole = rebuild(episode.calls)
     except TraceError:
         return None  # broken already: it stays as it is, for `ajet trace check` to find
     index, spelled = PrefixIndex(), dict[int, str]()
-    places: list[dict[str, Any]] = []
+    places: list[_Placed] = []
     gain = 0
     for call, facts in zip(episode.calls, episode.facts, strict=True):
         ids, messages = whole[call.call_id]
@@ -190,15 +202,16 @@ def _smaller(episode: _Episode) -> list[dict[str, Any]] | None:
             texts = [spelled[id(message)] for message in messages]
         prompt = None if call.prompt_suffix is None else ids
         request = {} if texts is None else {"messages": messages}
-        recorded: dict[str, Any] = {"call_id": call.call_id, "request": request}
-        recorded |= {"prompt_ids": prompt, "output_ids": call.output_ids}
-        new = _row(index.place(Call.model_construct(**facts, **recorded)), prompt, texts)
+        recorded = Call.model_construct(
+            **facts, call_id=call.call_id, request=request, prompt_ids=prompt, output_ids=call.output_ids
+        )
+        new = _row(index.place(recorded), prompt, texts)
         places.append(new)
         gain += _bytes(call.prompt_suffix, call.messages_suffix) - _bytes(new["prompt_suffix"], new["messages_suffix"])
     return places if gain > 0 else None
 
 
-def _row(place: CallPlace, prompt: Any, texts: list[str] | None) -> dict[str, Any]:
+def _row(place: CallPlace, prompt: npt.NDArray[np.int32] | None, texts: list[str] | None) -> _Placed:
     return {
         "extends_call_id": place.extends_call_id,
         "parent_call_id": place.parent_call_id,
@@ -209,5 +222,5 @@ def _row(place: CallPlace, prompt: Any, texts: list[str] | None) -> dict[str, An
     }
 
 
-def _bytes(ids: Any, text: str | None) -> int:
+def _bytes(ids: Sized | None, text: str | None) -> int:
     return (0 if ids is None else 4 * len(ids)) + len(text or "")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
@@ -90,12 +89,10 @@ def run_sizes(reader: TraceReader, path: Path) -> list[RunSize]:
         ORDER BY last, r.run_id""",
     )
     total, whole = sum(row["weight"] for row in run_rows) or 1, bytes_of(path)
-    return [_run_size(row, whole * row["weight"] // total) for row in run_rows]
-
-
-def _run_size(row: dict[str, Any], share: int) -> RunSize:
-    names = ("run_id", "name", "status", "last", "episodes", "calls", "feedback")
-    return RunSize(**{name: row[name] for name in names}, bytes=share)
+    return [
+        RunSize(**{name: row[name] for name in row if name != "weight"}, bytes=whole * row["weight"] // total)
+        for row in run_rows
+    ]
 
 
 def older_than(runs: Sequence[RunSize], limit: datetime) -> list[RunSize]:

@@ -9,7 +9,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from ajet_sdk.rollout.episode import all_of
 from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.samples.build import Estimator, build
 from ajet_sdk.trace.reader import episodes
-from ajet_sdk.types import Call, Episode, Reward
+from ajet_sdk.types import Call, Episode
 
 _CHUNK = 256
 """Episodes, about, that are held at once."""
@@ -51,6 +51,16 @@ class RejudgedEpisode:
         return None if self.before is None or self.after is None else self.after - self.before
 
 
+class TaskChange(TypedDict):
+    """Mean rewards of a task under both judges."""
+
+    task_id: str
+    episodes: int
+    before: float
+    after: float
+    change: float
+
+
 @dataclass
 class Changes:
     """What another judge changes, by episode; the sums are made of it."""
@@ -78,22 +88,17 @@ class Changes:
         values = [getattr(v, which) for v in self.both]
         return sum(values) / len(values) if values else None
 
-    def by_task(self) -> list[dict[str, Any]]:
+    def by_task(self) -> list[TaskChange]:
         """Means and change by task, the largest change first."""
         tasks: dict[str, list[RejudgedEpisode]] = defaultdict(list)
         for verdict in self.both:
             tasks[verdict.task_id].append(verdict)
-        rows = []
+        rows = list[TaskChange]()
         for task_id, group in tasks.items():
             before, after = (float(np.mean([getattr(v, name) for v in group])) for name in ("before", "after"))
+            change = after - before
             rows.append(
-                {
-                    "task_id": task_id,
-                    "episodes": len(group),
-                    "before": before,
-                    "after": after,
-                    "change": after - before,
-                }
+                {"task_id": task_id, "episodes": len(group), "before": before, "after": after, "change": change}
             )
         return sorted(rows, key=lambda row: (-abs(row["change"]), row["task_id"]))
 
@@ -151,7 +156,7 @@ def groups_of(
         SELECT episode_id, group_id, step, split FROM episodes WHERE run_id = ? AND NOT superseded
         ORDER BY started_at, episode_id"""
     wanted = None if episode_ids is None else set(episode_ids)
-    grouped: dict[Any, list[str]] = {}
+    grouped: dict[object, list[str]] = {}
     for row in reader.query(sql, [run_id]).to_pylist():
         if wanted is None or row["episode_id"] in wanted:
             key = (row["step"], row["split"]) if whole == "step" else row["group_id"] or row["episode_id"]
@@ -168,7 +173,7 @@ def groups_of(
 
 async def rejudge(
     groups: Iterable[Sequence[Episode]],
-    judge: Any,
+    judge: object,
     config: Config,
     *,
     parallel: int = 8,
@@ -233,15 +238,12 @@ class _JudgeRaised(Exception):
         self.error = error
 
 
-async def _judged(workers: Workers, some: Sequence[Episode], judge: Any, timeout: float) -> list[Episode]:
+async def _judged(workers: Workers, some: Sequence[Episode], judge: object, timeout: float) -> list[Episode]:
     """The episodes, one or a group, with the rewards of this judge, or failed."""
-    fresh: dict[str, Any] = {"status": "succeeded", "error": None, "cause": None, "infrastructure": False}
-    before = [
-        episode.model_copy(update={**fresh, "output": output_of(episode), "rewards": tuple[Reward, ...]()})
-        for episode in some
-    ]
+    fresh = {"status": "succeeded", "error": None, "cause": None, "infrastructure": False, "rewards": ()}
+    before = [episode.model_copy(update={**fresh, "output": output_of(episode)}) for episode in some]
 
-    async def ask(call: JudgeCall) -> Any:
+    async def ask(call: JudgeCall) -> object:
         outcome = await workers.call(call.function, {}, timeout=call.timeout or timeout, label=f"judge {call.name}")
         if outcome.error is not None:
             raise _JudgeRaised(outcome.error)
@@ -260,9 +262,7 @@ async def _judged(workers: Workers, some: Sequence[Episode], judge: Any, timeout
 
 def _failed(episode: Episode, error: BaseException) -> Episode:
     text = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
-    return episode.model_copy(
-        update={"status": "failed", "cause": type(error).__name__, "error": text, "rewards": tuple[Reward, ...]()}
-    )
+    return episode.model_copy(update={"status": "failed", "cause": type(error).__name__, "error": text, "rewards": ()})
 
 
 def advantages(
@@ -297,7 +297,7 @@ def _bare(call: Call, number: int) -> Call:
 def _in_steps(side: Sequence[Episode], config: Config) -> dict[str, float]:
     """The advantages of episodes of several steps: what is compared is never of two."""
     algorithm = config.trainer_common.algorithm
-    steps: dict[Any, list[Episode]] = defaultdict(list)
+    steps: dict[object, list[Episode]] = defaultdict(list)
     for episode in side:
         steps[episode.step, episode.split].append(episode)
     by_call: dict[str, float] = {}

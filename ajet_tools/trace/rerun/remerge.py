@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -187,14 +186,8 @@ def _anew(episode: Episode, tokenizer: Tokenizer, result: Remerge) -> Episode:
 
 
 def _without_ids(call: Call) -> Call:
-    nothing: dict[str, Any] = {"prompt_ids": None, "output_ids": None, "logprobs": None}
-    return call.model_copy(update=nothing)
+    return call.model_copy(update={"prompt_ids": None, "output_ids": None, "logprobs": None})
 
 
 def _held(call: Call) -> int:
     return sum(0 if ids is None else len(ids) for ids in (call.prompt_ids, call.output_ids))
-
-
-def changed(policy: Policy, **given: Any) -> Policy:
-    """The policy with what was given in place; None gives nothing."""
-    return replace(policy, **{name: value for name, value in given.items() if value is not None})

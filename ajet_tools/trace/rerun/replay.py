@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ajet_sdk.backbones.debug import stop_at_tags
 from ajet_sdk.config.config import Config
@@ -146,14 +145,14 @@ def _choice(call: Call) -> Choice:
     return Choice(
         dict(message) if isinstance(message, Mapping) else None,
         text if isinstance(text, str) else None,
-        call.finish_reason or choice.get("finish_reason") or "stop",
+        call.finish_reason or str(choice.get("finish_reason") or "stop"),
         ids,
         logprobs,
         tokens if logprobs is not None and tokens is not None and len(tokens) == len(logprobs) else None,
     )
 
 
-def _said(call: Call) -> Mapping[str, Any]:
+def _said(call: Call) -> Mapping[str, object]:
     choices = call.response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(first, Mapping) or not ("message" in first or "text" in first):
@@ -163,7 +162,7 @@ def _said(call: Call) -> Mapping[str, Any]:
     return first
 
 
-def _logprobs(value: Any) -> tuple[list[float] | None, list[bytes] | None]:
+def _logprobs(value: object) -> tuple[list[float] | None, list[bytes] | None]:
     """Log-probabilities and the tokens' bytes as a response spells them, for chat or for plain text."""
     if not isinstance(value, Mapping):
         return None, None
@@ -176,7 +175,7 @@ def _logprobs(value: Any) -> tuple[list[float] | None, list[bytes] | None]:
     return None, None
 
 
-def _token(entry: Mapping[str, Any]) -> bytes:
+def _token(entry: Mapping[str, object]) -> bytes:
     data = entry.get("bytes")
     return bytes(data) if isinstance(data, list) else str(entry.get("token", "")).encode("utf-8", "replace")
 
@@ -232,7 +231,7 @@ def recorded_episode(reader: TraceReader, episode_id: str) -> Episode:
     return episode
 
 
-def _answerable(response: dict[str, Any]) -> bool:
+def _answerable(response: dict[str, object]) -> bool:
     choices = response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     return isinstance(first, dict) and ("message" in first or "text" in first)
@@ -240,7 +239,7 @@ def _answerable(response: dict[str, Any]) -> bool:
 
 async def replay(
     recorded: Episode,
-    workflow: Any,
+    workflow: object,
     config: Config,
     *,
     timeout: float | None = None,

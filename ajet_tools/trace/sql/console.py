@@ -6,7 +6,6 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -74,7 +73,7 @@ def _write_csv(table: pa.Table, path: Path) -> None:
             writer.writerow(_flat(value) for value in row.values())
 
 
-def _flat(value: Any) -> Any:
+def _flat(value: object) -> object:
     """CSV holds no lists: they stand there as JSON."""
     return json.dumps(value, ensure_ascii=False, default=json_default) if isinstance(value, list | dict) else value
 
@@ -91,7 +90,7 @@ def _write_parquet(table: pa.Table, path: Path) -> None:
     pq.write_table(table, path)
 
 
-def spelled(value: Any) -> str:
+def spelled(value: object) -> str:
     """A value as text: JSON on several lines where it is JSON."""
     if value is None:
         return "null"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -15,6 +15,7 @@ from textual.widgets import Label, Static, TextArea
 from ajet_sdk.errors import TaskError
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
+from ajet_sdk.types import Json
 from ajet_tools.dataset.curation.schema import OURS
 from ajet_tools.dataset.files.values import answer_of, value_at
 from ajet_tools.dataset.review.review import Review
@@ -68,7 +69,7 @@ class EditScreen(Dialog[bool]):
         at = next((i for i, path in enumerate(self.paths) if path.rpartition(".")[2] == "answer"), 0)
         areas[0 if self.as_json else at].focus()
 
-    def _read_form(self) -> dict[str, Any]:
+    def _read_form(self) -> dict[str, object]:
         """The row as it is in the form. Raises TaskError where a field cannot be read."""
         if self.as_json:
             return _parse_object(self.query_one("#whole", TextArea).text)
@@ -105,7 +106,7 @@ class EditScreen(Dialog[bool]):
         self.show_wrong("")
 
 
-def _paths(values: Mapping[str, Any]) -> list[str]:
+def _paths(values: Mapping[str, object]) -> list[str]:
     """What can be edited in a form: question and answer first, then the other fields and those of the metadata."""
     paths = [name for name in QUERY_COLUMNS if isinstance(values.get(name), str)]
     metadata = values.get("metadata")
@@ -120,14 +121,14 @@ def _paths(values: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*paths, *(name for name in others if "." not in name.removeprefix("metadata."))]))
 
 
-def _to_text(value: Any) -> str:
+def _to_text(value: object) -> str:
     """As it is typed: text as it is, nothing for null, else JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _parse_field(text: str, before: Any, path: str) -> Any:
+def _parse_field(text: str, before: object, path: str) -> object:
     if isinstance(before, str):
         return text
     if not text.strip():
@@ -140,11 +141,11 @@ def _parse_field(text: str, before: Any, path: str) -> Any:
         raise TaskError(f"{path} was {json.dumps(before)[:40]}, and {text[:40]!r} is not JSON: {error}") from error
 
 
-def _reject_constant(text: str) -> Any:
+def _reject_constant(text: str) -> object:
     raise ValueError(f"{text} is not a JSON value")
 
 
-def _parse_object(text: str) -> dict[str, Any]:
+def _parse_object(text: str) -> dict[str, object]:
     try:
         row = json.loads(text, parse_constant=_reject_constant)
     except ValueError as error:
@@ -154,7 +155,7 @@ def _parse_object(text: str) -> dict[str, Any]:
     return row
 
 
-def _set_field(values: dict[str, Any], path: str, value: Any) -> None:
+def _set_field(values: Json, path: str, value: object) -> None:
     name, _, inner = path.partition(".")
     if inner and name == "metadata":
         values.setdefault("metadata", {})[inner] = value

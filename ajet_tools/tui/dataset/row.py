@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -166,24 +166,24 @@ def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.split("\n"))
 
 
-def _question_fields(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _question_fields(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for name in QUERY_COLUMNS:
-        if isinstance(values.get(name), str) and values[name]:
-            yield name, values[name]
+        if isinstance(text := values.get(name), str) and text:
+            yield name, text
     for name in _CHATS:
         messages = values.get(name)
         if isinstance(messages, list) and messages:
             yield name, "\n\n".join(_format_message(message) for message in messages)
 
 
-def _format_message(message: Any) -> str:
+def _format_message(message: object) -> str:
     if not isinstance(message, Mapping):
         return _to_text(message)
     role = message.get("role", message.get("from", "?"))
     return f"{role}: {message_text({**message, 'content': message.get('content', message.get('value'))})}"
 
 
-def _other_fields(values: Mapping[str, Any]) -> Iterator[str]:
+def _other_fields(values: Mapping[str, object]) -> Iterator[str]:
     """The fields that no other section shows."""
     for name, value in values.items():
         shown = name in QUERY_COLUMNS and isinstance(value, str)
@@ -197,7 +197,7 @@ def _other_fields(values: Mapping[str, Any]) -> Iterator[str]:
             yield from _flatten({name: value})
 
 
-def _verification_lines(verdict: Mapping[str, Any]) -> Iterator[str]:
+def _verification_lines(verdict: Mapping[str, object]) -> Iterator[str]:
     result = {True: "passed", False: "failed"}.get(verdict.get("ok") is True)
     verifier, reason = verdict.get("verifier") or "by an unknown person", verdict.get("reason") or "no reason given"
     yield f"{result}, {verifier}: {reason}"
@@ -206,7 +206,7 @@ def _verification_lines(verdict: Mapping[str, Any]) -> Iterator[str]:
         yield from _flatten(details)
 
 
-def _flatten(values: Mapping[str, Any], before: str = "") -> Iterator[str]:
+def _flatten(values: Mapping[str, object], before: str = "") -> Iterator[str]:
     """A line for each field, `path: value`; texts of several lines stand under their name."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -217,7 +217,7 @@ def _flatten(values: Mapping[str, Any], before: str = "") -> Iterator[str]:
             yield f"{before}{name}: {_to_text(value)}"
 
 
-def _to_text(value: Any) -> str:
+def _to_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

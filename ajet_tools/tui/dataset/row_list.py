@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import ClassVar, get_args
 
 from textual import work
 from textual.app import ComposeResult
@@ -210,7 +210,7 @@ class RowsScreen(ReviewScreen):
         if self.hits is not None:
             self._go_to_hit(self.hits, 0)
 
-    async def _scan(self, verb: str, scan: Callable[..., list[int] | None], *arguments: Any) -> list[int] | None:
+    async def _scan(self, verb: str, scan: Callable[..., list[int] | None], *arguments: object) -> list[int] | None:
         """The numbers that a scan of all rows finds; None where another, or escape, has stopped it."""
         self._stop.set()
         self._stop = stop = threading.Event()

@@ -15,7 +15,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, TypedDict
 
 from rich.text import Text
 from textual.binding import Binding, BindingType
@@ -38,22 +38,29 @@ _CUT = 400
 _EDGES = 7
 """Cells of a table beside its columns."""
 
-Values = Mapping[str, Any]
+Values = Mapping[str, object]
 
 
-def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], room: int) -> list[Column]:
+class NumberedRow(TypedDict):
+    """A row of the file and its number, from 0."""
+
+    number: int
+    values: Values
+
+
+def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], room: int) -> list[Column[NumberedRow]]:
     """For rows like these, as many as there is room for, in cells.
 
     `marks` says of a row's number whether it was accepted or rejected.
     """
 
-    def tone(row: Values) -> str:
+    def tone(row: NumberedRow) -> str:
         return {"accepted": "good", "rejected": "bad"}.get(marks(row["number"]) or "", "")
 
-    def of(values: Callable[[Values], str]) -> Callable[[Values], str]:
+    def of(values: Callable[[Values], str]) -> Callable[[NumberedRow], str]:
         return lambda row: values(row["values"])
 
-    columns = [
+    columns: list[Column[NumberedRow]] = [
         Column("row", "row", 7, lambda row: f"{row['number'] + 1:,}", right=True),
         Column("question", "question", 36, of(_format_question), most=500, tone=tone),
     ]
@@ -61,7 +68,7 @@ def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], roo
         columns.append(
             Column("answer", "answer", max(8, _max_width(map(_format_answer, rows), 20)), of(_format_answer), tone=tone)
         )
-    others = []
+    others: list[Column[NumberedRow]] = []
     if any(map(source_of, rows)):
         others.append(Column("made", "made by", max(7, _max_width(map(source_of, rows), _WIDEST)), of(source_of)))
     if any(map(verification_of, rows)):
@@ -73,7 +80,7 @@ def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], roo
     return columns
 
 
-def _verification_tone(row: Values) -> str:
+def _verification_tone(row: NumberedRow) -> str:
     return {"yes": "good", "no": "bad"}.get(verification_of(row["values"]), "")
 
 
@@ -102,13 +109,13 @@ def _format_field(path: str) -> Callable[[Values], str]:
     return lambda values: _format_cell(value_at(values, path))
 
 
-def _format_cell(value: Any) -> str:
+def _format_cell(value: object) -> str:
     return "" if value is None else one_line(value, 60)
 
 
 def _paths(rows: Sequence[Values]) -> Iterator[tuple[str, int]]:
     """Short fields of the rows that are not the same everywhere, and how wide they are."""
-    seen: dict[str, list[Any]] = {}
+    seen: dict[str, list[object]] = {}
     for row in rows:
         for path, value in _short_fields(row):
             seen.setdefault(path, []).append(value)
@@ -121,7 +128,7 @@ def _paths(rows: Sequence[Values]) -> Iterator[tuple[str, int]]:
             yield path, max(width, len(path.rpartition(".")[2]))
 
 
-def _short_fields(row: Values) -> Iterator[tuple[str, Any]]:
+def _short_fields(row: Values) -> Iterator[tuple[str, object]]:
     for name, value in row.items():
         if name in ("task_id", "id", "provenance", "answer") or value is None:
             continue
@@ -133,7 +140,7 @@ def _short_fields(row: Values) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return isinstance(value, str | int | float)
 
 
@@ -159,7 +166,7 @@ class RowsTable(ListingTable):
         super().__init__((), self._fetch_page)
         self.review = review
 
-    async def _fetch_page(self, rows: ShownRows, offset: int, limit: int) -> Sequence[Any]:
+    async def _fetch_page(self, rows: ShownRows, offset: int, limit: int) -> Sequence[NumberedRow]:
         numbers = rows.numbers[offset : offset + limit]
         fetched = await asyncio.to_thread(self.review.rows, numbers)
         return [{"number": number, "values": row.values} for number, row in zip(numbers, fetched, strict=True)]

@@ -8,16 +8,17 @@ Rows that are all here already: the episodes that have calls and no end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Literal
 
 from textual import work
 from textual.message import Message
 
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.text.clean import one_line
+from ajet_tools.trace.queries.episodes import ListedEpisode, UnfinishedEpisode
 from ajet_tools.trace.queries.search import Hit, search
 from ajet_tools.tui.trace.screen import TraceViewer
 from ajet_tools.tui.widgets.listing import ListingTable
@@ -146,34 +147,32 @@ class Finder(Prompt):
         return step_to(sorted(rows[id] for id in self.found if id in rows), cursor, by)
 
 
-Row = Mapping[str, Any]
-
 _TONES = {"succeeded": "good", "failed": "bad", "timeout": "warn", "aborted": "warn"}
 
 
-def _format_task(row: Row) -> str:
+def _format_task(row: ListedEpisode) -> str:
     return str(row["task"] or row["task_id"] or "")
 
 
-def _format_status(row: Row) -> str:
+def _format_status(row: ListedEpisode) -> str:
     """A resume rolled a superseded episode back: how it had ended no longer counts."""
     return "superseded" if row["superseded"] else row["status"] or "unended"
 
 
-def _status_tone(row: Row) -> str:
-    return "faint" if row["superseded"] else _TONES.get(row["status"], "faint")
+def _status_tone(row: ListedEpisode) -> str:
+    return "faint" if row["superseded"] else _TONES.get(row["status"] or "", "faint")
 
 
-def _format_reward(row: Row) -> str:
+def _format_reward(row: ListedEpisode) -> str:
     value = row["reward"]
     return "" if value is None else f"{value:.4g}"
 
 
-def _reward_tone(row: Row) -> str:
+def _reward_tone(row: ListedEpisode) -> str:
     return "faint" if row["superseded"] else ""
 
 
-def _format_tokens(row: Row) -> str:
+def _format_tokens(row: ListedEpisode) -> str:
     """1,234; from 100,000 on 123.4k."""
     count = row["tokens"]
     if count is None:
@@ -181,7 +180,7 @@ def _format_tokens(row: Row) -> str:
     return f"{count:,}" if count < 100_000 else f"{count / 1000:.1f}k" if count < 10_000_000 else f"{count / 1e6:.1f}M"
 
 
-def _format_seconds(row: Row) -> str:
+def _format_seconds(row: ListedEpisode) -> str:
     seconds = row["seconds"]
     if seconds is None:
         return ""
@@ -191,11 +190,10 @@ def _format_seconds(row: Row) -> str:
     return f"{minutes}m {remaining:02d}s" if minutes < 100 else f"{minutes // 60}h {minutes % 60:02d}m"
 
 
-def _format_field(name: str) -> Any:
-    def text(row: Row) -> str:
-        return "" if row[name] is None else str(row[name])
-
-    return text
+def _format_field(
+    name: Literal["attempt", "turns", "agents", "step"],
+) -> Callable[[ListedEpisode], str]:
+    return lambda row: "" if row[name] is None else str(row[name])
 
 
 EPISODE_COLUMNS = (
@@ -212,7 +210,7 @@ EPISODE_COLUMNS = (
 """In the order of the keys 1 to 9 that sort by them."""
 
 
-def _format_cause(row: Row) -> str:
+def _format_cause(row: ListedEpisode) -> str:
     """The cause, and what its error says first."""
     summary = one_line(row["error"] or "")
     cause = row["cause"] or ""
@@ -226,7 +224,7 @@ CAUSE_COLUMN = Column("cause", "cause", 20, _format_cause, most=160)
 class UnfinishedRows:
     """`Rows` of the newest episodes, read whole; a trace of calls without episodes has nothing else to list."""
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, rows: Sequence[UnfinishedEpisode]) -> None:
         self._rows = rows
         self.of_all: int = rows[0]["of_all"] if rows else 0
         """Episodes that have not ended, those that are not listed too."""
@@ -242,5 +240,5 @@ class UnfinishedRows:
     def position(self, episode_id: str) -> int | None:
         return self._at.get(episode_id)
 
-    def page(self, reader: TraceReader, offset: int, limit: int) -> Sequence[Mapping[str, Any]]:
+    def page(self, reader: TraceReader, offset: int, limit: int) -> Sequence[UnfinishedEpisode]:
         return self._rows[offset : offset + limit]

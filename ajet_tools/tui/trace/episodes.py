@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import work
 from textual.actions import SkipAction
@@ -18,7 +18,7 @@ from textual.message import Message
 from ajet_sdk.errors import AjetError
 from ajet_tools.text.grammar import FilterError
 from ajet_tools.trace.bookmarks import bookmarked, only_bookmarked
-from ajet_tools.trace.queries.episodes import unended_rows
+from ajet_tools.trace.queries.episodes import ListedEpisode, unended_rows
 from ajet_tools.trace.queries.filters import Filter, parse
 from ajet_tools.trace.queries.index import Cancelled
 from ajet_tools.trace.queries.listing import Listing, open_listing
@@ -114,7 +114,7 @@ class EpisodesScreen(SelectionScreen):
     def latest(self) -> Listing | None:
         return self.pending or self.listing
 
-    async def _fetch_page(self, rows: Any, offset: int, limit: int) -> Sequence[Any]:
+    async def _fetch_page(self, rows: Listing | UnfinishedRows, offset: int, limit: int) -> Sequence[ListedEpisode]:
         return await self.app.ask(rows.page, offset, limit)
 
     def on_mount(self) -> None:
@@ -145,7 +145,8 @@ class EpisodesScreen(SelectionScreen):
         """By the filter that was given; where it is wrong or stopped, all episodes, and the filter is asked for."""
         try:
             self.filter = parse(self.filter_text)
-            return await self.app.ask(open_listing, self.run_id, self.filter, **self._cancellable())
+            progress, cancelled = self._cancellable()
+            return await self.app.ask(open_listing, self.run_id, self.filter, progress=progress, cancelled=cancelled)
         except AjetError as error:
             if not self.filter_text:
                 raise
@@ -180,7 +181,7 @@ class EpisodesScreen(SelectionScreen):
             self.table.show(UnfinishedRows(await self.app.ask(unended_rows, self.run_id)))
             self.update_marks()
 
-    def _cancellable(self) -> dict[str, Any]:
+    def _cancellable(self) -> tuple[Callable[[int, int], None], Callable[[], bool]]:
         """Progress, and a way to stop, for what may take seconds; what ran before is stopped."""
         self._stop.set()
         self._stop = stop = threading.Event()
@@ -188,7 +189,7 @@ class EpisodesScreen(SelectionScreen):
         def progress(done: int, of: int) -> None:
             self.post_message(self.Progress(stop, done, of))
 
-        return {"progress": progress, "cancelled": stop.is_set}
+        return progress, stop.is_set
 
     def on_episodes_screen_progress(self, event: Progress) -> None:
         if event.of_worker is self._stop and self.status.status.busy:
@@ -241,10 +242,10 @@ class EpisodesScreen(SelectionScreen):
         if (latest := self.latest) is None:
             return
         asked = only_bookmarked(wanted, self.bookmarks) if only else wanted
-        limits = self._cancellable()
+        progress, cancelled = self._cancellable()
         self._update_status(busy="filtering, esc stops" if wanted.reads_text else "filtering")
         try:
-            listing = await self.app.ask(latest.filtered, asked, **limits)
+            listing = await self.app.ask(latest.filtered, asked, progress=progress, cancelled=cancelled)
         except Cancelled:
             return
         except AjetError as error:
@@ -366,7 +367,7 @@ class EpisodesScreen(SelectionScreen):
         self.table.set_marks({id: f"{'★' if id in stars else ' '}{'~' if id in hits else ' '}" for id in stars | hits})
         self._update_status()
 
-    def _update_status(self, **more: Any) -> None:
+    def _update_status(self, busy: str | None = None) -> None:
         table, rows = self.table, self.table.rows
         if self._hidden[:2] != (rows, table.selected):
             self._hidden = (rows, table.selected, len(table.selected - table.places.keys()) if table.selected else 0)
@@ -383,5 +384,5 @@ class EpisodesScreen(SelectionScreen):
             new=max(0, new),
             hits=self.finder.summary,
             here=tuple(self.finder.hits_of(table.cursor_id)),
-            **more,
+            busy=self.status.status.busy if busy is None else busy,
         )

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import ClassVar, Concatenate, ParamSpec, TypeVar
 
 from rich.text import Text
 from textual import work
@@ -112,10 +112,10 @@ class TraceViewer(ViewerApp):
         self._state: State = state_of(path, reader)
         self._last_error = ""
         self._rate = RefreshRate(lambda: reader.spent, self.PATIENCE, self.LONGEST_WAIT)
-        self._followed: Screen[Any] | None = None
+        self._followed: Screen[object] | None = None
         self._check: Worker[None] | None = None
         self._changes = 0
-        self._seen: weakref.WeakKeyDictionary[Screen[Any], int] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakKeyDictionary[Screen[object], int] = weakref.WeakKeyDictionary()
         """Of `_changes`, how many each screen was notified of."""
 
     async def ask(self, question: Callable[Concatenate[TraceReader, P], T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -257,7 +257,7 @@ class TraceScreen(Screen[None]):
         self.load()
 
 
-class FittedTable(DataTable[Any]):
+class FittedTable(DataTable[object]):
     """A DataTable that draws its rows anew once their columns have got their widths.
 
     Textual measures new cells when the table is idle. Rows drawn before that, cut to the old widths, stay in its caches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 from rich.segment import Segment
@@ -68,7 +68,7 @@ class ArrowTable(RowView, can_focus=True):
 
         table: ArrowTable
         column: str
-        value: Any
+        value: object
 
         @property
         def control(self) -> ArrowTable:
@@ -102,7 +102,7 @@ class ArrowTable(RowView, can_focus=True):
         self.refresh()
 
     @property
-    def value(self) -> Any:
+    def value(self) -> object:
         """What stands under the cursor; None where there is no row."""
         row, column = self.cursor
         return value_of(self.table[column][row]) if len(self.table) and self.table.num_columns else None
@@ -191,7 +191,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, bool | str):

@@ -17,7 +17,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from ajet_sdk.errors import AjetError
-from ajet_tools.tui.widgets.listing_rows import PAGE, Column, Pages, Row, Rows, find_column, fit_widths
+from ajet_tools.tui.widgets.listing_rows import PAGE, Column, Pages, Rows, find_column, fit_widths
 from ajet_tools.tui.widgets.long_text import RowView
 
 __all__ = ["Column", "ListingTable", "Rows"]
@@ -97,8 +97,8 @@ class ListingTable(RowView, can_focus=True):
 
     def __init__(
         self,
-        columns: Sequence[Column],
-        fetch: Callable[[Any, int, int], Awaitable[Sequence[Row]]],
+        columns: Sequence[Column[Any]],
+        fetch: Callable[[Any, int, int], Awaitable[Sequence[Mapping[str, object]]]],
         *,
         id: str | None = None,
     ) -> None:
@@ -111,7 +111,7 @@ class ListingTable(RowView, can_focus=True):
         self.sorted_by: tuple[str, bool] = ("", False)
         self._marks: Mapping[str, str] = {}
         self._pages = Pages()
-        self._strips: LRUCache[tuple[Any, ...], Strip] = LRUCache(1024)
+        self._strips: LRUCache[tuple[object, ...], Strip] = LRUCache(1024)
         self._styles: dict[str, Style] = {}
         self._widths = tuple(column.width for column in self.columns)
         self._anchor: tuple[int, frozenset[str]] | None = None
@@ -150,7 +150,7 @@ class ListingTable(RowView, can_focus=True):
     def at_top(self) -> bool:
         return self.scroll_offset.y == 0
 
-    def row(self, index: int) -> Row | None:
+    def row(self, index: int) -> Mapping[str, object] | None:
         """A row, if its page is here."""
         return self._pages.row(index)
 
@@ -205,7 +205,7 @@ class ListingTable(RowView, can_focus=True):
         self.refresh()
         self.post_message(self.Moved(self.cursor_id))
 
-    def show_columns(self, columns: Sequence[Column]) -> None:
+    def show_columns(self, columns: Sequence[Column[Any]]) -> None:
         """Show other columns of the same rows."""
         if tuple(columns) != self.columns:
             self.columns = tuple(columns)

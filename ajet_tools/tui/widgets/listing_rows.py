@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from textual.cache import LRUCache
 
 from ajet_tools.tui.widgets.long_text import fit_text
 
-Row = Mapping[str, Any]
+RowT = TypeVar("RowT", bound=Mapping[str, object])
 PAGE = 100
 """Rows fetched at once."""
 _PAGES = 64
@@ -28,16 +28,16 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Column(Generic[RowT]):
     """One column: `text` of a row is shown in `width` cells, or up to `most` where the screen has room."""
 
     name: str
     title: str
     width: int
-    text: Callable[[Row], str]
+    text: Callable[[RowT], str]
     right: bool = False
     most: int = 0
-    tone: Callable[[Row], str] | None = None
+    tone: Callable[[RowT], str] | None = None
     """The row's tone: good, bad, warn, faint or nothing."""
 
     def heading(self, width: int, by: str, descending: bool) -> str:
@@ -45,14 +45,14 @@ class Column:
         title = (self.title + ("" if self.name != by else "↓" if descending else "↑"))[: width + 1]
         return (title.rjust(width) if self.right else title).ljust(width + 1)
 
-    def cell(self, row: Row | None, width: int) -> list[tuple[str, str]]:
+    def cell(self, row: RowT | None, width: int) -> list[tuple[str, str]]:
         """What stands in a cell, with its tone, and the space after it."""
         if row is None:
             return [(fit_text("·" * min(3, width), width, right=self.right), "faint"), (" ", "")]
         return [(fit_text(self.text(row), width, right=self.right), self.tone(row) if self.tone else ""), (" ", "")]
 
 
-def fit_widths(columns: Sequence[Column], room: int) -> tuple[int, ...]:
+def fit_widths(columns: Sequence[Column[Any]], room: int) -> tuple[int, ...]:
     """Cells for each column, with one between them: room is given to those that want more, from left to right."""
     spare = room - sum(column.width for column in columns) - len(columns) + 1
     widths = []
@@ -63,7 +63,7 @@ def fit_widths(columns: Sequence[Column], room: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def find_column(columns: Sequence[Column], widths: Sequence[int], cell: int, scrolled: int) -> str | None:
+def find_column(columns: Sequence[Column[Any]], widths: Sequence[int], cell: int, scrolled: int) -> str | None:
     """The column at a cell of the window, from the first column on."""
     if cell < 0:
         return None
@@ -85,14 +85,14 @@ class Pages:
     """The rows that were fetched lately."""
 
     def __init__(self) -> None:
-        self._pages: LRUCache[int, Sequence[Row]] = LRUCache(_PAGES)
+        self._pages: LRUCache[int, Sequence[Mapping[str, object]]] = LRUCache(_PAGES)
 
-    def row(self, index: int) -> Row | None:
+    def row(self, index: int) -> Mapping[str, object] | None:
         """A row, if its page is here."""
         page = self._pages.get(index // PAGE)
         return page[index % PAGE] if page and index % PAGE < len(page) else None
 
-    def put(self, page: int, rows: Sequence[Row]) -> None:
+    def put(self, page: int, rows: Sequence[Mapping[str, object]]) -> None:
         """Keep the rows from `page * PAGE` on."""
         self._pages[page] = rows
 

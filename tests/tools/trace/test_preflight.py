@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, LedgerEntry, Run, Task
 from ajet_tools.trace.rerun.preflight import LoadedTokenizer, Preflight, load_tokenizer, preflight
-from ajet_tools.trace.rerun.remerge import Policy, changed, policy_of, remerge
+from ajet_tools.trace.rerun.remerge import Policy, policy_of, remerge
 
 SETTINGS: Config = load_config(values={"ajet": {"backbone": "debug"}})
 TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}
@@ -272,11 +273,11 @@ def test_the_run_s_own_policy_gives_what_it_booked(recorded: tuple[Path, list[Ep
 
 def test_another_estimator_and_length(recorded: tuple[Path, list[Episode]]) -> None:
     reader, own = open_trace(recorded[0]), policy_of(SETTINGS)
-    rloo = remerge(reader, "r", own, changed(own, estimator="rloo")).other
+    rloo = remerge(reader, "r", own, replace(own, estimator="rloo")).other
     assert rloo.mean_advantage == pytest.approx(1.0), "rewards 0 and 1: each against the other"
-    plain = remerge(reader, "r", own, changed(own, normalize_std=False)).other
+    plain = remerge(reader, "r", own, replace(own, normalize_std=False)).other
     assert plain.mean_advantage == pytest.approx(0.5)
-    short = remerge(reader, "r", own, changed(own, max_tokens=260))
+    short = remerge(reader, "r", own, replace(own, max_tokens=260))
     assert short.other.outcomes["truncated"] > 0
     assert short.other.outcomes.total() == short.own.outcomes.total(), "every sampled token is accounted for"
 
@@ -312,7 +313,7 @@ def test_a_reward_for_failures(tmp_path: Path) -> None:
 
     asyncio.run(go())
     own = Policy()
-    found = remerge(open_trace(tmp_path), "r", own, changed(own, failure_reward=0.0))
+    found = remerge(open_trace(tmp_path), "r", own, replace(own, failure_reward=0.0))
     assert dict(found.own.outcomes) == found.booked == {"failed": 5, "zero_advantage": 5}
     assert dict(found.other.outcomes) == {"trained": 10}
 
