@@ -37,14 +37,14 @@ USAGE_ERRORS = (ConfigError, SignatureError, TaskError, MissingExtra, QueryError
 _LONGEST = 4000
 """Characters of a message."""
 _PATIENCE = 5.0
-"""Seconds that threads are given to end after a command has."""
+"""Seconds to wait for threads after a command has ended."""
 READER_LEFT = 141
-"""The exit code where whoever read stdout left before the end, as of programs that SIGPIPE ends."""
+"""Exit code when the reader of stdout closed it before the end, as after SIGPIPE."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
 
 class _Root(LazyGroup):
-    """The commands, and errors as one message."""
+    """The commands. An error that ends one is printed as one message."""
 
     package = "ajet_tools.cli"
     table = {
@@ -152,7 +152,7 @@ class _Root(LazyGroup):
 
 
 def _stdout() -> tuple[int, int] | None:
-    """Which file stdout is; None where it is closed."""
+    """Device and inode of stdout; None if it is closed."""
     try:
         about = os.fstat(1)
     except OSError:
@@ -179,7 +179,7 @@ def _interrupted(ctx: Context, code: int = 128 + signal.SIGINT) -> typer.Exit:
 
 
 def _message(error: BaseException) -> tuple[str, str]:
-    """The kind of an error, and what it says in one message."""
+    """The name of an error's class, and its message."""
     if isinstance(error, AjetError):
         return type(error).__name__, str(error)
     if isinstance(error, OSError) and error.filename is not None:
@@ -192,7 +192,7 @@ def _message(error: BaseException) -> tuple[str, str]:
 
 
 class _Console(logging.Handler):
-    """What ajet logs, as plain lines on whatever stderr is at the time (a progress bar puts itself in its place)."""
+    """Prints log records as plain lines to the current stderr, which a progress bar replaces while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "raised", False):  # an error that is about to be shown as the command's own
@@ -203,7 +203,7 @@ class _Console(logging.Handler):
 
 @contextmanager
 def _log_shown() -> Iterator[None]:
-    """Everything from INFO on that ajet logs is shown, once, while a command runs."""
+    """Show ajet's log from INFO on while a command runs, each record once."""
     log, console = logging.getLogger("ajet"), _Console()
     level, propagate = log.level, log.propagate
     log.addHandler(console)
@@ -280,14 +280,14 @@ def main() -> None:
 
 
 def _end(code: int) -> None:
-    """End the process as it stands: what daemon threads hold is not taken down under them, nor module after module."""
+    """End the process at once, without finalizing modules that daemon threads still use."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
-    """End the process in spite of what users' code has left running, and say what; Python is ending it too."""
+    """End the process although users' threads or processes still run, and print which."""
     deadline = time.monotonic() + _PATIENCE
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
@@ -315,13 +315,13 @@ def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
 
 
 def _children() -> list[BaseProcess]:
-    """The processes that Python waits for."""
+    """Child processes that Python waits for."""
     multiprocessing = sys.modules.get("multiprocessing")
     return [child for child in multiprocessing.active_children() if not child.daemon] if multiprocessing else []
 
 
 def _began_at(thread: threading.Thread) -> str:
-    """Where the code of a thread begins, behind its name."""
+    """Where a thread's code begins, to be appended to its name."""
     frame = sys._current_frames().get(thread.ident or 0)
     calls = [] if frame is None else traceback.extract_stack(frame)
     ours = (threading.__file__, str(Path(ajet_sdk.__file__).parent))

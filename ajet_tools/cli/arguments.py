@@ -49,7 +49,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 @dataclass
 class Arguments:
-    """What the options of `ajet run` and `ajet train` say; `config()` lays it over the file and the defaults."""
+    """The options of `ajet run` and `ajet train`; `config()` merges them over the config file and the defaults."""
 
     conf: Path | None = None
     overrides: Sequence[str] = ()
@@ -63,7 +63,7 @@ class Arguments:
     skip_bad_rows: bool = False
     exp_dir: Path | None = None
     more: Mapping[str, object] = field(default_factory=dict)
-    """Further keys by dotted path, e.g. `model.base_url`; None says nothing."""
+    """Further keys by dotted path, e.g. `model.base_url`; None leaves a key unset."""
 
     def config(self) -> Config:
         """The config, checked. Raises ConfigError."""
@@ -121,7 +121,7 @@ def _put(values: Json, path: str, value: object) -> None:
 
 
 def _from_here(class_path: str) -> str:
-    """A class path of the command line, whose file is meant from here and not from beside a config file."""
+    """A class path with an absolute file: on the command line, paths are relative to the current directory."""
     for separator in ("->", ":"):
         file, matched, name = class_path.rpartition(separator)
         if matched and Path(file).is_file():
@@ -140,7 +140,7 @@ def _stem(class_path: str) -> str:
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """What answers an agent's calls, what judges it, and where its episodes go."""
+    """The model, the judge, and the directory of the episodes."""
 
     conf: Annotated[
         Path | None,

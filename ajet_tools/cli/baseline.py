@@ -19,7 +19,7 @@ from ajet_tools.cli.options import AsJson, SkipBadRows, expand_options, pick, pr
 app = typer.Typer(add_completion=False)
 
 _NEARLY_ALL = 0.95
-"""pass@1 from which little is left to learn."""
+"""pass@1 above which little is left to learn."""
 _FEW = 0.25
 """A smaller share of tasks with signal makes most of a step's attempts useless."""
 _MANY = 64
@@ -105,7 +105,7 @@ def _table(reports: Mapping[str, Report], k: int) -> list[str]:
 
 
 def advice(reports: Mapping[str, Report]) -> list[str]:
-    """What to do next, in sentences, from the scores of `training` and, where there are any, `held-out` tasks."""
+    """Advice from the scores of the training tasks and of the held-out tasks, if any."""
     train, held_out = reports["training"], reports.get("held-out")
     if train.reward is None:
         return ["make the agent run: no attempt has a reward. See the failures above"]

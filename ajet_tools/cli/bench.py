@@ -93,7 +93,7 @@ def bench(
 
 
 def _show(records: list[Record], library: Library, version: str | None, as_json: bool) -> bool:
-    """Print the results, or how they compare; True where one is worse."""
+    """Print the results or their comparison. Returns whether one is worse."""
     if version is None:
         if as_json:
             print_json(records)
@@ -138,7 +138,7 @@ def _measure(library: Library, task: str, seed: int, backbone: str, overrides: l
 
 
 def _train(config: Path, values: list[str], log: Path) -> resource.struct_rusage:
-    """Train a config in the log's directory; what its process used."""
+    """Train a config in the log's directory. Returns the resources that its process used."""
     with log.open("a") as output:
         command = [sys.executable, "-m", "ajet", "train", "--conf", str(config), *values]
         process = subprocess.Popen(command, cwd=log.parent, stdout=output, stderr=subprocess.STDOUT)
@@ -172,7 +172,7 @@ COSTS = ("time/step", "train/tokens_sampled", "train/episodes")
 
 
 def _curve(experiment: Path) -> Iterator[Point]:
-    """The validations of the run in a directory, each with what the steps before it cost."""
+    """The validations of the run in a directory, each with the cost of the steps before it."""
     with open_trace(experiment) as reader:
         rows = reader.query("SELECT step, name, value FROM metrics ORDER BY step").to_pylist()
     by_step: dict[int, dict[str, float]] = {}

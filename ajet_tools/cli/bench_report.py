@@ -55,7 +55,7 @@ class Record:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What a second run with the same replaces."""
+        """A later run with the same key replaces this one."""
         return (self.task, self.backbone, self.version, self.overrides, self.seed)
 
     def summary(self) -> str:
@@ -110,11 +110,11 @@ class Library:
 
     @property
     def others(self) -> list[str]:
-        """The other versions that there are results of, the newest last."""
+        """The other versions with results, the newest last."""
         return sorted({r.version for r in self.records} - {ajet.__version__}, key=_order)
 
     def version(self, wanted: str) -> str:
-        """The version that `last` or a version means. Raises ConfigError where there are no results of it."""
+        """The version named by `last` or a version number. Raises ConfigError if it has no results."""
         if wanted == "last" and self.others:
             return self.others[-1]
         if wanted in {record.version for record in self.records}:

@@ -237,7 +237,7 @@ def _print_checked(checked: Checked) -> None:
 
 
 def _counts(value: object) -> str:
-    """What was found, tasks by their numbers."""
+    """The resources found; of tasks, their number."""
     if not isinstance(value, dict):
         return str(value)
     if "made" in value:
@@ -273,7 +273,7 @@ def migrate(
 
 
 def _text(config: Config, name: str) -> str:
-    """The file's text: what was left out, then each key that was given, then the other roots."""
+    """The text of the file: keys left out (as comments), then each key that was set, then the other roots."""
     translated = config.translated
     lines = [f"# {name}, converted by `ajet config migrate`."]
     left_out = [(path, WITHOUT_EFFECT[path]) for path, _ in translated.dropped]

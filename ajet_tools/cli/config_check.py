@@ -32,7 +32,7 @@ class CheckPart:
     checked: bool = True
     problems: list[str] = field(default_factory=list)
     found: dict[str, object] = field(default_factory=dict)
-    """What is there, by what it is."""
+    """Resources by kind."""
 
     def add(self, problem: object) -> None:
         self.problems += str(problem).splitlines()
@@ -49,7 +49,7 @@ class Checked:
     resources: CheckPart = field(default_factory=lambda: CheckPart(checked=False))
     notices: list[str] = field(default_factory=list)
     unreadable: int = 0
-    """Resources that are here and wrong, such as a row that is no task."""
+    """Resources that exist and are invalid, such as a row that is no task."""
 
     @property
     def parts(self) -> dict[str, CheckPart]:
@@ -57,7 +57,7 @@ class Checked:
 
     @property
     def wrong(self) -> int:
-        """Problems that are not only something missing here."""
+        """Problems other than resources missing on this machine."""
         return len(self.schema.problems) + len(self.imports.problems) + self.unreadable
 
     def plain(self) -> dict[str, object]:
@@ -172,7 +172,7 @@ def _given(config: Config, resources: CheckPart) -> None:
 
 
 def _model(config: Config, resources: CheckPart) -> None:
-    """Whether weights or endpoint are there; a name of the hub is no path that is missing."""
+    """Check for weights or the endpoint. A Hugging Face name is not a missing path."""
     model = config.model
     if model.scripted:
         return

@@ -93,7 +93,7 @@ def _print(checks: list[Check]) -> None:
 
 
 def _summary(name: str, checks: list[Check]) -> Check:
-    """One line of what was found: the first thing that stops it, else what to look at."""
+    """One line: the first failure, else the warnings."""
     for status in ("fail", "miss"):
         matching = [check for check in checks if check.status == status]
         if matching:
@@ -171,7 +171,7 @@ def _machine(directory: Path) -> Iterator[Check]:
 
 
 def _service(url: str) -> Check:
-    """Whether an environment service answers, and how it stands with its instances."""
+    """Whether an environment service answers, and the state of its instances."""
     name = f"environment {public(url)}"
     try:
         health = service_health(url)
@@ -187,7 +187,7 @@ def _service(url: str) -> Check:
 
 
 def _programs() -> Iterator[Check]:
-    """Tried, not looked up: a program that tries to get out is run inside."""
+    """Runs a program that tries to escape from the sandbox."""
     name = "sandbox for generated programs"
     try:
         sandbox = fence()

@@ -24,7 +24,7 @@ _LLM_CALLS = (
 )  # fmt: skip
 """Ends of dotted names that ask a model, in the SDKs and frameworks of docs/frameworks.md."""
 _GIVEN = ("model", "env", "self")
-"""Parameters that are filled by ajet, and not by a task's columns."""
+"""Parameters that ajet fills, not a task's columns."""
 _MOST_TASKS = 2_000
 _GIB = 2**30
 _BYTES_OF_A_WEIGHT, _BESIDE = 4, 4 * _GIB
@@ -39,13 +39,13 @@ class Agent:
     file: Path
     name: str
     parameters: tuple[str, ...]
-    """What a task's columns have to fill."""
+    """Parameters that a task's columns must fill."""
     is_workflow: bool
     """It has ajet's decorator."""
 
 
 def read_agent(source: str) -> Agent:
-    """The agent in `FILE.py` or `FILE.py:FUNCTION`, by reading its text: nothing of it is run.
+    """The agent in `FILE.py` or `FILE.py:FUNCTION`, from the parsed source; no code is run.
 
     Raises ConfigError where the file cannot be read or parsed, or it isn't clear which function is the agent.
     """
@@ -85,7 +85,7 @@ def _decorators(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 
 def _outermost(functions: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]) -> list[str]:
-    """The functions that call a model, themselves or by another one of the file, and that no such function calls."""
+    """The functions that call a model, directly or through others, and that no such function calls."""
     calls = {
         name: [ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)]
         for name, node in functions.items()
@@ -125,7 +125,7 @@ def job_files(agent: Agent, tasks: Path | None, trace: Path | None) -> dict[str,
 
 
 def _rows(agent: Agent, tasks: Path | None, trace: Path | None) -> Iterator[dict[str, object]]:
-    """The tasks, each once."""
+    """The tasks without duplicates."""
     seen: set[str] = set()
     for place, row in _traced(agent, trace) if trace is not None else _examples(tasks):
         missing = [name for name in agent.parameters if name not in row]
@@ -159,7 +159,7 @@ def _examples(tasks: Path | None) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def _traced(agent: Agent, trace: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    """Tasks of recorded calls; the question is the agent's only parameter where they have no column of that name."""
+    """Tasks of recorded calls. An agent's only parameter gets the question if no column has its name."""
     with opened_sources([trace]) as sources:
         for row in islice(task_rows(sources)[1], _MOST_TASKS):
             row = {**row.get("metadata", {}), **row}

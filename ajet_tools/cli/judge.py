@@ -72,7 +72,7 @@ def evaluate_judge(
     seed: Annotated[int, typer.Option("--seed", help="Random seed of the bootstrap.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Hold a judge against labels: agreement, variance, the effects of order and length, cost.
+    """Compare a judge with labels: agreement, variance, the effects of order and length, cost.
 
     A row of the labels has a query, an output (or response, final_answer, answer) and a score (or label); what else it
     has is the task's metadata. Of a trace, the mean of the scores that people gave an episode is its label. Agreement

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typer._click import Command, Context, Parameter
 
 EXAMPLE_WIDTH = 78
-"""Columns of an example: of a terminal's 80, help leaves a margin of one on each side."""
+"""Columns of an example: an 80-column terminal less help's margins."""
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 
 
@@ -89,7 +89,7 @@ class _Commands(Mapping[str, "Command"]):
 
 
 def _lay_out(command: Command) -> None:
-    """One line per paragraph, but for examples (`\\b`), which keep theirs and get a heading. Flags show no type."""
+    """Join each paragraph to one line, except examples (`\\b`), which get a heading. Flags show no type."""
     parts = list[str]()
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         if "\b" not in paragraph:
@@ -107,7 +107,7 @@ def _lay_out(command: Command) -> None:
 
 
 def _folded(line: str) -> str:
-    """A line of a command, broken as a shell takes it where it is too long; an option stays with its value."""
+    """A command line, wrapped with backslashes if it is too long; an option stays with its value."""
     if len(line) <= EXAMPLE_WIDTH:
         return line
     goes_on = line.endswith(" \\")

@@ -24,12 +24,12 @@ SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid
 
 
 def pick(source: object, *names: str) -> dict[str, object]:
-    """Attributes by their names, as a JSON object has them."""
+    """Some attributes of an object, by name."""
     return {name: getattr(source, name) for name in names}
 
 
 def print_json(value: object, *, indent: int | None = 2, err: bool = False) -> None:
-    """Print a value as JSON, dataclasses as objects and NaN, which JSON has not, as null."""
+    """Print a value as JSON: dataclasses as objects, NaN and infinities as null."""
     echo(json_line(_finite(value), indent=indent), err=err)
 
 

@@ -38,7 +38,7 @@ _BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: `fail` stops what it is needed for, `miss` may, or makes it slow."""
+    """The result of one check: `fail` stops the target, `miss` may stop or slow it."""
 
     name: str
     status: Literal["ok", "miss", "fail"]
@@ -52,7 +52,7 @@ def usable(checks: list[Check]) -> bool:
 
 
 def check_target(target: str, *, imports: bool = False) -> list[Check]:
-    """What `target` needs, each with what was found. `imports` tries the imports too, which takes up to a minute."""
+    """The requirements of `target` and whether they are met. `imports` also imports packages, in up to a minute."""
     checks = list(TARGETS[target]())
     if imports and target in _IMPORTS and usable(checks):
         checks.append(_imported(target))
@@ -60,7 +60,7 @@ def check_target(target: str, *, imports: bool = False) -> list[Check]:
 
 
 def target_of(name: str) -> str | None:
-    """The target that a name stands for: `trinity` and `vllm` are those of this machine. None: there is no such one.
+    """The target of a name (`trinity` and `vllm` depend on this machine); None if there is none.
 
     `verl` has the stack of Trinity on GPUs.
     """
@@ -126,7 +126,7 @@ TARGETS: dict[str, Callable[[], Iterator[Check]]] = {
     "trinity-cpu": lambda: _trinity(STACKS["trinity-cpu"]),
     "trinity-cuda": lambda: _trinity(STACKS["trinity-cuda"]),
 }
-"""What can be asked for, each with its checks."""
+"""The checks by target."""
 
 
 def _present(name: str, packages: tuple[str, ...], fix: str) -> Iterator[Check]:

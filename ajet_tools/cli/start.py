@@ -43,10 +43,10 @@ _SHORTER = (
     "ajet.trainer_common.save_freq=18",
     "ajet.trainer_common.val_tasks=64",
 )
-"""What makes the tutorial's run one of a minute."""
+"""Overrides that shorten the tutorial's run to a minute."""
 _SHORTER_PRETRAINED = ("ajet.experiment_name=demo", "ajet.trainer_common.val_tasks=32")
 _REPLIES = 8
-"""Held-out questions whose replies are printed: the first, whatever the model said."""
+"""Number of held-out questions whose replies are printed."""
 
 
 def _examples() -> dict[str, Path]:
@@ -164,7 +164,7 @@ def _init_example(example: str, name: Path | None) -> None:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """A tutorial's files, the paths in texts as they are once its folder is the present one."""
+    """A tutorial's files, with the paths in their text relative to its directory."""
     contents = {}
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
@@ -183,7 +183,7 @@ def _title(folder: Path) -> str:
 
 
 def _first_command(readme: str) -> str:
-    """The first block of a README that is to be typed, indented."""
+    """The first shell block of a README, indented."""
     block = re.search(r"^```(?:sh|bash|console)\n(.*?)^```", readme, re.M | re.S)
     lines = [] if block is None else block[1].splitlines()
     typed = [line.removeprefix("$ ") for line in lines if block and (line.startswith("$ ") or "$ " not in block[1])]

@@ -1,4 +1,4 @@
-"""The viewers: loaded where they are installed, refused where there is no terminal, and served beside a run."""
+"""Loading a viewer, checking its terminal, and serving it during a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_viewer(name: str) -> ModuleType:
 
 
 def check_terminal(command: str, otherwise: str) -> None:
-    """Raises ConfigError where there is no terminal that can place a cursor; `otherwise` is what to do there."""
+    """Raises ConfigError if the terminal can't position a cursor; `otherwise` says what to do instead."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(f"`{command}` needs a terminal, but the output is a pipe or a file; {otherwise}")
     if os.environ.get("TERM") in ("dumb", "", None):

@@ -1,4 +1,4 @@
-"""Model output as text that a terminal cannot mistake for anything else."""
+"""Model output as text without control sequences."""
 
 from __future__ import annotations
 
@@ -6,27 +6,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ajet_sdk.reporting.output import visible
+from ajet_sdk.reporting.output import visible as visible
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Episode
 
-__all__ = [
-    "content_text",
-    "counted",
-    "flat_keys",
-    "kind_of",
-    "message_text",
-    "one_line",
-    "reply_of",
-    "short_ids",
-    "spoken",
-    "visible",
-]
-
 
 def kind_of(episode: Episode) -> str:
-    """What a mean over such episodes is a mean of: train, val sampled, val greedy."""
+    """The split of an episode, with its decoding where that matters: train, val sampled, val greedy."""
     known = episode.split == "val" or episode.decoding == "greedy"
     return " ".join(filter(None, (episode.split, episode.decoding if known else None)))
 
@@ -53,12 +40,12 @@ def flat_keys(document: Mapping[str, object], prefix: str = "") -> Iterator[tupl
 
 
 def message_text(message: Mapping[str, object]) -> str:
-    """What a message says, safe to show: reasoning, content (parts joined) and tool calls."""
+    """The text of a message, safe to print: reasoning, content (parts joined) and tool calls."""
     return visible(spoken(message))
 
 
 def spoken(message: Mapping[str, object]) -> str:
-    """What a message says, as it is."""
+    """The text of a message, unescaped."""
     parts: list[str] = []
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str) and reasoning:

@@ -82,7 +82,7 @@ def tree(text: str, example: str) -> Node | None:
 
 
 def fold(node: Node, leaf: Callable[[BareWord | Comparison], T], join: Callable[[Word, Sequence[T]], T]) -> T:
-    """What a tree comes to: its leaves first, in their order, then what joins them."""
+    """Evaluate a tree bottom-up: `leaf` of its leaves in order, then `join` of their results."""
     if isinstance(node, Tree):
         return join(node.word, [fold(part, leaf, join) for part in node.parts])
     return leaf(node)

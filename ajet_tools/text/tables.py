@@ -18,19 +18,8 @@ from rich.text import Text
 
 from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import visible
-from ajet_tools.text.clean import counted, one_line
-
-__all__ = [
-    "compact",
-    "console",
-    "counted",
-    "diff_text",
-    "fields",
-    "lasting",
-    "number",
-    "paged",
-    "table",
-]
+from ajet_tools.text.clean import counted as counted
+from ajet_tools.text.clean import one_line
 
 _PIPE_WIDTH = 160
 
@@ -52,7 +41,7 @@ _STATUS = {
 
 
 def console() -> Console:
-    """Where the commands print: as wide as the terminal, and nothing in a text is highlighted or replaced."""
+    """The console of the commands: as wide as the terminal, without highlighting or markup."""
     result: Console = output.console(highlight=False, markup=False, emoji=False)
     if not result.is_terminal and "COLUMNS" not in os.environ:
         result.width = _PIPE_WIDTH
@@ -61,7 +50,7 @@ def console() -> Console:
 
 @contextmanager
 def paged(no_pager: bool = False) -> Iterator[Console]:
-    """Where to print; what is longer than the terminal goes through $PAGER, or `less`, when all of it is there.
+    """A console to print to. Output longer than the terminal goes through $PAGER, or `less`.
 
     Piped, without a pager, or with an empty $PAGER it is printed as it comes.
     """

@@ -14,8 +14,6 @@ from ajet_sdk.trace.below import in_and_below
 from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.reader import Trace, open_trace, trace_files
 
-__all__ = ["Named", "State", "located_files", "open_located", "open_named", "state_of"]
-
 _LOG = logging.getLogger("ajet.trace")
 
 

@@ -18,9 +18,8 @@ from collections.abc import Mapping
 
 from ajet_sdk.addresses import secrets_in
 from ajet_sdk.secret_keys import is_secret
-from ajet_tools.trace.redact_rules import DIGITS, KINDS, RULES, Rule
-
-__all__ = ["KINDS", "Redactor"]
+from ajet_tools.trace.redact_rules import DIGITS, RULES, Rule
+from ajet_tools.trace.redact_rules import KINDS as KINDS
 
 _PLACED = re.compile(rf"\[(?:{'|'.join(KINDS)}) \d+\]|\[removed by ajet\]")
 

@@ -23,8 +23,6 @@ from textual.widgets import Input, Label, Static
 
 from ajet_sdk.reporting.output import visible
 
-__all__ = ["DARK", "LIGHT", "Dialog", "GoScreen", "HelpScreen", "TooSmallScreen", "ViewerApp", "is_basic"]
-
 DARK, LIGHT = "textual-dark", "textual-light"
 
 

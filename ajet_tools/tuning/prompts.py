@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet")
 
 Reflect = Callable[[str], str]
-"""What a model answers to a text."""
+"""A model that replies to a text."""
 
 _LONGEST = 4000
 """Characters of a conversation that the reflecting model is shown."""
@@ -116,7 +116,7 @@ def _traced(reflect: Reflect, directory: Path) -> Reflect:
 
 
 class _Logger:
-    """GEPA's words, in the log's detail."""
+    """GEPA's messages, logged at level DEBUG."""
 
     def log(self, message: str) -> None:
         log.debug("%s", message)
@@ -131,7 +131,7 @@ class _Evaluated(Protocol):
 
 @dataclass
 class _Evaluation:
-    """GEPA's adapter: runs a candidate over tasks, and tells of each episode what a reflecting model should know."""
+    """GEPA's adapter: runs a candidate over tasks and describes each episode to the reflecting model."""
 
     config: Config
     agent: Callable[..., object]
@@ -162,7 +162,7 @@ class _Evaluation:
         return {name: [{**record, **self._kept(name)} for record in records] for name in components_to_update}
 
     def _kept(self, name: str) -> dict[str, str]:
-        """What the reflecting model is told to leave in a prompt."""
+        """The instruction to keep a prompt's placeholders."""
         names = sorted(placeholders(self.prompts.texts[name]))
         return {"Keep in the prompt": ", ".join(f"{{{placeholder}}}" for placeholder in names)} if names else {}
 
@@ -190,7 +190,7 @@ class _Evaluation:
 
 
 def _told(episode: Episode, score: float) -> dict[str, object]:
-    """An episode for the reflecting model: what was asked, what was said, what it was worth and why."""
+    """An episode for the reflecting model: task, transcript, reward and reasons."""
     transcript_lines = [
         f"{message.get('role', '')}: {message_text(message)}"
         for call in episode.calls[-1:]

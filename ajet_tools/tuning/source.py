@@ -1,4 +1,4 @@
-"""A workflow's prompts where they stand: texts that its module assigns to names, read, tried out and rewritten."""
+"""A workflow's prompts: texts that its module assigns to names. Reading, replacing for a trial, rewriting."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Prompts:
             self.scope.update(self.texts)
 
     def wrong(self, texts: Mapping[str, str]) -> str | None:
-        """Which of other texts has lost a `{placeholder}` of the one it replaces, or has one that nothing fills."""
+        """The first new text that lacks a `{placeholder}` of the text it replaces, or has an unknown one."""
         for name, text in self.texts.items():
             expected = placeholders(text)
             lost, new = expected - placeholders(texts[name]), placeholders(texts[name]) - expected
@@ -51,7 +51,7 @@ class Prompts:
         return None
 
     def rewritten(self, texts: Mapping[str, str]) -> str:
-        """The file with other texts; what else stands in it is untouched."""
+        """The source with other texts, otherwise unchanged."""
         source = self.path.read_text(encoding="utf-8")
         lines = source.splitlines(keepends=True)
         starts = [0]
@@ -66,7 +66,7 @@ class Prompts:
         return content.decode()
 
     def diff(self, texts: Mapping[str, str]) -> str:
-        """What changes in the file, as a unified diff; empty where nothing does."""
+        """The changes of the file as a unified diff; empty if there are none."""
         before, after = self.path.read_text(encoding="utf-8"), self.rewritten(texts)
         lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
         return "".join(difflib.unified_diff(lines[0], lines[1], str(self.path), str(self.path)))
@@ -132,7 +132,7 @@ def placeholders(text: str) -> set[str]:
 
 
 def _fields(text: str) -> set[str] | None:
-    """What `str.format` would fill; None where there are other braces."""
+    """The fields of `str.format`; None if the text has other braces."""
     try:
         names = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
     except ValueError:

@@ -10,8 +10,6 @@ import typer
 
 from ajet_tools.cli.lazy import LazyGroup
 
-__all__ = ["app"]
-
 
 class DatasetCommands(LazyGroup):
     package = "ajet_tools.cli.dataset"

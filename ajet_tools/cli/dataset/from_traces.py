@@ -66,7 +66,7 @@ class ChoiceOptions:
         return Choice(self.filter, feedback, self.failed, self.below, self.run, self.split, validation)
 
     def grader(self, asking: ModelOptions, out: str, values: bool) -> EpisodeGrader | None:
-        """The model that holds the rubric against an episode, or reads values; its replies are kept beside `out`."""
+        """The model that grades episodes by the rubric or reads values; its replies are cached beside `out`."""
         if self.rubric is None and not values:
             return None
         words = read_rubric(self.rubric) if self.rubric is not None else None

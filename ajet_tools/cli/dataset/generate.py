@@ -58,7 +58,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """Which policy is to learn from the rows, and how its pass rate is measured."""
+    """The policy that will learn from the rows, and how its pass rate is measured."""
 
     policy: Annotated[
         str | None,
@@ -85,7 +85,7 @@ class LearningOptions:
 
     @contextmanager
     def value(self, rows: list[Row], directory: Directory) -> Iterator[LearningValue | None]:
-        """What tries the rows, with its traces beside them; None where no policy is named. Raises ConfigError."""
+        """The policy's trial of the rows; None if no policy is given. Raises ConfigError."""
         if self.policy is None:
             if policy_options := [name for name in ("workflow", "judge", "conf") if getattr(self, name) is not None]:
                 raise ConfigError(f"--{policy_options[0]} configures the policy of --for; add --for")
@@ -211,7 +211,7 @@ def _run(
     watching: Callable[[Any], AbstractContextManager[Any]],
     *before: str,
 ) -> None:
-    """Make the rows and say what they come to; `before` is said first. Raises what keeps them from being all."""
+    """Generate the rows and report on them; `before` is printed first. Raises the error that ended generation early."""
     started = time.monotonic()
     result = make(
         evals=writing.eval or [],
@@ -228,7 +228,7 @@ def _run(
 
 
 def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | None]:
-    """The tasks that failed in a trace, each with its answer; and its validation tasks, which no row may ask."""
+    """The tasks that failed in a trace, with their answers, and its validation tasks, which rows must not repeat."""
     choice = Choice(failures=True, include_validation=include_validation)
     with opened_sources([trace]) as sources:
         result, row_values = task_rows(sources, choice, Options(need_answer=True))

@@ -1,4 +1,4 @@
-"""What the commands that make rows share: their options, and the question before.
+"""Options of the commands that generate rows, and the confirmation before they start.
 
 The options of every command that asks a model, and the endpoint and budget that they mean.
 """
@@ -41,7 +41,7 @@ VerifyHow = Annotated[
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Who verifies, where it is not the model that writes the rows."""
+    """The verifying model, if it differs from the model that writes the rows."""
 
     verify_model: Annotated[
         list[str] | None,
@@ -152,7 +152,7 @@ class OutputOptions:
     ] = False
 
     def settings(self) -> Json:
-        """What `GenerationConfig` and `DocsConfig` both take of these."""
+        """The arguments common to `GenerationConfig` and `DocsConfig`."""
         same = {item.name for item in fields(CallSettings)} & {item.name for item in fields(self)}
         return {"languages": tuple(self.language or ()), **{name: getattr(self, name) for name in same}}
 
@@ -161,13 +161,13 @@ class OutputOptions:
         return read_seeds(path, mapping=mapping_of(self.map), skip_bad=skip_bad, include_validation=validation)
 
     def meanings(self, writer: ModelClient, cache: Path) -> MeaningIndex | None:
-        """What refuses rows that say the same in other words, where that is asked for. Raises ConfigError."""
+        """The index that rejects paraphrases, if --embeddings is given. Raises ConfigError."""
         if self.embeddings is None:
             return None
         return MeaningIndex.by(self.embeddings, self.meaning, writer, cache)
 
     def directory(self) -> Directory:
-        """Where it is written. Raises ConfigError where that is not said, or something of another run is there."""
+        """The output directory. Raises ConfigError if none is given or it has files of another run."""
         if self.format not in ("jsonl", "parquet"):
             raise ConfigError(f"--format must be jsonl or parquet (got {self.format})")
         if self.out is None:
@@ -188,7 +188,7 @@ def show_prompts(first: Iterable[tuple[WriterCall, Prompt]]) -> None:
 
 
 def confirm(taken: Estimate, writing: OutputOptions, *, ask: bool, as_json: bool, before: Sequence[str] = ()) -> None:
-    """Say what there is and what a run may take and, where a person is there, ask.
+    """Print what is done and what the rest may cost and, on a terminal, ask for confirmation.
 
     Raises ConfigError where nobody can be asked, Exit where they do not want it.
     """
@@ -214,7 +214,7 @@ def confirm(taken: Estimate, writing: OutputOptions, *, ask: bool, as_json: bool
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model is asked, how fast, and up to what it may cost."""
+    """The model, its rate limits and the budget."""
 
     base_url: Annotated[
         str | None,
@@ -261,7 +261,7 @@ class ModelOptions:
     ] = None
 
     def endpoint(self, cache: Path, *, dry_run: bool = False) -> ModelClient:
-        """What answers: a scripted function, an endpoint, or a checkpoint in this process. Raises ConfigError.
+        """The model: a scripted function, an endpoint, or a checkpoint in this process. Raises ConfigError.
 
         `cache` is where replies are kept, where the option does not say. With `dry_run` nothing will be sent, so that
         nothing need be named, and no file is made.

@@ -1,4 +1,4 @@
-"""What several `ajet dataset` commands share: where rows come from and go to, JSON, and a count of what is done.
+"""Options of several `ajet dataset` commands: input and output of rows, JSON, progress.
 
 What commands share that read a file twice: once to decide which rows go, and once to write the others.
 """
@@ -19,37 +19,13 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.tasks.json_rows import BadRows
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.options import AsJson as AsJson
+from ajet_tools.cli.options import print_json as print_json
 from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.tables import read_blocks, tables_of
 from ajet_tools.dataset.files.writer import Writer
-from ajet_tools.text.clean import counted
-
-__all__ = [
-    "SOURCE_HELP",
-    "AsJson",
-    "Embeddings",
-    "Map",
-    "Meaning",
-    "Out",
-    "RowOptions",
-    "SkipBad",
-    "Source",
-    "Sources",
-    "counted",
-    "counting",
-    "left_out_lines",
-    "mapping_of",
-    "print_json",
-    "print_summary",
-    "read_some",
-    "report_lines",
-    "shorten",
-    "to_place",
-    "write_kept",
-    "write_report",
-]
+from ajet_tools.text.clean import counted as counted
 
 SOURCE_HELP = "JSONL, Parquet, CSV, a Hugging Face directory (DIR:SPLIT for another split than train), or - for stdin."
 
@@ -117,7 +93,7 @@ def counting(verb: str) -> Iterator[Callable[[Iterable[SizedItem]], Iterator[Siz
 
 
 def print_summary(summary: Mapping[str, object], lines: Iterable[str], *, as_json: bool, out: str = "") -> None:
-    """What a command did: as JSON on stdout (stderr where the rows go there), else as lines on stderr."""
+    """Print a command's result: as JSON to stdout (stderr if the rows go to stdout), else as lines to stderr."""
     if as_json:
         print_json(summary, indent=None if out == "-" else 2, err=out == "-")
     else:
@@ -127,7 +103,7 @@ def print_summary(summary: Mapping[str, object], lines: Iterable[str], *, as_jso
 
 @dataclass(frozen=True)
 class RowOptions:
-    """How rows are read, and how it is said what was done with them."""
+    """How rows are read, and how the command reports."""
 
     map: Map = None
     skip_bad_rows: SkipBad = False
@@ -172,7 +148,7 @@ class RowOptions:
         return [f"  left out: {counted(self.bad.count, 'bad row')}, the first:", *problems]
 
     def report(self, summary: Mapping[str, object], lines: Iterable[str], out: str = "") -> None:
-        """What was done, as `print_summary`, and which rows could not be read."""
+        """Print the result as `print_summary` does, and which rows could not be read."""
         print_summary(summary, [*lines, *self.bad_row_lines()], as_json=self.as_json, out=out)
 
 
@@ -219,7 +195,7 @@ def report_lines(report: str | None) -> list[str]:
 
 
 def check_apart(**files: str | Path | None) -> None:
-    """Raises ConfigError where two of these options name one file: one would be written over."""
+    """Raises ConfigError if two of these options name the same file."""
     known: dict[Path, str] = {}
     for option, path in files.items():
         if (

@@ -35,7 +35,7 @@ def progress(
         return
 
     class Shown(Progress):
-        """The bar, and under it what would take its place in a line of its own."""
+        """The bar, and below it the lines of `progress_lines`."""
 
         def get_renderables(self) -> Iterable[RenderableType]:
             yield from super().get_renderables()
@@ -51,7 +51,7 @@ def progress(
 
 
 def progress_lines(generation: Generation[Any], rows: int | None, width: int) -> Iterator[str]:
-    """What was spent and is waited for, and what was refused, the most frequent reasons first, in lines that fit."""
+    """Cost, waits and rejections (the most frequent reason first), in lines that fit the width."""
     result, wait = generation.result, generation.describe_wait()
     accepted = [] if rows else [f"{result.accepted:,} accepted"]
     yield _fit("", [*accepted, *generation.endpoint.budget.summary().split(", ")], width)
@@ -65,7 +65,7 @@ def progress_lines(generation: Generation[Any], rows: int | None, width: int) ->
 
 
 def _fit(before: str, items: Sequence[str], width: int) -> str:
-    """As many of the items as the width has room for; of the others, how many there are."""
+    """As many items as fit the width, and how many are left out."""
     for shown in range(len(items), 0, -1):
         hidden = len(items) - shown
         line = before + ", ".join([*items[:shown], *([f"{hidden} more"] if hidden else [])])

@@ -11,8 +11,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["STACKS", "Stack", "installed_version", "same_version"]
-
 _CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 
 
@@ -29,11 +27,11 @@ class Stack:
     """Extras of ajet's; they hold what `pip` resolves."""
     packages: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
-    """Installed with `--no-deps`: what they ask for contradicts what another one asks for."""
+    """Installed with `--no-deps`, because their requirements contradict another package's."""
     unwanted: tuple[str, ...] = ()
-    """Come with the packages, and break them on a CPU."""
+    """Installed with the packages; break them on a CPU."""
     compared: tuple[str, ...] = ()
-    """The packages whose version matters; of the others any will do."""
+    """The packages whose version matters."""
 
     @property
     def path(self) -> Path:
@@ -111,5 +109,5 @@ def installed_version(name: str) -> str | None:
 
 
 def same_version(found: str, wanted: str) -> bool:
-    """Whether they are one release; a build of it (`+cpu`) is."""
+    """Whether two versions are the same release, whatever their build (`+cpu`)."""
     return found.partition("+")[0] == wanted.partition("+")[0]

@@ -6,8 +6,6 @@ import typer
 
 from ajet_tools.cli.lazy import LazyGroup
 
-__all__ = ["app"]
-
 
 class TraceCommands(LazyGroup):
     package = "ajet_tools.cli.trace"

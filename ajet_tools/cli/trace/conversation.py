@@ -27,7 +27,7 @@ _LONG, _LINES = 4000, 60
 
 
 def episode_head(episode: Episode, ledger: Sequence[LedgerRow], live: bool = False) -> RenderableType:
-    """What an episode was, how it ended and what it was worth; `live`: it has not ended yet."""
+    """An episode's task, outcome and rewards; `live` if it has not ended."""
     outcomes: dict[str, int] = {}
     for entry in ledger:
         outcomes[entry["outcome"]] = outcomes.get(entry["outcome"], 0) + entry["tokens"]
@@ -59,9 +59,9 @@ def episode_head(episode: Episode, ledger: Sequence[LedgerRow], live: bool = Fal
 def conversation(
     rows: Sequence[NewInCall], ledger: Sequence[LedgerRow], *, full: bool = False
 ) -> Iterator[RenderableType]:
-    """The calls of an episode: of each the messages that an earlier call has not, and its reply.
+    """The calls of an episode: the messages that are new in each, and its reply.
 
-    Unless `full`, the first and last calls of many and the beginning of a long message, and how much was left out.
+    Unless `full`, the middle of many calls and the end of long messages are left out.
     """
     ids = short_ids([row["call_id"] for row in rows])
     booked: dict[str, list[str]] = {}
@@ -98,7 +98,7 @@ def _call_title(row: NewInCall, ids: Mapping[str, str], booked: Sequence[str]) -
 
 
 def _new_messages(row: NewInCall, echoed: Mapping[str, object] | None) -> list[object]:
-    """The messages that are new in this call, without the parent's reply where it comes back as it was."""
+    """The messages that are new in this call, without the parent's unchanged reply."""
     if row["messages_suffix"] is None:
         request = json.loads(row["request"])
         asked = request.get("prompt", request.get("input"))
@@ -131,7 +131,7 @@ def _message(message: object, full: bool) -> RenderableType:
 
 
 def call_view(row: CallRow, *, full: bool = False) -> Iterator[RenderableType]:
-    """One call: what it was, every message of its request, its reply; unless `full`, the beginning of long ones."""
+    """One call: its fields, the messages of its request, its reply. Unless `full`, long messages are cut."""
     request = json.loads(row["request"])
     messages = request.pop("messages", None)
     yield fields(

@@ -164,7 +164,7 @@ def _print_episodes(result: EpisodeDiff) -> None:
 
 
 def _print_apart(part: DiffPart) -> None:
-    """What stands in place of each other: the first message line by line where the same one speaks in both."""
+    """Messages that replace each other; the first is compared line by line if both have the same role."""
     a, b = part.a[:1], part.b[:1]
     if not a or not b or (a[0].agent, a[0].message.get("role")) != (b[0].agent, b[0].message.get("role")):
         _print_messages(part.a, "-", "red")
@@ -266,7 +266,7 @@ def _print_runs(result: RunDiff) -> None:
 
 
 def _verdict(result: RunDiff) -> str:
-    """What may be said of the difference, and by which test."""
+    """The verdict on the difference, and its test."""
     test = result.test
     if test is None:
         return "The runs share no task with a reward in both, so they cannot be compared."

@@ -109,7 +109,7 @@ def _chosen(
     *,
     rolled_back: bool,
 ) -> list[str]:
-    """The episodes that are meant, oldest first."""
+    """The ids of the selected episodes, oldest first."""
     if episodes:
         return [queries.find(reader, prefix, "episode").id for prefix in episodes]
     run_id = None if all_runs else queries.find_run(reader, run)

@@ -261,7 +261,7 @@ def _print_audit(where: Path, audited: Audit) -> None:
 
 
 def _traces(path: Path | None) -> dict[Path, list[Path]]:
-    """The traces in and below a path, each with its files: those of one directory belong together."""
+    """The traces in and below a path; the files of a directory are one trace."""
     files = located_files(path)
     traces: dict[Path, list[Path]] = {}
     for file in files:
@@ -271,7 +271,7 @@ def _traces(path: Path | None) -> dict[Path, list[Path]]:
 
 @contextmanager
 def _progress() -> Iterator[Said]:
-    """What is being done, on a terminal's stderr."""
+    """Print the current stage to stderr, on a terminal."""
     console = output.console(stderr=True)
     if console.is_terminal:
         with console.status("") as status:

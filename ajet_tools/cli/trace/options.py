@@ -1,4 +1,4 @@
-"""What several `ajet trace` commands share: which trace, which run, and JSON."""
+"""Options of several `ajet trace` commands: trace, run, filter, JSON."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ajet_tools.cli.options import AsJson, print_json
-
-__all__ = ["RUN_HELP", "AsJson", "Fitting", "Newest", "NoPager", "OfRun", "Where", "WhereOrRun", "print_json"]
+from ajet_tools.cli.options import AsJson as AsJson
+from ajet_tools.cli.options import print_json as print_json
 
 _PATH_HELP = "A trace file, or a directory whose traces are read as one. Default: the current directory."
 Where = Annotated[Path | None, typer.Argument(metavar="PATH", help=_PATH_HELP, show_default=False)]

@@ -108,7 +108,7 @@ def _require_episodes(items: Sequence[object], run_id: str) -> None:
 
 
 def _decode(reader: TraceReader, run_id: str, trace: Path) -> Callable[[Sequence[int]], str] | None:
-    """The run's own reading of ids; without it, causes that only the text tells are `unknown`."""
+    """The decoder of the run's tokenizer. Without it, causes that need the text are `unknown`."""
     try:
         return decoder(reader, run_id, trace)
     except ConfigError as error:

@@ -183,7 +183,7 @@ def rejudge(
 
 
 def _chosen(reader: TraceReader, run_id: str, filter: str | None, split: str | None) -> list[str]:
-    """The ids of the episodes that are meant, oldest first. Raises QueryError where there is none."""
+    """The ids of the selected episodes, oldest first. Raises QueryError if there are none."""
     where, parameters = "true", list[object]()
     if filter:
         parsed = parse(filter)

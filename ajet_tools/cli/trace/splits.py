@@ -74,7 +74,8 @@ def splits(
             out.print(render.table(causes, out.width, title="\nby cause"))
             worst = sorted(splits, key=lambda pair: -pair[1].extra_tokens)[:_WORST]
             shown = [_shown(episode_id, split) for episode_id, split in worst]
-            out.print(render.table(shown, out.width, title=_title(len(shown), len(splits))))
+            of_all = f", {len(shown)} of {len(splits):,}; --json lists all" if len(shown) < len(splits) else ""
+            out.print(render.table(shown, out.width, title=f"\nmost expensive{of_all}"))
 
 
 def _shown(episode_id: str, split: Split) -> dict[str, object]:
@@ -84,7 +85,7 @@ def _shown(episode_id: str, split: Split) -> dict[str, object]:
 
 
 def _readings(reader: TraceReader, trace: Path) -> Callable[[str | None], Vocabulary | None]:
-    """A run's id -> its tokenizer; None, once said why on stderr, where it is not at hand."""
+    """Maps a run's id to its tokenizer; None, with one warning on stderr, if that can't be loaded."""
 
     @cache
     def find(run_id: str | None) -> Vocabulary | None:
@@ -138,7 +139,3 @@ def _by_cause(splits: Sequence[Split]) -> list[_Cause]:
         entry["splits"] += 1
         entry["extra_tokens"] += split.extra_tokens
     return sorted(causes.values(), key=lambda entry: -entry["extra_tokens"])
-
-
-def _title(shown: int, of: int) -> str:
-    return "\nmost expensive" + (f", {shown} of {of:,}; --json lists all" if shown < of else "")

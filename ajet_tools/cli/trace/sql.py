@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ajet_sdk.reporting.output import echo, json_default, visible
+from ajet_sdk.reporting.output import echo, visible
 from ajet_sdk.trace.values import rows_of
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.trace.options import NoPager, Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.tables import paged
 from ajet_tools.trace.locate import located_files
-from ajet_tools.trace.sql.console import save_result
+from ajet_tools.trace.sql.console import csv_value, save_result
 from ajet_tools.trace.sql.process import SqlProcess
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def _print_csv(result: pa.Table) -> None:
     """Rows as CSV on stdout, lists and structs as JSON; on a terminal no text of a model's can move the cursor."""
 
     def cell(value: object) -> object:
-        text = json.dumps(value, ensure_ascii=False, default=json_default) if isinstance(value, list | dict) else value
+        text = csv_value(value)
         return visible(text) if isinstance(text, str) and sys.stdout.isatty() else text
 
     writer = csv.writer(sys.stdout, lineterminator="\n")

@@ -84,14 +84,14 @@ def view(
 
 
 def _exit_with(server: int, leave: Callable[[], None]) -> None:
-    """A server that is killed ends its viewers too: Textual goes on where its input ends."""
+    """End the viewer when its server is gone; Textual doesn't end with its input."""
     while os.getppid() == server:
         time.sleep(1)
     leave()
 
 
 def _when_there(target: str | None) -> Named:
-    """What stands beside a run may be asked before the run has written anything: wait for it a while."""
+    """Open the trace; wait a while for a run that has written nothing yet."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:

@@ -80,9 +80,7 @@ class Divergence:
 def align(reference: ComparedAttempt, other: ComparedAttempt) -> Divergence | None:
     """Where `other` first differs from `reference`; None where both say the same to the end."""
     a, b = reference.messages, other.messages
-    same = 0
-    while same < min(len(a), len(b)) and _alike(a[same], b[same]):
-        same += 1
+    same = common_start(*([(message.role, message.agent, message.text) for message in side] for side in (a, b)))
     if same == len(a) == len(b):
         return None
     character = 0
@@ -90,10 +88,6 @@ def align(reference: ComparedAttempt, other: ComparedAttempt) -> Divergence | No
         character = common_start(a[same].text, b[same].text)
     timeline, token = _token(reference, other, same)
     return Divergence(same, character, timeline, token)
-
-
-def _alike(a: Said, b: Said) -> bool:
-    return (a.role, a.agent, a.text) == (b.role, b.agent, b.text)
 
 
 def _token(reference: ComparedAttempt, attempt: ComparedAttempt, message: int) -> tuple[int | None, int | None]:

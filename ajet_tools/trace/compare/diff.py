@@ -33,20 +33,6 @@ from ajet_tools.trace.compare.requests import requests_of
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.queries.episodes import EpisodeFact, episode_facts, last_steps
 
-__all__ = [
-    "EXACT",
-    "DiffPart",
-    "EpisodeDiff",
-    "Paired",
-    "RunDiff",
-    "RunSide",
-    "Said",
-    "diff_episodes",
-    "diff_runs",
-    "episode_at",
-    "paired",
-]
-
 EXACT = 20
 """Pairs up to which every choice of signs is looked at."""
 

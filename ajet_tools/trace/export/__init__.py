@@ -10,10 +10,9 @@ from typing import BinaryIO, Literal, get_args
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
-from ajet_tools.trace.export.job import Cancelled, Job
+from ajet_tools.trace.export.job import Cancelled as Cancelled
+from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import opened, refuse_trace
-
-__all__ = ["FORMATS", "SUFFIXES", "TRAINING", "Cancelled", "Exported", "Format", "export"]
 
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference", "tokens", "otlp", "native", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)

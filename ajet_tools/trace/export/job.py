@@ -1,9 +1,4 @@
-"""The episodes of an export, a chunk at a time, redacted; and the tally of what became of them.
-
-A record with its texts redacted. Ids, names, times and numbers stay; token ids cannot be redacted by text.
-
-What an export knows of one episode.
-"""
+"""The episodes of an export, read in chunks and redacted, and the counts of what was written and left out."""
 
 from __future__ import annotations
 
@@ -161,18 +156,21 @@ def _by_episode(
 
 
 def redacted_record(record: Record) -> Record:
-    """The record with every text that an agent, a model, a judge or a person wrote redacted, numbered as one."""
+    """The record with the texts of agents, models, judges and people redacted; a value has one number throughout.
+
+    Ids, names, times and numbers stay. Token ids can't be redacted: formats that have them leave the episode out.
+    """
     redactor = Redactor()
     episode = record.episode
-    changed: dict[str, object] = {
-        "task": _task(episode.task, redactor),
-        "calls": tuple(_call(call, redactor) for call in episode.calls),
-        "events": tuple(_event(event, redactor) for event in episode.events),
+    changed = {
+        "task": _redacted(episode.task, redactor, "main_query", "init_messages", "metadata"),
+        "calls": tuple(_redacted(c, redactor, "request", "response", "error", "sampling") for c in episode.calls),
+        "events": tuple(_redacted(event, redactor, "arguments", "result", "error") for event in episode.events),
         "output": redactor.value(episode.output),
-        "rewards": tuple(_reward(reward, redactor) for reward in episode.rewards),
+        "rewards": tuple(_redacted(reward, redactor, "reason") for reward in episode.rewards),
         "error": redactor.value(episode.error),
     }
-    feedback = tuple(_feedback(entry, redactor) for entry in record.feedback)
+    feedback = tuple(_redacted(entry, redactor, "author", "comment", "correction") for entry in record.feedback)
     if not redactor.counts:
         return record
     return replace(
@@ -180,30 +178,11 @@ def redacted_record(record: Record) -> Record:
     )
 
 
-def _task(task: Task, redactor: Redactor) -> Task:
-    names = ("main_query", "init_messages", "metadata")
-    return task.model_copy(update={name: redactor.value(getattr(task, name)) for name in names})
+_Written = TypeVar("_Written", Task, Call, Event, Reward, Feedback)
 
 
-def _call(call: Call, redactor: Redactor) -> Call:
-    names = ("request", "response", "error", "sampling")
-    return call.model_copy(update={name: redactor.value(getattr(call, name)) for name in names})
-
-
-def _event(event: Event, redactor: Redactor) -> Event:
-    return event.model_copy(update={name: redactor.value(getattr(event, name)) for name in _WRITTEN})
-
-
-_WRITTEN = ("arguments", "result", "error")
-
-
-def _reward(reward: Reward, redactor: Redactor) -> Reward:
-    return reward.model_copy(update={"reason": redactor.value(reward.reason)})
-
-
-def _feedback(entry: Feedback, redactor: Redactor) -> Feedback:
-    names = ("author", "comment", "correction")
-    return entry.model_copy(update={name: redactor.value(getattr(entry, name)) for name in names})
+def _redacted(record: _Written, redactor: Redactor, *fields: str) -> _Written:
+    return record.model_copy(update={name: redactor.value(getattr(record, name)) for name in fields})
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,11 @@ def to_message(made: Mapping[str, object]) -> dict[str, object]:
     texts = [part.get("content") for part in parts if part.get("type") == "text"]
     others = [part for part in parts if part.get("type") not in _KNOWN]
     if others:
-        message["content"] = [_content_part(part) for part in parts if part.get("type") not in _STRUCTURED]
+        message["content"] = [
+            {"type": "text", "text": part.get("content")} if part.get("type") == "text" else dict(part)
+            for part in parts
+            if part.get("type") not in _STRUCTURED
+        ]
     elif texts:
         message["content"] = texts[0] if len(texts) == 1 else "\n".join(str(text) for text in texts)
     for part in parts:
@@ -162,10 +166,6 @@ def to_message(made: Mapping[str, object]) -> dict[str, object]:
 _STRUCTURED = ("reasoning", "tool_call", "tool_call_response")
 
 _KNOWN = ("text", *_STRUCTURED)
-
-
-def _content_part(part: Mapping[str, object]) -> object:
-    return {"type": "text", "text": part.get("content")} if part.get("type") == "text" else dict(part)
 
 
 def _tool_call(part: Mapping[str, object]) -> dict[str, object]:

@@ -20,8 +20,6 @@ from ajet_sdk.types import Episode, Run
 from ajet_tools.trace.imports import native, openai, otlp, studio, verifiers
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, Sink, stable_id
 
-__all__ = ["SOURCES", "Imported", "SourceFormat", "import_files", "recognised"]
-
 SourceFormat = Literal["native", "openai", "otlp", "openinference", "studio", "agent-lightning", "verifiers"]
 SOURCES: tuple[SourceFormat, ...] = get_args(SourceFormat)
 
@@ -30,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import brought and what it left."""
+    """The result of an import."""
 
     path: Path
     formats: dict[str, str]
@@ -150,7 +148,7 @@ def _open(path: Path | None) -> Iterator[tuple[BinaryIO, bytes]]:
 
 
 class _Counted:
-    """A stream that tells how far it was read."""
+    """A stream that reports how far it was read."""
 
     def __init__(
         self,
@@ -203,7 +201,7 @@ def _read(
 
 
 def _with_run(parsed_episodes: Iterator[Parsed], format: SourceFormat, name: str, start: bytes) -> Iterator[Parsed]:
-    """Episodes without a run get one, named like the file; it is told at the end, when its times are known."""
+    """Assign episodes without a run to one named like the file; that run comes last, when its times are known."""
     default_run_id = stable_id("import", format, name, start)
     known: set[str] = set()
     mine: dict[str, Run] = {}

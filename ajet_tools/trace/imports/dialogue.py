@@ -1,4 +1,4 @@
-"""What a model call's span says was asked and answered, in each of the conventions in which it may say it.
+"""The request and the reply of a model call's span, in each convention for their attributes.
 
 In this order, the first that the span has: GenAI 1.37 and later (messages as attributes), GenAI 1.28 to 1.36 (a span
 event for each message), OpenLLMetry (`gen_ai.prompt.0.role`), OpenInference (`llm.input_messages.0.message.role`).
@@ -36,7 +36,7 @@ def dialogue_of(span: Span) -> Dialogue | None:
 
 
 def parsed(value: object) -> object:
-    """JSON where a text is some, else the value."""
+    """Parsed JSON if the value is a JSON text, else the value."""
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return json.loads(value)
@@ -72,7 +72,7 @@ def _objects(value: object) -> list[Mapping[str, object]]:
 
 
 def _expanded(message: Mapping[str, object]) -> list[Message]:
-    """One message; several where one holds several tools' answers, or an answer among other parts."""
+    """One message, or several if it holds several tool results, or a result among other parts."""
     parts = _objects(message.get("parts"))
     answers = [part for part in parts if part.get("type") == "tool_call_response"]
     if not parts and "content" in message:
@@ -158,7 +158,10 @@ def _indexed(span: Span) -> Dialogue | None:
     answered = _nested_list(span.attributes, "gen_ai.completion")
     if not asked and not answered:
         return None
-    tools = [_function_tool(tool) for tool in _nested_list(span.attributes, "llm.request.functions")]
+    tools = [
+        {"type": "function", "function": {**tool, "parameters": parsed(tool.get("parameters"))}}
+        for tool in _nested_list(span.attributes, "llm.request.functions")
+    ]
     reply = _indexed_message(answered[0], "assistant") if answered else None
     finish = _text(answered[0].get("finish_reason")) if answered else None
     return Dialogue([_indexed_message(m, "user") for m in asked], reply, finish, tools or None)
@@ -176,10 +179,6 @@ def _indexed_message(item: Mapping[str, object], role: str) -> Message:
     if item.get("reasoning"):
         message["reasoning_content"] = item["reasoning"]
     return message
-
-
-def _function_tool(tool: Mapping[str, object]) -> dict[str, object]:
-    return {"type": "function", "function": {**tool, "parameters": parsed(tool.get("parameters"))}}
 
 
 def _call(call: Mapping[str, object]) -> dict[str, object]:

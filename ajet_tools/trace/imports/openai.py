@@ -144,7 +144,7 @@ def _calls(value: JsonView, episode_id: str) -> Iterator[Call]:
 
 
 def _rewards(values: Sequence[Mapping[str, object]]) -> tuple[Reward, ...]:
-    """One for each agent; one for all where they are worth the same, or the row names no agent."""
+    """A reward for each agent; one for all if they are equal or the row names no agent."""
     by_agent = {text_of(v.get("agent")): reward for v in values if isinstance(reward := v.get("reward"), int | float)}
     if len(set(by_agent.values())) == 1 and len(by_agent) == len({text_of(v.get("agent")) for v in values}):
         return (Reward(value=next(iter(by_agent.values()))),)
@@ -152,7 +152,7 @@ def _rewards(values: Sequence[Mapping[str, object]]) -> tuple[Reward, ...]:
 
 
 def _request(value: Mapping[str, object]) -> Mapping[str, object] | None:
-    """What was asked: `request`, or (the batch API's input) `body`."""
+    """The request: `request`, `input`, or the batch API's `body`."""
     for name in ("request", "input", "body"):
         candidate = value.get(name)
         if isinstance(candidate, Mapping):
@@ -162,7 +162,7 @@ def _request(value: Mapping[str, object]) -> Mapping[str, object] | None:
 
 
 def _response(value: Mapping[str, object]) -> Mapping[str, object] | None:
-    """What was answered: `response` (of the batch API with its HTTP status around it), or a bare completion."""
+    """The response: `response` (in the batch API beside its HTTP status), or a bare completion."""
     for name in ("response", "output"):
         candidate = value.get(name)
         if isinstance(candidate, Mapping):

@@ -25,7 +25,7 @@ _NOT_A_CALL = ("invoke_agent", "create_agent", "execute_tool", "embeddings", "in
 
 
 def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
-    """The episode of a trace; None where none of its spans is a model call and it says nothing of an episode."""
+    """The episode of a trace; None if no span is a model call or an episode of ajet's."""
     ordered = sorted(spans, key=lambda span: (span.order, span.start or 0, span.span_id))
     root = next((span for span in ordered if "ajet.episode" in span.attributes), None)
     if root is not None:
@@ -56,7 +56,7 @@ def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
 
 
 def _own(root: Span, spans: Iterable[Span]) -> Parsed:
-    """What ajet itself wrote."""
+    """The episode of a trace that ajet exported."""
     plain = json.loads(str(root.attributes["ajet.episode"]))
     calls = []
     for span in spans:
@@ -78,7 +78,7 @@ def _own(root: Span, spans: Iterable[Span]) -> Parsed:
 
 
 def _is_call(span: Span) -> bool:
-    """Whether a span is a model call: by its kind where it says that, else by what it holds."""
+    """Whether a span is a model call: by its kind if it has one, else by its attributes."""
     of = span.attributes
     operation = of.get("gen_ai.operation.name")
     kind = str(of.get("openinference.span.kind") or of.get("gen_ai.span.kind") or of.get("traceloop.span.kind") or "")
@@ -166,7 +166,7 @@ def _ids(of: Mapping[str, object]) -> tuple[Ids | None, Ids | None]:
 
 
 def _agent(span: Span, parents: Mapping[str, Span]) -> str:
-    """The name of the agent that called: the span's own, or the nearest one's above it."""
+    """The name of the calling agent: in the span, or in its nearest parent that has one."""
     current: Span | None = span
     for _ in range(64):
         if current is None:
@@ -180,7 +180,7 @@ def _agent(span: Span, parents: Mapping[str, Span]) -> str:
 
 
 def _task(top: Span, trace: str, calls: Sequence[Call], episode_id: str) -> Task:
-    """What the outermost span was given (OpenInference's `input.value`), else what its first call was asked."""
+    """The outermost span's input (OpenInference's `input.value`), else the first call's question."""
     input_value = top.attributes.get("input.value")
     rollout = {"rollout": trace} if ":" in trace else {}
     if isinstance(input_value, str) and top.attributes.get("openinference.span.kind") not in ("LLM", None):

@@ -1,7 +1,4 @@
-"""Where an import goes: a trace file of its own or one that has others' runs; nothing comes into it twice.
-
-What every importer makes of a source: runs, their metrics, and episodes with all that goes with them.
-"""
+"""What importers parse (runs, metrics, episodes), and the trace file they are written to, each record once."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class Sink:
         self._measured = set(self._column("SELECT DISTINCT run_id FROM metrics"))
 
     def put(self, parsed: Parsed) -> None:
-        """Queue one thing."""
+        """Queue a record."""
         if parsed.run is not None:
             self._put_run(parsed.run)
         self._put_metrics(parsed.metrics)
@@ -131,12 +128,12 @@ def _mark(path: Path, episode_ids: list[str]) -> None:
 
 
 UNKNOWN_TIME = datetime(1970, 1, 1, tzinfo=timezone.utc)
-"""Stands where a source does not say when: a record needs a time, and none is to be invented."""
+"""The time of records whose source has none."""
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """One thing read from a source."""
+    """A run, metrics or an episode read from a source."""
 
     run: Run | None = None
     metrics: tuple[Metric, ...] = ()
@@ -159,7 +156,7 @@ def stable_id(*parts: object) -> str:
 
 
 def text_of(value: object) -> str | None:
-    """A value as text where it is something."""
+    """A value as text; None if it is empty."""
     return None if value in (None, "") else str(value)
 
 

@@ -24,7 +24,7 @@ KEPT_WHOLE = (
     "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions", "gen_ai.tool.definitions",
     "gen_ai.tool.call.arguments", "gen_ai.tool.call.result", "agentscope.function.input", "agentscope.function.output",
 )  # fmt: skip
-"""Attributes whose value is a structure, wherever it was not written as text."""
+"""Attributes whose values stay nested."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Span:
     """Where a source numbers its spans."""
 
     def plain(self) -> dict[str, object]:
-        """As JSON can hold it; `Span(**...)` gives it back."""
+        """A JSON object, which `Span(**...)` restores."""
         return asdict(self)
 
 
@@ -233,7 +233,7 @@ def flat(values: Mapping[str, object], before: str = "") -> dict[str, object]:
 
 
 class Spool:
-    """A temporary file of spans, read back a trace at a time in the order in which the traces were first met."""
+    """A temporary file of spans that returns them by trace, in the order of the traces' first spans."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="ajet-import-")

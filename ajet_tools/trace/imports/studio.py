@@ -61,6 +61,6 @@ def _traces(file: sqlite3.Connection) -> Iterator[tuple[str, list[Span]]]:
 
 
 def _span(row: Mapping[str, object]) -> Span:
-    """A row as the span of OTLP that it is, its structures written as JSON."""
+    """A row as a span; nested columns are JSON texts."""
     structures = {name: parsed(row.get(name)) for name in ("attributes", "events", "status")}
     return otlp_span({**row, **structures}, {"ajet.run_id": row["runId"]} if row.get("runId") else {})

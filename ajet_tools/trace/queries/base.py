@@ -1,7 +1,4 @@
-"""What a person means by the beginning of an id, or by a run's name.
-
-One question to a trace, answered in dicts.
-"""
+"""Ids by their beginnings, runs by their names, and the rows of a query."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ Kind = Literal["run", "episode", "call"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What an id, or the unique beginning of one, stands for."""
+    """A run, an episode or a call."""
 
     kind: Kind
     id: str

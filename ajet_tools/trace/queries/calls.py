@@ -1,4 +1,4 @@
-"""The calls of an episode, and what was said and booked of them."""
+"""The calls of an episode, its ledger, rewards and feedback."""
 
 from __future__ import annotations
 

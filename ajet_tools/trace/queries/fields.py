@@ -101,13 +101,13 @@ ALIASES = {"policy": "version", "policy_version": "version", "policy/version": "
 
 
 def any_text(needle: str) -> SQL:
-    """That a text stands anywhere in an episode: its task, output, error, or what was said in its calls."""
+    """The condition that an episode contains a text: in its task, output, error or calls."""
     in_calls = f"e.episode_id IN (SELECT c.episode_id FROM calls c WHERE {IN_CALL})"
     return f"({IN_EPISODE} OR {in_calls})", (*episode_parameters(needle), *call_parameters(needle))
 
 
 def contains(field: Field, needle: str) -> SQL:
-    """That a text stands in a field's value (of a task also in its query)."""
+    """The condition that a field's value contains a text (of a task, also its query)."""
     sql, parameters = field.where(matches(field.expression)), [pattern(needle)]
     if field is FIELDS["task"]:
         sql, parameters = f"({sql} OR {matches(QUERY)})", parameters * 2
@@ -115,7 +115,7 @@ def contains(field: Field, needle: str) -> SQL:
 
 
 def equals(field: Field, value: object) -> SQL:
-    """That a field has a value; of an id that it begins so, and of a task also that its query is this."""
+    """The condition that a field equals a value; an id may begin with it, and a task also matches by its query."""
     if field.kind != "id":
         return field.where(f"{field.expression} = ?"), (value,)
     sql = field.where(f"starts_with({field.expression}, ?)")
@@ -152,7 +152,7 @@ def _text_at(column: str, *paths: str) -> str:
 
 
 def _joined_text(column: str, *paths: str) -> str:
-    """The cheap look at the whole JSON rules most of it out; only then it is taken apart."""
+    """Matching the whole JSON first is cheap and excludes most rows."""
     return f"CASE WHEN {matches(column)} THEN {matches(_text_at(column, *paths))} ELSE false END"
 
 
@@ -178,7 +178,7 @@ def episode_parameters(needle: str) -> list[str]:
 
 
 def call_spans(reader: TraceReader, size: int) -> list[tuple[Span, int]]:
-    """Spans of time with about `size` calls each, and how many: they make one long question several short ones."""
+    """Spans of time, each with its number of calls (about `size`), so that short queries replace a long one."""
     total = int(rows(reader, "SELECT count(*) AS n FROM calls")[0]["n"])
     parts = min(max(1, round(total / size)), 1000)
     cuts: list[datetime] = []
@@ -244,7 +244,7 @@ def calls_with(reader: TraceReader, needle: str, span: Span, run_id: str | None 
 
 
 _AT_ONCE = 64
-"""Rows made into Python's own texts at once: they may be long."""
+"""Rows converted to Python at once; their texts may be long."""
 
 
 def episodes_with(reader: TraceReader, needle: str, run_id: str | None = None) -> list[EpisodeTexts]:

@@ -29,7 +29,7 @@ class Condition:
     sql: str
     parameters: tuple[object, ...]
     needle: str | None = None
-    """The text that is looked for in everything said, which takes long on a large trace."""
+    """A text to find in all messages, which takes long on a large trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,16 @@ class Filter:
     needles: tuple[str, ...] = ()
     """The texts looked for, to be highlighted in what is shown."""
     node: Node = Condition("true", ())
-    """The same as a tree, for who wants to answer its parts one by one."""
+    """The same as a tree, to evaluate its parts one by one."""
 
     @property
     def reads_text(self) -> bool:
-        """It looks into messages, and may take seconds on a large trace."""
+        """Whether it reads messages, which may take seconds on a large trace."""
         return any(condition.needle is not None for condition in conditions(self.node))
 
 
 def parse(text: str) -> Filter:
-    """A filter; of an empty text one that every episode fits. `age` counts from now. Raises FilterError."""
+    """Parse a filter; an empty text matches every episode. `age` counts from now. Raises FilterError."""
     root = tree(text, "reward<0.5")
     needles: list[str] = []
 

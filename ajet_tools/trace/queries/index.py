@@ -49,15 +49,15 @@ _PLAIN: dict[str, str] = {
 }
 _ALWAYS = ("started_at", "ended_at", "superseded")
 COUNTED = ("reward", "calls", "turns", "agents", "tokens")
-"""Columns that are worked out from other tables."""
+"""Columns computed from other tables."""
 _SPAN = 200_000
 _MANY = 2000
 _LATE = timedelta(minutes=10)
-"""Episodes are written in about the order in which they end; one that comes later than this is seen all the same."""
+"""Episodes are written roughly in the order in which they end; a later one is still found, by a slower query."""
 
 
 class Cancelled(QueryError):
-    """Whoever asked wants the answer no more."""
+    """The caller cancelled the query."""
 
 
 class _Counts(TypedDict):
@@ -88,7 +88,7 @@ class EpisodeIndex:
         return ("true", []) if self.run_id is None else ("e.run_id = ?", [self.run_id])
 
     def load(self, reader: TraceReader) -> EpisodeIndex:
-        """Read the ids; gives itself back."""
+        """Read the ids. Returns self."""
         table = self._episodes(reader, "true", [])
         with self._lock:
             self._superseded = pc.sum(table["superseded"]).as_py() or 0
@@ -96,7 +96,7 @@ class EpisodeIndex:
         return self
 
     def grow(self, reader: TraceReader) -> bool | None:
-        """Add the episodes that ended since: whether there are any. None: it has changed otherwise, load another."""
+        """Add the episodes that ended since. Returns whether there are any; None if a new index must be loaded."""
         with self._lock:
             there, recent = self._since_last(reader)
             if there["s"] != self._superseded or there["n"] < len(self):
@@ -131,7 +131,7 @@ class EpisodeIndex:
         return there, recent.filter(pc.is_valid(recent["episode_id"]))
 
     def _unknown(self, recent: pa.Table) -> pa.Table | None:
-        """Those of the episodes that are not here yet; None where none is here: another file took the place."""
+        """The episodes that are not in the index yet; None if none is: the file was replaced."""
         new = recent.filter(pc.invert(pc.is_in(recent["episode_id"], value_set=self.ids)))
         return None if len(self) and len(new) == len(recent) else new
 
@@ -174,7 +174,7 @@ class EpisodeIndex:
         return chosen[np.lexsort((-ended, -keys if descending else keys))]
 
     def positions(self, ids: pa.Array) -> Positions:
-        """Where episodes stand; those that are not here are left out."""
+        """Positions of episodes, without those that are not in the index."""
         indices = pc.index_in(ids, value_set=self.ids).drop_null()
         return np.asarray(indices.to_numpy(zero_copy_only=False), dtype=np.int64)
 
@@ -286,7 +286,7 @@ _COUNTS = """count(*) AS calls, count(*) FILTER (phase = 'rollout') AS turns,
 
 
 def _called(reader: TraceReader, ids: Sequence[str], more: str, since: datetime | None) -> pa.Table:
-    """What is counted of the episodes, and their rewards."""
+    """The counted columns of the episodes."""
     late, values = (" AND started_at >= $1", [since]) if since else ("", [])
     condition, named = among("episode_id", ids, 1 + len(values))
     sql = f"""

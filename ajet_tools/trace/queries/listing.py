@@ -28,9 +28,8 @@ from ajet_tools.trace.queries.fields import (
     of_span,
 )
 from ajet_tools.trace.queries.filters import Condition, Filter, Node, conditions, sql_of
-from ajet_tools.trace.queries.index import COUNTED, Cancelled, EpisodeIndex, counted
-
-__all__ = ["COLUMNS", "Cancelled", "Listing", "open_listing"]
+from ajet_tools.trace.queries.index import COUNTED, EpisodeIndex, counted
+from ajet_tools.trace.queries.index import Cancelled as Cancelled
 
 COLUMNS = tuple(ListedEpisode.__annotations__)
 """Episodes can be sorted by each of these."""
@@ -57,12 +56,12 @@ class Listing:
 
     @property
     def count(self) -> int:
-        """How many episodes fit the filter."""
+        """Number of episodes that match the filter."""
         return len(self._order)
 
     @property
     def of(self) -> int:
-        """How many episodes there are, whatever the filter."""
+        """Number of all episodes."""
         return len(self._mask)
 
     def ids(self, start: int = 0, stop: int | None = None) -> list[str]:
@@ -71,7 +70,7 @@ class Listing:
         return episode_ids
 
     def position(self, episode_id: str) -> int | None:
-        """Where an episode stands; None where it is not among these."""
+        """Position of an episode; None if it is not in the listing."""
         at = pc.index(self._index.ids, episode_id).as_py()
         matches = np.flatnonzero(self._order == at)
         return int(matches[0]) if len(matches) else None
@@ -99,7 +98,7 @@ class Listing:
         return [by_id[id] for id in ids if id in by_id]
 
     def sorted(self, reader: TraceReader, sort: str, descending: bool) -> Listing:
-        """The same episodes in another order; quick, for what was read stays."""
+        """The same episodes in another order. Columns already read are reused."""
         _known(sort)
         return Listing(self._index, self._mask, self.filter, sort, descending, reader)
 
@@ -116,9 +115,9 @@ class Listing:
         return Listing(self._index, mask, filter, self.sort, self.descending, reader)
 
     def refreshed(self, reader: TraceReader) -> Listing:
-        """With what ended since; this very listing where nothing did. Reads only what is new: for once a second.
+        """A listing with the episodes that ended since; self if none did. Cheap enough to call every second.
 
-        What changes about an episode after its end (feedback, age) is not looked at again: open another listing.
+        Changes after an episode's end (feedback, age) are not read again: open a new listing.
         """
         grown = self._index.grow(reader)
         if grown is None:
@@ -130,7 +129,7 @@ class Listing:
         return Listing(self._index, mask, self.filter, self.sort, self.descending, reader)
 
     def prepare(self, reader: TraceReader, cancelled: Stop | None = None) -> None:
-        """Read every column that takes long, so that neither sorts nor pages wait. For a worker; raises Cancelled."""
+        """Read the slow columns ahead, in a worker, so that sorts and pages don't wait. Raises Cancelled."""
         for name in ("reward", "calls", "task", "tokens"):
             reader.close()  # what DuckDB keeps of a file goes with it, and there is much to read
             self._index.column(reader, name, cancelled)
@@ -205,7 +204,7 @@ class _Fitting:
         self._done = 0
 
     def mask(self, node: Node) -> Mask:
-        """Which episodes fit; right at least for those from the start on."""
+        """Which episodes match; valid for those from `start` on."""
         if isinstance(node, Condition) and node.needle is not None:
             return self._contains(node.needle)
         if isinstance(node, Condition) or not any(c.needle is not None for c in conditions(node)):

@@ -1,7 +1,4 @@
-"""Runs: how each goes, its metrics and its ledger.
-
-A run's metrics as curves: which belong in one picture, and fewer points than a screen has columns.
-"""
+"""Runs: status, metrics, ledger, and the curves of metrics, grouped into panels and thinned to the screen's width."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ MEANS: dict[str, str] = {
     "val_unknown_reward": "split = 'val' AND decoding IS NULL",
     "trial_reward": "split = 'trial'",
 }
-"""Mean reward -> of which episodes. How validation decoded stands in no file of before it was recorded."""
+"""Mean reward -> the episodes it is over. Older files don't record how validation decoded."""
 
 _MEANS = ", ".join(f"avg(reward) FILTER ({of} AND NOT superseded) AS {name}" for name, of in MEANS.items())
 
@@ -246,7 +243,7 @@ def failures_in_words(run: RunOverview, width: int = 80) -> str:
 
 
 def _sampled(reader: TraceReader, run_ids: list[str]) -> dict[str, int]:
-    """Sampled tokens of runs that keep no ledger; none where their calls have no ids."""
+    """Sampled tokens of runs without a ledger, by run; runs whose calls have no ids are missing."""
     totals = rows(
         reader,
         """
@@ -304,7 +301,7 @@ Points = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line of a picture."""
+    """One curve of a panel."""
 
     label: str
     points: Points
@@ -316,7 +313,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture: the curves that are read together."""
+    """Curves that are drawn together."""
 
     title: str
     curves: tuple[Curve, ...]
@@ -342,7 +339,7 @@ _TOGETHER: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 
 def panels(reader: TraceReader, run_id: str) -> list[Panel]:
-    """The pictures of a run that have a point to show; metrics that stand in none of ours get one each, at the end."""
+    """The panels of a run that have points; metrics in no group follow in panels of their own."""
     points: dict[str, Points] = {**metric_points(reader, run_id)}
     points["tokens_per_episode"] = _ratio(points.get("train/tokens_sampled", ()), points.get("train/episodes", ()))
     points["staleness"] = staleness(reader, run_id)

@@ -91,7 +91,7 @@ def _search(
 
 
 def _texts(row: CallTexts) -> Iterator[tuple[str, str | None]]:
-    """What is new in a call, and whose it is."""
+    """The texts that are new in a call, with their roles."""
     asked = [] if row["messages_suffix"] is None else json.loads(row["messages_suffix"])
     if row["request"] is not None:
         request = json.loads(row["request"])
@@ -103,7 +103,7 @@ def _texts(row: CallTexts) -> Iterator[tuple[str, str | None]]:
 
 
 class _Finder:
-    """Looks at texts one by one, and knows those in which it has found something."""
+    """Searches texts one by one and remembers those with a hit."""
 
     def __init__(self, look: re.Pattern[str]) -> None:
         self._look = look
@@ -121,7 +121,7 @@ class _Finder:
 
 
 def _snippet(text: str, start: int, end: int) -> tuple[str, int, int]:
-    """The line around text[start:end], and where that stands in it."""
+    """The text around text[start:end] on one line, and the match's place in it."""
     before = ("…" if start > _AROUND else "") + _line(text[max(0, start - _AROUND) : start]).lstrip()
     match = _line(text[start : min(end, start + _AFTER)])
     after = _line(text[end : end + _AFTER]).rstrip() + ("…" if len(text) > end + _AFTER else "")

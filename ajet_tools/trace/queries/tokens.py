@@ -30,7 +30,7 @@ class Booked:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What a training step saw of each sampled token of a call; NaN where a value is not known."""
+    """A training step's values for each sampled token of a call; NaN where unknown."""
 
     advantages: _Floats
     logprobs: _Floats

@@ -181,12 +181,11 @@ def _anew(episode: Episode, tokenizer: Tokenizer, result: Remerge) -> Episode:
     result.refused += len(retokenised.refused)
     result.foreign += len(retokenised.foreign)
     by_id = {call.call_id: call for call in retokenised.calls}
-    calls = [by_id.get(call.call_id) or _without_ids(call) for call in episode.calls]
+    calls = [by_id.get(call.call_id) or call.model_copy(update=_WITHOUT_IDS) for call in episode.calls]
     return episode.model_copy(update={"calls": tuple(calls)})
 
 
-def _without_ids(call: Call) -> Call:
-    return call.model_copy(update={"prompt_ids": None, "output_ids": None, "logprobs": None})
+_WITHOUT_IDS = {"prompt_ids": None, "output_ids": None, "logprobs": None}
 
 
 def _held(call: Call) -> int:

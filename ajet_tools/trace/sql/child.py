@@ -43,7 +43,7 @@ def say(head: dict[str, object]) -> None:
 
 
 def limit(memory: int) -> None:
-    """Let this process have so many bytes more than it has now."""
+    """Limit this process to so many bytes more than it has now."""
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + memory

@@ -1,4 +1,4 @@
-"""What a SQL console needs of a trace beside the query itself: its tables, and a result as a file."""
+"""The tables of a trace, and query results as files."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def _write_csv(table: pa.Table, path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(table.column_names)
         for row in rows_of(table):
-            writer.writerow(_flat(value) for value in row.values())
+            writer.writerow(csv_value(value) for value in row.values())
 
 
-def _flat(value: object) -> object:
-    """CSV holds no lists: they stand there as JSON."""
+def csv_value(value: object) -> object:
+    """A cell of CSV: lists and structs as JSON."""
     return json.dumps(value, ensure_ascii=False, default=json_default) if isinstance(value, list | dict) else value
 
 

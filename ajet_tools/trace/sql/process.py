@@ -77,7 +77,7 @@ class SqlProcess:
                 timer.cancel()
 
     def close(self) -> None:
-        """End the process, with a question that is being asked."""
+        """End the process and any running query."""
         self._process.kill()
         with self._lock:
             self._process.wait()
@@ -118,7 +118,7 @@ class SqlProcess:
             raise self._end() from error
 
     def _end(self) -> _Ended:
-        """What there is to say of a process that has ended amid a question."""
+        """The message for a process that ended during a query."""
         code = self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
@@ -131,4 +131,4 @@ class SqlProcess:
 
 
 class _Ended(Exception):
-    """The process is gone."""
+    """The process has ended."""

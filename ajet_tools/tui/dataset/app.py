@@ -6,8 +6,6 @@ from ajet_tools.dataset.review.review import Review
 from ajet_tools.tui.dataset.row_list import RowsScreen
 from ajet_tools.tui.dataset.screen import DatasetViewer
 
-__all__ = ["DatasetApp"]
-
 
 class DatasetApp(DatasetViewer):
     """The viewer with its table of rows, narrowed by a filter where one is given."""

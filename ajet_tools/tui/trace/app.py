@@ -23,8 +23,6 @@ from ajet_tools.tui.trace.screen import TraceViewer
 from ajet_tools.tui.trace.sql import SqlScreen
 from ajet_tools.tui.trace.tokens import TokensScreen
 
-__all__ = ["TraceApp"]
-
 
 class TraceApp(TraceViewer):
     """The viewer with all its screens; it begins with the runs, or with one of them."""

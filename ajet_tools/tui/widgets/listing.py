@@ -17,10 +17,10 @@ from textual.message import Message
 from textual.strip import Strip
 
 from ajet_sdk.errors import AjetError
-from ajet_tools.tui.widgets.listing_rows import PAGE, Column, Pages, Rows, find_column, fit_widths
+from ajet_tools.tui.widgets.listing_rows import PAGE, Pages, find_column, fit_widths
+from ajet_tools.tui.widgets.listing_rows import Column as Column
+from ajet_tools.tui.widgets.listing_rows import Rows as Rows
 from ajet_tools.tui.widgets.long_text import RowView
-
-__all__ = ["Column", "ListingTable", "Rows"]
 
 _GUTTER = 5
 """Cells for the cursor, whether a row is selected, its two marks, and a space."""
