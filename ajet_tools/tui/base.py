@@ -1,4 +1,4 @@
-"""What the views of traces and of datasets share: keys, themes, the palette, notifications, the least size.
+"""The base of both viewers: keys, themes, the palette, notifications, the minimum size.
 
 The screens that help: every key of the screen behind, going to an id, and the notice of a small terminal.
 """
@@ -27,7 +27,7 @@ DARK, LIGHT = "textual-dark", "textual-light"
 
 
 class ViewerApp(App[None]):
-    """An application whose screens need so many columns and rows."""
+    """An application with a minimum size, in columns and rows."""
 
     LEAST_SIZE: ClassVar[tuple[int, int]]
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -41,12 +41,12 @@ class ViewerApp(App[None]):
         self.notify(visible(str(error)), severity="error", markup=False, timeout=8)
 
     def copy(self, text: str, what: str) -> None:
-        """Put a text on the clipboard (OSC 52, which reaches through SSH) and say what it is."""
+        """Copy a text to the clipboard (OSC 52, which works over SSH) and notify."""
         self.copy_to_clipboard(text)
         self.notify(f"copied {what}", markup=False, timeout=2)
 
     def palette_commands(self) -> Iterable[SystemCommand]:
-        """What the palette has on every screen."""
+        """The palette's commands on every screen."""
         yield SystemCommand("Keys", "Every key of this screen", self.action_keys)
         yield SystemCommand("Light or dark", "Change between the light and the dark theme", self.action_toggle_dark)
         yield SystemCommand("Theme", "Choose among all themes", self.action_change_theme)
@@ -109,7 +109,7 @@ class ViewerApp(App[None]):
 
     @contextmanager
     def _keep_notice_in_front(self) -> Iterator[None]:
-        """What opens meanwhile does not cover it."""
+        """Keep the notice in front of what opens within the block."""
         notice = self._size_notice
         if notice is not None:
             self.pop_screen()
@@ -125,7 +125,7 @@ class ViewerApp(App[None]):
         return front if isinstance(front, TooSmallScreen) else None
 
     def on_resize(self, event: events.Resize) -> None:
-        """A terminal that is too small says what it needs, until it is large enough."""
+        """Show the notice while the terminal is too small."""
 
         fits = event.size.width >= self.LEAST_SIZE[0] and event.size.height >= self.LEAST_SIZE[1]
         if self._size_notice is not None and fits:
@@ -158,7 +158,7 @@ class Dialog(ModalScreen[Result]):
     """
 
     def show_wrong(self, wrong: str) -> None:
-        """Say what is wrong with the input; nothing where the text is empty."""
+        """Show what is wrong with the input; an empty text clears it."""
         line = self.query_one("#wrong", Static)
         line.set_class(bool(wrong), "shown")
         line.update(Content(visible(wrong)))
@@ -244,7 +244,7 @@ class GoScreen(Dialog[str]):
 
 
 class TooSmallScreen(Screen[None]):
-    """Stands before everything while the terminal is too small."""
+    """Covers the screen while the terminal is too small."""
 
     DEFAULT_CSS = "TooSmallScreen { align: center middle; } TooSmallScreen Label { width: 100%; text-align: center; }"
 

@@ -1,4 +1,4 @@
-"""What the viewer remembers of its user from one time to the next: SQL, filters, searches, how to export."""
+"""The viewer's settings on disk: SQL, filters, searches, export options."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Remembered(BaseModel):
 
     @classmethod
     def load(cls) -> Self:
-        """What was saved; nothing where there is no file. Raises ConfigError where the file cannot be read."""
+        """The saved settings, or defaults if there is no file. Raises ConfigError if the file can't be read."""
         try:
             return cls.model_validate_json(cls.file().read_bytes())
         except FileNotFoundError:
@@ -76,7 +76,7 @@ class _Remembered(BaseModel):
 
 
 class SavedQueries(_Remembered):
-    """The SQL that a user asked before, the newest last, and the queries they gave a name."""
+    """Earlier SQL queries, the newest last, and saved queries by name."""
 
     NAME = "queries.json"
     history: tuple[str, ...] = ()

@@ -56,10 +56,10 @@ class Paired:
     low: float | None
     high: float | None
     level: float | None
-    """How often such an interval holds the true mean; a little above 0.95 where exact."""
+    """Coverage of the interval; slightly above 0.95 if exact."""
     exact: bool
     smallest_p: float
-    """What p could be at least with n pairs: above 0.05, nothing can be claimed."""
+    """The smallest p that n pairs allow; above 0.05, no difference can be significant."""
 
 
 def paired(differences: Sequence[float], *, seed: int = 0) -> Paired:
@@ -118,13 +118,13 @@ class Said:
 
     @property
     def key(self) -> str:
-        """What it says, whatever form a client gave it."""
+        """Its content in a canonical form, to compare messages of different clients."""
         return json.dumps([self.agent, clean(self.message)], sort_keys=True, ensure_ascii=False, default=str)
 
 
 @dataclass(frozen=True)
 class DiffPart:
-    """A stretch of two conversations: the same in both, or what stands in place of each other."""
+    """A part of two conversations: equal in both, or replaced."""
 
     same: bool
     a: tuple[Said, ...]
@@ -151,7 +151,7 @@ class EpisodeDiff:
         return sum(len(part.a) for part in self.parts if part.same)
 
     def rewards(self) -> list[dict[str, object]]:
-        """Each reward by its name in both; those of a name and of whom it is for are summed."""
+        """The rewards of both by name and agent, summed."""
         sides = [_rewards(episode) for episode in (self.a, self.b)]
         return [{"reward": name, "a": sides[0].get(name), "b": sides[1].get(name)} for name in {**sides[0], **sides[1]}]
 
@@ -184,7 +184,7 @@ def diff_episodes(a: Episode, b: Episode) -> EpisodeDiff:
 
 
 def _conversation(episode: Episode) -> Iterator[Said]:
-    """Everything that was said, once: of each request the messages that no earlier one had, and the replies."""
+    """Every message once: those that no earlier request had, and the replies."""
     known: dict[str, list[list[str]]] = defaultdict(list)
     for request in requests_of(episode.calls):
         messages = request.body.get("messages")
@@ -232,7 +232,7 @@ class RunSide:
 
     @property
     def of(self) -> str:
-        """What its means are means of."""
+        """The splits and decoding modes that its means are over."""
         return " and ".join(sorted({" ".join(filter(None, (f["split"], f["decoding"]))) for f in self.facts}))
 
     @property

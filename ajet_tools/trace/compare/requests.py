@@ -40,7 +40,7 @@ class Asked:
 
     @property
     def content(self) -> str:
-        """What identifies the request, whoever asks it."""
+        """The request's content, whatever its agent."""
         return _json(self.body)
 
 
@@ -132,7 +132,7 @@ def _alone(kind: Kind, position: int, asked: Asked) -> Difference:
 
 
 def _shortened(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """The requests with each long text cut to what stands around the place where the two differ."""
+    """The requests, with long texts cut to the surroundings of their first difference."""
     short_a, short_b = dict(a), dict(b)
     mine, theirs = a.get("messages"), b.get("messages")
     if isinstance(mine, list):
@@ -154,7 +154,7 @@ def _short_pair(a: object, b: object) -> tuple[object, object]:
 
 
 def _short_messages(a: _Message, b: _Message) -> tuple[_Message, _Message]:
-    """Two messages, a long text cut to what stands around the place where they differ."""
+    """Two messages, with long texts cut to the surroundings of their first difference."""
     text_a, text_b = a.get("content"), b.get("content")
     short_a, short_b = _window(*(text if isinstance(text, str) else "" for text in (text_a, text_b)))
     return (
@@ -164,7 +164,7 @@ def _short_messages(a: _Message, b: _Message) -> tuple[_Message, _Message]:
 
 
 def _window(a: str, b: str) -> tuple[str, str]:
-    """Both texts as they are where short, else from a little before they part to a little behind."""
+    """Both texts, if short; else the surroundings of their first difference."""
     if max(len(a), len(b)) <= _LONG:
         return a, b
     start = max(0, common_start(a, b) - _LONG // 4)
@@ -222,7 +222,7 @@ def _cut(text: str) -> list[str]:
 
 
 def _diff(before: list[str], after: list[str]) -> list[str]:
-    """A unified diff without a head, with a little of what is alike around it."""
+    """A unified diff with some context and without a header."""
     head = common_start(before, after)
     tail = common_start(before[head:][::-1], after[head:][::-1])
     cut, start = _MOST_LINES, max(0, head - _CONTEXT)

@@ -1,4 +1,4 @@
-"""What a trace says of itself, computed again from its calls, rewards and recorded config, and compared.
+"""Recomputes a trace's derived values from its calls, rewards and recorded config, and compares.
 
 A second implementation, written from the documentation (design, timelines, training, traces): it shares no code with
 what sampled, merged, booked and trained, so that an error there is not repeated here. Columns are DuckDB's; only texts
@@ -29,7 +29,7 @@ from ajet_tools.trace.files.recomputed import CHECKS, TABLES
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """A check of a run that finds something else than what is stored."""
+    """A check of a run whose recomputed value differs from the stored one."""
 
     check: str
     run: str
@@ -43,7 +43,7 @@ class Differs:
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:
-    """What could not be computed again, and why."""
+    """A check that could not be made, and why."""
 
     check: str
     run: str
@@ -224,7 +224,7 @@ def _object(text: str | None) -> dict[str, object]:
 
 
 def _wrong(call: _Call, calls: Sequence[_Call], known: Vocabulary | None) -> Iterator[tuple[str, str, str]]:
-    """(check, expected, stored) of what differs in a call."""
+    """(check, expected, stored) of each difference in a call."""
     if call.prompt is None or call.whole is None:
         return
     yield from _place(call, calls)
@@ -247,7 +247,7 @@ def _wrong(call: _Call, calls: Sequence[_Call], known: Vocabulary | None) -> Ite
 
 
 def _place(call: _Call, calls: Sequence[_Call]) -> Iterator[tuple[str, str, str]]:
-    """The longest earlier call of the same agent and phase that the prompt goes on from is the one that it extends."""
+    """A call must extend the longest earlier call of its agent and phase that is a prefix of its prompt."""
     assert call.prompt is not None
     longest, ids, shared = 0, {None}, 0
     for candidate in calls:
@@ -274,7 +274,7 @@ def _common(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:
 
 
 def _missing(row: _Row, text: str, known: Vocabulary) -> str | None:
-    """What of the stored reply is not in the text of the sampled ids; None: all of it is."""
+    """The part of the stored reply that the sampled ids' text lacks; None if there is none."""
     choices = _object(row["response"]).get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None

@@ -1,4 +1,4 @@
-"""What must hold in every trace, and what of it does not: one query for each invariant."""
+"""The invariants of every trace, a query each, and their violations."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SAMPLED = 32
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """One invariant that does not hold."""
+    """A violated invariant."""
 
     invariant: str
     says: str
     count: int
-    """How many rows break it."""
+    """Number of rows that violate it."""
     ids: tuple[str, ...]
     """The ids of the first of them."""
 
@@ -148,7 +148,7 @@ reached AS (
     SELECT o.call_id, o.episode_id
     FROM own o JOIN reached r ON r.call_id = o.parent_call_id AND r.episode_id = o.episode_id)
 SELECT call_id AS id FROM own WHERE call_id NOT IN (SELECT call_id FROM reached)"""
-"""A circle needs an edge that does not go back in time: only episodes that have one are walked."""
+"""Episodes with an edge that doesn't go back in time; only these can have a cycle."""
 
 INVARIANTS: dict[str, tuple[str, str]] = {
     "run ids": ("a run occurs twice", _twice("runs", "run_id")),
@@ -246,4 +246,4 @@ INVARIANTS: dict[str, tuple[str, str]] = {
         "WHERE e.started_at < r.started_at - INTERVAL 1 SECOND AND epoch(e.started_at) <> 0",  # 0: not known
     ),
 }
-"""Name -> what is wrong where it is broken, and the query for the ids that break it."""
+"""Name -> message of a violation, and the query for the ids that violate it."""

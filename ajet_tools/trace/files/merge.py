@@ -25,7 +25,7 @@ _EPISODES = 200
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What merging came to."""
+    """The result of a merge."""
 
     path: Path
     files: int
@@ -37,7 +37,7 @@ class Merged:
 
 
 def merge_files(files: Sequence[Path], target: Path, said: Said = lambda _: None) -> Merged:
-    """Write one file with all that several hold: identical rows once.
+    """Write one file with the rows of several; identical rows once.
 
     Raises TraceError that names the ids where two files say different things of one id, or `target` exists;
     TraceLocked where one is live. The files stay as they are.

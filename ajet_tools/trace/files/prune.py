@@ -26,7 +26,7 @@ class RunSize:
     name: str
     status: str
     last: datetime
-    """When it ended, or was last heard of."""
+    """When it ended or last wrote."""
     episodes: int
     calls: int
     feedback: int
@@ -64,7 +64,7 @@ owners AS (
 
 
 def run_sizes(reader: TraceReader, path: Path) -> list[RunSize]:
-    """The runs of one file, oldest first, with about what each takes of it."""
+    """The runs of one file, oldest first, with their approximate sizes."""
     run_rows = rows(
         reader,
         _OWNERS

@@ -35,7 +35,7 @@ _SMALL_BLOCK = 16384
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What packing a file came to."""
+    """The result of packing a file."""
 
     path: Path
     before: int
@@ -133,7 +133,7 @@ def fresh_trace(draft: Path, sources: Sequence[Path]) -> Iterator[duckdb.DuckDBP
 
 
 def _of_this_version(source: Path, copy: Path) -> Path:
-    """A trace file, or a copy of an older one, made new: the file itself stays as it is."""
+    """A trace file, or an upgraded copy of an older one; the file itself is unchanged."""
     with duckdb.connect() as connection:
         if attach(connection, {0: source})[source] == SCHEMA_VERSION:
             return source

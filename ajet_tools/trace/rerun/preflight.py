@@ -36,9 +36,9 @@ class Example:
     parent_call_id: str | None
     at_token: int
     before: str
-    """As the earlier call has it."""
+    """The earlier call's text."""
     after: str
-    """As the later call's prompt has it."""
+    """The text of the later call's prompt."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Merging:
 
 @dataclass
 class Preflight:
-    """What the template would make of the traces."""
+    """The result of rendering the traces with a template."""
 
     limit: int | None
     """The model's longest sequence in tokens; None: not said."""
@@ -105,7 +105,7 @@ class Preflight:
 
     @property
     def by_cost(self) -> list[SplitKind]:
-        """The kinds of split, the dearest first."""
+        """The kinds of splits, the most expensive first."""
         return sorted(self.kinds.values(), key=lambda kind: (-kind.extra_tokens, kind.cause))
 
     def too_long(self, limit: int | None = None) -> tuple[int, int]:
@@ -179,7 +179,7 @@ def _list(ids: object) -> list[int]:
 _LARGEST_LIMIT = 1 << 30
 
 
-"""A longer `model_max_length` says that none is known."""
+"""A larger `model_max_length` means that the limit is unknown."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _LONGEST_ERROR = 500
 
 @dataclass(frozen=True)
 class RejudgedEpisode:
-    """What the other judge says of one episode. `after` is None where it failed; then `cause` and `error` say why."""
+    """The other judge's reward of an episode. `after` is None if the judge failed, for `cause` and `error`."""
 
     episode_id: str
     group_id: str
@@ -63,7 +63,7 @@ class TaskChange(TypedDict):
 
 @dataclass
 class Changes:
-    """What another judge changes, by episode; the sums are made of it."""
+    """The changes by another judge, by episode; totals are derived."""
 
     verdicts: list[RejudgedEpisode] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
@@ -131,7 +131,7 @@ def _varied(rewards: Iterable[float | None]) -> bool:
 
 
 def workflow_returned(episode: Episode) -> bool:
-    """Whether the workflow came to its end, so that there is an output: a failure is then its judge's."""
+    """Whether the workflow ended and has an output; any failure is then the judge's."""
     if episode.status == "succeeded" or episode.cause == "NoReward":
         return True
     return (episode.error or "").startswith("judge ")
@@ -295,7 +295,7 @@ def _bare(call: Call, number: int) -> Call:
 
 
 def _in_steps(side: Sequence[Episode], config: Config) -> dict[str, float]:
-    """The advantages of episodes of several steps: what is compared is never of two."""
+    """The advantages of episodes of several steps; episodes are compared within a step."""
     algorithm = config.trainer_common.algorithm
     steps: dict[object, list[Episode]] = defaultdict(list)
     for episode in side:

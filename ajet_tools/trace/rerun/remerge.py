@@ -23,7 +23,7 @@ _OF_TRAINING = ("trained", "truncated", "cut", "zero_advantage", "stale", "unmas
 
 @dataclass(frozen=True)
 class Policy:
-    """How episodes become samples: what a config says of it."""
+    """The config's settings for building samples."""
 
     estimator: Estimator = "grpo"
     normalize_std: bool = True
@@ -37,7 +37,7 @@ class Policy:
 
 @dataclass
 class Totals:
-    """What a policy makes of a run, summed over its steps."""
+    """Totals of a run's samples under a policy."""
 
     samples: int = 0
     tokens_in_samples: int = 0
@@ -79,7 +79,7 @@ class Totals:
 
 @dataclass
 class Remerge:
-    """What the run booked, what its own policy gives now, and what another gives."""
+    """The run's ledger, and the totals under its own and another policy."""
 
     booked: dict[str, int]
     """The ledger of the run: tokens by outcome."""
@@ -88,7 +88,7 @@ class Remerge:
     policy: Policy
     """The other one."""
     untrained: bool
-    """The run trained nothing: its episodes are taken as if they were to be trained on."""
+    """The run trained nothing; its episodes are treated as training episodes."""
     refused: int = 0
     """Calls that the other tokenizer's template does not take."""
     foreign: int = 0

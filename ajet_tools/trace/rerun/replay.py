@@ -1,4 +1,4 @@
-"""`Recording`: an engine that answers as the model of a recorded episode did, and is no model.
+"""`Recording`: an engine that returns the recorded replies of an episode.
 
 A recorded episode's workflow, run again with the recorded completions: does it make the same calls?
 
@@ -30,7 +30,7 @@ _TOO_LONG = "maximum context length"
 
 
 class Recording:
-    """Answers each request with what was recorded for it.
+    """Answers each request with its recorded reply.
 
     A request that was not recorded is answered as the most alike of its agent's that are left, so that the rest of the
     workflow can be seen too; where none is left, EngineError. A request that failed then fails again, and one whose
@@ -185,7 +185,7 @@ _A_WEEK = 7 * 24 * 3600.0
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay came to."""
+    """The result of a replay."""
 
     recorded: Episode
     replayed: Episode
@@ -197,14 +197,14 @@ class Replay:
 
     @property
     def error(self) -> str | None:
-        """Why the workflow failed now, where it did not then; also where it fails for another cause."""
+        """The workflow's failure, if the recorded run had none or another cause."""
         now = None if workflow_returned(self.replayed) else self.replayed.cause
         then = None if workflow_returned(self.recorded) else self.recorded.cause
         return self.replayed.error if now is not None and now != then else None
 
     @property
     def same(self) -> bool:
-        """The same calls, and the workflow came to its end as it did then."""
+        """Whether the calls are the same and the workflow ended as recorded."""
         return not self.differences and self.error is None
 
     @property
@@ -276,5 +276,5 @@ async def replay(
 
 
 def _unjudged() -> float:
-    """A replay asks what the workflow does, and not what it is worth."""
+    """A replay checks calls; it needs no reward."""
     return 0.0

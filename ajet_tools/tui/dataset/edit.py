@@ -1,4 +1,4 @@
-"""A form in which a row is edited: a field each, or the whole row as JSON. It is kept only where it is still a row."""
+"""A form to edit a row, by fields or as JSON. Only a valid row can be saved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_FIELDS = 12
 
 
 class EditScreen(Dialog[bool]):
-    """Ctrl-S keeps the row, escape leaves it as it was; what was typed is not thrown away by one key alone."""
+    """Ctrl-S saves the row, escape cancels; discarding changes takes escape twice."""
 
     app: DatasetViewer
     DEFAULT_CSS = """
@@ -64,7 +64,7 @@ class EditScreen(Dialog[bool]):
             yield Static("", id="wrong", markup=False)
 
     def on_mount(self) -> None:
-        """At the answer, which is what is mostly wrong."""
+        """Focus the answer, the field edited most."""
         areas = list(self.query(TextArea))
         at = next((i for i, path in enumerate(self.paths) if path.rpartition(".")[2] == "answer"), 0)
         areas[0 if self.as_json else at].focus()
@@ -90,7 +90,7 @@ class EditScreen(Dialog[bool]):
         self.dismiss(self.review.decisions.get(self.number) != before)
 
     def action_leave(self) -> None:
-        """At once where nothing was typed; else the second time."""
+        """Leave; with unsaved changes, only the second time."""
         try:
             changed = self._read_form() != self.values
         except TaskError:
@@ -107,7 +107,7 @@ class EditScreen(Dialog[bool]):
 
 
 def _paths(values: Mapping[str, object]) -> list[str]:
-    """What can be edited in a form: question and answer first, then the other fields and those of the metadata."""
+    """The fields of the form: question and answer, then the others and those of the metadata."""
     paths = [name for name in QUERY_COLUMNS if isinstance(values.get(name), str)]
     metadata = values.get("metadata")
     within = metadata if isinstance(metadata, Mapping) else {}
@@ -122,7 +122,7 @@ def _paths(values: Mapping[str, object]) -> list[str]:
 
 
 def _to_text(value: object) -> str:
-    """As it is typed: text as it is, nothing for null, else JSON."""
+    """A value as the form shows it: text as it is, null as nothing, others as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -33,7 +33,7 @@ from ajet_tools.tui.widgets.prompt import Prompt
 
 
 class RowScreen(FindInText, Screen[None]):
-    """The row under the cursor of the table behind, which goes along."""
+    """The row under the table's cursor, which this screen moves."""
 
     app: DatasetViewer
     NOT_FOUND = "not in this row"
@@ -84,7 +84,7 @@ class RowScreen(FindInText, Screen[None]):
             await self._show()
 
     async def action_mark(self, mark: Mark) -> None:
-        """Decide, and show what the table goes on to."""
+        """Accept or reject, and show the table's next row."""
         self.behind.action_mark(mark)
         await self.action_step(0)
         await self._show()
@@ -115,7 +115,7 @@ _CHATS = ("init_messages", "messages", "chosen", "rejected", "prompt", "conversa
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading and its text."""
 
     title: str
     text: str

@@ -178,7 +178,7 @@ class RowsScreen(ReviewScreen):
 
     @work(group="rows", exclusive=True)
     async def _narrow(self, wanted: Filter, only: Only) -> None:
-        """Show what fits; where that cannot be found out, say so and keep the list."""
+        """Show the matching rows; on an error, show it and keep the list."""
         try:
             matches = await self._scan("filtering", self.review.fitting, wanted, only)
         except AjetError as error:
@@ -192,7 +192,7 @@ class RowsScreen(ReviewScreen):
         self._update_status()
 
     def _shown(self, matches: list[int] | None = None) -> ShownRows:
-        """What was found, or all; of a sample only its rows, in the order in which they were drawn."""
+        """The matching rows, or all; of a sample only its rows, in the order of drawing."""
         if self.review.sampled is None:
             return ShownRows(range(len(self.review.spool)) if matches is None else matches)
         fitting = None if matches is None else set(matches)
@@ -211,7 +211,7 @@ class RowsScreen(ReviewScreen):
             self._go_to_hit(self.hits, 0)
 
     async def _scan(self, verb: str, scan: Callable[..., list[int] | None], *arguments: object) -> list[int] | None:
-        """The numbers that a scan of all rows finds; None where another, or escape, has stopped it."""
+        """The row numbers found by a scan; None if escape or another scan stopped it."""
         self._stop.set()
         self._stop = stop = threading.Event()
 
@@ -336,7 +336,7 @@ class RowsScreen(ReviewScreen):
             self._update_status()
 
     def action_leave(self) -> None:
-        """At once where nothing would be left unsaid."""
+        """Leave at once if nothing is unsaved."""
         if self.review.unsaved:
             self.app.push_screen(UnsavedScreen(self.review), self._finish_leave)
         else:

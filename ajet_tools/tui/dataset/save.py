@@ -1,4 +1,4 @@
-"""Asks where to save, and says before what will be written.
+"""Asks where to save, and shows what will be written.
 
 Asks what becomes of decisions that are not saved.
 """
@@ -103,7 +103,7 @@ class SaveScreen(Dialog[Plan]):
 
     @work(group="save")
     async def _save(self, plan: Plan, only_accepted: bool) -> None:
-        """A failure is shown, and nothing has changed."""
+        """Shows a failure, which leaves everything unchanged."""
         self._saving = True
         self.show_wrong("saving")
         try:

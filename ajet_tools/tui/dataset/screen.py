@@ -1,4 +1,4 @@
-"""What the screens of the dataset viewer stand on: the application as they see it, and the table behind a row."""
+"""The interfaces that the dataset viewer's screens use: the application, and the table behind a row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DatasetViewer(ViewerApp):
         """Printed on the terminal after the view."""
 
     def fail(self, error: AjetError) -> None:
-        """End, and leave what is wrong to the command to say."""
+        """Exit; the command reports the error."""
         self.failure = error
         self.exit(return_code=1)
 

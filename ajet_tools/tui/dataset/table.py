@@ -1,4 +1,4 @@
-"""The columns of the table: what every row asks and answers, and what else tells these rows apart.
+"""The columns of the table: question, answer, and short fields that differ between the rows.
 
 The table of a review's rows: its columns, its pages, and the marks before each row.
 
@@ -49,7 +49,7 @@ class NumberedRow(TypedDict):
 
 
 def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], room: int) -> list[Column[NumberedRow]]:
-    """For rows like these, as many as there is room for, in cells.
+    """The columns for such rows that fit into `room` cells.
 
     `marks` says of a row's number whether it was accepted or rejected.
     """
@@ -93,7 +93,7 @@ def _format_answer(values: Values) -> str:
 
 
 def source_of(values: Values) -> str:
-    """How the row came to be, by its provenance: the strategy of `expand`, else the source."""
+    """The row's origin, by its provenance: the strategy of `expand`, else the source."""
     provenance = values.get("provenance")
     strategy = value_at(provenance, "parameters.strategy")
     return _format_cell(strategy or value_at(provenance, "source"))
@@ -114,7 +114,7 @@ def _format_cell(value: object) -> str:
 
 
 def _paths(rows: Sequence[Values]) -> Iterator[tuple[str, int]]:
-    """Short fields of the rows that are not the same everywhere, and how wide they are."""
+    """Short fields that differ between the rows, with their widths."""
     seen: dict[str, list[object]] = {}
     for row in rows:
         for path, value in _short_fields(row):
@@ -203,13 +203,13 @@ class RowsTable(ListingTable):
 
 @dataclass(frozen=True)
 class SearchHits:
-    """What was searched for, and the numbers of the rows that have it."""
+    """A search text and the numbers of the matching rows."""
 
     needle: str
     numbers: list[int]
 
     def step(self, rows: Rows, cursor: int, by: int) -> int | None:
-        """The place of the next row shown that has it (0: or this one), or of the one before, round the end."""
+        """Position of the next matching row (`by` 0: from the cursor on; -1: the previous one), wrapping around."""
         places = [at for number in self.numbers if (at := rows.position(str(number))) is not None]
         return step_to(places, cursor, by)
 
@@ -218,10 +218,10 @@ class SearchHits:
 
 
 class ShownRows:
-    """What a `ListingTable` shows rows of; a row's id is its number, as text."""
+    """The rows of a `ListingTable`, by number; a row's id is its number as text."""
 
     def __init__(self, numbers: Sequence[int], *, rising: bool = True) -> None:
-        """`numbers` rise, but those of a sample: a range, where all are shown."""
+        """`numbers` are sorted unless `rising` is false (a sample)."""
         self.numbers, self._rising = numbers, rising
 
     @property
@@ -232,7 +232,7 @@ class ShownRows:
         return [str(number) for number in self.numbers[start:stop]]
 
     def position(self, id: str, /) -> int | None:
-        """Where a row stands; None where it is not among them."""
+        """Position of a row; None if it isn't shown."""
         if not self._rising:
             return self.numbers.index(int(id)) if int(id) in self.numbers else None
         at = bisect_left(self.numbers, int(id))
@@ -240,7 +240,7 @@ class ShownRows:
 
 
 class ReviewStatus(PartsLine):
-    """Where the reader is, what is decided, what is shown."""
+    """Position, decisions, filter and search."""
 
     def __init__(self, review: Review) -> None:
         super().__init__()

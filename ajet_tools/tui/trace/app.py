@@ -1,4 +1,4 @@
-"""`ajet trace view`: the application, and the way from one screen to another."""
+"""`ajet trace view`: the application, which opens the screens."""
 
 from __future__ import annotations
 

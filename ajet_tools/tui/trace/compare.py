@@ -1,4 +1,4 @@
-"""Episodes side by side: the attempts of one task, or any others, up to where they part and beyond.
+"""Episodes side by side: the attempts at a task, or others, aligned up to where they diverge.
 
 Conversations in columns that scroll together, with a head over each.
 """
@@ -129,7 +129,7 @@ class CompareScreen(TraceScreen):
         self.query_one("#head", Static).update(Text(self._line(), no_wrap=True, overflow="ellipsis"))
 
     def _line(self) -> str:
-        """What is compared, and which of it is in sight."""
+        """The compared episodes, and which are visible."""
         tasks = {attempt.task_id for attempt in self.attempts}
         last = self.first + len(self.shown) - 2
         count = (
@@ -146,7 +146,7 @@ class CompareScreen(TraceScreen):
     # Keys
 
     def action_divergence(self, step: int) -> None:
-        """To the next place at which a column parts from the reference, around the end."""
+        """Go to the next divergence of a column from the reference, wrapping around."""
         columns = self.side.columns
         if columns is None or not columns.places:
             if len(self.attempts) > 1:
@@ -245,7 +245,7 @@ def fit_columns(width: int) -> tuple[int, int]:
 
 
 class ColumnHeads(Static):
-    """Of each column: which episode, how it ended, what it was worth, where it parts from the first."""
+    """The heads of the columns: episode, status, reward, divergence from the first."""
 
     DEFAULT_CSS = "ColumnHeads { height: 5; padding: 0 1; background: $panel; color: $foreground; }"
 
@@ -327,7 +327,7 @@ class SideBySide(LineView, can_focus=True):
         self._styles = {kind: Style.parse(style) for kind, style in _STYLES.items()}
 
     def show(self, attempts: Sequence[ComparedAttempt], width: int) -> None:
-        """Put up attempts in columns of a width; what is in sight stays where it was."""
+        """Show attempts in columns of a width, keeping the scroll position."""
         self._width = width
         self.columns = columns_of(attempts, width)
         self.virtual_size = Size(self.size.width, len(self.columns.lines))

@@ -1,4 +1,4 @@
-"""What happened in one episode: the tree of its calls, the conversation, what it was worth and why it ended."""
+"""One episode: the tree of its calls, the conversation, rewards and status."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class EpisodeScreen(TraceScreen):
                 await self._show(complete)
 
     async def _show(self, fresh: EpisodeOverview) -> None:
-        """Show the episode; the reader's call, block and line stay, whatever is new."""
+        """Show the episode, keeping the current call, block and line."""
         first = self.overview is None
         at = self.call_id if first else self._call_id
         branch = fresh.tree.branch_of.get(at or "", 0)
@@ -139,7 +139,7 @@ class EpisodeScreen(TraceScreen):
             self.notify(f"call {self.call_id} is not in this episode", severity="warning", markup=False)
 
     def _update_facts(self) -> None:
-        """The facts, and how much came that the reader has not seen."""
+        """The facts, and the number of unread messages."""
         self._shown_new = self.messages.new
         self.query_one("#facts", Static).update(summarize(self._loaded, self.messages.new))
 
@@ -341,7 +341,7 @@ class EpisodeScreen(TraceScreen):
 
 
 def _blocks(overview: EpisodeOverview, branch: int) -> list[Block]:
-    """What the episode was, and the conversation along a branch."""
+    """The episode's facts, and the conversation along a branch."""
     return [
         *overview_blocks(overview),
         *(conversation_blocks(overview, branch) if branch < len(overview.tree.branches) else ()),

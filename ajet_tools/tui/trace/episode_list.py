@@ -30,7 +30,7 @@ _MAX_HITS = 10_000
 
 @dataclass
 class _Search:
-    """One search: what it has found so far, by episode in the order of the trace."""
+    """A search and its hits so far, by episode in the order of the trace."""
 
     needle: str
     hits: dict[str, list[Hit]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class _Search:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def describe(self) -> str:
-        """How far it is and what it has found."""
+        """Progress and number of hits."""
         if self.count >= _MAX_HITS:
             summary = f"the first {_MAX_HITS:,} hits"
         else:
@@ -53,7 +53,7 @@ class _Search:
 
 
 class Finder(Prompt):
-    """The prompt of the search and what it found. `Changed` is posted whenever there is more to show."""
+    """The search prompt and the hits. Posts `Changed` when there is more to show."""
 
     app: TraceViewer
 
@@ -139,7 +139,7 @@ class Finder(Prompt):
         self.post_message(self.Changed())
 
     def hits_of(self, episode_id: str | None) -> Sequence[Hit]:
-        """What was found in one episode."""
+        """The hits in one episode."""
         return self._search.hits.get(episode_id or "", ()) if self._search else ()
 
     def step(self, rows: Mapping[str, int], cursor: int, by: int) -> int | None:
@@ -155,7 +155,7 @@ def _format_task(row: ListedEpisode) -> str:
 
 
 def _format_status(row: ListedEpisode) -> str:
-    """A resume rolled a superseded episode back: how it had ended no longer counts."""
+    """`superseded` for an episode that a resume rolled back, whatever its status."""
     return "superseded" if row["superseded"] else row["status"] or "unended"
 
 
@@ -218,7 +218,7 @@ def _format_cause(row: ListedEpisode) -> str:
 
 
 CAUSE_COLUMN = Column("cause", "cause", 20, _format_cause, most=160)
-"""Why an episode failed: for a list of those that did."""
+"""Cause of failure, for lists of failed episodes."""
 
 
 class UnfinishedRows:

@@ -63,7 +63,7 @@ class CallTree(LineView, can_focus=True):
         self._rows: Sequence[TreeRow | None] = (None,)
         self._place: dict[str, int] = {}
         self._first_words: dict[str, str] = {}
-        """How each reply begins, once it has been seen."""
+        """The beginning of each reply, once shown."""
 
     def show(self, overview: EpisodeOverview) -> None:
         """Show an episode, or the same one grown; the cursor stays on its line."""
@@ -171,7 +171,7 @@ _SIGNS = {"succeeded": "✓", "failed": "✗", "running": "▶", "timeout": "‖
 
 
 def summarize(overview: EpisodeOverview, new: int = 0) -> Text:
-    """The episode in a few lines; `new`: so many messages came that the reader has not gone to."""
+    """The episode in a few lines; `new` is the number of unread messages."""
     row, calls = overview.row, list(overview.calls.values())
     line = Text.assemble(
         (f"{_SIGNS.get(overview.status, '·')} {overview.status}", _STATUS.get(overview.status, "bold yellow"))
@@ -191,14 +191,14 @@ def summarize(overview: EpisodeOverview, new: int = 0) -> Text:
 
 
 def _first_line(error: str, cause: str) -> str:
-    """The line of an error that says what happened: the last one where it begins with its traceback."""
+    """The line of an error with its message: the last one if the error begins with a traceback."""
     lines = error.strip().splitlines() or [""]
     line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
     return line if cause in line else f"{cause}: {line}"
 
 
 def _counts(overview: EpisodeOverview) -> Iterator[str]:
-    """Where the episode stands, and how much of it there is."""
+    """The episode's status and size."""
     row, calls = overview.row, list(overview.calls.values())
     if row:
         yield f"step {row['step']} {row['split']}"

@@ -85,7 +85,7 @@ class EpisodesScreen(SelectionScreen):
         self.filter_text = filter_text
         self.listing: Listing | None = None
         self.pending: Listing | None = None
-        """The listing with what came since, held back while the reader is elsewhere in it."""
+        """A newer listing, not shown while the cursor is inside the list."""
         self.filter: Filter | None = None
         self.bookmarked_only = False
         self.settings = Settings()
@@ -142,7 +142,7 @@ class EpisodesScreen(SelectionScreen):
         self.table.call_after_refresh(self._prepare)
 
     async def _first_listing(self) -> Listing:
-        """By the filter that was given; where it is wrong or stopped, all episodes, and the filter is asked for."""
+        """The listing of the given filter; if that is invalid or stopped, of all episodes, and the prompt opens."""
         try:
             self.filter = parse(self.filter_text)
             progress, cancelled = self._cancellable()
@@ -156,7 +156,7 @@ class EpisodesScreen(SelectionScreen):
 
     @work(group="prepare", exclusive=True)
     async def _prepare(self) -> None:
-        """Once the first page is there, read what the other sorts need, so that none of them is slow."""
+        """After the first page, read the columns of the other sorts in the background."""
         await self.table.wait_until_loaded()
         if self.listing is not None:
             try:
@@ -176,13 +176,13 @@ class EpisodesScreen(SelectionScreen):
         self.update_marks()
 
     async def _show_unended(self) -> None:
-        """Where no episode has ended, those that have only calls are what there is to open."""
+        """If no episode has ended, list those that have only calls."""
         if self.listing is not None and not self.listing.count and not (self.filter and self.filter.text):
             self.table.show(UnfinishedRows(await self.app.ask(unended_rows, self.run_id)))
             self.update_marks()
 
     def _cancellable(self) -> tuple[Callable[[int, int], None], Callable[[], bool]]:
-        """Progress, and a way to stop, for what may take seconds; what ran before is stopped."""
+        """Callbacks for progress and cancellation of a slow query; stops the previous query."""
         self._stop.set()
         self._stop = stop = threading.Event()
 
@@ -238,7 +238,7 @@ class EpisodesScreen(SelectionScreen):
 
     @work(group="listing", exclusive=True)
     async def _filter(self, wanted: Filter, only: bool) -> None:
-        """Show what fits; where that cannot be found out, say so and keep the list."""
+        """Show the matching episodes; on an error, show it and keep the list."""
         if (latest := self.latest) is None:
             return
         asked = only_bookmarked(wanted, self.bookmarks) if only else wanted
@@ -279,7 +279,7 @@ class EpisodesScreen(SelectionScreen):
             await self._show_unended()
 
     def _receive_listing(self, listing: Listing) -> None:
-        """Show it where nothing moves under the reader; else hold it back."""
+        """Show a newer listing if that moves no row on the screen; else keep it for later."""
         by_time = listing.sort == _BY_TIME
         if self.listing is None or not self.listing.count or (by_time and not listing.descending):
             self._use_listing(listing)
@@ -296,7 +296,7 @@ class EpisodesScreen(SelectionScreen):
             self._use_listing(self.pending, top=True)
 
     def action_newest(self) -> None:
-        """Show what is new; in a list sorted by time go there."""
+        """Show new episodes; in a list sorted by time, go to them."""
         if self.pending is not None:
             self._use_listing(self.pending)
         if self.listing is not None and self.listing.sort == _BY_TIME:
@@ -330,12 +330,12 @@ class EpisodesScreen(SelectionScreen):
     # What is done with episodes
 
     def on_listing_table_opened(self, event: ListingTable.Opened) -> None:
-        """At what was found in it, where something was."""
+        """Open the episode, at its first hit if there is one."""
         calls = [hit.call_id for hit in self.finder.hits_of(event.id) if hit.call_id]
         self.app.open_episode(event.id, calls[0] if calls else None)
 
     def action_leave(self) -> None:
-        """What escape ends first: what is going on, then what was found, then the selection, then the screen."""
+        """Escape ends, in this order: a running query, the search, the selection, the screen."""
         if self.listing is None:
             raise SkipAction  # the first list is being read: there is nothing to stop yet
         if self.status.status.busy and not self._stop.is_set():

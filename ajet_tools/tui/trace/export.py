@@ -92,7 +92,7 @@ class ExportScreen(Dialog[None]):
             self.action_write()
 
     def _free_file(self, format: Format) -> Path:
-        """A name in the folder of the last time that is not taken: `episodes-RUN.jsonl`, `episodes-RUN-2.jsonl`."""
+        """A free name in the last used folder: `episodes-RUN.jsonl`, `episodes-RUN-2.jsonl`."""
         folder = Path(self._settings.export_folder or Path.cwd())
         stem = f"{format}-{self.run_id[:8]}" if self.run_id else format
         number, file = 1, folder / f"{stem}{SUFFIXES[format]}"
@@ -102,7 +102,7 @@ class ExportScreen(Dialog[None]):
         return file
 
     def on_select_changed(self, event: Select.Changed) -> None:
-        """Another format is another ending; a name that the reader typed stays."""
+        """Change the suggested name's suffix with the format; a typed name stays."""
         field = self.query_one(Input)
         typed = Path(field.value)
         if typed.suffix in set(SUFFIXES.values()) and not self._writing:
@@ -180,7 +180,7 @@ class ExportScreen(Dialog[None]):
 
 
 def describe_export(done: Exported) -> str:
-    """What was written, what was redacted, and what was left out and why."""
+    """The counts of what was written, redacted and left out."""
     lines = [f"{done.rows:,} rows of {done.episodes:,} episodes as {done.format} in {visible(str(done.path))}"]
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in done.redacted.items())
     lines.append(f"{sum(done.redacted.values()):,} values redacted{f' ({kinds})' if kinds else ''}")
@@ -214,7 +214,7 @@ class SelectionScreen(TraceScreen):
 
     @property
     def selected_ids(self) -> list[str]:
-        """The selection in the order of the list (then what is not in it), or what the cursor is on."""
+        """The selection in the order of the list, then what isn't listed; without one, the row under the cursor."""
         places, selected = self.table.places, self.table.selected
         if not selected:
             return [self.table.cursor_id] if self.table.cursor_id else []

@@ -1,4 +1,4 @@
-"""What a person says of an episode or a call: thumbs, a score, a comment, a corrected answer."""
+"""Feedback on an episode or a call: thumbs, a score, a comment, a corrected answer."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from ajet_tools.tui.base import Dialog
 from ajet_tools.tui.trace.screen import TraceViewer
 
 UP, DOWN = 1.0, 0.0
-"""A thumb is a score: the table has no other place for it, and a score is what datasets are filtered by."""
+"""Thumbs are stored as scores, by which datasets are filtered."""
 
 
 class FeedbackScreen(Dialog[None]):
-    """Shows the feedback that is there and takes more; ctrl+s keeps it, escape leaves without."""
+    """Shows feedback and adds more; ctrl+s saves, escape cancels."""
 
     app: TraceViewer
     DEFAULT_CSS = """
@@ -129,7 +129,7 @@ class FeedbackScreen(Dialog[None]):
 
     @work(group="keep")
     async def _save(self, feedback: Feedback) -> None:
-        """A failure is shown, and the reader loses no text."""
+        """Shows a failure and keeps the typed text."""
         self._saving = True
         try:
             await asyncio.to_thread(give, self.app.path, feedback)
@@ -154,7 +154,7 @@ def _author() -> str:
 
 
 def render_feedback(rows: Sequence[FeedbackRow]) -> Text:
-    """The feedback that is there: author, time, text."""
+    """Feedback as text: author, time, comment."""
     shown = Text()
     for row in rows:
         head = [row["author"] or "nobody named", f"{row['at']:%Y-%m-%d %H:%M}"]

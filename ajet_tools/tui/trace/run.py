@@ -35,7 +35,7 @@ from ajet_tools.tui.widgets.chart import Chart, sparkline
 
 _VIEWS = {"curves": "c", "ledger": "l", "metrics": "m", "config": "o"}
 _CHART = (38, 8)
-"""The least columns and rows of one picture among several."""
+"""Minimum columns and rows of a chart among several."""
 
 
 class RunScreen(TraceScreen):
@@ -232,7 +232,7 @@ class RunScreen(TraceScreen):
 
 
 def _head(run: RunOverview, shown: list[Panel], width: int) -> Text:
-    """Two lines: where the run stands, and what it has come to."""
+    """Two lines: status and progress, then the latest metrics or the error."""
     head = Text(no_wrap=True, overflow="ellipsis")
     head.append(one_line(run["name"], 24), style="bold")
     head.append("  ")

@@ -57,7 +57,7 @@ class RunsScreen(TraceScreen):
         self.set_interval(1.0, self._show_times)
 
     def _set_columns(self) -> None:
-        """The name has a column where there is room; it always stands below."""
+        """The name gets a column if there is room; it is always shown below."""
         table = self.query_one(FittedTable)
         names = _COLUMNS if self.app.size.width >= _WIDE else _COLUMNS[:-1]
         if len(names) != len(table.columns):
@@ -77,7 +77,7 @@ class RunsScreen(TraceScreen):
         self._fill(runs)
 
     def _fill(self, runs: list[RunOverview]) -> None:
-        """New values go into their cells; where a run is new, the cursor stays on the run where it stands."""
+        """Update cells in place; with a new run, keep the cursor on its run."""
         table, chosen = self.query_one(FittedTable), self.chosen
         self.runs = runs
         short = short_ids([run["run_id"] for run in runs])
@@ -110,7 +110,7 @@ class RunsScreen(TraceScreen):
         self._describe()
 
     def _show_times(self) -> None:
-        """A running run's duration goes on without news of it."""
+        """Update the durations of running runs."""
         table = self.query_one(FittedTable)
         for run in self.runs:
             if run["status"] == "running" and run["run_id"] in table.rows:

@@ -1,4 +1,4 @@
-"""What the screens of the trace viewer stand on: the application as they see it, and their common base.
+"""The interface of the application that screens use, and the screens' base class.
 
 How often a viewer asks a live run what is new: so seldom that the run does not notice.
 """
