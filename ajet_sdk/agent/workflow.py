@@ -27,20 +27,6 @@ from ajet_sdk.types import UNTAGGED, Json, Reward, Task
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = [
-    "AjetTuner",
-    "BaseJudge",
-    "BaseUrlAndKey",
-    "ContextTracker",
-    "Task",
-    "Workflow",
-    "WorkflowOutput",
-    "WorkflowTask",
-    "check_signature",
-    "is_workflow_class",
-    "make_workflow",
-]
-
 
 class WorkflowTask(BaseModel):
     """One attempt at a task, as `execute` gets it."""

@@ -45,8 +45,6 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.secret_keys import masked
 from ajet_sdk.types import Json
 
-__all__ = ["Config", "Roots", "is_idle", "keys", "load_config", "load_object", "plain_yaml"]
-
 log = logging.getLogger("ajet.config")
 
 _QUIET_ON_ONE_MACHINE = tuple(path for path in CLUSTERS if path != "rollout.multi_turn.expected_steps")

@@ -19,20 +19,6 @@ from ajet_sdk.dialects.openai_chat import CHAT, TEXT, Completions
 from ajet_sdk.dialects.openai_responses import RESPONSE_FIELDS, RESPONSES
 from ajet_sdk.types import Json
 
-__all__ = [
-    "CHAT",
-    "DIALECTS",
-    "FIELDS",
-    "TEXT",
-    "ApiRoute",
-    "Counter",
-    "Dialect",
-    "Vendor",
-    "endpoint",
-    "instead_of",
-    "vendor",
-]
-
 
 class Dialect(Protocol):
     """The format of requests and responses of one API.

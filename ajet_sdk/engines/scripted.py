@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ajet_sdk.dialects.table import CHAT
+from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.engines.chat import Chat, Conversation
 from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.engines.reply_schema import tool_calls_fault

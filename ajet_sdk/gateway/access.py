@@ -16,7 +16,8 @@ from urllib.parse import parse_qs, unquote
 
 from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.dialects.json import json_value
-from ajet_sdk.dialects.table import CHAT, DIALECTS, ApiRoute, Counter, Dialect, Vendor, endpoint, instead_of, vendor
+from ajet_sdk.dialects.openai_chat import CHAT
+from ajet_sdk.dialects.table import DIALECTS, ApiRoute, Counter, Dialect, Vendor, endpoint, instead_of, vendor
 from ajet_sdk.errors import (
     AjetError,
     ConfigError,

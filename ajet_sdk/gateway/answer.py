@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 from ajet_sdk.dialects.fields import WITHOUT_EFFECT, without_effect
 from ajet_sdk.dialects.json import json_bytes
-from ajet_sdk.dialects.openai_chat import remove_secrets
-from ajet_sdk.dialects.table import CHAT
+from ajet_sdk.dialects.openai_chat import CHAT, remove_secrets
 from ajet_sdk.engines.reply_schema import checked_answer
 from ajet_sdk.errors import (
     AjetError,

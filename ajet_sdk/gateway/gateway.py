@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from ajet_sdk.engines.frozen import FrozenModels
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.gateway.access import Access
-from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode, SamplingOverride
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.http_door import HttpDoor
 from ajet_sdk.gateway.http_server import server_config
 from ajet_sdk.gateway.process_door import ProcessDoor
@@ -29,7 +29,6 @@ from ajet_sdk.trace.owner import announce, retract
 if TYPE_CHECKING:
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["EpisodeSpec", "Gateway", "OpenEpisode", "SamplingOverride", "listening_socket", "serve_until_signal"]
 
 BACKLOG = 2048
 KEEP_ALIVE = 120

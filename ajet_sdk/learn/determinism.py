@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ajet_sdk.samples.timelines import is_trained
+from ajet_sdk.samples.prefixes import is_trained
 from ajet_sdk.types import Episode, Sample
 
 _BITS = 52

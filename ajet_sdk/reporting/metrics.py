@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ajet_sdk.reporting.notices import answer_metrics
 from ajet_sdk.rollout.outcomes import pass_at_k, solved
 from ajet_sdk.samples.build import Batch
-from ajet_sdk.samples.timelines import is_trained
+from ajet_sdk.samples.prefixes import is_trained
 from ajet_sdk.types import Episode
 
 

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["Attempt", "all_of", "run_batch", "run_episode"]
 
 T = TypeVar("T")
 

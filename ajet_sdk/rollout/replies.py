@@ -12,7 +12,8 @@ from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.protocols import Engine
 from ajet_sdk.rollout.outcomes import solved
 from ajet_sdk.samples.draft import output_tokens
-from ajet_sdk.samples.timelines import is_trained, merge
+from ajet_sdk.samples.prefixes import is_trained
+from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Call, Episode, Reward
 

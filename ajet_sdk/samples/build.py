@@ -33,11 +33,10 @@ import numpy as np
 from ajet_sdk.config.trainer_schema import Estimator
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.samples.draft import Draft, Lengths, output_tokens, sampled_tokens
-from ajet_sdk.samples.timelines import Decode, is_trained, merge
+from ajet_sdk.samples.prefixes import is_trained
+from ajet_sdk.samples.timelines import Decode, merge
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Sample, Split
-
-__all__ = ["Batch", "Estimator", "balance", "build", "has_signal", "token_metrics"]
 
 _EPSILON = 1e-6
 _UNREWARDED = ("sft", "opd")

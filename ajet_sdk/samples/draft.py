@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk import errors
-from ajet_sdk.samples.timelines import Merged, is_trained
+from ajet_sdk.samples.prefixes import is_trained
+from ajet_sdk.samples.timelines import Merged
 from ajet_sdk.types import UNTAGGED, Call, Episode, LedgerEntry, Outcome, Sample, Span, Timeline
 
 Lengths = tuple[int | None, int | None]

@@ -27,8 +27,6 @@ from ajet_sdk.samples.splits import HINTS, Side, Texts, explain
 from ajet_sdk.tokens.template import ChatTemplate, clean, meaning
 from ajet_sdk.types import Call, Span, Split, Timeline
 
-__all__ = ["Merged", "is_trained", "merge"]
-
 Decode = Callable[[Sequence[int]], str]
 _Ids = npt.NDArray[np.int32]
 _WINDOW = 48

@@ -11,7 +11,8 @@ import typer
 
 from ajet_sdk.agent.model import Model
 from ajet_sdk.config.api_keys import api_key
-from ajet_sdk.config.config import Config, load_object
+from ajet_sdk.config.config import Config
+from ajet_sdk.config.objects import load_object
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, split_arguments

@@ -26,7 +26,7 @@ from ajet_sdk.run import run
 from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_sdk.types import Episode, Task
-from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.measurements import Measurement, Measurements, conditions
 

@@ -27,7 +27,8 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Episode, Task
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.calibrate import Band
-from ajet_tools.dataset.files.tables import Row, read
+from ajet_tools.dataset.files.blocks import Row
+from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.from_traces.choice import Choice, choose
 from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.learning import LearningValue

@@ -23,9 +23,10 @@ from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.task_rows import Row
 from ajet_sdk.whole_file import write_whole
+from ajet_tools.dataset.files.blocks import Row as TableRow
+from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.files.hashes import digest_of_path, digest_of_values
-from ajet_tools.dataset.files.tables import Row as TableRow
-from ajet_tools.dataset.files.tables import read, text_of
+from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.from_traces.run import task_rows

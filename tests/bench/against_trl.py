@@ -31,7 +31,8 @@ from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.samples.build import build
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.trace.writer import TraceWriter

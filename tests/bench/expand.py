@@ -23,7 +23,7 @@ from typing import Any
 
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.engines.http import Endpoint as Wire
-from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.records import GenerationConfig
 from tests.bench import Figure, _clock

@@ -28,7 +28,8 @@ from ajet_sdk.capture.remote import for_other_process
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.rollout.episode import Attempt, run_episode
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_episode
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 

@@ -13,7 +13,8 @@ import ajet
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.rollout.episode import Attempt, run_episode
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_episode
 
 instrumentation = pytest.importorskip("openinference.instrumentation.openai")
 openai = pytest.importorskip("openai")

@@ -20,7 +20,8 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError, EngineUnavailable, MissingExtra
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.types import Episode, Task
 from tests.gateways import shared_gateway
 from tests.matrix import AGENTJET

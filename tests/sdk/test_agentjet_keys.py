@@ -18,7 +18,8 @@ from ajet_sdk.backbones.shared.steps import samples_of, total_steps
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.engines.scripted import ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.rollout.outcomes import solved
 from ajet_sdk.rollout.replies import overlong, repeats
 from ajet_sdk.samples.build import Batch, balance

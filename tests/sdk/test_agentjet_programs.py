@@ -19,7 +19,8 @@ from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.judges.load import load_judge
 from ajet_sdk.protocols import Ask
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.types import Episode, Task
 from tests.gateways import shared_gateway
 from tests.sdk.environments.test_client import Service

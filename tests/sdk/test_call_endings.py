@@ -16,7 +16,7 @@ import pytest
 
 from ajet_sdk.agent.context import AgentIdentity, current_episode
 from ajet_sdk.capture.hooks import installed
-from ajet_sdk.dialects.table import CHAT
+from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.errors import EngineUnavailable, RequestRefused
 from ajet_sdk.gateway import answer as answer_module
 from ajet_sdk.gateway.access import ClientGone, HTTPError, Request

@@ -12,7 +12,8 @@ import ajet
 from ajet_sdk.config.config import Config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.types import Episode, Task
 from tests.sdk.test_capture import (
     NOWHERE,

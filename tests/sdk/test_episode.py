@@ -26,7 +26,8 @@ from ajet_sdk.engines.remote import RemoteEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, TrainingError
 from ajet_sdk.gateway.episode import SamplingOverride
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.rollout.outcomes import check_sound, failure_messages, failures_by_cause
 from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.trace.writer import TraceWriter

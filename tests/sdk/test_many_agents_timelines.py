@@ -13,7 +13,8 @@ import ajet
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.samples.build import build
 from ajet_sdk.samples.splits import HINTS
 from ajet_sdk.samples.timelines import Merged, merge

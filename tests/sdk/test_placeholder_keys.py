@@ -20,7 +20,8 @@ import requests
 import ajet
 from ajet_sdk import run
 from ajet_sdk.config.api_keys import KEYS, api_key, placeholder_in, placeholder_keys
-from ajet_sdk.config.config import Config, load_object
+from ajet_sdk.config.config import Config
+from ajet_sdk.config.objects import load_object
 from ajet_sdk.engines.open import open_engine
 from ajet_sdk.errors import MissingResource
 from tests.sdk.episodes import episode_of

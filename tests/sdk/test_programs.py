@@ -20,7 +20,8 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError, EpisodeError, ProgramFailed
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.rollout.episode import Attempt, run_episode
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_episode
 from tests.waiting import is_running, until
 
 ASK = """

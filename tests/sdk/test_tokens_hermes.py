@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_sdk.dialects.table import CHAT
+from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.engines.prompts import PromptBuilder
 from ajet_sdk.engines.scripted import ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import ConfigError

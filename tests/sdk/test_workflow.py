@@ -15,8 +15,10 @@ from ajet_sdk.agent.workflow import AjetTuner, BaseJudge, Workflow, WorkflowOutp
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ContextOverflow, SignatureError
-from ajet_sdk.gateway.gateway import EpisodeSpec, Gateway, OpenEpisode
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
+from ajet_sdk.gateway.gateway import Gateway
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.types import Episode, Reward, Task
 from tests.gateways import shared_gateway
 

@@ -19,7 +19,8 @@ from ajet_sdk.engines import pace
 from ajet_sdk.engines.remote import RemoteEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError, EndpointMisconfigured
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.types import Episode, Reward, Task
 from tests.gateways import shared_gateway
 from tests.serving import serving

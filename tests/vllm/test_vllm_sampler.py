@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from ajet_sdk.dialects.table import CHAT
+from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.logits import process, processors
 from ajet_sdk.engines.vllm.sampler import VllmSampler

@@ -23,7 +23,8 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Sampler
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.rollout.outcomes import untrained_entries
 from ajet_sdk.rollout.threads import Workers, current_workers
 from ajet_sdk.tokens.huggingface import HFTokenizer

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet_sdk.config.trainer_schema import Estimator
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Engine, Sampling, Tokenizer
@@ -18,7 +19,7 @@ from ajet_sdk.reporting.loggers import Display
 from ajet_sdk.rollout.attempts import Attempt, seed_of
 from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.rollout.outcomes import untrained_entries
-from ajet_sdk.samples.build import Batch, Estimator, build, has_signal
+from ajet_sdk.samples.build import Batch, build, has_signal
 from ajet_sdk.tokens.matching import admits
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.trace.schema import SAMPLED

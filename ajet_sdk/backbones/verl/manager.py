@@ -28,7 +28,7 @@ from ajet_sdk.cluster.mailbox import group_message, mailbox_of
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.reporting.metrics import reason_for_no_samples, rewards
-from ajet_sdk.rollout.episode import Attempt
+from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.rollout.outcomes import check_sound
 from ajet_sdk.samples.build import balance, token_metrics
 from ajet_sdk.tokens.huggingface import HFTokenizer

@@ -18,7 +18,7 @@ from ajet_sdk.dialects.finish import finish_of
 from ajet_sdk.errors import EngineError, EngineUnavailable
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
-from ajet_sdk.rollout.episode import Attempt
+from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Episode, Task
 from ajet_sdk.whole_file import write_whole

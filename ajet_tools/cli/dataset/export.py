@@ -24,9 +24,11 @@ from ajet_tools.cli.dataset.options import (
 from ajet_tools.cli.options import expand_options
 from ajet_tools.dataset.curation.formats import OPENING, Unfit, check_format, converter
 from ajet_tools.dataset.curation.messages import as_messages
-from ajet_tools.dataset.files.blocks import Block, LineBlock, Stored, TableBlock
-from ajet_tools.dataset.files.tables import Row, read, splits_of
-from ajet_tools.dataset.files.writer import Shape, Writer
+from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, Stored, TableBlock
+from ajet_tools.dataset.files.segments import Shape
+from ajet_tools.dataset.files.sources import splits_of
+from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.writer import Writer
 
 app = typer.Typer(add_completion=False)
 

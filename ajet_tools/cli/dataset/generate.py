@@ -37,7 +37,7 @@ from ajet_tools.cli.dataset.progress import progress, report
 from ajet_tools.cli.options import AsJson, expand_options
 from ajet_tools.dataset.calibrate import Band, task_of_row
 from ajet_tools.dataset.documents.corpus import Corpus
-from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.from_traces.choice import Choice
 from ajet_tools.dataset.from_traces.run import Options, task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources

@@ -21,7 +21,7 @@ from ajet_sdk.reporting.output import echo
 from ajet_sdk.types import Json
 from ajet_tools.cli.dataset.options import Embeddings, Map, Meaning, SkipBad, counted, mapping_of
 from ajet_tools.cli.options import IncludeValidation, print_json
-from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.output import Directory, Estimate
 from ajet_tools.dataset.generate.records import CallSettings, WriterCall

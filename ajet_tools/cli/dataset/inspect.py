@@ -24,7 +24,8 @@ from ajet_tools.dataset.curation.filter import parse, unknown_field
 from ajet_tools.dataset.curation.stats import Lengths, Stats, gather
 from ajet_tools.dataset.curation.validate import KINDS, Report
 from ajet_tools.dataset.curation.validate import validate as run_validate
-from ajet_tools.dataset.files.tables import files_of, splits_of, text_of
+from ajet_tools.dataset.files.blocks import text_of
+from ajet_tools.dataset.files.sources import files_of, splits_of
 from ajet_tools.dataset.review.estimate import estimate_errors
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line

@@ -36,14 +36,15 @@ from ajet_tools.cli.dataset.options import (
 from ajet_tools.cli.options import expand_options
 from ajet_tools.dataset.curation.combine import Splitter, check_fractions, keys_of
 from ajet_tools.dataset.curation.filter import field_names, unknown_field
+from ajet_tools.dataset.files.segments import Shape
 from ajet_tools.dataset.files.sources import splits_of
-from ajet_tools.dataset.files.writer import Shape, Writer
+from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.similarity.dedup import Found, RowFacts
 from ajet_tools.dataset.similarity.dedup import find as find_duplicates
 from ajet_tools.dataset.similarity.near import OnProgress, together
 
 if TYPE_CHECKING:
-    from ajet_tools.dataset.similarity.meaning import Vectors
+    from ajet_tools.dataset.similarity.near import Vectors
 
 app = typer.Typer(add_completion=False)
 log = logging.getLogger("ajet.dataset")

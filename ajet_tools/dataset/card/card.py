@@ -20,7 +20,7 @@ from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.card import pictures
 from ajet_tools.dataset.curation.forms import LEAST, Forms, NGrams
-from ajet_tools.dataset.files.tables import text_of
+from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.files.values import answer_of
 
 NAME, OTHER_NAME = "README.md", "CARD.md"

@@ -23,9 +23,9 @@ import polars as pl
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.dataset.curation.filter import has_dotted_key
-from ajet_tools.dataset.files.blocks import Block, Irregular, LineBlock, encodable, join
+from ajet_tools.dataset.files.blocks import Block, Irregular, LineBlock, encodable, join, text_of
 from ajet_tools.dataset.files.lines import as_json, types_at
-from ajet_tools.dataset.files.tables import count_rows, read_blocks, text_of
+from ajet_tools.dataset.files.tables import count_rows, read_blocks
 from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.similarity.text import normal, normals
 

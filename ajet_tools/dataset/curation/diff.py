@@ -19,9 +19,9 @@ import numpy as np
 import polars as pl
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.files.blocks import LineBlock
+from ajet_tools.dataset.files.blocks import LineBlock, Row, text_of
 from ajet_tools.dataset.files.hashes import digest_of
-from ajet_tools.dataset.files.tables import Row, read_blocks, text_of
+from ajet_tools.dataset.files.tables import read_blocks
 from ajet_tools.text.clean import flat_keys
 
 _MISSING = object()

@@ -24,7 +24,8 @@ from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.files.blocks import QUERIES, Block, Irregular, LineBlock, Path, TableBlock, text_of
+from ajet_tools.dataset.files.blocks import QUERIES, Block, Irregular, LineBlock, TableBlock, text_of
+from ajet_tools.dataset.files.lines import Path
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.values import ABSENT, POSITION, find_at
 from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Node, Token, fold, tree

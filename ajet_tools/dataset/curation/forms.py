@@ -21,8 +21,8 @@ import polars as pl
 from ajet_sdk.judges.math import number
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.curation.schema import ANSWERS
+from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.files.hashes import normalize
-from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.similarity.text import normals
 
 _NUMBER = re.compile(

@@ -14,8 +14,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.curation.filter import Filter
 from ajet_tools.dataset.curation.language import LANGUAGES, language_of
 from ajet_tools.dataset.curation.sql import Where
-from ajet_tools.dataset.files.blocks import Block
-from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.blocks import Block, Row
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier

@@ -11,7 +11,7 @@ from typing import Any
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
-from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.values import KINDS, kind_of
 
 OURS = ("task_id", "provenance")

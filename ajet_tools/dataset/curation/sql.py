@@ -25,7 +25,8 @@ from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import Block, Irregular, TableBlock
 from ajet_tools.dataset.files.frames import column, read, types_of
 from ajet_tools.dataset.files.places import Columns, Place, merged
-from ajet_tools.dataset.files.tables import files_of, tables_of
+from ajet_tools.dataset.files.sources import files_of
+from ajet_tools.dataset.files.tables import tables_of
 from ajet_tools.dataset.files.writer import Writer
 
 _ROWS = 8192

@@ -13,8 +13,7 @@ import polars as pl
 
 from ajet_tools.dataset.curation.forms import Diversity, Forms
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.files.blocks import Block
-from ajet_tools.dataset.files.tables import text_of
+from ajet_tools.dataset.files.blocks import Block, text_of
 from ajet_tools.dataset.files.values import kind_of, value_at
 from ajet_tools.dataset.similarity.text import normals
 

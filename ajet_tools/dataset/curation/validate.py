@@ -14,8 +14,8 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.dataset.curation.facts import facts_of
 from ajet_tools.dataset.curation.repeats import Tasks
-from ajet_tools.dataset.files.blocks import LineBlock, as_lines
-from ajet_tools.dataset.files.tables import read, read_blocks, text_of
+from ajet_tools.dataset.files.blocks import LineBlock, as_lines, text_of
+from ajet_tools.dataset.files.tables import read, read_blocks
 from ajet_tools.dataset.similarity.near import NearIndex
 
 Level = Literal["error", "warning"]

@@ -23,25 +23,6 @@ from ajet_tools.dataset.files.lines import Path, decode
 from ajet_tools.dataset.files.places import Columns, Place, merged
 from ajet_tools.dataset.files.values import objects_of
 
-__all__ = [
-    "QUERIES",
-    "Block",
-    "Irregular",
-    "LineBlock",
-    "Path",
-    "Row",
-    "Stored",
-    "TableBlock",
-    "as_lines",
-    "as_table",
-    "blocks_of",
-    "encodable",
-    "join",
-    "json_line",
-    "strings_of",
-    "text_of",
-]
-
 ROWS = 8192
 QUERIES: Sequence[Path] = [(name,) for name in QUERY_COLUMNS]
 """What `texts` looks at."""

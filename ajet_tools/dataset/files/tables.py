@@ -22,7 +22,7 @@ import pyarrow as pa
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded, json_rows, parse_line
 from ajet_sdk.tasks.task_rows import FIELDS
-from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, blocks_of, text_of
+from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, blocks_of
 from ajet_tools.dataset.files.delimited import csv_rows
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.sources import (
@@ -31,25 +31,10 @@ from ajet_tools.dataset.files.sources import (
     files_of,
     is_table,
     open_text,
-    splits_of,
     unpacked,
     unpacked_name,
 )
 from ajet_tools.dataset.files.values import KINDS, kind_of
-
-__all__ = [
-    "BadRows",
-    "Row",
-    "count_rows",
-    "files_of",
-    "is_lines",
-    "read",
-    "read_blocks",
-    "schema_of",
-    "splits_of",
-    "tables_of",
-    "text_of",
-]
 
 _DELIMITED = (".csv", ".tsv")
 _BYTES = 4 << 20

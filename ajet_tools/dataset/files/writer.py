@@ -26,8 +26,6 @@ from ajet_tools.dataset.files.blocks import ROWS, Block, LineBlock, Stored, Tabl
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.segments import Segments, Shape
 
-__all__ = ["Shape", "Writer", "json_line"]
-
 log = logging.getLogger("ajet.dataset")
 
 _Format = Literal["jsonl", "jsonl.gz", "csv", "parquet", "directory"]

@@ -26,10 +26,8 @@ from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.forms import NGrams, form_of
 from ajet_tools.dataset.curation.schema import ANSWERS, LANGUAGE_FIELDS, OURS, query_of
-from ajet_tools.dataset.files.tables import Row, text_of
+from ajet_tools.dataset.files.blocks import Row, text_of
 from ajet_tools.dataset.generate.records import CIRCUMSTANCE, NoProgress
-
-__all__ = ["WINDOW", "Axis", "Collapsed", "Coverage", "axes_of", "cells_of"]
 
 WINDOW = 100
 """Sound rows among which new forms are counted."""

@@ -18,20 +18,9 @@ from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
 from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.schema import OURS, query_of
-from ajet_tools.dataset.files.tables import Row, read, text_of
+from ajet_tools.dataset.files.blocks import Row, text_of
+from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.generate.records import CallSettings, GenerationResult
-
-__all__ = [
-    "Example",
-    "Side",
-    "alike",
-    "as_example",
-    "read_seeds",
-    "select_seeds",
-    "split_sides",
-    "splits_from",
-    "task_id_of",
-]
 
 log = logging.getLogger("ajet.dataset")
 

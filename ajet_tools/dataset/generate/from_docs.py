@@ -14,7 +14,7 @@ from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.schema import RowShape
 from ajet_tools.dataset.documents.chunks import Chunk
 from ajet_tools.dataset.documents.corpus import Corpus
-from ajet_tools.dataset.files.tables import Row, text_of
+from ajet_tools.dataset.files.blocks import Row, text_of
 from ajet_tools.dataset.generate.examples import Side, as_example, split_sides, splits_from
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.questions import DocsAttempt, open_book, read_question

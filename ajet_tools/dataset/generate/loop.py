@@ -39,7 +39,7 @@ from ajet_tools.dataset.model.replies import rows_in
 from ajet_tools.dataset.verify.combined import endpoints_of
 
 if TYPE_CHECKING:
-    from ajet_tools.dataset.similarity.meaning import Vectors
+    from ajet_tools.dataset.similarity.near import Vectors
     from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
 
 log = logging.getLogger("ajet.dataset")

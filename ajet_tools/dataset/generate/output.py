@@ -21,14 +21,12 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.secret_keys import masked
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.card.card import Facts, write_card
-from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.generate.examples import Example, alike
 from ajet_tools.dataset.generate.learning import LearningValue
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import GenerationResult
-
-__all__ = ["Directory", "Estimate", "Format", "digest_of", "similarities", "write"]
 
 Format = Literal["jsonl", "parquet"]
 

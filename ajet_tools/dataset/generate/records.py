@@ -21,25 +21,6 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.meaning import MeaningIndex
     from ajet_tools.dataset.verify.combined import CombinedVerifier
 
-__all__ = [
-    "CIRCUMSTANCE",
-    "KINDS",
-    "NO_CHECKS",
-    "STRATEGIES",
-    "CallSettings",
-    "Candidate",
-    "Checks",
-    "DocsConfig",
-    "GenerationConfig",
-    "GenerationResult",
-    "Interrupted",
-    "NoProgress",
-    "Outlook",
-    "Rejected",
-    "Unusable",
-    "WriterCall",
-    "strategies_of",
-]
 
 STRATEGIES: Mapping[str, float] = {
     "same-style": 4,

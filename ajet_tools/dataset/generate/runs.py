@@ -25,7 +25,7 @@ from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_tools.dataset.card.card import Facts
 from ajet_tools.dataset.documents.corpus import Corpus, prepare
 from ajet_tools.dataset.documents.read import Unreadable, read_documents
-from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import with_pass_rate
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.generate.learning import LearningValue
     from ajet_tools.dataset.similarity.meaning import MeaningIndex
 
-__all__ = ["DocumentsFailed", "GenerationRun", "grow", "make_tasks", "read_corpus"]
 
 log = logging.getLogger("ajet.dataset")
 

@@ -13,7 +13,7 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.tasks.lineage import plain_text
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.forms import form_of, given_away
-from ajet_tools.dataset.files.tables import text_of
+from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.generate.examples import Example
 from ajet_tools.dataset.generate.records import CallSettings, Candidate, Checks, Rejected
 from ajet_tools.dataset.similarity.decontaminate import Leaks
@@ -21,7 +21,7 @@ from ajet_tools.dataset.similarity.near import NearIndex
 from ajet_tools.dataset.similarity.paraphrase import IN_EVALUATION
 
 if TYPE_CHECKING:
-    from ajet_tools.dataset.similarity.meaning import Vectors
+    from ajet_tools.dataset.similarity.near import Vectors
 
 _REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "semantic duplicate"}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.judges.agreement import wilson
+from ajet_tools.dataset.files.blocks import json_line
 from ajet_tools.dataset.files.tables import read
-from ajet_tools.dataset.files.writer import json_line
 from ajet_tools.dataset.review.journal import Journal, Mark, digest_of_line, journal_beside
 from ajet_tools.dataset.review.save import BY_HAND, rejected_beside
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import write_whole
-from ajet_tools.dataset.files.writer import json_line
+from ajet_tools.dataset.files.blocks import json_line
 
 Mark = Literal["accepted", "rejected"]
 

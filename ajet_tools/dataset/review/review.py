@@ -17,13 +17,11 @@ import polars as pl
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.dataset.curation.filter import Filter
-from ajet_tools.dataset.files.blocks import LineBlock
-from ajet_tools.dataset.files.tables import Row, files_of, read, tables_of
-from ajet_tools.dataset.files.writer import json_line
+from ajet_tools.dataset.files.blocks import LineBlock, Row, json_line
+from ajet_tools.dataset.files.sources import files_of
+from ajet_tools.dataset.files.tables import read, tables_of
 from ajet_tools.dataset.review.journal import Decision, Journal, Mark, Sample, digest_of_line, journal_beside
 from ajet_tools.dataset.review.row_file import Kinds, RowFile, edited
-
-__all__ = ["Only", "Review"]
 
 Only = Literal["all", "undecided", "accepted", "rejected", "edited"]
 

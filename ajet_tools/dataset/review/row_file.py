@@ -16,9 +16,8 @@ from typing import Any
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.dataset.curation.filter import task_id_of
 from ajet_tools.dataset.curation.schema import OURS
-from ajet_tools.dataset.files.tables import Row, text_of
+from ajet_tools.dataset.files.blocks import Row, json_line, text_of
 from ajet_tools.dataset.files.values import KINDS, kind_of
-from ajet_tools.dataset.files.writer import json_line
 
 _TOGETHER = 256
 """Rows that are written at a time; those that wait can't be read yet."""

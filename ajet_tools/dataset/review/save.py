@@ -9,8 +9,9 @@ from pathlib import Path
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.json_rows import BadRows
-from ajet_tools.dataset.files.tables import Row, read, tables_of
-from ajet_tools.dataset.files.writer import Writer, json_line
+from ajet_tools.dataset.files.blocks import Row, json_line
+from ajet_tools.dataset.files.tables import read, tables_of
+from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.review.journal import Decision, digest_of_line
 from ajet_tools.dataset.review.review import Review
 

@@ -20,8 +20,8 @@ import numpy as np
 from rapidfuzz.distance import LCSseq
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.files.blocks import strings_of
-from ajet_tools.dataset.files.tables import read, text_of
+from ajet_tools.dataset.files.blocks import strings_of, text_of
+from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.similarity.near import NearIndex, OnProgress, Vectors
 from ajet_tools.dataset.similarity.text import MARKED, normal
 

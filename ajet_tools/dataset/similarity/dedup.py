@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.files.tables import text_of
+from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.similarity.near import Clusters, OnProgress, Pair, check_threshold, close_pairs, near_pairs
 from ajet_tools.dataset.similarity.text import likeness, normal

@@ -22,8 +22,6 @@ from ajet_tools.dataset.model.open import local_url
 from ajet_tools.dataset.similarity.near import ROUNDING, Match, Vectors, numbers_of
 from ajet_tools.dataset.similarity.text import normal
 
-__all__ = ["BATCH", "MeaningIndex", "Vectors", "embed", "open_embedder"]
-
 BATCH = 64
 """Texts in one request."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import NoReward
 from ajet_sdk.judges.model import JudgeModel, object_schema
-from ajet_tools.dataset.files.tables import text_of
+from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.similarity.decontaminate import Leak, words
 from ajet_tools.dataset.similarity.near import OnProgress, Vectors

@@ -14,12 +14,13 @@ from typing import Literal, TypedDict
 import numpy as np
 
 from ajet_sdk.config.config import Config
+from ajet_sdk.config.trainer_schema import Estimator
 from ajet_sdk.errors import AjetError, TraceError, TrainingError
 from ajet_sdk.judges.call import JudgeCall, is_group_judge, judge_stored, output_of
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.rollout.episode import all_of
 from ajet_sdk.rollout.threads import Workers
-from ajet_sdk.samples.build import Estimator, build
+from ajet_sdk.samples.build import build
 from ajet_sdk.trace.reader import episodes
 from ajet_sdk.types import Call, Episode
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ajet_sdk.config.config import Config
+from ajet_sdk.config.trainer_schema import Estimator
 from ajet_sdk.engines.retokenize import retokenise
 from ajet_sdk.protocols import Tokenizer, TraceReader
-from ajet_sdk.samples.build import Batch, Estimator, build
+from ajet_sdk.samples.build import Batch, build
 from ajet_sdk.samples.timelines import Decode
 from ajet_sdk.trace.reader import episodes
 from ajet_sdk.types import Call, Episode

@@ -18,7 +18,8 @@ from ajet_sdk.errors import ContextOverflow, EngineError, QueryError
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Answer, Ask, Choice, TraceReader
-from ajet_sdk.rollout.episode import Attempt, run_episode
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_episode
 from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Call, Episode
 from ajet_tools.trace.compare.requests import Asked, Difference, compare, likeness, requests_of

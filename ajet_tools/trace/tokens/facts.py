@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ajet_sdk.samples.timelines import is_trained
+from ajet_sdk.samples.prefixes import is_trained
 from ajet_sdk.types import OUTCOMES
 from ajet_tools.trace.decoding import shown
 from ajet_tools.trace.tokens.view import Fork, TokenView

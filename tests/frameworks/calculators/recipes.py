@@ -24,7 +24,8 @@ from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn.recipe import Demonstration, Recipe
 from ajet_sdk.protocols import Ask
-from ajet_sdk.rollout.episode import Attempt, run_episode
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_episode
 from ajet_sdk.tokens.template import clean
 from ajet_sdk.types import Task
 from tests.frameworks.probe import calls_of

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_sdk.dialects.table import CHAT, TEXT
+from ajet_sdk.dialects.openai_chat import CHAT, TEXT
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError, ContextOverflow, RequestRefused

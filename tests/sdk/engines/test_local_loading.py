@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from ajet_sdk.config.config import load_config
-from ajet_sdk.dialects.table import CHAT
+from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.open import open_engine
 from ajet_sdk.errors import ConfigError, ContextOverflow

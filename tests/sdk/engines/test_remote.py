@@ -19,7 +19,7 @@ import openai
 import pytest
 
 import ajet
-from ajet_sdk.dialects.table import CHAT
+from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.engines import pace
 from ajet_sdk.engines.open import at_endpoint
 from ajet_sdk.engines.remote import RemoteEngine

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_sdk.dialects.table import CHAT
+from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.engines.scripted import SPECIALS, ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import EngineError
 from ajet_sdk.protocols import Answer, Ask

@@ -17,7 +17,8 @@ from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.environments.client import GymEnv, task_ids
 from ajet_sdk.errors import EnvironmentUnavailable
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.types import Episode, Reward, Task
 from tests.serving import replying, serving
 

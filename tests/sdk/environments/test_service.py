@@ -27,7 +27,8 @@ from ajet_sdk.errors import ConfigError, EnvironmentUnavailable
 from ajet_sdk.gateway.gateway import Gateway, listening_socket
 from ajet_sdk.gateway.http_server import server_config
 from ajet_sdk.judges.load import load_judge
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Episode, Reward, Task
 from tests.waiting import is_running, until

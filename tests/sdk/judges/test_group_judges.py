@@ -15,7 +15,8 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import EngineUnavailable, SignatureError
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.types import Episode, Reward, Task
 
 

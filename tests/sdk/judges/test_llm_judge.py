@@ -24,7 +24,8 @@ from ajet_sdk.judges.llm import LlmJudge
 from ajet_sdk.judges.llm_prompts import Material
 from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.judges.model import ScriptedModel
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.samples.build import build
 from ajet_sdk.types import Episode, Task
 from tests.serving import completing

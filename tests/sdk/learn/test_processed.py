@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from ajet_sdk.dialects.openai_chat import read_sampling
-from ajet_sdk.dialects.table import CHAT, TEXT
+from ajet_sdk.dialects.openai_chat import CHAT, TEXT, read_sampling
 from ajet_sdk.engines.chat import TokenEngine, refuse_processing
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.engines.scripted import ByteTokenizer

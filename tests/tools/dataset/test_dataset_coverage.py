@@ -23,7 +23,7 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.card.card import Facts, write_card
 from ajet_tools.dataset.curation.forms import NGrams
-from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.coverage import WINDOW, Axis, Collapsed, Coverage, axes_of, cells_of
 from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.expand import Expansion

@@ -18,8 +18,8 @@ from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.curation.filter import parse
 from ajet_tools.dataset.curation.keep import Keep
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.files.blocks import as_table, blocks_of
-from ajet_tools.dataset.files.tables import Row, read_blocks
+from ajet_tools.dataset.files.blocks import Row, as_table, blocks_of
+from ajet_tools.dataset.files.tables import read_blocks
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.dataset.verify import open_verifier
 from ajet_tools.text.grammar import FilterError

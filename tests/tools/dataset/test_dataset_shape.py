@@ -8,7 +8,7 @@ import pytest
 
 from ajet_sdk.errors import TaskError
 from ajet_tools.dataset.curation.schema import Misfit, RowShape
-from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.blocks import Row
 
 
 def shape_of(*values: dict[str, Any], **options: Any) -> RowShape:

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.card.pictures import pictures_of
 from ajet_tools.dataset.curation.stats import Lengths, gather
-from ajet_tools.dataset.files.blocks import Block, blocks_of
-from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.blocks import Block, Row, blocks_of
 
 
 def rows(*values: dict[str, Any]) -> list[Block]:

@@ -25,8 +25,10 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.load import load_tasks
+from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.files.frames import read as frame
-from ajet_tools.dataset.files.tables import count_rows, read, read_blocks, splits_of, tables_of, text_of
+from ajet_tools.dataset.files.sources import splits_of
+from ajet_tools.dataset.files.tables import count_rows, read, read_blocks, tables_of
 from ajet_tools.dataset.files.writer import Writer
 
 MIXED: list[dict[str, Any]] = [

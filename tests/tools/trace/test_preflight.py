@@ -19,7 +19,8 @@ from ajet_sdk.engines.scripted import TEMPLATE, ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Ask
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter

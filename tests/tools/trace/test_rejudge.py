@@ -13,12 +13,14 @@ import pytest
 
 import ajet
 from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.config.trainer_schema import Estimator
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import TraceError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Ask
-from ajet_sdk.rollout.episode import Attempt, run_batch
-from ajet_sdk.samples.build import Estimator, build
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
+from ajet_sdk.samples.build import build
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Run, Task

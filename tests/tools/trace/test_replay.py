@@ -20,7 +20,8 @@ from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import QueryError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Ask
-from ajet_sdk.rollout.episode import Attempt, run_episode
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_episode
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Run, Task

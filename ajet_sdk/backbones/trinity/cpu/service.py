@@ -34,7 +34,7 @@ from ajet_sdk.backbones.trinity.cpu.learner import Adam, Learner, Sequences, log
 from ajet_sdk.backbones.trinity.cpu.wire import SERVICE, array_body, array_response, fail, json_body, prompt_ids, refuse
 from ajet_sdk.dialects.fields import COMPLETIONS
 from ajet_sdk.dialects.fields import refuse as refuse_parameters
-from ajet_sdk.dialects.table import TEXT
+from ajet_sdk.dialects.openai_chat import TEXT
 from ajet_sdk.engines.chat import refuse_processing
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.local.sampler import LocalSampler
