@@ -12,7 +12,7 @@ import copy
 import math
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -153,7 +153,7 @@ async def explore_and_train(config: TrinityConfig, updates: Callable[[], int]) -
             else:  # one after the other: the explorer of a resumed run would take the first weights at once
                 await trainer.sync_weight.remote()
                 await explorer.sync_weight.remote()
-            exploring = asyncio.ensure_future(_wait_for(explorer.explore.remote()))
+            exploring = asyncio.ensure_future(_with_engines(explorer.explore.remote(), config))
             training = asyncio.ensure_future(_wait_for(trainer.train.remote()))
             try:
                 await _until_ended(exploring, training, updates, config.trainer.total_steps, logs)
@@ -172,10 +172,10 @@ async def explore_only(config: TrinityConfig) -> None:
         with _raise_ray_errors(logs):
             await explorer.prepare.remote()
             if config.mode == "bench":
-                await explorer.benchmark.remote()
+                await _with_engines(explorer.benchmark.remote(), config)
                 return
             await explorer.sync_weight.remote()
-            await explorer.explore.remote()
+            await _with_engines(explorer.explore.remote(), config)
         message = first_error(logs)
         if message:
             raise TrainingError(f"Trinity's explorer failed: {message}")
@@ -193,6 +193,41 @@ def last_checkpoint(config: TrinityConfig) -> TrinityConfig:
     config.explorer.bench_on_latest_checkpoint = True
     config.explorer.eval_on_startup = False
     return config
+
+
+async def _with_engines(exploring: Awaitable[object], config: TrinityConfig) -> None:
+    """Wait for the explorer. Raises Ray's error where one of its engines dies and the explorer does not end.
+
+    Trinity starts no other engine: each episode that asks the dead one fails, and the trainer waits for samples. An
+    explorer that ends shuts its engines down, a moment before its call returns.
+    """
+    explored = asyncio.ensure_future(_wait_for(exploring))
+    watching = asyncio.ensure_future(_until_dead(_engines(config)))
+    try:
+        await asyncio.wait({explored, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not explored.done():
+            await asyncio.wait({explored}, timeout=_ENDING)
+        await (explored if explored.done() else watching)
+    finally:
+        explored.cancel()
+        watching.cancel()
+
+
+def _engines(config: TrinityConfig) -> list[ActorHandle]:
+    """The actors of the policy's engines and of auxiliary models'."""
+    import ray
+    from ray.util import list_named_actors
+
+    actors = list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in actors if actor["namespace"] == config.ray_namespace]
+    return [ray.get_actor(name, namespace=config.ray_namespace) for name in names if "_model_" in name]
+
+
+async def _until_dead(engines: Sequence[ActorHandle]) -> None:
+    """Raises Ray's error of the first that dies."""
+    while True:
+        await _all(*(engine.__ray_ready__.remote() for engine in engines))
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _until_ended(
