@@ -19,12 +19,12 @@ from ajet_tools.text.clean import message_text, one_line
 from ajet_tools.text.tables import diff_text
 from ajet_tools.trace import queries
 from ajet_tools.trace.compare.diff import (
+    AgentMessage,
     DiffPart,
     EpisodeDiff,
     Paired,
     RunDiff,
     RunSide,
-    Said,
     diff_episodes,
     diff_runs,
     episode_at,
@@ -109,7 +109,7 @@ def _episodes_json(result: EpisodeDiff) -> dict[str, object]:
     }
 
 
-def _messages_json(messages: Sequence[Said]) -> list[dict[str, object]]:
+def _messages_json(messages: Sequence[AgentMessage]) -> list[dict[str, object]]:
     return [{"call_id": entry.call_id, "agent": entry.agent, "message": dict(entry.message)} for entry in messages]
 
 
@@ -188,7 +188,7 @@ def _cell(value: object) -> str | None:
     return None if value is None else one_line(value, 60)
 
 
-def _print_messages(messages: Sequence[Said], sign: str, style: str) -> None:
+def _print_messages(messages: Sequence[AgentMessage], sign: str, style: str) -> None:
     out = render.console()
     for entry in messages[:_MESSAGES]:
         agent = "" if entry.agent == "default" else f" ({entry.agent})"

@@ -30,7 +30,7 @@ from ajet_tools.trace.files.merge import merge_files as merge
 from ajet_tools.trace.files.prune import RunSize, age, beyond_size, run_sizes, size
 from ajet_tools.trace.files.prune import older_than as older
 from ajet_tools.trace.files.prune import prune as prune_file
-from ajet_tools.trace.files.rewrite import Said, bytes_of, refuse_live
+from ajet_tools.trace.files.rewrite import OnStage, bytes_of, refuse_live
 from ajet_tools.trace.files.rewrite import pack as pack_file
 from ajet_tools.trace.locate import located_files
 
@@ -270,7 +270,7 @@ def _traces(path: Path | None) -> dict[Path, list[Path]]:
 
 
 @contextmanager
-def _progress() -> Iterator[Said]:
+def _progress() -> Iterator[OnStage]:
     """Print the current stage to stderr, on a terminal."""
     console = output.console(stderr=True)
     if console.is_terminal:

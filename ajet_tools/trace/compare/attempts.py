@@ -26,7 +26,7 @@ from ajet_tools.trace.tokens.view import episode_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ComparedMessage:
     """One message of a conversation."""
 
     role: str
@@ -56,7 +56,7 @@ class ComparedAttempt:
     recomputed: bool
     sampled: int
     trained: int
-    messages: tuple[Said, ...]
+    messages: tuple[ComparedMessage, ...]
     timelines: tuple[npt.NDArray[np.int32], ...]
     """The token ids of each timeline."""
     homes: dict[str, int]
@@ -137,13 +137,13 @@ def attempt_of(facts: EpisodeFacts, recomputed: Mapping[str, _Floats]) -> Compar
         recomputed=bool(values) and not facts.scores,
         sampled=sum(int(timeline.loss_mask.sum()) for timeline in tokens.merged.timelines),
         trained=_trained(facts),
-        messages=said(episode.calls),
+        messages=compared_messages(episode.calls),
         timelines=tuple(timeline.token_ids for timeline in tokens.merged.timelines),
         homes=dict(tokens.homes),
     )
 
 
-def said(calls: Sequence[Call]) -> tuple[Said, ...]:
+def compared_messages(calls: Sequence[Call]) -> tuple[ComparedMessage, ...]:
     """The conversation of an episode: each message once, those of several agents in the order of their calls."""
     by_agent: dict[str, list[Call]] = {}
     for call in calls:
@@ -151,7 +151,7 @@ def said(calls: Sequence[Call]) -> tuple[Said, ...]:
             by_agent.setdefault(call.agent, []).append(call)
     place = {call.call_id: i for i, call in enumerate(calls)}
     placed = [
-        (place[message.call_id], Said(message.role, agent, message.text, message.call_id))
+        (place[message.call_id], ComparedMessage(message.role, agent, message.text, message.call_id))
         for agent, chain in by_agent.items()
         for message in conversation(chain)
     ]
@@ -215,7 +215,7 @@ def columns_of(shown_attempts: Sequence[ComparedAttempt], width: int) -> Columns
     return Columns(lines, sorted(places), messages)
 
 
-def _message(messages: Sequence[Said], i: int, mark: Divergence | None, width: int) -> list[Cell]:
+def _message(messages: Sequence[ComparedMessage], i: int, mark: Divergence | None, width: int) -> list[Cell]:
     """The lines of one message in one column."""
     here = mark is not None and mark.message == i
     if i >= len(messages):

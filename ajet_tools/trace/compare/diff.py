@@ -109,7 +109,7 @@ _IDENTITY = ("ajet.experiment_name", "ajet.experiment_dir")
 
 
 @dataclass(frozen=True)
-class Said:
+class AgentMessage:
     """One message of a conversation, and the call that it was new in."""
 
     agent: str
@@ -127,8 +127,8 @@ class DiffPart:
     """A part of two conversations: equal in both, or replaced."""
 
     same: bool
-    a: tuple[Said, ...]
-    b: tuple[Said, ...]
+    a: tuple[AgentMessage, ...]
+    b: tuple[AgentMessage, ...]
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def diff_episodes(a: Episode, b: Episode) -> EpisodeDiff:
     return EpisodeDiff(a, b, parts, _shared_tokens(a, b))
 
 
-def _conversation(episode: Episode) -> Iterator[Said]:
+def _conversation(episode: Episode) -> Iterator[AgentMessage]:
     """Every message once: those that no earlier request had, and the replies."""
     known: dict[str, list[list[str]]] = defaultdict(list)
     for request in requests_of(episode.calls):
@@ -192,14 +192,16 @@ def _conversation(episode: Episode) -> Iterator[Said]:
             asked = request.body.get("prompt", request.body.get("input"))
             messages = [] if asked is None else [{"role": "user", "content": asked}]
         entries = [
-            Said(request.agent, m if isinstance(m, Mapping) else {"role": "?", "content": m}, request.calls[0].call_id)
+            AgentMessage(
+                request.agent, m if isinstance(m, Mapping) else {"role": "?", "content": m}, request.calls[0].call_id
+            )
             for m in messages
         ]
         keys = [message.key for message in entries]
         old = max((common_start(keys, before) for before in known[request.agent]), default=0)
         yield from entries[old:]
         for call in request.calls:
-            reply = Said(request.agent, reply_of(call.response), call.call_id)
+            reply = AgentMessage(request.agent, reply_of(call.response), call.call_id)
             known[request.agent].append([*keys, reply.key])
             yield reply
 

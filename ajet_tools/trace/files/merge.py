@@ -13,7 +13,7 @@ from ajet_sdk.trace.database import check_version, explain
 from ajet_sdk.trace.schema import COLUMNS, TABLES
 from ajet_sdk.whole_file import remove_draft
 from ajet_tools.trace.files.placing import PLACES, prompts_of, same
-from ajet_tools.trace.files.rewrite import Said, bytes_of, copy_rows, draft_of, fresh_trace, has, refuse_live
+from ajet_tools.trace.files.rewrite import OnStage, bytes_of, copy_rows, draft_of, fresh_trace, has, refuse_live
 
 _IDS = {"runs": "run_id", "episodes": "episode_id", "calls": "call_id", "feedback": "feedback_id"}
 """Tables whose rows have an id of their own."""
@@ -36,7 +36,7 @@ class Merged:
     """Table -> rows that more than one file had, kept once."""
 
 
-def merge_files(files: Sequence[Path], target: Path, said: Said = lambda _: None) -> Merged:
+def merge_files(files: Sequence[Path], target: Path, on_stage: OnStage = lambda _: None) -> Merged:
     """Write one file with the rows of several; identical rows once.
 
     Raises TraceError that names the ids where two files say different things of one id, or `target` exists;
@@ -56,7 +56,7 @@ def merge_files(files: Sequence[Path], target: Path, said: Said = lambda _: None
             for name, file in zip(names, files, strict=True):
                 check_version(connection, file, schema=f"{name}.main")
                 for table in TABLES:
-                    said(f"{file.name}: {table}")
+                    on_stage(f"{file.name}: {table}")
                     if has(connection, table, name):
                         shared[table] += _add(connection, table, name, file)
             rows = {table: _count(connection, f"fresh.{table}") for table in TABLES}

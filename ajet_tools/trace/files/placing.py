@@ -58,7 +58,7 @@ class _Episode:
     facts: list[Json] = field(default_factory=list)
 
 
-def place_again(connection: duckdb.DuckDBPyConnection, said: Callable[[str], None]) -> None:
+def place_again(connection: duckdb.DuckDBPyConnection, on_stage: Callable[[str], None]) -> None:
     """Fill two temporary tables: `placed`, new places of calls by row of `source.calls`, and `moved`, their episodes.
 
     Only episodes with several prompts stored whole are looked at, some at a time, and only those that get smaller are
@@ -79,7 +79,7 @@ def place_again(connection: duckdb.DuckDBPyConnection, said: Callable[[str], Non
         HAVING count(*) FILTER (parent_call_id IS NULL) > 1 AND count(*) = count(DISTINCT call_id)"""
     )
     for done, chunk in enumerate(_chunks(connection, "candidates")):
-        said(f"placing prompts, part {done + 1}")
+        on_stage(f"placing prompts, part {done + 1}")
         rows: list[dict[str, object]] = []
         moved: list[str] = []
         for episode in _episodes(connection, "source", chunk):
@@ -94,7 +94,7 @@ def place_again(connection: duckdb.DuckDBPyConnection, said: Callable[[str], Non
             connection.execute("INSERT INTO moved SELECT unnest(?)", [moved])
 
 
-def compare(connection: duckdb.DuckDBPyConnection, said: Callable[[str], None]) -> None:
+def compare(connection: duckdb.DuckDBPyConnection, on_stage: Callable[[str], None]) -> None:
     """Raises TraceError unless every prompt of a moved episode is the same in `fresh` as in `source`."""
     bounds = "min(rowid) AS first, max(rowid) AS last"
     connection.execute(
@@ -105,7 +105,7 @@ def compare(connection: duckdb.DuckDBPyConnection, said: Callable[[str], None]) 
         JOIN (SELECT episode_id, {bounds} FROM fresh.calls GROUP BY episode_id) f USING (episode_id)"""
     )
     for done, chunk in enumerate(_chunks(connection, "compared")):
-        said(f"comparing prompts, part {done + 1}")
+        on_stage(f"comparing prompts, part {done + 1}")
         old = {entry.episode_id: rebuild(entry.calls) for entry in _episodes(connection, "source", chunk)}
         [edges] = connection.execute(
             "SELECT min(fresh_first), max(fresh_last) FROM compared WHERE episode_id IN (SELECT unnest(?))",

@@ -11,7 +11,7 @@ from pathlib import Path
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.schema import TABLES
-from ajet_tools.trace.files.rewrite import Said, bytes_of, copy_rows, equal, fingerprint, has, rewriting
+from ajet_tools.trace.files.rewrite import OnStage, bytes_of, copy_rows, equal, fingerprint, has, rewriting
 from ajet_tools.trace.queries.base import rows
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -111,7 +111,7 @@ def beyond_size(runs: Sequence[RunSize], limit: int) -> list[RunSize]:
     return gone
 
 
-def prune(path: Path, run_ids: Sequence[str], said: Said = lambda _: None) -> tuple[int, int]:
+def prune(path: Path, run_ids: Sequence[str], on_stage: OnStage = lambda _: None) -> tuple[int, int]:
     """Rewrite a trace without some runs and all that belongs to them. Returns its bytes before and after.
 
     Raises TraceLocked where the trace is live, TraceError where it cannot be rewritten; it is whole in any case.
@@ -132,7 +132,7 @@ def prune(path: Path, run_ids: Sequence[str], said: Said = lambda _: None) -> tu
             connection.execute(f"DROP VIEW temp.{name}")
         for table in TABLES:
             if has(connection, table):
-                said(f"copying {table}")
+                on_stage(f"copying {table}")
                 where = f"NOT coalesce({_GONE[table]}, false)"
                 copy_rows(connection, table, where)
                 equal(connection, table, fingerprint(connection, f"source.{table}", where))

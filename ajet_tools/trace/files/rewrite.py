@@ -24,8 +24,8 @@ from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, SINCE, STORAGE_VERSIO
 from ajet_sdk.whole_file import remove_draft
 from ajet_tools.trace.files.placing import PLACES, compare, place_again
 
-Said = Callable[[str], None]
-"""Told what is being done, in a few words."""
+OnStage = Callable[[str], None]
+"""Called with the name of each stage, in a few words."""
 
 
 _SMALL = 16 << 20
@@ -177,7 +177,7 @@ def fingerprint(connection: duckdb.DuckDBPyConnection, table: str, where: str = 
     return int(row[0]), int(row[1])
 
 
-def pack(path: Path, target: Path | None = None, said: Said = lambda _: None) -> Packed:
+def pack(path: Path, target: Path | None = None, on_stage: OnStage = lambda _: None) -> Packed:
     """Rewrite a trace so that free space goes and each prompt is stored as what follows an earlier call's.
 
     Every table and every prompt of the copy is compared with the file before it takes its place. Raises TraceLocked
@@ -185,15 +185,15 @@ def pack(path: Path, target: Path | None = None, said: Said = lambda _: None) ->
     """
     before = bytes_of(path)
     with rewriting(path, "pack", target, to_shrink=True) as connection:
-        said("looking for prompts that are stored twice")
-        place_again(connection, said)
+        on_stage("looking for prompts that are stored twice")
+        place_again(connection, on_stage)
         for table in TABLES:
-            said(f"copying {table}")
+            on_stage(f"copying {table}")
             _copy_calls(connection) if table == "calls" else copy_rows(connection, table)
         connection.execute("UPDATE fresh.meta SET batch = (SELECT batch FROM source.meta)")
-        said("comparing the copy")
+        on_stage("comparing the copy")
         _verify(connection)
-        compare(connection, said)
+        compare(connection, on_stage)
         [moved] = connection.execute("SELECT count(*) FROM placed").fetchall()
     return Packed(path, before, bytes_of(target or path), int(moved[0]))
 

@@ -11,15 +11,19 @@ from rich.cells import cell_len
 
 from ajet_sdk.samples.prefixes import common_start
 from ajet_sdk.trace.reader import open_trace
-from ajet_tools.trace.compare.attempts import ComparedAttempt, Said, align, columns_of, read_attempts
+from ajet_tools.trace.compare.attempts import ComparedAttempt, ComparedMessage, align, columns_of, read_attempts
 
 SAID = st.builds(
-    Said, st.sampled_from(["user", "assistant"]), st.just("default"), st.text("ab\n ", max_size=6), st.just("c")
+    ComparedMessage,
+    st.sampled_from(["user", "assistant"]),
+    st.just("default"),
+    st.text("ab\n ", max_size=6),
+    st.just("c"),
 )
 TALKS = st.lists(SAID, max_size=5).map(tuple)
 
 
-def attempt(messages: tuple[Said, ...], ids: list[int] | None = None, name: str = "e") -> ComparedAttempt:
+def attempt(messages: tuple[ComparedMessage, ...], ids: list[int] | None = None, name: str = "e") -> ComparedAttempt:
     timelines = () if ids is None else (np.array(ids, np.int32),)
     return ComparedAttempt(
         episode_id=name, run_id="r", task_id="t", question="q", attempt=0, step=0, split="train", status="succeeded",
@@ -58,7 +62,9 @@ def test_common_start_is_the_longest_common_beginning(before: str, a: str, b: st
 
 @given(st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3), max_size=8))
 def test_the_first_differing_token_of_the_timelines(a: list[int], b: list[int]) -> None:
-    parted = align(attempt((Said("user", "", "x", "c"),), a), attempt((Said("user", "", "y", "c"),), b))
+    parted = align(
+        attempt((ComparedMessage("user", "", "x", "c"),), a), attempt((ComparedMessage("user", "", "y", "c"),), b)
+    )
     assert parted is not None and parted.timeline == 0 and parted.token is not None
     n = parted.token
     assert a[:n] == b[:n] and (n == min(len(a), len(b)) or a[n] != b[n])
@@ -85,8 +91,8 @@ def test_columns_hold_every_word_and_mark_each_parting_once(talks: list[Any], wi
 
 def test_a_message_of_megabytes_is_compared_whole_and_shown_around_its_difference() -> None:
     long = "same words " * 1_000_000
-    one = attempt((Said("user", "", long + "left", "c"),))
-    two = attempt((Said("user", "", long + "right " + long, "c"),))
+    one = attempt((ComparedMessage("user", "", long + "left", "c"),))
+    two = attempt((ComparedMessage("user", "", long + "right " + long, "c"),))
     parted = align(one, two)
     assert parted is not None and parted.character == len(long)
     made = columns_of([one, two], 40)

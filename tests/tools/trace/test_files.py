@@ -163,7 +163,7 @@ def said(what):
     left[0] -= 1
     if not left[0]:
         os.kill(os.getpid(), 9)
-pack(Path(sys.argv[1]), said=said)
+pack(Path(sys.argv[1]), on_stage=said)
 """
 
 
