@@ -1,44 +1,78 @@
 """Chat templates compiled: transformers' filters, functions and sandbox, and objects whose JSON is kept.
 
 A template comes with a checkpoint, so it may be hostile. jinja2's sandbox keeps it from the machine, and here what it
-may use up is bounded: how often its loops and calls run, how long the texts that it keeps and writes are. Loops are
-charged as a whole where they begin, by their length, so that the steps of a loop cost nothing more.
+may use up is metered: every operator, filter, call, loop and buffer that makes a text or a list, or reads a whole one,
+takes from the units of the rendering, whether the template keeps what it made or drops it. What could be far larger
+than what it is made of is charged before it is made. Loops are charged as a whole where they begin, by their length, so
+that the steps of a loop cost nothing more.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from functools import lru_cache, wraps
 from typing import Any
 
 import jinja2
 import jinja2.ext
-import jinja2.nodes
-from jinja2 import pass_context
+from jinja2 import nodes, pass_context
+from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context, LoopContext
+from jinja2.runtime import BlockReference, Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import _PassArg
 from jinja2.visitor import NodeTransformer
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.tokens.template_meter import (
+    CHECKS,
+    ITEM,
+    MOST_UNITS,
+    PASS,
+    TOGETHER,
+    add,
+    charged,
+    check_format,
+    check_method,
+    check_width,
+    concat,
+    join,
+    made,
+    meter,
+    passed_on,
+    read,
+    searched,
+    spend,
+    spend_on,
+    text_of,
+)
 from ajet_sdk.types import Json, JsonView
 
-MOST_STEPS = 500_000
-"""Steps of loops and calls in one rendering."""
 LONGEST = 50_000_000
-"""Characters of a rendering, and items or characters of a value that a template makes."""
+"""Characters of a rendering."""
+LONGEST_SOURCE = 200_000
+
+_LAZY = frozenset(("length", "count", "first", "last", "default", "d", "items", "attr", "random"))
+_LAZY |= {"map", "select", "selectattr", "reject", "rejectattr"}
+"""Filters that make and read nothing, or do so item by item."""
+_SLOW = frozenset(
+    ("title", "urlencode", "wordcount", "sort", "unique", "groupby", "dictsort", "string", "escape", "e", "forceescape")
+)
+_NO_USE = frozenset(("wordwrap", "urlize", "striptags", "xmlattr", "pprint"))
+"""Filters that write web pages or are slow, and are left out."""
+_COMPARING = frozenset(
+    ("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le", "in")
+)
+_WALKING = frozenset(("join", "sum", "sort", "unique", "min", "max", "groupby", "list"))
+"""Filters that go through all that a lazy one gives."""
 
 _OF_EVERY_DICT = frozenset(dir(dict))
 _OF_A_LOOP = frozenset(("first", "last", "index", "index0", "length", "previtem", "nextitem"))
-_BUDGET, _LOOP, _VALUE = "ajet steps left", "ajet loop", "ajet value"
-"""A variable and filters that no template can name."""
-_WIDEST = 10_000
-_ITEM = 256
-"""Characters that an item of a list or an object counts as, beside its own."""
-_WIDE = re.compile(r"\d{5,}")
+_LOOP, _ADD, _CONCAT, _LITERAL, _MADE, _READ, _SEARCHED = (
+    f"ajet {name}" for name in ("loop", "+", "~", "[]", "made", "read", "searched")
+)
+"""Filters that no template can name."""
 
 
 class Shown(Json):
@@ -60,13 +94,13 @@ class _Generation(jinja2.ext.Extension):
 
     tags = {"generation"}
 
-    def parse(self, parser: Any) -> jinja2.nodes.Node:
+    def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
-        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-def _raise(text: str) -> None:
-    raise jinja2.TemplateError(text)
+def _raise(text: object) -> None:
+    raise jinja2.TemplateError(text_of(text))
 
 
 def to_json(
@@ -77,103 +111,106 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """transformers' filter `tojson`."""
-    _check_width(indent)
-    if not isinstance(value, Shown):
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     how = (ensure_ascii, indent, tuple(separators or ()), sort_keys)
-    if how not in value.shown:
-        value.shown[how] = json.dumps(
-            dict(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
-    return value.shown[how]
+    if isinstance(value, Shown) and how in value.shown:
+        return value.shown[how]
+    check_width(indent, *how[2])
+    read(value)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    written = dict(value) if isinstance(value, Shown) else value
+    # Margins grow with the depth, so what has them is charged piece by piece.
+    text = encoder.encode(written) if indent is None else "".join(map(charged, encoder.iterencode(written)))
+    if isinstance(value, Shown):
+        value.shown[how] = text
+    return text
 
 
 # What a template may use up
 
 
-def _check_length(length: int) -> None:
-    if length > LONGEST:
-        raise SecurityError(f"it makes a value of more than {LONGEST:,} characters or items")
-
-
-def _check_width(*widths: object) -> None:
-    """Of a text's padding, which is a number or a text."""
-    for width in widths:
-        if (len(width) if isinstance(width, str) else width if isinstance(width, int) else 0) > _WIDEST:
-            raise SecurityError(f"it pads a text by more than {_WIDEST:,}")
-
-
-@pass_context
-def _charge_loop(context: Context, values: Any) -> object:
+@pass_context  # which keeps jinja2 from calling it when it compiles
+def _charge_loop(_: Context, values: Any, weight: int) -> object:
     """What a loop goes through, charged by its length."""
     if not hasattr(values, "__len__"):
-        values = list(values)
-    _charge(context, len(values) + 1)
+        values = made(list(values))
+    spend(weight * (len(values) + 1))
     return values
 
 
-def _charge(context: Context, steps: int) -> None:
-    budget = context.parent.get(_BUDGET)
-    if budget is not None:
-        budget[0] -= steps
-        if budget[0] < 0:
-            raise SecurityError(f"it takes more than {MOST_STEPS:,} steps")
-
-
-def _check_value(value: object) -> object:
-    """A value that is kept in a variable, or made of others."""
-    if isinstance(value, (str, list, tuple, dict, Namespace)):
-        _check_length(len(value) if isinstance(value, str) else _size(value))
+@pass_context
+def _charge_literal(_: Context, value: object, size: int) -> object:
+    spend(size)
     return value
 
 
-def _size(value: object) -> int:
-    """Characters of a value as it is written, about: what is in it twice counts twice. Counted up to `LONGEST`."""
-    size, pending = 0, [value]
-    while pending and size <= LONGEST:
-        item = pending.pop()
-        if isinstance(item, str):
-            size += len(item)
-        elif isinstance(item, (Mapping, list, tuple, Namespace)):
-            inner = object.__getattribute__(item, "_Namespace__attrs") if isinstance(item, Namespace) else item
-            size += _ITEM * len(inner)
-            if size <= LONGEST:
-                pending.extend(inner.values() if isinstance(inner, Mapping) else inner)
-    return size
+class _Metered(NodeTransformer):
+    """Has everything metered that is not a call or a filter of the template."""
 
-
-def _check_replace(text: str, old: object, new: object) -> None:
-    _check_length(len(text) + text.count(str(old)) * len(str(new)))
-
-
-class _Bounded(NodeTransformer):
-    """Has each loop charged, and each value checked that is kept."""
-
-    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        weight = _weight(node)
         self.generic_visit(node)
-        node.iter = _filtered(node.iter, _LOOP)
+        node.iter = _filtered(node.iter, _LOOP, nodes.Const(weight))
         return node
 
-    def visit_Assign(self, node: jinja2.nodes.Assign) -> jinja2.nodes.Node:
+    def visit_Add(self, node: nodes.Add) -> nodes.Node:
+        operands: list[nodes.Expr] = []
+        left: nodes.Expr = node
+        while isinstance(left, nodes.Add) and len(operands) < TOGETHER - 1:
+            operands.append(left.right)
+            left = left.left
+        first, *rest = (self.visit(operand) for operand in (left, *reversed(operands)))
+        return _filtered(first, _ADD, *rest)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        node.node = _filtered(node.node, _VALUE)
+        return _filtered(node.nodes[0], _CONCAT, *node.nodes[1:])
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        # A comparison with a text of the source takes no longer than that is.
+        constant = isinstance(node.expr, nodes.Const) or all(isinstance(each.expr, nodes.Const) for each in node.ops)
+        for each in node.ops:
+            searched = each.op in ("in", "notin")
+            if searched if constant else True:
+                each.expr = _filtered(each.expr, _SEARCHED if searched else _READ)
+        if not constant:
+            node.expr = _filtered(node.expr, _READ)
         return node
 
-    def visit_List(self, node: Any) -> Any:
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
-        made = getattr(node, "ctx", "load") == "load" and node.find(jinja2.nodes.Name) is not None
-        return _filtered(node, _VALUE) if made else node
+        if isinstance(node.arg, nodes.Slice):
+            return _filtered(node, _MADE, nodes.Const(8))
+        if not isinstance(node.arg, nodes.Const):
+            node.arg = _filtered(node.arg, _READ)
+        return node
+
+    def visit_List(self, node: Any) -> nodes.Node:
+        size = ITEM * (2 + sum(1 for _ in node.find_all(nodes.Expr)))
+        is_made = getattr(node, "ctx", "load") == "load" and node.find(nodes.Name) is not None
+        self.generic_visit(node)
+        return _filtered(node, _LITERAL, nodes.Const(size)) if is_made else node
 
     visit_Tuple = visit_Dict = visit_List
 
-    def visit_AssignBlock(self, node: jinja2.nodes.AssignBlock) -> jinja2.nodes.Node:
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
         self.generic_visit(node)
-        node.filter = _filtered(node.filter, _VALUE)
+        node.key = node.key if isinstance(node.key, nodes.Const) else _filtered(node.key, _READ)
         return node
 
+    def visit_ScopedEvalContextModifier(self, node: nodes.Node) -> nodes.Node:
+        raise SecurityError("it changes how texts are escaped")
 
-def _filtered(node: object, name: str) -> jinja2.nodes.Filter:
-    return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=getattr(node, "lineno", 1))
+
+def _filtered(node: Any, name: str, *arguments: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, name, list(arguments), [], None, None, lineno=getattr(node, "lineno", 1))
+
+
+class _Generator(CodeGenerator):
+    """Has every value that is written out turned into text by `text_of`."""
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Any, finalize: Any) -> None:
+        self.write("environment.text(")
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -182,7 +219,12 @@ class _Environment(ImmutableSandboxedEnvironment):
     Most of a long conversation's rendering is looking them up.
     """
 
-    intercepted_binops = frozenset(("*", "**", "%"))
+    intercepted_binops = frozenset(("*", "**", "%", "-"))
+    code_generator_class = _Generator
+    concat = staticmethod(join)  # type: ignore[assignment]
+    text = staticmethod(text_of)
+    weight = PASS
+    """Of a call."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -192,39 +234,40 @@ class _Environment(ImmutableSandboxedEnvironment):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
-    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        tree: jinja2.nodes.Template = _Bounded().visit(super()._parse(source, name, filename))
-        return tree
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        called = tree.find_all((nodes.Macro, nodes.Block, nodes.CallBlock))
+        self.weight = max(map(_weight, called), default=PASS)
+        metered: nodes.Template = _Metered().visit(tree)
+        return metered
 
-    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> object:
         if operator == "**":
             raise SecurityError("it uses **")
         if operator == "%" and isinstance(left, str):
-            _check_format(left, right)
+            check_format(left, right)
         elif operator == "*":
-            texts = [len(operand) for operand in (left, right) if isinstance(operand, (str, list, tuple))]
+            lengths = [len(operand) for operand in (left, right) if isinstance(operand, (str, list, tuple))]
             numbers = [operand for operand in (left, right) if isinstance(operand, int)]
-            _check_length(texts[0] * numbers[0] if texts and numbers else 0)
-            _check_width(*map(int.bit_length, numbers))
-        return super().call_binop(context, operator, left, right)
+            spend_on(lengths[0] * max(numbers[0], 0) if lengths and numbers else 0)
+        return made(super().call_binop(context, operator, left, right), 8)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        _charge(__context, 1)
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, (str, list)):
-                _check_length(len(value))
-        if isinstance(__obj, LoopContext) and args:  # a recursive loop
-            args = (_charge_loop(__context, args[0]), *args[1:])
-        text = getattr(__obj, "__self__", None)
-        if isinstance(text, str):
-            if __obj.__name__ == "replace" and len(args) > 1:
-                _check_replace(text, args[0], args[1])
-            elif __obj.__name__ == "join" and args and isinstance(args[0], (list, tuple)):
-                _check_length(len(text) * len(args[0]) + sum(len(str(argument)) for argument in args[0]))
-            else:
-                _check_width(*(argument for argument in (*args, *kwargs.values()) if isinstance(argument, int)))
-        made = super().call(__context, __obj, *args, **kwargs)
-        return _check_value(made) if __obj is dict else made
+        spend(__self.weight if isinstance(__obj, (Macro, BlockReference, LoopContext)) else PASS)
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str):
+            check_method(owner, __obj.__name__, (*args, *kwargs.values()))
+        elif isinstance(owner, (int, float, bytes)):
+            raise SecurityError(f"it calls a method of {type(owner).__name__}")
+        elif isinstance(owner, (list, tuple)):
+            read([owner, args])
+        elif isinstance(owner, (dict, LoopContext)):
+            read(args)
+        elif owner is not None:  # strftime writes up to 256 times as much as its format has
+            spend(256 * sum(len(argument) for argument in args if isinstance(argument, str)))
+        elif args and isinstance(__obj, LoopContext):  # a recursive loop
+            args = (_charge_loop(__context, args[0], PASS), *args[1:])
+        return made(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Any:
         wrapped = super().wrap_str_format(value)
@@ -232,54 +275,72 @@ class _Environment(ImmutableSandboxedEnvironment):
             return None
 
         def checked(*args: object, **kwargs: object) -> Any:
-            _check_format(value.__self__, (*args, *kwargs.values()))
+            check_format(value.__self__, (*args, *kwargs.values()))
             return wrapped(*args, **kwargs)
 
         return checked
 
 
-def _check_format(text: str, values: object) -> None:
-    if _WIDE.search(text):
-        raise SecurityError("it formats a text with a width of more than four digits")
-    if "*" in text or re.search(r"\{[^{}]*\{", text):
-        _check_width(*(values if isinstance(values, tuple) else (values,)))
+def _weight(node: nodes.Node) -> int:
+    """Units of a pass through a loop or a macro."""
+    return PASS * (1 + sum(1 for _ in node.find_all(nodes.Expr)) // 50)
 
 
-def _bounded_filter(function: Callable[..., object], check: Callable[..., None]) -> object:
-    """A filter of jinja2 behind a check of its arguments, without what jinja2 itself passes first."""
-    skip = int(hasattr(function, "jinja_pass_arg"))
+def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that charges what it reads and makes. It is run when a template is, and not when that is compiled."""
+    check, passed = CHECKS.get(name), getattr(function, "jinja_pass_arg", None)
+    makes = name not in _LAZY
+    reads, walks, factor = makes and name != "tojson", name in _WALKING, 9 if name in _SLOW else 0
 
+    @pass_context
+    def metered(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        spend(ITEM)
+        if walks and isinstance(value, Iterator):
+            value = made(list(value))
+        if reads:
+            before = meter.left
+            read(value)
+            for argument in (*args, *kwargs.values()):
+                read(argument)
+            spend(factor * (before - meter.left))
+        if check is not None:
+            check(value, *args, **kwargs)
+        if passed is None:
+            result = function(value, *args, **kwargs)
+        else:
+            by_kind = {_PassArg.context: context, _PassArg.eval_context: context.eval_ctx}
+            result = function(by_kind.get(passed, context.environment), value, *args, **kwargs)
+        if isinstance(result, Iterator):
+            return passed_on(result)
+        return made(result) if makes else result
+
+    return metered
+
+
+def _metered_test(function: Any) -> Callable[..., Any]:
     @wraps(function)
-    def bounded(*args: object, **kwargs: object) -> object:
-        check(*args[skip:], **kwargs)
-        return function(*args, **kwargs)
+    def metered(*args: Any) -> Any:
+        for argument in args:
+            read(argument)
+        return function(*args)
 
-    return bounded
-
-
-def _check_padding(_: object, *widths: object, **named: object) -> None:
-    _check_width(*widths, *named.values())
-
-
-def _check_joined(values: object, d: object = "", **_: object) -> None:
-    if isinstance(values, (list, tuple)):
-        _check_length(len(str(d)) * len(values) + sum(len(value) for value in values if isinstance(value, str)))
-
-
-_CHECKS: dict[str, Callable[..., None]] = {
-    **dict.fromkeys(("center", "indent", "wordwrap", "batch", "slice"), _check_padding),
-    "format": lambda text, *values, **named: _check_format(str(text), (*values, *named.values())),
-    "replace": lambda text, old, new, *_, **__: _check_replace(str(text), old, new),
-    "join": _check_joined,
-}
+    return metered
 
 
 @lru_cache(maxsize=32)
 def compile_template(source: str) -> jinja2.Template:
     """Raises ConfigError where it cannot be parsed."""
+    if len(source) > LONGEST_SOURCE:
+        raise ConfigError(f"the chat template has more than {LONGEST_SOURCE:,} characters")
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-    environment.filters |= {name: _bounded_filter(environment.filters[name], check) for name, check in _CHECKS.items()}
-    environment.filters |= {"tojson": to_json, _LOOP: _charge_loop, _VALUE: _check_value}
+    filters = {**environment.filters, "tojson": to_json}
+    environment.filters = {name: _metered_filter(name, filters[name]) for name in filters if name not in _NO_USE}
+    environment.filters |= {_LOOP: _charge_loop, _LITERAL: _charge_literal}
+    for name, function in ((_ADD, add), (_CONCAT, concat), (_MADE, made), (_READ, read), (_SEARCHED, searched)):
+        environment.filters[name] = function
+    environment.tests = {
+        name: _metered_test(test) if name in _COMPARING else test for name, test in environment.tests.items()
+    }
     environment.globals["raise_exception"] = _raise
     del environment.globals["lipsum"]
     try:
@@ -288,17 +349,20 @@ def compile_template(source: str) -> jinja2.Template:
         return template
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"the chat template cannot be parsed: {error} (line {error.lineno})") from error
+    except SecurityError as error:
+        raise ConfigError(f"the chat template is refused: {error}") from error
     except (RecursionError, SyntaxError, MemoryError) as error:
         raise ConfigError(f"the chat template cannot be parsed: it is nested too deeply ({error})") from error
 
 
 def render(template: jinja2.Template, variables: JsonView) -> str:
     """The text of a template. Raises ConfigError where it uses up more than it may, and what jinja2 raises."""
-    pieces, size = list[str](), 0
+    pieces, size, meter.left = list[str](), 0, MOST_UNITS
     try:
-        for piece in template.generate({**variables, _BUDGET: [MOST_STEPS]}):
+        for piece in template.generate(variables):
             size += len(piece)
-            _check_length(size)
+            if size > LONGEST:
+                raise SecurityError(f"it writes more than {LONGEST:,} characters")
             pieces.append(piece)
     except (SecurityError, OverflowError, MemoryError, RecursionError) as error:
         raise ConfigError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -63,6 +65,79 @@ HOSTILE = {
     "deep loops": "{% for i in [1] %}" * 40 + "{% endfor %}" * 40,
     "sandbox": "{{ messages.__class__.__mro__ }}{{ ''.__class__.__base__.__subclasses__() }}",
 }  # fmt: skip
+BIG = "{% set b = 'x' * 9000000 %}{% set ns = namespace(l=[]) %}"
+LOOP = "{% for i in range(99999) %}"
+GREEDY = {
+    "keep product": "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, 'x' * 9000000] %}{% endfor %}",
+    "keep product+i": "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=ns.l+['x' * (9000000-i)] %}{% endfor %}",
+    "drop product": LOOP + "{% set a='x' * 9000000 %}{% endfor %}",
+    "concat": BIG + "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, b ~ i] %}{% endfor %}",
+    "plus": BIG + "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, b + 'y'] %}{% endfor %}",
+    "long concat": BIG + "{% set c = " + " ~ ".join(["b"] * 5000) + " %}",
+    "percent": BIG + "{% set c = '" + "%s" * 5000 + "' % (" + ",".join(["b"] * 5000) + ") %}",
+    "percent named": BIG + "{% set c = '" + "%(a)s" * 5000 + "' % {'a': b} %}",
+    "percent widths2": "{% set t = (1,2,3,4,5,6,7,8,9,0) * 90000 %}{% set c = ('%9999d' * 900000) % t %}",
+    "format named": BIG + "{% set c = ('{a}' * 5000).format(a=b) %}",
+    "format width": "{% set c = ('{0:9999}' * 100000).format(1) %}",
+    "format_map": BIG + "{% set c = ('{a}' * 5000).format_map({'a': b}) %}",
+    "format repr": "{% set b = '\\x00' * 9000000 %}{% set c = '{0!r}{0!r}{0!r}{0!r}{0!r}'.format([b,b,b]) %}",
+    "join attr": BIG + "{% set c = ([{'x': b}] * 99999) | join(attribute='x') %}",
+    "join map": BIG + "{% set c = ([{'x': b}] * 99999) | map(attribute='x') | join %}",
+    "join method": BIG + "{% set c = ''.join([b] * 9999) %}",
+    "replace empty": BIG + "{% set c = b | replace('', 'yy' * 100) %}",
+    "list times": "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, [0] * 900000] %}{% endfor %}",
+    "slices": BIG + "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, b[1:]] %}{% endfor %}",
+    "list slices": "{% set b = [0]*9000000 %}{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, b[1:]] %}{% endfor %}",
+    "upper": BIG + "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, b.upper()] %}{% endfor %}",
+    "upper filter": BIG + "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, b|upper] %}{% endfor %}",
+    "split": "{% set b = 'x ' * 4900000 %}{% set c = b.split() %}{% set d = b.split(' ') %}{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, b.split()] %}{% endfor %}",
+    "list": BIG + "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, b|list] %}{% endfor %}",
+    "set block": BIG + "{% set c %}" + LOOP + "{{ b }}{% endfor %}{% endset %}",
+    "set block lists": "{% set l = ['x' * 1000] * 1000 %}{% set c %}" + LOOP + "{{ l }}{% endfor %}{% endset %}",
+    "filter block": BIG + "{% filter upper %}" + LOOP + "{{ b }}{% endfor %}{% endfilter %}",
+    "macro": BIG + "{% macro f() %}{{ b }}{{ b }}{% endmacro %}{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, f()] %}{% endfor %}",
+    "caller": BIG + "{% macro f() %}" + LOOP + "{{ caller() }}{% endfor %}{% endmacro %}{% call f() %}{{ b }}{% endcall %}",
+    "block": BIG + "{% block a %}{{ 'x' * 9000000 }}{% endblock %}{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, self.a()] %}{% endfor %}",
+    "range list": "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, range(99999)|list] %}{% endfor %}",
+    "batches": "{% set b=[0]*9000000 %}{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, b|batch(2)|list] %}{% endfor %}",
+    "batch lazily": "{% set b=[0]*9000000 %}{% set ns = namespace(l=[]) %}" + LOOP + "{% for k in b|batch(2) %}{% set ns.l=[ns.l,k] %}{% endfor %}{% endfor %}",
+    "tojson": BIG + "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, [b]|tojson] %}{% endfor %}",
+    "tojson shared": BIG + "{% set c = ([b] * 9999)|tojson %}",
+    "tojson separators": "{% set c = ([1] * 900000)|tojson(separators=('x' * 9000000, ':')) %}",
+    "tojson indent": "{% set c = ([1] * 900000)|tojson(indent=9999) %}",
+    "tojson nested indent": "{% set c = ([[[[[1]]]]] * 90000)|tojson(indent=999) %}",
+    "indent text": "{% set b = '\n' * 9000000 %}{{ b | indent('x' * 9999) }}",
+    "center": "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, 'x'|center(9999)] %}{% endfor %}",
+    "ljust": "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, 'x'.ljust(9999)] %}{% endfor %}",
+    "expandtabs": "{% set b = '\t' * 9000000 %}{% set c = b.expandtabs(9999) %}",
+    "translate": BIG + "{% set c = b.translate({120: b}) %}",
+    "encode": "{% set c = 'x'.encode() * 10000000000 %}",
+    "to_bytes": "{% set c = (1).to_bytes(10000000000) %}",
+    "wordwrap": BIG + "{% set c = b | wordwrap(1, true, 'y' * 9999) %}",
+    "sum lists": "{% set c = ([[0]*900000]*9999) | sum(start=[]) %}",
+    "escape": "{% set b = '\"' * 9000000 %}{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, b|escape] %}{% endfor %}",
+    "markup plus": "{% set b = '\"' * 9000000 %}{% set m = 'x'|safe %}{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, m + b] %}{% endfor %}",
+    "markup join": "{% set b = '\"' * 9000000 %}{% set m = 'x'|safe %}{% set c = m.join([b]*9999) %}",
+    "markup percent": "{% set b = '\"' * 9000000 %}{% set m = ('%s' * 5000)|safe %}{% set c = m % (([b]*5000)|list) %}{% set d = ('%(a)s' * 5000)|safe %}{% set e = d % {'a': b} %}",
+    "autoescape": "{% autoescape true %}{% set b = '\"' * 9000000 %}" + LOOP + "{{ b }}{% endfor %}{% endautoescape %}",
+    "count": BIG + LOOP + "{% for j in range(9999) %}{% if b.count('y') %}{% endif %}{% endfor %}{% endfor %}",
+    "in": BIG + LOOP + "{% for j in range(9999) %}{% if 'y' in b %}{% endif %}{% endfor %}{% endfor %}",
+    "rfind": "{% set b = 'a' * 9000000 %}{% set c = 'b' ~ 'a' * 4000000 %}{% if b.rfind(c) %}{% endif %}",
+    "strip": "{% set b = 'a' * 9000000 %}{% set c = 'b' * 9000000 ~ 'a' %}{% if b.strip(c) %}{% endif %}",
+    "trim": "{% set b = 'a' * 9000000 %}{% set c = 'b' * 9000000 ~ 'a' %}{% if b | trim(c) %}{% endif %}",
+    "strftime": "{% set c = strftime_now('%c' * 4000000) %}",
+    "raise": BIG + "{{ raise_exception([b]*9999) }}",
+    "deep tuple hash": "{% set ns=namespace(t=(1,2)) %}{% for i in range(60) %}{% set ns.t=(ns.t,ns.t) %}{% endfor %}{% set d = {ns.t: 1} %}",
+    "deep changed": "{% set ns=namespace(a=[1],b=[1]) %}{% for i in range(60) %}{% set ns.a=[ns.a,ns.a] %}{% set ns.b=[ns.b,ns.b] %}{% endfor %}{% for x in [1,2] %}{% if x == 1 %}{% set ns.c = ns.a %}{% else %}{% set ns.c = ns.b %}{% endif %}{{ loop.changed(ns.c) }}{% endfor %}",
+    "deep select": "{% set ns=namespace(a=[1],b=[1]) %}{% for i in range(60) %}{% set ns.a=[ns.a,ns.a] %}{% set ns.b=[ns.b,ns.b] %}{% endfor %}{{ [ns.a]|select('equalto', ns.b)|list }}",
+    "dict values text": BIG + "{% set d = dict(a=[b]*9999) %}{{ d.values() }}",
+    "namespace text": BIG + "{% set ns = namespace(a=[b]*9999) %}{{ ns }}",
+    "fromkeys": "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, {}.fromkeys(range(99999))] %}{% endfor %}",
+    "out wide": "{% set b = '\ud83d\ude00' * 2400000 %}{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, b + 'a'] %}{% endfor %}",
+    "reverse": BIG + "{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, b|reverse] %}{% endfor %}",
+    "attr": BIG + "{% set ns = namespace(l=[]) %}" + LOOP + "{% set f = b|attr('upper') %}{% set ns.l=[ns.l, f()] %}{% endfor %}",
+    "groupby": "{% set b = [{'a': 1}] * 99999 %}{% set ns = namespace(l=[]) %}" + LOOP + "{% set ns.l=[ns.l, b|groupby('a')] %}{% endfor %}",
+}  # fmt: skip
 CHATML = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
@@ -78,6 +153,29 @@ def test_a_hostile_template_is_stopped(source: str, later: bool) -> None:
         template.render([{"role": "user", "content": "hi"}] * 5)
     assert "chat template" in str(raised.value)
     assert time.process_time() - began < 10
+
+
+@pytest.mark.slow
+def test_texts_and_lists_that_a_template_makes_are_bounded_in_all() -> None:
+    """Kept or dropped: no template of `GREEDY` takes much more memory than it may make, and each is stopped."""
+    program = (
+        "import json, resource, sys\n"
+        "from ajet_sdk.errors import ConfigError\n"
+        "from ajet_sdk.tokens.jinja import compile_template, render\n"
+        "from datetime import datetime\n"
+        "variables = {'messages': [], 'strftime_now': datetime(2026, 1, 1).strftime}\n"
+        "for name, source in json.load(sys.stdin).items():\n"
+        "    try:\n"
+        "        render(compile_template(source), variables)\n"
+        "        print('RENDERED', name)\n"
+        "    except ConfigError: pass\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=json.dumps(GREEDY), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0].isdigit() and int(done.stdout) < 1_000, done.stdout
 
 
 def test_code_of_a_checkpoint_is_not_run(tmp_path: Path, tiny_model: Path) -> None:
