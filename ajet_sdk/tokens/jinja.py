@@ -67,6 +67,9 @@ _COMPARING = frozenset(
 _WALKING = frozenset(("join", "sum", "sort", "unique", "min", "max", "groupby", "list"))
 """Filters that go through all that a lazy one gives."""
 
+_SIMPLE = frozenset(("startswith", "endswith", "strip", "lstrip", "rstrip", "split", "upper", "lower", "find"))
+"""Methods of texts that are cheap with a short argument or none."""
+_SHORT_ARGUMENT = 16
 _OF_EVERY_DICT = frozenset(dir(dict))
 _OF_A_LOOP = frozenset(("first", "last", "index", "index0", "length", "previtem", "nextitem"))
 _LOOP, _ADD, _CONCAT, _LITERAL, _MADE, _READ, _SEARCHED = (
@@ -253,8 +256,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         return made(super().call_binop(context, operator, left, right), 8)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        spend(__self.weight if isinstance(__obj, (Macro, BlockReference, LoopContext)) else PASS)
+        if type(__obj) is Macro:
+            spend(__self.weight)
+            return super().call(__context, __obj, *args, **kwargs)
         owner = getattr(__obj, "__self__", None)
+        is_short = not args or (len(args) == 1 and type(args[0]) is str and len(args[0]) < _SHORT_ARGUMENT)
+        if type(owner) is str and is_short and not kwargs and __obj.__name__ in _SIMPLE:
+            spend(PASS + 2 * len(owner))
+            return made(__obj(*args))
+        spend(__self.weight if isinstance(__obj, (BlockReference, LoopContext)) else PASS)
         if isinstance(owner, str):
             check_method(owner, __obj.__name__, (*args, *kwargs.values()))
         elif isinstance(owner, (int, float, bytes)):
@@ -289,11 +299,14 @@ def _weight(node: nodes.Node) -> int:
 def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that charges what it reads and makes. It is run when a template is, and not when that is compiled."""
     check, passed = CHECKS.get(name), getattr(function, "jinja_pass_arg", None)
-    makes = name not in _LAZY
+    makes, simple = name not in _LAZY, name in ("trim", "upper", "lower", "length")
     reads, walks, factor = makes and name != "tojson", name in _WALKING, 9 if name in _SLOW else 0
 
     @pass_context
     def metered(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if simple and type(value) is str and not args and not kwargs:
+            spend(ITEM + 3 * len(value))
+            return function(value)
         spend(ITEM)
         if walks and isinstance(value, Iterator):
             value = made(list(value))

@@ -39,8 +39,8 @@ meter = _Meter()
 
 
 def spend(units: int) -> None:
-    meter.left -= units
-    if meter.left < 0:
+    left = meter.left = meter.left - units
+    if left < 0:
         raise SecurityError(f"it makes or reads more than {MOST_UNITS:,} characters, items and steps")
 
 
@@ -65,6 +65,8 @@ def passed_on(values: Iterator[T]) -> Iterator[T]:
 
 def made(value: T, item: int = ITEM) -> T:
     """A value that a template made, charged by its memory without that of its items."""
+    if value is True or value is False:
+        return value
     if isinstance(value, str):
         spend_on(len(value) if value.isascii() else 4 * len(value))
     elif isinstance(value, (list, tuple, dict, bytes)):
