@@ -1,6 +1,6 @@
 """Environments of any kind as tasks and instances.
 
-This module and its neighbours `process`, `gymnasium`, `mcp`, `openenv` and `verifiers` run in the processes of the
+This module and its neighbours `process`, `gymnasium_envs`, `mcp`, `openenv` and `verifiers` run in the processes of the
 environment, whose interpreter may have neither ajet nor what ajet needs: they import the standard library and, inside
 functions, the package that they adapt.
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ajet_sdk.types import Json, JsonView
 
 
-KINDS = ("gymnasium", "mcp", "openenv", "verifiers")
-"""Prefixes of a target; each is the name of a module in this package."""
+KINDS = {"gymnasium": "gymnasium_envs", "mcp": "mcp", "openenv": "openenv", "verifiers": "verifiers"}
+"""Prefixes of a target -> the module of this package that loads it."""
 
 
 class WrongTarget(ValueError):
@@ -97,7 +97,7 @@ def load(spec: Spec) -> Hosted:
     if colon and kind in KINDS:
         if spec.actions and kind != "gymnasium":
             raise _no_actions(spec)
-        adapter: Any = importlib.import_module(f"ajet_sdk.environments.{kind}")
+        adapter: Any = importlib.import_module(f"ajet_sdk.environments.{KINDS[kind]}")
         hosted: Hosted = adapter.load(name, spec)
         return hosted
     path, arrow, name = spec.target.replace("->", ":").rpartition(":")
