@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from datetime import datetime, timezone
 from pathlib import Path
@@ -365,6 +366,23 @@ def test_a_row_of_something_else_is_told_or_skipped(tmp_path: Path, format: Sour
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("format", "row", "message"),
+    [
+        ("otlp", {"resourceSpans": [3]}, "resourceSpans is not an object (got int)"),
+        ("otlp", {"resourceSpans": [{"scopeSpans": {"spans": 3}}]}, "scopeSpans is not a list (got dict)"),
+        ("otlp", {"resourceSpans": [{"scopeSpans": [{"spans": [{"status": "OK"}]}]}]}, "status is not an"),
+        ("agent-lightning", {"rollout_id": "r", "span_id": "5", "attributes": "x"}, "attributes is not an object"),
+        ("verifiers", {"prompt": 3, "completion": []}, "messages are not a list (got int)"),
+        ("openai", {"messages": [{"role": "user"}], "calls": [{"message": "x"}]}, "cannot be read as an episode"),
+    ],
+)
+def test_the_field_of_another_shape_is_named(tmp_path: Path, format: SourceFormat, row: Any, message: str) -> None:
+    source = _lines(tmp_path / "odd.jsonl", row)
+    with pytest.raises(TaskError, match=re.escape(message)):
+        import_files([source], tmp_path / "out.duckdb", format)
+
+
 def test_a_row_of_ten_megabytes(tmp_path: Path) -> None:
     text = "x" * 10_000_000
     row = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "ok"}]}
