@@ -57,7 +57,7 @@ def is_beyond(one: Experiment, checkpoint: int, offset: int) -> bool:
 def test_a_run_is_taken_up_wherever_it_was_killed(
     experiment: Callable[..., Experiment], nodes: Any, victim: str
 ) -> None:
-    total = EVERY * (EVERY + 1)
+    total = EVERY * (EVERY + 2)  # a run that has all its samples ends without an engine
     one = experiment(["single 1", "turns 2"], {"trainer_common": {"total_steps": total, "save_freq": EVERY}})
     resume: list[str] = []
     for offset in range(EVERY):
