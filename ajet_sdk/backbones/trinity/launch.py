@@ -224,9 +224,12 @@ def _engines(config: TrinityConfig) -> list[ActorHandle]:
 
 
 async def _until_dead(engines: Sequence[ActorHandle]) -> None:
-    """Raises Ray's error of the first that dies."""
+    """Raises Ray's error of the first that dies; one that is out of reach for a moment is asked again."""
+    import ray
+
     while True:
-        await _all(*(engine.__ray_ready__.remote() for engine in engines))
+        with contextlib.suppress(ray.exceptions.ActorUnavailableError):
+            await _all(*(engine.__ray_ready__.remote() for engine in engines))
         await asyncio.sleep(_POLL_SECONDS)
 
 

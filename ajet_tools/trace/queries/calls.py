@@ -10,11 +10,10 @@ from ajet_sdk.trace.schema import WHOLE_CALLS
 from ajet_tools.trace.queries.base import episode_of_call, rows
 
 
-class CallRow(TypedDict):
-    """One call with its whole prompt and request. `request`, `response`, `messages` and `sampling` are JSON texts."""
+class _CallFields(TypedDict):
+    """`request` and `response` are JSON texts."""
 
     call_id: str
-    episode_id: str
     index: int
     agent: str
     target_tag: str
@@ -23,46 +22,38 @@ class CallRow(TypedDict):
     policy_version: int | None
     request: str
     response: str
+    finish_reason: str | None
+    phase: str
+    error: str | None
+    parent_call_id: str | None
+    prefix_messages: int | None
+
+
+class CallRow(_CallFields):
+    """One call with its whole prompt and request. `messages` and `sampling` are JSON texts."""
+
+    episode_id: str
     messages: str | None
     prompt_ids: list[int] | None
     output_ids: list[int] | None
     logprobs: list[float] | None
-    finish_reason: str | None
     started_at: datetime
     ended_at: datetime
-    error: str | None
     request_id: str
     sampling: str
-    phase: str
-    parent_call_id: str | None
     prefix_len: int | None
-    prefix_messages: int | None
     extends_call_id: str | None
     cut_tokens: int | None
     ledger: list[str] | None
     """`outcome: tokens` of each of its entries."""
 
 
-class NewInCall(TypedDict):
-    """One call with only what its parent's messages don't have. JSON is text."""
+class NewInCall(_CallFields):
+    """One call with only what its parent's messages don't have. `messages_suffix` is JSON text."""
 
-    call_id: str
-    index: int
-    agent: str
-    target_tag: str
-    trainable: bool
-    model: str
-    policy_version: int | None
-    parent_call_id: str | None
-    prefix_messages: int | None
     messages_suffix: str | None
-    request: str
-    response: str
     prompt_tokens: int | None
     output_tokens: int | None
-    finish_reason: str | None
-    phase: str
-    error: str | None
     seconds: float
 
 
