@@ -54,16 +54,14 @@ IGNORED_ROOTS = {
 
 @dataclass(frozen=True)
 class Translation:
-    """The renamed and removed keys, as dotted paths with their locations."""
+    """What a config says that has no effect here."""
 
-    renamed: tuple[tuple[str, str], ...] = ()
-    dropped: tuple[tuple[str, str], ...] = ()
+    dropped: tuple[str, ...] = ()
+    """Keys, as dotted paths."""
     roots: tuple[str, ...] = ()
 
     def __add__(self, other: Translation) -> Translation:
-        return Translation(
-            (*self.renamed, *other.renamed), (*self.dropped, *other.dropped), (*self.roots, *other.roots)
-        )
+        return Translation((*self.dropped, *other.dropped), (*self.roots, *other.roots))
 
     def notices(self) -> list[str]:
         """A line for the ignored roots, and one for the removed keys."""
@@ -71,7 +69,7 @@ class Translation:
         if self.roots:
             notices.append("ignored: " + with_reasons((f"`{root}:`", IGNORED_ROOTS[root]) for root in self.roots))
         if self.dropped:
-            notices.append("without effect: " + with_reasons((path, WITHOUT_EFFECT[path]) for path, _ in self.dropped))
+            notices.append("without effect: " + with_reasons((path, WITHOUT_EFFECT[path]) for path in self.dropped))
         return notices
 
 
@@ -87,7 +85,6 @@ def with_reasons(pairs: Iterable[tuple[str, str]]) -> str:
 
 def translate(source: Source) -> Translation:
     """Rename AgentJet's keys in place. Raises ConfigError if a file has a key under both names."""
-    renamed, dropped = [], []
     for old, new in RENAMED.items():
         if not _holds(source.document, f"ajet.{old}"):
             continue
@@ -95,7 +92,6 @@ def translate(source: Source) -> Translation:
         if all(place.startswith("in ") for place in places) and not isinstance(_at(source.document, old), Mapping):
             raise ConfigError(f"{old} ({places[0]}) and {new} ({places[1]}) are one key; keep the second")
         source.move(f"ajet.{old}", f"ajet.{new}")
-        renamed.append((old, new))
     for (path, there), here in _VALUES.items():
         if _holds(source.document, f"ajet.{path}") and _at(source.document, path) == there:
             origin = source.origin(f"ajet.{path}") or ""
@@ -107,14 +103,13 @@ def translate(source: Source) -> Translation:
             origin = source.origin(f"ajet.{path}") or ""
             source.remove(f"ajet.{path}")
             source.merge(_nested(f"ajet.{path}.{name}", text), origin)
-    for path in WITHOUT_EFFECT:
-        if _holds(source.document, f"ajet.{path}"):
-            dropped.append((path, source.origin(f"ajet.{path}") or ""))
-            source.remove(f"ajet.{path}")
+    dropped = tuple(path for path in WITHOUT_EFFECT if _holds(source.document, f"ajet.{path}"))
+    for path in dropped:
+        source.remove(f"ajet.{path}")
     roots = tuple(root for root in IGNORED_ROOTS if root in source.document)
     for root in roots:
         source.remove(root)
-    return Translation(tuple(renamed), tuple(dropped), roots)
+    return Translation(dropped, roots)
 
 
 def _holds(document: object, path: str) -> bool:

@@ -146,11 +146,6 @@ class Config(Section):
         return not self.model.base_url or self.is_set("trainer_common.seed")
 
     @property
-    def translated(self) -> Translation:
-        """The translation of AgentJet's keys in the file."""
-        return self._translated
-
-    @property
     def validation_attempts(self) -> int:
         """Sampled attempts per validation task: `val_pass_n`, or `val_kwargs.num_repeat` if only that is set."""
         path = "rollout.val_kwargs.num_repeat"

@@ -1,11 +1,10 @@
-"""`ajet config show schema check migrate`: what a config says, every key, what is wrong, AgentJet's by our names."""
+"""`ajet config show schema check`: what a config says, every key, what is wrong."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin
@@ -13,12 +12,10 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 import typer
 from pydantic import BaseModel
 
-from ajet_sdk.config.agentjet import IGNORED_ROOTS, WITHOUT_EFFECT
 from ajet_sdk.config.config import Config, is_idle, load_config, plain_yaml
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo, style
 from ajet_sdk.secret_keys import masked
-from ajet_sdk.whole_file import write_whole
 from ajet_tools.cli.config_check import Checked, check_file
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.text.clean import flat_keys
@@ -244,66 +241,3 @@ def _counts(value: object) -> str:
         return f"made {value['made']}"
     skipped = sum(value["skipped"].values())
     return f"{value['train']} to train on, {value['val']} to validate on" + (f", {skipped} skipped" if skipped else "")
-
-
-_CHECKLIST = "rollout.compute_madness_checklist"
-
-
-@app.command()
-def migrate(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A config file written for AgentJet.")],
-    output: Annotated[Path | None, typer.Option("--out", "-o", help="New file to write to.")] = None,
-) -> None:
-    """Convert a config written for AgentJet to ajet's key names, with comments on each key.
-
-    \b
-    ajet config migrate math_agent.yaml
-    ajet config migrate math_agent.yaml -o math.yaml
-    """
-    text = _text(load_config(file), file.name)
-    if output is None:
-        echo(text.rstrip("\n"))
-        return
-    if output.exists():
-        raise ConfigError(f"{output} already exists; choose another --out")
-    try:
-        write_whole(output, text)
-    except OSError as error:
-        raise ConfigError(f"cannot write {output}: {error.strerror or error}") from error
-
-
-def _text(config: Config, name: str) -> str:
-    """The text of the file: keys left out (as comments), then each key that was set, then the other roots."""
-    translated = config.translated
-    lines = [f"# {name}, converted by `ajet config migrate`."]
-    left_out = [(path, WITHOUT_EFFECT[path]) for path, _ in translated.dropped]
-    left_out += [(f"the root {root}", IGNORED_ROOTS[root]) for root in translated.roots]
-    lines += [f"# Left out: {path}: {reason}." for path, reason in left_out]
-    values = config.model_dump(mode="json", exclude_unset=True)
-    if not config.is_set(_CHECKLIST):
-        values.setdefault("rollout", {})["compute_madness_checklist"] = ["nonsense"]
-    renamed = {new: old for old, new in translated.renamed}
-    lines += ["ajet:", *_keys(config, Config, values, "", renamed)]
-    return "\n".join(lines) + "\n" + (plain_yaml(config.roots.plain()) if config.roots else "")
-
-
-def _keys(
-    config: Config, model: type[BaseModel], values: Mapping[str, object], prefix: str, renamed: Mapping[str, str]
-) -> Iterator[str]:
-    margin = "  " * (prefix.count(".") + 1)
-    for name, value in values.items():
-        path, field = f"{prefix}{name}", model.model_fields[name]
-        if not config.is_set(path) and path not in ("rollout", _CHECKLIST):
-            continue  # made of another key
-        if path in renamed:
-            yield f"{margin}# There: {renamed[path]}."
-        kind = field.annotation
-        if isinstance(kind, type(BaseModel)) and isinstance(value, Mapping):
-            yield f"{margin}{name}:"
-            yield from _keys(config, kind, value, f"{path}.", renamed)
-            continue
-        remarks = [field.description or "", "No effect in this version." if is_idle(path) else ""]
-        remarks += ["AgentJet's default; ajet's is an empty list." if not config.is_set(path) else ""]
-        comment = textwrap.wrap(" ".join(filter(None, remarks)), 116 - len(margin))
-        yield from (f"{margin}# {line}" for line in comment)
-        yield textwrap.indent(plain_yaml({name: value}).rstrip("\n"), margin)

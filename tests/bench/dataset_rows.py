@@ -36,7 +36,6 @@ COMMANDS = {
     "export directory": "export {f}.jsonl --no-card -o {out}",
     "export parquet": "export {f}.jsonl -o {out}.parquet",
     "validate": "validate {f}.jsonl",
-    "diff": "diff {f}.jsonl {g}.jsonl -n 0",
 }
 _SCAN = "import polars as pl; r = pl.scan_ndjson('{f}.jsonl', infer_schema_length=None); q = pl.col('main_query'); "
 _CHOICE = "(q.str.len_chars() < 400) & (pl.col('metadata').struct.field('level') >= 2)"
@@ -66,9 +65,6 @@ POLARS = {
     "export parquet": _SCAN + "r.sink_parquet('{out}')",
     "validate": _SCAN + "print(r.select(q.n_unique().alias('d'), q.is_duplicated().sum().alias('e'), "
     "pl.all().null_count().name.prefix('n'), q.str.contains('answer is').sum().alias('c')).collect())",
-    "diff": _SCAN + "g = pl.scan_ndjson('{g}.jsonl', infer_schema_length=None); "
-    "print(r.join(g, on='main_query', how='full').filter(pl.col('metadata') != pl.col('metadata_right'))"
-    ".select(pl.len()).collect())",
 }
 _READ = "read_json('{f}.jsonl', format='newline_delimited', sample_size=-1)"
 DUCKDB = {

@@ -19,7 +19,6 @@ import yaml
 from typer.testing import CliRunner
 
 import ajet
-from ajet_sdk.config.agentjet import Translation
 from ajet_sdk.config.config import Config, load_config
 from ajet_tools.cli.app import app
 from ajet_tools.cli.arguments import Arguments, split_arguments
@@ -501,22 +500,6 @@ def test_config_check_takes_several_files(starter: Path) -> None:
     assert "name a config file" in refused("config", "check")
 
 
-OLD = sorted((Path(__file__).parents[1] / "sdk" / "agentjet").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("old", OLD, ids=lambda path: path.stem)
-def test_config_migrate_says_the_same_by_our_names(old: Path, tmp_path: Path) -> None:
-    new = tmp_path / "new.yaml"
-    assert ajet_("config", "migrate", str(old), "-o", str(new)).exit_code == 0
-    assert ajet_("config", "migrate", str(old)).stdout == new.read_text()
-    before, after = load_config(old), load_config(new)
-    same = {"experiment_name": "", "rollout": before.rollout.model_copy(update={"compute_madness_checklist": []})}
-    other = {"experiment_name": "", "rollout": after.rollout.model_copy(update={"compute_madness_checklist": []})}
-    assert before.model_copy(update=same) == after.model_copy(update=other)
-    assert after.translated == Translation() and "# Left out: the root hydra:" in new.read_text()
-    assert "already" in refused("config", "migrate", str(old), "-o", str(new))
-
-
 def test_config_check_tries_the_workflow_on_a_task(starter: Path) -> None:
     text = (starter / "agent.py").read_text()
     (starter / "agent.py").write_text(text.replace("(question: str)", "(question: str, hint: str, more: str)"))
@@ -723,7 +706,6 @@ def test_a_thread_that_ends_by_itself_is_waited_for(starter: Path) -> None:
 
 @pytest.mark.parametrize("command", [
     ("trace", "pack", "trace.duckdb", "--out", "file/x.duckdb"),
-    ("trace", "merge-files", "trace.duckdb", "--out", "file/x.duckdb"),
     ("trace", "import", "rows.jsonl", "--from", "openai", "--out", "file/x.duckdb"),
     ("trace", "sql", "SELECT 1", "trace.duckdb", "--out", "file/x.csv"),
     ("dataset", "filter", "rows.jsonl", "true", "--out", "file/x.jsonl"),

@@ -14,7 +14,7 @@ from ajet_tools.cli.reference import commands, options
 COMMANDS = commands()
 SHOWN = [(name, option) for name, command in COMMANDS.items() for option in options(command)]
 
-WITHOUT_JSON = {"ajet trace view", "ajet dataset view", "ajet config migrate"}
+WITHOUT_JSON = {"ajet trace view", "ajet dataset view"}
 """Two screens, and YAML."""
 
 

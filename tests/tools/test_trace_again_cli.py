@@ -1,4 +1,4 @@
-"""`ajet trace replay rejudge remerge preflight diff` on the traces of real runs of the starter."""
+"""`ajet trace replay rejudge diff` on the traces of real runs of the starter."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from ajet_sdk.config.trainer_schema import RewardEstimator
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
 from ajet_tools.cli.app import app
@@ -135,29 +134,6 @@ def test_rejudge(demo: Path) -> None:
 
 
 @pytest.mark.slow
-def test_remerge(demo: Path) -> None:
-    for estimator in get_args(RewardEstimator):
-        said = ajet("trace", "remerge", WHERE, "--estimator", estimator)
-        assert "The run trained nothing" in said and "tokens zero_advantage" in said
-    found = json.loads(ajet("trace", "remerge", WHERE, "--max-length", "10", "--no-normalize-std", "--json"))
-    assert found["policy"]["max_tokens"] == 10 and found["policy"]["normalize_std"] is False
-    assert set(found["booked"]) == {"evaluation"} and found["own"]["outcomes"] == found["other"]["outcomes"]
-    assert sum(found["own"]["outcomes"].values()) == sum(found["booked"].values())
-    anew = json.loads(ajet("trace", "remerge", WHERE, "--tokenizer", "scripted", "--json"))
-    assert anew["own"] == anew["other"]
-    assert "nothing is downloaded" in ajet("trace", "remerge", WHERE, "--tokenizer", "no/such", code=2)
-
-
-def test_preflight(demo: Path) -> None:
-    said = ajet("trace", "preflight", "scripted", WHERE, "--max-model-len", "80")
-    assert "16 calls, 16 with recorded ids" in said and "No split" in said and "Merge ratio 1.00" in said
-    assert "With at most 80 tokens: 16 prompts leave no room for a reply, 16 calls do not fit" in said
-    found = json.loads(ajet("trace", "preflight", "scripted", WHERE, "-n", "3", "--json"))
-    assert found["episodes"] == 3 and found["merge_ratio"] == found["recorded"]["merge_ratio"] == 1.0
-    assert "nothing is downloaded" in ajet("trace", "preflight", "no/such-model", WHERE, code=2)
-
-
-@pytest.mark.slow
 def test_diff_of_runs(demo: Path) -> None:
     a, b = run_of(WHERE), run_of("launcher_record/second")
     said = ajet("trace", "diff", a[:10], b[:10], WHERE, "--path-b", "launcher_record/second")
@@ -239,14 +215,9 @@ def test_a_difference_deep_in_a_long_message_is_shown(tmp_path: Path) -> None:
 def test_an_empty_trace(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t.duckdb"):
         pass
-    for command in (["rejudge", "--judge", "exact"], ["remerge"], ["preflight", "scripted"]):
-        name, *more = command
-        positional = [*more, str(tmp_path)] if name == "preflight" else [str(tmp_path), *more]
-        assert "there are no runs in this trace" in ajet("trace", name, *positional, code=2), name
+    assert "there are no runs in this trace" in ajet("trace", "rejudge", str(tmp_path), "--judge", "exact", code=2)
     with TraceWriter(tmp_path / "t.duckdb") as writer:
         writer.put(Run(run_id="r", status="finished"))
-    assert "has no finished episode" in ajet("trace", "remerge", str(tmp_path), code=2)
-    assert "has no finished episode" in ajet("trace", "preflight", "scripted", str(tmp_path), code=2)
     assert "has no finished episode" in ajet("trace", "rejudge", str(tmp_path), "--judge", "exact", code=2)
     assert "no finished episode" in ajet("trace", "diff", "r", "r", str(tmp_path), code=2)
 

@@ -1,4 +1,4 @@
-"""`ajet trace pack merge-files prune check` as a person types them."""
+"""`ajet trace pack prune check` as a person types them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 from typer.testing import CliRunner
 
@@ -55,20 +54,6 @@ def test_pack_takes_the_newest_trace_and_says_what_it_saved(path: Path) -> None:
     assert "already exists" in ajet("pack", str(path), "--out", "copy.duckdb", code=1)
     shutil.copy("copy.duckdb", path.parent / "trace-other.duckdb")
     assert "--out takes one file" in ajet("pack", str(path.parent), "--out", "x.duckdb", code=2)
-
-
-@pytest.mark.slow
-def test_merge_files_counts_what_it_wrote(path: Path) -> None:
-    shutil.copy(path, "other.duckdb")
-    said = ajet("merge-files", str(path.parent), "other.duckdb", "--out", "whole.duckdb")
-    assert "whole.duckdb: 2 files" in said and "runs 2, episodes 2, calls 2" in said
-    assert "in more than one file, and kept only once: runs 2" in said
-    merged = json.loads(ajet("merge-files", "whole.duckdb", "--out", "again.duckdb", "--json"))
-    assert merged["rows"]["calls"] == 2 and merged["path"] == "again.duckdb"
-    with duckdb.connect("other.duckdb") as connection:
-        connection.execute("UPDATE runs SET name = 'x' WHERE run_id = 'bbb'")
-    said = ajet("merge-files", str(path), "other.duckdb", "--out", "bad.duckdb", code=1)
-    assert "same run_id: bbb." in said and not Path("bad.duckdb").exists()
 
 
 @pytest.mark.slow

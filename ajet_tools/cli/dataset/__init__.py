@@ -51,13 +51,9 @@ class DatasetCommands(LazyGroup):
             "inspect",
             "Find errors in datasets before a run does. Exits with 1 if there are any.",
         ),
-        "diff": (
-            "inspect",
-            "Show what changed between two datasets: rows added, removed and changed, by field.",
-        ),
     }
     panels = {
-        "Look": ("view", "stats", "validate", "diff"),
+        "Look": ("view", "stats", "validate"),
         "Make": ("expand", "from-docs", "from-traces"),
         "Change": ("filter", "calibrate", "dedup", "decontaminate", "split", "mix"),
         "Exchange": ("export",),

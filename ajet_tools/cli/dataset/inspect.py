@@ -18,17 +18,13 @@ from ajet_sdk.whole_file import write_whole
 from ajet_tools.cli.dataset.options import Map, RowOptions, SkipBad, Source, Sources, counted, counting, mapping_of
 from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
 from ajet_tools.cli.viewer import check_terminal, load_viewer
-from ajet_tools.dataset.curation.diff import Changed, Difference
-from ajet_tools.dataset.curation.diff import diff as compare
 from ajet_tools.dataset.curation.filter import parse, unknown_field
 from ajet_tools.dataset.curation.stats import Lengths, Stats, gather
 from ajet_tools.dataset.curation.validate import KINDS, Report
 from ajet_tools.dataset.curation.validate import validate as run_validate
-from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.files.sources import files_of, splits_of
 from ajet_tools.dataset.review.estimate import estimate_errors
 from ajet_tools.text import tables as render
-from ajet_tools.text.clean import one_line
 
 app = typer.Typer(add_completion=False)
 
@@ -277,75 +273,3 @@ def _print_report(report: Report) -> None:
             echo(f"  and {number - len(shown):,} more")
     rows = ", ".join(f"{name}: {counted(number, 'row')}" for name, number in report.rows.items())
     echo(f"{rows}; {counted(report.errors, 'error')}, {counted(report.warnings, 'warning')}")
-
-
-@app.command()
-def diff(
-    before: Source,
-    after: Source,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option("--ignore", metavar="COLUMN", help="Field to ignore, such as provenance; repeatable."),
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Rows to show per kind of change.")] = 20,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the datasets differ.")] = False,
-    mapping: Map = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show what changed between two datasets: rows added, removed and changed, by field.
-
-    Rows are matched by their task_id (or id), and where they have none or it is unknown by what they ask, whatever
-    their order and the format of the files.
-
-    \b
-    ajet dataset diff tasks.v1.jsonl tasks.v2.parquet
-    ajet dataset diff old/ new/ --ignore provenance --json
-    """
-    difference = compare(before, after, mapping=mapping_of(mapping), ignore=tuple(ignore or ()), limit=limit)
-    if as_json:
-        print_json(_diff_json(difference))
-    else:
-        _print_diff(difference)
-    raise typer.Exit(1 if exit_code and difference.any else 0)
-
-
-def _diff_json(difference: Difference) -> dict[str, object]:
-    return {
-        "same": difference.same,
-        "changed": difference.changed_count,
-        "added": difference.added_count,
-        "removed": difference.removed_count,
-        "changes": [
-            {
-                **pick(change, "before", "after", "by", "text"),
-                "fields": {path: {"before": a, "after": b} for path, (a, b) in change.fields.items()},
-                "fields_added": list(change.added),
-                "fields_removed": list(change.removed),
-            }
-            for change in difference.changed
-        ],
-        "rows_added": [pick(row, "where", "values") for row in difference.added],
-        "rows_removed": [pick(row, "where", "values") for row in difference.removed],
-    }
-
-
-def _print_diff(difference: Difference) -> None:
-    for change in difference.changed:
-        echo(f"{style('~', fg='yellow')} {change.before} → {change.after}: {one_line(change.text, _WIDTH)}")
-        _print_fields(change)
-    for sign, color, rows in (("-", "red", difference.removed), ("+", "green", difference.added)):
-        for row in rows:
-            echo(f"{style(sign, fg=color)} {row.where}: {one_line(text_of(row.values), _WIDTH)}")
-    hidden = difference.changed_count + difference.added_count + difference.removed_count
-    hidden -= len(difference.changed) + len(difference.added) + len(difference.removed)
-    if hidden:
-        echo(f"and {hidden:,} more (--limit)")
-    counts = (difference.same, "same"), (difference.changed_count, "changed"), (difference.added_count, "added")
-    echo(", ".join(f"{n:,} {word}" for n, word in (*counts, (difference.removed_count, "removed"))))
-
-
-def _print_fields(change: Changed) -> None:
-    for path, (a, b) in change.fields.items():
-        old = "(not there)" if path in change.added else one_line(a, _WIDTH)
-        new = "(not there)" if path in change.removed else one_line(b, _WIDTH)
-        echo(f"    {path}: {style(old, fg='red')} → {style(new, fg='green')}")

@@ -25,7 +25,6 @@ class TraceCommands(LazyGroup):
             "Show where calls did not merge into one timeline: the token, the cause and the cost.",
         ),
         "pack": ("files", "Rewrite a trace to save disk space; the copy is verified before it replaces the original."),
-        "merge-files": ("files", "Merge several trace files (of nodes or processes) into one new file."),
         "prune": (
             "files",
             "Delete whole runs with their episodes, calls, metrics and feedback, after asking.",
@@ -43,14 +42,6 @@ class TraceCommands(LazyGroup):
             "rerun",
             "Re-score recorded episodes with another judge, and show how rewards, groups and advantages change.",
         ),
-        "remerge": (
-            "remerge",
-            "Rebuild a run's samples with another estimator, limit or tokenizer, and compare with what the run did.",
-        ),
-        "preflight": (
-            "remerge",
-            "Predict how well your traces would merge under a model's chat template, and what prevents it.",
-        ),
         "diff": (
             "diff",
             "Compare two episodes message by message, or two runs by their rewards on shared tasks.",
@@ -63,8 +54,8 @@ class TraceCommands(LazyGroup):
     }
     panels = {
         "Look": ("ls", "show", "view", "splits", "ledger", "check"),
-        "Ask": ("sql", "diff", "preflight", "remerge", "rejudge", "replay"),
-        "Change": ("pack", "merge-files", "prune"),
+        "Ask": ("sql", "diff", "rejudge", "replay"),
+        "Change": ("pack", "prune"),
         "Exchange": ("export", "import"),
     }
 
@@ -84,7 +75,6 @@ def trace() -> None:
     ajet trace view launcher_record/math
     ajet trace export --format messages --filter "reward>0.9" --out good.jsonl
     ajet trace replay 3f2a91 --workflow agent.py:solve
-    ajet trace preflight models/qwen3
 
     Each command takes a trace file or a directory (with all traces below it), at rest or live. Default: the current
     directory. A run is named by its id, its name or its path.

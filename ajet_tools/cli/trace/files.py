@@ -1,4 +1,4 @@
-"""`ajet trace pack merge-files prune check`: the files themselves."""
+"""`ajet trace pack prune check`: the files themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.markup import escape
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import echo
-from ajet_sdk.trace.reader import open_trace, trace_files
+from ajet_sdk.trace.reader import open_trace
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.trace.options import Where
 from ajet_tools.text import tables as render
@@ -26,7 +26,6 @@ from ajet_tools.trace import queries
 from ajet_tools.trace.files.audit import Audit, audit
 from ajet_tools.trace.files.check import INVARIANTS
 from ajet_tools.trace.files.check import check as check_trace
-from ajet_tools.trace.files.merge import merge_files as merge
 from ajet_tools.trace.files.prune import RunSize, age, beyond_size, run_sizes, size
 from ajet_tools.trace.files.prune import older_than as older
 from ajet_tools.trace.files.prune import prune as prune_file
@@ -63,9 +62,7 @@ def pack(
         )
     [files] = traces.values()
     if out is not None and len(files) > 1:
-        raise ConfigError(
-            f"--out takes one file, but there are {len(files)}; name one, or see `ajet trace merge-files`"
-        )
+        raise ConfigError(f"--out takes one file, but there are {len(files)}; name one of them")
     with _progress() as report:
         packed = [pack_file(file, out, report) for file in files]
     if as_json:
@@ -74,34 +71,6 @@ def pack(
     for result in packed:
         moved = f", {result.calls:,} prompts stored as suffixes" if result.calls else ""
         echo(f"{out or result.path}: {decimal(result.before)} -> {decimal(result.after)}{moved}")
-
-
-@app.command("merge-files")
-def merge_files(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILES...", help="Trace files, or directories with trace files.")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to create.")],
-    as_json: AsJson = False,
-) -> None:
-    """Merge several trace files (of nodes or processes) into one new file.
-
-    Equal rows are kept once. If two files disagree about an id, nothing is written and the ids are named.
-
-    \b
-    ajet trace merge-files node1.duckdb node2.duckdb --out whole.duckdb
-    ajet trace merge-files traces/ --out whole.duckdb --json
-    """
-    with _progress() as report:
-        merged = merge([file for path in files for file in trace_files(path)], out, report)
-    if as_json:
-        print_json({**asdict(merged), "path": str(merged.path)})
-        return
-    row_counts = ", ".join(f"{table} {count:,}" for table, count in merged.rows.items() if count)
-    echo(f"{merged.path}: {merged.files} files, {decimal(merged.bytes)}; rows: {row_counts or 'none'}")
-    twice = ", ".join(f"{table} {count:,}" for table, count in merged.shared.items() if count)
-    if twice:
-        echo(f"in more than one file, and kept only once: {twice}")
 
 
 @app.command()

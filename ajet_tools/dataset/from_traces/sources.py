@@ -92,6 +92,6 @@ def _refuse_twice(reader: TraceReader) -> None:
     sql = "SELECT episode_id FROM episodes GROUP BY episode_id HAVING count(*) > 1 LIMIT 1"
     for row in rows(reader, sql):
         raise ConfigError(
-            f"episode {row['episode_id']} is in two of the sources; name only one of them, or join them with "
-            "`ajet trace merge-files`"
+            f"episode {row['episode_id']} is in two of the sources; name only one of them, or import what "
+            "`ajet trace export --format native` writes of each into one file, which keeps it once"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -124,17 +124,6 @@ def same(one: Whole | None, other: Whole | None) -> bool:
     if one is None or other is None:
         return one is other
     return np.array_equal(one[0], other[0]) and _ENCODER.encode(one[1]) == _ENCODER.encode(other[1])
-
-
-def prompts_of(
-    connection: duckdb.DuckDBPyConnection, databases: Sequence[str], episode_ids: list[str]
-) -> dict[str, Whole]:
-    """The whole prompts of some episodes by call id; where several databases have a call, the last one's."""
-    calls: list[Stored] = []
-    for database in databases:
-        sql = f"SELECT * FROM {database}.calls WHERE episode_id IN (SELECT unnest(?))"
-        calls += stored_calls(connection.sql(sql, params=[episode_ids]).to_arrow_table())
-    return rebuild(calls)
 
 
 def _chunks(connection: duckdb.DuckDBPyConnection, table: str) -> Iterator[_Chunk]:

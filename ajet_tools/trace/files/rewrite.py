@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +75,11 @@ def rewriting(
     if target is not None and target.exists():
         raise TraceError(f"{target} already exists; choose another --out")
     end = target.resolve() if target is not None else path
-    draft = draft_of(end)
+    draft = _draft_of(end)
     try:
         if target is None:
             _settle(path)
-        with fresh_trace(draft, [path]) as connection:
+        with _fresh_trace(draft, path) as connection:
             check_version(connection, path, schema="source.main")
             yield connection
             connection.execute("CHECKPOINT fresh; DETACH fresh")
@@ -95,7 +95,7 @@ def rewriting(
         remove_draft(_log(draft))
 
 
-def draft_of(end: Path) -> Path:
+def _draft_of(end: Path) -> Path:
     """Where this process lets a copy grow; what killed processes left of theirs is removed."""
     for left in end.parent.glob(f".{end.name}.*.draft*"):
         pid = left.name.removeprefix(f".{end.name}.").partition(".")[0]
@@ -105,21 +105,18 @@ def draft_of(end: Path) -> Path:
 
 
 @contextmanager
-def fresh_trace(draft: Path, sources: Sequence[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection with files attached read-only (`source`; `s0`, `s1`, ... of several) and a new trace, `fresh`."""
+def _fresh_trace(draft: Path, source: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection with a file attached read-only (`source`) and a new trace, `fresh`."""
     remove_draft(draft)
     spill = draft.with_name(draft.name + ".spill")
     spill.mkdir(exist_ok=True, mode=0o700)
-    sources = [_of_this_version(source, spill / f"{i}.duckdb") for i, source in enumerate(sources)]
+    source = _of_this_version(source, spill / "source.duckdb")
     config = {"threads": 2, "memory_limit": "512MB", "temp_directory": str(spill), "autoload_known_extensions": False}
     connection = duckdb.connect(config=config)
     try:
         connection.execute("SET TimeZone = 'UTC'")
-        for i, source in enumerate(sources):
-            name = "source" if len(sources) == 1 else f"s{i}"
-            connection.execute(f"ATTACH '{_quoted(source)}' AS {name} (READ_ONLY)")
-        small = sum(map(bytes_of, sources)) < _SMALL
-        blocks = f", BLOCK_SIZE {_SMALL_BLOCK}" if small else ""
+        connection.execute(f"ATTACH '{_quoted(source)}' AS source (READ_ONLY)")
+        blocks = f", BLOCK_SIZE {_SMALL_BLOCK}" if bytes_of(source) < _SMALL else ""
         storage = f"STORAGE_VERSION '{STORAGE_VERSION}'"
         connection.execute(f"ATTACH '{_quoted(draft)}' AS fresh ({storage}{blocks}); USE fresh")
         draft.chmod(0o600)
@@ -156,16 +153,16 @@ def _settle(path: Path) -> None:
         raise TraceError(f"{_log(path)} could not be merged into {path}; is the disk full?")
 
 
-def copy_rows(connection: duckdb.DuckDBPyConnection, table: str, where: str = "true", source: str = "source") -> None:
+def copy_rows(connection: duckdb.DuckDBPyConnection, table: str, where: str = "true") -> None:
     """Copy the rows of a table, as they are, into `fresh`."""
-    if has(connection, table, source):
+    if has(connection, table):
         columns = ", ".join(f'"{name}"' for name in COLUMNS[table])
-        connection.execute(f"INSERT INTO fresh.{table} SELECT {columns} FROM {source}.{table} WHERE {where}")
+        connection.execute(f"INSERT INTO fresh.{table} SELECT {columns} FROM source.{table} WHERE {where}")
 
 
-def has(connection: duckdb.DuckDBPyConnection, table: str, source: str = "source") -> bool:
-    """Whether a source, which may be of an older version, has a table."""
-    [row] = connection.execute(f"SELECT schema_version FROM {source}.meta").fetchall()
+def has(connection: duckdb.DuckDBPyConnection, table: str) -> bool:
+    """Whether the source, which may be of an older version, has a table."""
+    [row] = connection.execute("SELECT schema_version FROM source.meta").fetchall()
     return int(row[0]) >= SINCE.get(table, 1)
 
 

@@ -101,7 +101,10 @@ def recognised(start: bytes, name: str) -> SourceFormat:
     if studio.is_sqlite(start):
         return "studio"
     if start[8:12] == b"DUCK":
-        raise ConfigError(f"{name} is already a trace; to join traces, use `ajet trace merge-files`")
+        raise ConfigError(
+            f"{name} is already a trace; to join traces, put the files into one directory, which every command reads "
+            "as one trace, or import what `ajet trace export --format native --all-runs` writes of each"
+        )
     head = start.decode("utf-8", "replace")
     if any(all(f'"{needle}"' in head for needle in needles) for needles in openai.LANGFUSE):
         raise ConfigError(f"{name} is a Langfuse export, {openai.NOT_READ}")

@@ -1,4 +1,4 @@
-"""The episodes of a run: sorted, filtered, searched, bookmarked, selected, and from here to everything else."""
+"""The episodes of a run: sorted, filtered, searched, selected, and from here to everything else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from textual.message import Message
 
 from ajet_sdk.errors import AjetError
 from ajet_tools.text.grammar import FilterError
-from ajet_tools.trace.bookmarks import bookmarked, only_bookmarked
 from ajet_tools.trace.queries.episodes import ListedEpisode, unended_rows
 from ajet_tools.trace.queries.filters import Filter, parse
 from ajet_tools.trace.queries.index import Cancelled
@@ -54,8 +53,6 @@ class EpisodesScreen(SelectionScreen):
         Binding("ctrl+f", "find", "Search"),
         Binding("n", "hit(1)", "Next match", show=False),
         Binding("N", "hit(-1)", "Previous match", show=False),
-        Binding("b", "bookmark", "Bookmark"),
-        Binding("B", "only_bookmarked", "Only bookmarked, or all", show=False),
         Binding("g", "group", "Group"),
         Binding("c", "compare", "Compare"),
         Binding("f", "feedback", "Feedback"),
@@ -87,7 +84,6 @@ class EpisodesScreen(SelectionScreen):
         self.pending: Listing | None = None
         """A newer listing, not shown while the cursor is inside the list."""
         self.filter: Filter | None = None
-        self.bookmarked_only = False
         self.settings = Settings()
         self._stop, self._cancel_prepare = threading.Event(), threading.Event()
         self._hidden: tuple[Rows | None, frozenset[str], int] = (None, frozenset(), 0)
@@ -129,7 +125,6 @@ class EpisodesScreen(SelectionScreen):
     @work(group="listing", exclusive=True)
     async def _start(self) -> None:
         try:
-            self.bookmarks = bookmarked(self.app.path)
             self.settings = Settings.load()
         except AjetError as error:
             self.app.show_error(error)
@@ -230,22 +225,17 @@ class EpisodesScreen(SelectionScreen):
         except FilterError as error:
             self.prompt.show_error(str(error))
             return
-        self._filter(wanted, self.bookmarked_only)
-
-    def action_only_bookmarked(self) -> None:
-        if self.filter is not None:
-            self._filter(self.filter, not self.bookmarked_only)
+        self._filter(wanted)
 
     @work(group="listing", exclusive=True)
-    async def _filter(self, wanted: Filter, only: bool) -> None:
+    async def _filter(self, wanted: Filter) -> None:
         """Show the matching episodes; on an error, show it and keep the list."""
         if (latest := self.latest) is None:
             return
-        asked = only_bookmarked(wanted, self.bookmarks) if only else wanted
         progress, cancelled = self._cancellable()
         self._update_status(busy="filtering, esc stops" if wanted.reads_text else "filtering")
         try:
-            listing = await self.app.ask(latest.filtered, asked, progress=progress, cancelled=cancelled)
+            listing = await self.app.ask(latest.filtered, wanted, progress=progress, cancelled=cancelled)
         except Cancelled:
             return
         except AjetError as error:
@@ -256,7 +246,7 @@ class EpisodesScreen(SelectionScreen):
             return
         finally:
             self._update_status(busy="")
-        self.filter, self.bookmarked_only = wanted, only
+        self.filter = wanted
         self.prompt.close()
         self._use_listing(listing)
         self._save_settings(self.settings.with_filter(wanted.text))
@@ -312,7 +302,7 @@ class EpisodesScreen(SelectionScreen):
         if not needle:
             self.finder.clear()
             return
-        narrowed = self.listing is not None and (self.bookmarked_only or (self.filter and self.filter.text))
+        narrowed = self.filter is not None and self.filter.text
         within = self.listing.ids() if self.listing is not None and narrowed else None
         self.finder.start(needle, self.run_id, within)
         self._save_settings(self.settings.with_search(needle))
@@ -362,9 +352,8 @@ class EpisodesScreen(SelectionScreen):
         self.app.show_error(event.error)
 
     def update_marks(self) -> None:
-        """A star for a bookmark, then a wave for a hit."""
-        stars, hits = self.bookmarks, self.finder.found
-        self.table.set_marks({id: f"{'★' if id in stars else ' '}{'~' if id in hits else ' '}" for id in stars | hits})
+        """A wave for a hit."""
+        self.table.set_marks(dict.fromkeys(self.finder.found, " ~"))
         self._update_status()
 
     def _update_status(self, busy: str | None = None) -> None:
@@ -376,7 +365,6 @@ class EpisodesScreen(SelectionScreen):
             row=table.cursor,
             count=table.count,
             filter=self.filter.text if self.filter else "",
-            bookmarked_only=self.bookmarked_only,
             order=_ORDERS.get((latest.sort, latest.descending), "") if (latest := self.listing) else "",
             unended=rows.of_all if isinstance(rows, UnfinishedRows) else None,
             selected=len(table.selected),

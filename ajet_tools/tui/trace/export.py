@@ -21,7 +21,6 @@ from textual.widgets import Input, Label, ProgressBar, Select, Static
 from ajet_sdk.errors import AjetError
 from ajet_sdk.reporting.output import visible
 from ajet_tools.dataset.similarity.held_out import export_rows
-from ajet_tools.trace.bookmarks import set_bookmark
 from ajet_tools.trace.export import FORMATS, SUFFIXES, Exported, Format
 from ajet_tools.trace.queries.episodes import attempts_of
 from ajet_tools.tui.base import Dialog
@@ -197,7 +196,6 @@ class SelectionScreen(TraceScreen):
     def __init__(self, run_id: str | None) -> None:
         super().__init__()
         self.run_id = run_id
-        self.bookmarks: frozenset[str] = frozenset()
 
     @property
     def table(self) -> ListingTable:
@@ -219,15 +217,6 @@ class SelectionScreen(TraceScreen):
         if not selected:
             return [self.table.cursor_id] if self.table.cursor_id else []
         return [*sorted(selected & places.keys(), key=lambda id: places[id]), *sorted(selected - places.keys())]
-
-    def action_bookmark(self) -> None:
-        if not (chosen := self.selected_ids):
-            return
-        try:
-            self.bookmarks = set_bookmark(self.app.path, chosen, not self.bookmarks.issuperset(chosen))
-        except AjetError as error:
-            self.app.show_error(error)
-        self.update_marks()
 
     @work(group="group", exclusive=True)
     async def action_group(self) -> None:

@@ -123,7 +123,6 @@ class ListStatus:
     row: int = 0
     count: int = 0
     filter: str = ""
-    bookmarked_only: bool = False
     order: str = ""
     unended: int | None = None
     """Where those are listed that have not ended: how many there are, listed or not."""
@@ -145,8 +144,6 @@ class ListStatus:
         if self.selected:
             hidden = f" ({self.hidden:,} not in this list)" if self.hidden else ""
             parts.append(Text(f"{self.selected:,} selected{hidden}", style="bold"))
-        if self.bookmarked_only:
-            parts.append(Text("bookmarked only"))
         if self.filter:
             parts.append(Text(one_line(self.filter, 60), style="italic"))
         if self.hits:
@@ -163,7 +160,7 @@ class ListStatus:
             part = self.unended is not None and self.unended > self.count
             of = f"the newest {self.count:,} of {self.unended:,}" if part else f"{self.count:,}"
             return f"{self.row + 1:,} of {of} {self.order if self.unended is None else 'that have not ended'}".rstrip()
-        return "no episode fits" if self.filter or self.bookmarked_only else "no episode yet"
+        return "no episode fits" if self.filter else "no episode yet"
 
 
 class PartsLine(Static):

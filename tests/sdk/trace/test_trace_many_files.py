@@ -16,9 +16,9 @@ from ajet_sdk.errors import TraceError, TraceVersionError
 from ajet_sdk.trace.feedback import give
 from ajet_sdk.trace.gathered import FEW
 from ajet_sdk.trace.reader import calls_of, episodes, open_trace
+from ajet_sdk.trace.schema import TABLES
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Task
-from ajet_tools.trace.files.merge import merge_files
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +50,17 @@ def write_node(file: Path, node: int) -> None:
             writer.put(*(Metric(run_id="run", step=i, name="m", value=i, at=BEGAN) for i in range(21_000)))
 
 
+def one_file(directory: Path, file: Path) -> None:
+    """The rows of a directory's trace files in one new file."""
+    with TraceWriter(file):
+        pass
+    with duckdb.connect(str(file)) as connection:
+        for i, source in enumerate(sorted(directory.glob("*.duckdb"))):
+            connection.execute(f"ATTACH '{source}' AS s{i} (READ_ONLY)")
+            for table in TABLES:
+                connection.execute(f"INSERT INTO {table} BY NAME FROM s{i}.{table}")
+
+
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A directory of many files, and the same as one file."""
@@ -58,7 +69,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         write_node(directory / ("trace.duckdb" if node == 0 else f"trace-{node:02}.duckdb"), node)
     give(directory, Feedback(episode_id="e5x1", score=0.5, comment="so so"))
     one = tmp_path_factory.mktemp("one") / "whole.duckdb"
-    merge_files(sorted(directory.glob("*.duckdb")), one)
+    one_file(directory, one)
     return directory, one
 
 

@@ -1,4 +1,4 @@
-"""`ajet dataset filter mix export stats validate diff` as a user calls them."""
+"""`ajet dataset filter mix export stats validate` as a user calls them."""
 
 from __future__ import annotations
 
@@ -260,21 +260,6 @@ def test_validate_takes_the_splits_of_a_directory_apart_and_can_be_strict(tasks:
     ajet("validate", folder, "--strict", code=1)
 
 
-def test_diff_shows_fields_and_its_exit_code_is_asked_for(tasks: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.jsonl"
-    rows = lines(tasks)
-    rows[4]["metadata"]["answer"] = "wrong"
-    other.write_text("".join(json.dumps(row) + "\n" for row in [*rows[:10], *rows[11:], {"main_query": "new"}]))
-    out = ajet("diff", tasks, other).stdout
-    assert "metadata.answer: 6 → wrong" in out
-    assert "- tasks.jsonl line 11" in out and "+ other.jsonl line 30: new" in out
-    assert "28 same, 1 changed, 1 added, 1 removed" in out
-    ajet("diff", tasks, other, "--exit-code", code=1)
-    ajet("diff", tasks, tasks, "--exit-code")
-    told = json.loads(ajet("diff", tasks, other, "--json").stdout)
-    assert told["changes"][0]["fields"] == {"metadata.answer": {"before": "6", "after": "wrong"}}
-
-
 def test_columns_are_renamed(tmp_path: Path) -> None:
     path = tmp_path / "qa.csv"
     path.write_text("q,label\nWhat is it?,a\n")
@@ -283,7 +268,7 @@ def test_columns_are_renamed(tmp_path: Path) -> None:
     assert "write COLUMN=FIELD" in ajet("filter", path, "--map", "q", code=2).stderr
 
 
-@pytest.mark.parametrize("command", ["filter", "mix", "export", "stats", "validate", "diff"])
+@pytest.mark.parametrize("command", ["filter", "mix", "export", "stats", "validate"])
 def test_help_has_examples(command: str) -> None:
     assert f"ajet dataset {command} " in ajet(command, "--help").stdout
 

@@ -245,8 +245,6 @@ def test_commands_that_only_look_take_every_type(source: Path) -> None:
     whole = source.read_bytes()
     assert f"{ROWS} rows" in ajet("stats", "typed.parquet")
     ajet("validate", "typed.parquet")
-    again = write_typed(Path("again.parquet"))
-    assert json.loads(ajet("diff", "typed.parquet", str(again), "--json"))["changed"] == 0
     assert source.read_bytes() == whole
 
 

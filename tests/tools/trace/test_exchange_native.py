@@ -246,7 +246,7 @@ def test_files_that_cannot_be_read_at_all(tmp_path: Path) -> None:
         import_files([wide], tmp_path / "x.duckdb")
     with pytest.raises(ConfigError, match="no file"):
         import_files([tmp_path / "none.jsonl"], tmp_path / "x.duckdb")
-    with pytest.raises(ConfigError, match="merge-files"):
+    with pytest.raises(ConfigError, match="already a trace"):
         import_files([_small(tmp_path / "a.duckdb")], tmp_path / "x.duckdb")
     unknown = tmp_path / "unknown.txt"
     unknown.write_text("hello\n")

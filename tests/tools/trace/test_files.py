@@ -19,7 +19,6 @@ from ajet_sdk.trace.schema import TABLES
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
 from ajet_tools.trace.files.check import check
-from ajet_tools.trace.files.merge import merge_files
 from ajet_tools.trace.files.rewrite import pack
 
 ROOT = Path(__file__).parents[3]
@@ -208,10 +207,9 @@ def test_the_oldest_duckdb_that_is_supported_can_read_a_new_file(tmp_path: Path)
     with TraceWriter(tmp_path / "new.duckdb") as writer:
         writer.put(Run(run_id="r", status="finished"))
     pack(tmp_path / "new.duckdb", tmp_path / "packed.duckdb")
-    merge_files([tmp_path / "new.duckdb", tmp_path / "packed.duckdb"], tmp_path / "merged.duckdb")
     formats = []
-    for path in ("new.duckdb", "packed.duckdb", "merged.duckdb"):
+    for path in ("new.duckdb", "packed.duckdb"):
         with duckdb.connect(str(tmp_path / path), read_only=True) as connection:
             sql = "SELECT tags['storage_version'] FROM duckdb_databases() WHERE path IS NOT NULL"
             formats += connection.execute(sql).fetchall()
-    assert formats == [(f"v{oldest}.0+",)] * 3
+    assert formats == [(f"v{oldest}.0+",)] * 2

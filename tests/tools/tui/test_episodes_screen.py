@@ -19,7 +19,6 @@ from ajet_sdk.protocols import Stop
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
-from ajet_tools.trace.bookmarks import bookmarked, set_bookmark
 from ajet_tools.tui.base import TooSmallScreen
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.episodes import EpisodesScreen
@@ -246,39 +245,6 @@ async def test_a_search_can_be_stopped(trace: Path) -> None:
         screen.action_leave()
         await settled(pilot)
         assert not screen.finder.running and pilot.app.screen is screen
-
-
-@pytest.mark.slow
-async def test_bookmarks_are_kept_and_can_be_all_there_is_to_see(trace: Path) -> None:
-    async with viewed(trace) as (pilot, screen):
-        await pilot.press("down", "b", "down", "b", "b")
-        assert bookmarked(trace) == {"ep0038"} and lines(screen)[2][2] == "★" and lines(screen)[3][2] == " "
-        await pilot.press("space", "down", "space", "b")
-        assert bookmarked(trace) == {"ep0038", "ep0037", "ep0036"}
-        await pilot.press("B")
-        await settled(pilot)
-        assert shown(screen) == ["ep0038", "ep0037", "ep0036"] and "bookmarked only" in status(screen)
-        await entered(pilot, "slash", "reward<0.38")
-        assert shown(screen) == ["ep0037", "ep0036"], "a filter narrows the bookmarked"
-        await pilot.press("B")
-        await settled(pilot)
-        assert len(shown(screen)) == 38
-    set_bookmark(trace, ["ep0037"], False)
-    async with viewed(trace) as (pilot, screen):
-        await pilot.press("B")
-        await settled(pilot)
-        assert shown(screen) == ["ep0038", "ep0036"]
-
-
-@pytest.mark.slow
-async def test_a_file_of_bookmarks_that_is_not_ours_is_told_and_left_alone(trace: Path) -> None:
-    file = trace.with_name("bookmarks.json")
-    file.write_text("{")
-    async with viewed(trace) as (pilot, screen):
-        assert len(shown(screen)) == 40
-        await pilot.press("b")
-        assert any("bookmarks.json" in notice.message for notice in pilot.app._notifications)
-    assert file.read_text() == "{"
 
 
 @pytest.mark.slow
