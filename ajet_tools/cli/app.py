@@ -80,7 +80,6 @@ class _Root(LazyGroup):
         "trace": ("trace", "Inspect, compare, convert and export traces."),
         "dataset": ("dataset", "Build, clean, inspect and convert datasets."),
         "judge": ("judge", "Try a judge before it gives rewards."),
-        "bench": ("bench", "Train the example library as a benchmark: reward and cost, compared between versions."),
         "config": ("config", "Show, check and explain the configuration."),
         "install": ("doctor", "Install Trinity or vLLM, which pip can't resolve, in versions that work together."),
         "env": ("env", "Host environments that agents act in, as a service."),
@@ -93,7 +92,7 @@ class _Root(LazyGroup):
     panels = {
         "Start": ("demo", "init", "run", "baseline", "train", "serve"),
         "Look": ("trace", "dataset"),
-        "Compare": ("league", "bench", "judge", "tune-prompt"),
+        "Compare": ("league", "judge", "tune-prompt"),
         "Set up": ("model", "config", "rehearse", "trainer", "env", "install", "doctor"),
     }
 

@@ -1,4 +1,4 @@
-"""`ajet bench`: results kept once per key, compared by seed, and a page that is current."""
+"""`tests.library`: results kept once per key, compared by seed, and a page that is current."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import ajet
-from ajet_tools.cli.app import app
-from ajet_tools.cli.bench_report import Library, Point, Record, compared, page
+from tests.library.__main__ import app
+from tests.library.report import Library, Point, Record, compared, page
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def record(reward: float, seed: int = 0, version: str = ajet.__version__, task: str = "sums") -> Record:
@@ -32,7 +32,7 @@ def library(folder: Path, *records: Record, tasks: dict[str, list[str]] | None =
 
 
 def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["bench", *arguments])
+    return CliRunner().invoke(app, arguments)
 
 
 def test_a_second_run_with_the_same_key_replaces_the_first(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_run_that_fails_is_reported_and_the_next_one_runs(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_the_page_and_its_pictures_are_current(tmp_path: Path) -> None:
     shelf = Library.open(ROOT / "tutorial")
-    assert (ROOT / "docs/bench.md").read_text() == page(shelf), "run `ajet bench --no-run --report docs`"
+    assert (ROOT / "docs/bench.md").read_text() == page(shelf), "run `just bench-library --no-run --report docs`"
     assert all((ROOT / "tutorial" / config).is_file() for configs in shelf.tasks.values() for config in configs)
     done = invoke("--no-run", "--library", str(ROOT / "tutorial"), "--report", str(tmp_path), "--json")
     assert done.exit_code == 0

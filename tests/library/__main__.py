@@ -1,4 +1,4 @@
-"""`ajet bench`: train the examples of a library, and keep what they reached and what it cost."""
+"""`python -m tests.library`: train the examples of a library, and keep what they reached and what it cost."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import typer
 
 import ajet
 from ajet_sdk.config.config import load_config
-from ajet_sdk.errors import ConfigError, TrainingError
+from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.trace.reader import open_trace
-from ajet_tools.cli.bench_report import Library, Point, Record, compared, write_report
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.text.tables import console, table
+from tests.library.report import Library, Point, Record, compared, write_report
 
 app = typer.Typer(add_completion=False)
 
@@ -62,19 +62,39 @@ def bench(
     task's mean reward is lower than in the other version by more than twice its standard error and by more than 0.02.
 
     \b
-    ajet bench
-    ajet bench calculator --seed 0 ajet.trainer_common.total_steps=10
-    ajet bench --no-run --compare last
-    ajet bench --no-run --report docs
+    python -m tests.library
+    python -m tests.library calculator --seed 0 ajet.trainer_common.total_steps=10
+    python -m tests.library --no-run --compare last
+    python -m tests.library --no-run --report docs
     """
+    try:
+        passed = _bench(tasks or [], library, seed or [0, 1, 2], backbone, compare, report, no_run, exp_dir, as_json)
+    except (ConfigError, MissingExtra) as error:
+        echo(f"{type(error).__name__}: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(0 if passed else 1)
+
+
+def _bench(
+    tasks: list[str],
+    library: Path,
+    seeds: list[int],
+    backbone: str,
+    compare: str | None,
+    report: Path | None,
+    no_run: bool,
+    exp_dir: Path | None,
+    as_json: bool,
+) -> bool:
+    """Returns whether every run ended and none is worse than in the other version."""
     shelf = Library.open(library)
-    named = [text for text in tasks or [] if "=" not in text]
-    overrides = [text for text in tasks or [] if "=" in text]
+    named = [text for text in tasks if "=" not in text]
+    overrides = [text for text in tasks if "=" in text]
     if unknown := set(named) - set(shelf.tasks):
         raise ConfigError(f"{library} has no task {', '.join(sorted(unknown))}; tasks: {', '.join(shelf.tasks)}")
     failed = 0
     for task in [] if no_run else named or shelf.tasks:
-        for number in seed or (0, 1, 2):
+        for number in seeds:
             try:
                 record = _measure(shelf, task, number, backbone, overrides, exp_dir)
             except TrainingError as error:  # the other runs still say something
@@ -88,8 +108,7 @@ def bench(
     if report is not None:
         for path in write_report(shelf, report):
             echo(f"  {path}", err=True)
-    if failed or worse:
-        raise typer.Exit(1)
+    return not (failed or worse)
 
 
 def _show(records: list[Record], library: Library, version: str | None, as_json: bool) -> bool:

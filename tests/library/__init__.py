@@ -1,0 +1,1 @@
+"""The tutorials that train, as a benchmark."""
