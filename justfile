@@ -48,9 +48,6 @@ matrix *ARGS:
 # the figures of the README; needs `pip install -e ".[bench]"` for the comparison with TRL
 bench *ARGS:
     python -m tests.bench {{ARGS}}
-# the tutorials that train, as a benchmark: reward and cost, kept in tutorial/bench.json; `just bench-library calculator --seed 0`
-bench-library *ARGS:
-    python -m tests.library {{ARGS}}
 # regenerate the reference, then build the site into build/site; needs `pip install -e ".[docs]"`
 docs:
     python -m ajet_tools.cli.reference docs/reference

@@ -95,7 +95,7 @@ def test_a_run_that_fails_is_reported_and_the_next_one_runs(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_the_page_and_its_pictures_are_current(tmp_path: Path) -> None:
     shelf = Library.open(ROOT / "tutorial")
-    assert (ROOT / "docs/bench.md").read_text() == page(shelf), "run `just bench-library --no-run --report docs`"
+    assert (ROOT / "docs/bench.md").read_text() == page(shelf), "run `python -m tests.library --no-run --report docs`"
     assert all((ROOT / "tutorial" / config).is_file() for configs in shelf.tasks.values() for config in configs)
     done = invoke("--no-run", "--library", str(ROOT / "tutorial"), "--report", str(tmp_path), "--json")
     assert done.exit_code == 0
