@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ajet_sdk.judges.combined import CombinedJudge as CombinedJudge
     from ajet_sdk.judges.llm import LlmJudge as LlmJudge
     from ajet_sdk.judges.rubric import RubricJudge as RubricJudge
-    from ajet_sdk.league import play_league as play_league
     from ajet_sdk.reporting.results import Report as Report
     from ajet_sdk.reporting.results import TaskScore as TaskScore
     from ajet_sdk.reporting.results import TunedModel as TunedModel
@@ -91,7 +90,6 @@ _HOMES = {
     "judges.combined": ("CombinedJudge",),
     "judges.llm": ("LlmJudge",),
     "judges.rubric": ("RubricJudge",),
-    "league": ("play_league",),
     "reporting.results": ("Report", "TaskScore", "TunedModel"),
     "run": ("run", "run_async", "train", "train_async"),
     "samples.build": ("build",),

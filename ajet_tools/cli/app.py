@@ -66,10 +66,6 @@ class _Root(LazyGroup):
             "train",
             "Rehearse a cluster job on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.",
         ),
-        "league": (
-            "league",
-            "Play checkpoints against each other on the validation tasks, and print who wins how often.",
-        ),
         "tune-prompt": (
             "tune_prompt",
             "Search for a better prompt with GEPA, and measure its gain on held-out tasks.",
@@ -92,7 +88,7 @@ class _Root(LazyGroup):
     panels = {
         "Start": ("demo", "init", "run", "baseline", "train", "serve"),
         "Look": ("trace", "dataset"),
-        "Compare": ("league", "judge", "tune-prompt"),
+        "Compare": ("judge", "tune-prompt"),
         "Set up": ("model", "config", "rehearse", "trainer", "env", "install", "doctor"),
     }
 

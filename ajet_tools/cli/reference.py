@@ -46,7 +46,7 @@ API = {
         "Define, train and run",
         (
             *("workflow", "judge", "train", "run", "train_async", "run_async", "TunedModel", "Report", "TaskScore"),
-            *("serve", "trace", "play_league", "bp", "AjetJob", "AgentJetJob", "AstunerJob", "Config", "load_config"),
+            *("serve", "trace", "bp", "AjetJob", "AgentJetJob", "AstunerJob", "Config", "load_config"),
             "AjetError",
         ),
     ),
