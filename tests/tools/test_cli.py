@@ -713,7 +713,6 @@ def test_a_thread_that_ends_by_itself_is_waited_for(starter: Path) -> None:
     ("dataset", "dedup", "rows.jsonl", "--out", "file/x.csv"),
     ("dataset", "mix", "rows.jsonl", "--out", "file/x"),
     ("dataset", "split", "rows.jsonl", "--fractions", "a=0.5,b=0.5", "--out", "file/x"),
-    ("dataset", "stats", "rows.jsonl", "--out", "file/x"),
 ])  # fmt: skip
 def test_an_output_below_a_file_is_refused_in_a_line(tmp_path: Path, command: tuple[str, ...]) -> None:
     Path("file").write_text("mine")

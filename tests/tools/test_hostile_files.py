@@ -53,14 +53,14 @@ COMMANDS = [
     "config check FILE.yaml", "judge eval judge.py:ok --labels FILE.jsonl",
     "judge eval --conf FILE.yaml --labels seeds.jsonl",
     "judge eval llm:FILE.yaml --labels seeds.jsonl", "judge attack judge.py:ok --tasks FILE.jsonl -n 1",
-    "judge attack combined:FILE.yaml", "judge attack rubric:FILE.yaml", "bench --no-run --library FOLDER",
+    "judge attack combined:FILE.yaml", "judge attack rubric:FILE.yaml",
     "run agent.py:solve --judge judge.py:ok --tasks FILE.jsonl --scripted replies.py:reply -n 1",
     "run agent.py:solve --judge judge.py:ok --tasks seeds.jsonl --model FOLDER",
     "dataset expand seeds.jsonl --cells FILE.yaml --scripted replies.py:reply --dry-run --out o",
     "dataset validate FILE.json",
     "trace import FILE.json --from openai --out t.duckdb", "trace check FILE.json", "tune-prompt --conf FILE.yaml",
 ]  # fmt: skip
-IN_FOLDER = ("bench.json", "config.json", "tokenizer.json", "tokenizer_config.json", "trainer.pt", "run.json")
+IN_FOLDER = ("config.json", "tokenizer.json", "tokenizer_config.json", "trainer.pt", "run.json")
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -12,9 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import echo, json_line, style, visible
-from ajet_sdk.whole_file import write_whole
+from ajet_sdk.reporting.output import echo, style, visible
 from ajet_tools.cli.dataset.options import Map, RowOptions, SkipBad, Source, Sources, counted, counting, mapping_of
 from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
 from ajet_tools.cli.viewer import check_terminal, load_viewer
@@ -106,9 +104,6 @@ def stats(
     by: Annotated[
         str | None, typer.Option(metavar="FIELD", help="Also summarize by this field: metadata.level.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write pictures and stats.json to this directory.")
-    ] = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Look at every row for all statistics, also of more than 10,000 rows.")
     ] = False,
@@ -122,37 +117,23 @@ def stats(
 
     \b
     ajet dataset stats tasks.jsonl
-    ajet dataset stats data/:validation --by metadata.level --out pictures/
+    ajet dataset stats data/:validation --by metadata.level
     zcat big.jsonl.gz | ajet dataset stats - --json | jq .chars.p95
     """
     with counting("stats") as passing:
         result = gather(passing(rows.blocks(source)), by=by, exact=exact)
     if by and by not in result.fields and result.groups.keys() == {"null"}:
         raise unknown_field(by, result.fields)
-    written = _write_stats(result, out) if out else []
     errors = estimate_errors(Path(source)) if not rows.map else None
     if rows.as_json:
         labels = {"errors": errors.as_json()} if errors is not None else {}
-        print_json({**result.as_json(), **labels, "bad_rows": rows.bad.count, "files": [str(path) for path in written]})
+        print_json({**result.as_json(), **labels, "bad_rows": rows.bad.count})
         return
     _print_stats(result)
     if errors is not None:
         echo(f"\n{errors.as_text()}")
-    for line in (*rows.bad_row_lines(), *(f"wrote {path}" for path in written)):
+    for line in rows.bad_row_lines():
         echo(line, err=True)
-
-
-def _write_stats(result: Stats, folder: Path) -> list[Path]:
-    pictures_of = import_module("ajet_tools.dataset.card.pictures").pictures_of
-    pictures = pictures_of(result) if result.rows else {}
-    files = {**pictures, "stats.json": (json_line(result.as_json()) + "\n").encode()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            write_whole(folder / name, content)
-    except OSError as error:
-        raise ConfigError(f"cannot write {folder}: {error.strerror or error}") from error
-    return [folder / name for name in files]
 
 
 def _print_stats(result: Stats) -> None:

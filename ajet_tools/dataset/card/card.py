@@ -1,8 +1,7 @@
-"""The dataset card: what is in a dataset, as Markdown and pictures."""
+"""The dataset card: what is in a dataset, as Markdown."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from array import array
@@ -14,19 +13,16 @@ from heapq import heappush, heapreplace
 from pathlib import Path
 from typing import Any
 
-from ajet_sdk.errors import MissingExtra, TaskError
+from ajet_sdk.errors import TaskError
 from ajet_sdk.secret_keys import masked
 from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
 from ajet_sdk.whole_file import write_whole
-from ajet_tools.dataset.card import pictures
 from ajet_tools.dataset.curation.forms import LEAST, Forms, NGrams
 from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.files.values import answer_of
 
 NAME, OTHER_NAME = "README.md", "CARD.md"
 MARK = "<!-- Written by ajet; rewritten with the dataset. -->"
-FOLDER = "card"
-"""Where the pictures are, beside the card."""
 _SAMPLED = 2000
 _EXAMPLES = 6
 _LONGEST = 600
@@ -122,9 +118,8 @@ def write_card(
         rows: by split, or all of one; each is read once, and only numbers and a sample are kept.
         facts: what rows cannot say.
 
-    It is `README.md` with pictures in `card/`; where somebody's own README.md is there already, `CARD.md`. The same
-    rows and facts give the same bytes. Without matplotlib there are no pictures, and the card says so. Raises TaskError
-    where the directory cannot be written.
+    It is `README.md`; where somebody's own README.md is there already, `CARD.md`. The same rows and facts give the same
+    bytes. Raises TaskError where the directory cannot be written.
     """
     facts = replace(facts, parameters=masked(facts.parameters, "***"), notes=masked(facts.notes, "***"))
     seen = _Sample()
@@ -133,8 +128,7 @@ def write_card(
             seen.add(split, values)
     try:
         path = _place(directory)
-        drawn, missing = _draw(directory / FOLDER, seen, facts)
-        text = "\n".join(_card(seen, facts, drawn, missing)).rstrip() + "\n"
+        text = "\n".join(_card(seen, facts)).rstrip() + "\n"
         write_whole(path, text.encode("utf-8", "replace"))
     except OSError as error:
         raise TaskError(f"cannot write the card in {directory}: {error.strerror or error}") from error
@@ -148,35 +142,10 @@ def _place(directory: Path) -> Path:
     return path if mine else directory / OTHER_NAME
 
 
-def _draw(folder: Path, seen: _Sample, facts: Facts) -> tuple[set[str], str]:
-    """Draw what there is to draw; the names of the pictures, and the line that says why there are none.
-
-    A picture of an earlier card that has no successor is removed.
-    """
-    try:
-        pictures.require_pictures()
-    except MissingExtra as error:
-        return set(), str(error)
-    drawings = {
-        "length": pictures.lengths(seen.questions) if seen.rows else None,
-        "similarity": pictures.similarity(facts.similarities) if facts.similarities else None,
-        "difficulty": pictures.difficulty(seen.rates) if seen.rates else None,
-    }
-    for name, content in drawings.items():
-        if content is None:
-            (folder / f"{name}.png").unlink(missing_ok=True)
-        else:
-            folder.mkdir(exist_ok=True)
-            write_whole(folder / f"{name}.png", content)
-    with contextlib.suppress(OSError):  # it is not empty
-        folder.rmdir()
-    return {name for name, content in drawings.items() if content is not None}, ""
-
-
 # The text
 
 
-def _card(seen: _Sample, facts: Facts, drawn: set[str], missing: str) -> Iterator[str]:
+def _card(seen: _Sample, facts: Facts) -> Iterator[str]:
     yield from _head(facts)
     yield from (MARK, "", f"# {_one_line(facts.title)}", "")
     if facts.made_by:
@@ -186,12 +155,10 @@ def _card(seen: _Sample, facts: Facts, drawn: set[str], missing: str) -> Iterato
     yield from _counts(seen, facts)
     yield from _table("Refused", ("reason", "rows"), [(r, f"{n:,}") for r, n in _ranked(facts.refused)])
     yield from _lineage(seen)
-    yield from _lengths(seen, drawn)
+    yield from _lengths(seen)
     yield from _diversity(seen, facts)
-    yield from _similarity(facts, drawn)
-    yield from _difficulty(seen, drawn)
-    if missing:
-        yield from (f"Plots are left out: {missing}", "")
+    yield from _similarity(facts)
+    yield from _difficulty(seen)
     yield from _examples(seen)
     yield from _parameters(facts)
 
@@ -232,7 +199,7 @@ def _lineage(seen: _Sample) -> Iterator[str]:
         yield from ("No row to learn was made of a validation task.", "")
 
 
-def _lengths(seen: _Sample, drawn: set[str]) -> Iterator[str]:
+def _lengths(seen: _Sample) -> Iterator[str]:
     if not seen.rows:
         return
     kinds = [(f"question, {split}", lengths) for split, lengths in seen.questions.items()]
@@ -240,7 +207,6 @@ def _lengths(seen: _Sample, drawn: set[str]) -> Iterator[str]:
         kinds.append(("answer", seen.answers))
     header = ("characters", "shortest", "5 %", "median", "95 %", "longest")
     yield from _table("Length", header, [(name, *_quantiles(values)) for name, values in kinds])
-    yield from _picture("length", "How long the questions are", drawn)
 
 
 def _quantiles(values: array[int]) -> list[str]:
@@ -271,7 +237,7 @@ def _diversity(seen: _Sample, facts: Facts) -> Iterator[str]:
         yield from _rows(("axis", "value", "forms"), rows)
 
 
-def _similarity(facts: Facts, drawn: set[str]) -> Iterator[str]:
+def _similarity(facts: Facts) -> Iterator[str]:
     if not facts.similarities:
         return
     ordered = sorted(facts.similarities)
@@ -279,16 +245,14 @@ def _similarity(facts: Facts, drawn: set[str]) -> Iterator[str]:
     yield from ("## Similarity", "")
     middle = f"To the nearest row that was there before it: median {ordered[len(ordered) // 2]:.2f}"
     yield from (f"{middle}; {close:.1%} of {len(ordered):,} rows are at 0.8 or more.", "")
-    yield from _picture("similarity", "Similarity to the nearest earlier row", drawn)
 
 
-def _difficulty(seen: _Sample, drawn: set[str]) -> Iterator[str]:
+def _difficulty(seen: _Sample) -> Iterator[str]:
     if not seen.rates:
         return
     yield from ("## Difficulty", "")
     rates = f"The mean pass rate of {len(seen.rates):,} measured rows is {sum(seen.rates) / len(seen.rates):.2f}"
     yield from (f"{rates}; {seen.rates.count(0.0):,} were never solved and {seen.rates.count(1.0):,} always.", "")
-    yield from _picture("difficulty", "Pass rate", drawn)
 
 
 def _examples(seen: _Sample) -> Iterator[str]:
@@ -324,11 +288,6 @@ def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
     for row in rows:
         yield "| " + " | ".join(_one_line(cell).replace("|", "\\|") for cell in row) + " |"
     yield ""
-
-
-def _picture(name: str, words: str, drawn: set[str]) -> Iterator[str]:
-    if name in drawn:
-        yield from (f"![{words}]({FOLDER}/{name}.png)", "")
 
 
 def _one_line(text: str) -> str:

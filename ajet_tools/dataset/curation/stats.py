@@ -60,10 +60,6 @@ class Lengths:
                 return min(self.most, max(self.least, _length(place)))
         return 0
 
-    def bins(self) -> list[tuple[int, int]]:
-        """(length, how many), in order."""
-        return [(_length(place), number) for place, number in sorted(self._bins.items())]
-
     def as_json(self) -> dict[str, Any]:
         shares = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
         summary = {"mean": round(self.mean, 2), "min": self.least, "max": self.most}

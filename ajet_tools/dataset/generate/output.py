@@ -3,7 +3,7 @@
 OUT/train.jsonl        accepted rows, each with its provenance; .parquet where that is asked for
 OUT/validation.jsonl   the same, from seeds of their own
 OUT/rejected.jsonl     refused rows, each with the reason
-OUT/README.md, card/   the dataset card and its pictures
+OUT/README.md          the dataset card
 OUT/.expand/           run.json (what was begun) and replies.sqlite (every reply that was paid for)
 """
 

@@ -4,7 +4,7 @@ OUT/train.jsonl        accepted rows, each with its provenance; .parquet where t
 OUT/validation.jsonl   the same, from seeds or documents of their own
 OUT/rejected.jsonl     refused rows, each with the reason
 OUT/documents.jsonl    every document: its side, its length, or what is wrong with it
-OUT/README.md, card/   the dataset card and its pictures
+OUT/README.md          the dataset card
 """
 
 from __future__ import annotations

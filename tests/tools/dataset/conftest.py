@@ -26,19 +26,6 @@ from tests.tools.dataset.written import AGENT, write_rows
 from tests.waiting import FOREVER
 
 
-@pytest.fixture
-def pictures() -> None:
-    """Used by tests of a card's pictures."""
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """matplotlib is not installed, but for tests of pictures: those of a card take longer than all else in a test."""
-    if "pictures" not in request.fixturenames:
-        for name in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
-            monkeypatch.setitem(sys.modules, name, None)  # parts may be loaded already
-
-
 @dataclass(frozen=True)
 class Held:
     """A text that is not said before an event."""

@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.card.pictures import pictures_of
 from ajet_tools.dataset.curation.stats import Lengths, gather
 from ajet_tools.dataset.files.blocks import Block, Row, blocks_of
 
@@ -62,18 +61,6 @@ def test_fields_and_values_beyond_the_limit_are_counted_and_not_kept() -> None:
     assert len(found.fields) == 500
     assert found.fields["metadata.n"].as_json()["distinct"] == ">1000"
     assert found.fields["metadata.n"].present == 3000
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("pictures")
-def test_pictures_are_drawn_and_repeat_to_the_byte() -> None:
-    values = [{"main_query": "x" * (i % 50 + 1), "metadata": {"level": i % 3, "note": "cost $5"}} for i in range(100)]
-    values += [{"main_query": "漢" * 40_000}]
-    found = gather(rows(*values), by="metadata.level")
-    made = pictures_of(found)
-    assert list(made) == ["lengths.png", "shares.png"]
-    assert made == pictures_of(found)
-    assert all(content.startswith(b"\x89PNG") for content in made.values())
 
 
 @pytest.mark.slow
