@@ -35,13 +35,13 @@ def answer_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]
     """Of the sound episodes: the mean length of outputs, the share with the most frequent phrase of five words, and the
     mean of each reward with weight 0."""
     sound = [e for e in episodes if e.status == "succeeded" and e.output is not None]
-    texts = [text for e in sound if (text := _text(e.output))]
+    texts = [text for e in sound if (text := answer_text(e.output))]
     metrics: dict[str, float] = {}
     if texts:
         metrics[f"{prefix}/answer_chars"] = float(np.mean([len(text) for text in texts]))
-    phrases = Counter(phrase for text in texts for phrase in _phrases(text))
-    if phrases:
-        metrics[f"{prefix}/phrase_share"] = phrases.most_common(1)[0][1] / len(texts)
+    shared = Counter(phrase for text in texts for phrase in phrases(text))
+    if shared:
+        metrics[f"{prefix}/phrase_share"] = shared.most_common(1)[0][1] / len(texts)
     watched: dict[str, list[float]] = {}
     for episode in sound:
         for reward in episode.rewards:
@@ -50,7 +50,7 @@ def answer_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]
     return metrics | {f"{prefix}/held_out_{name}": float(np.mean(values)) for name, values in watched.items()}
 
 
-def _text(output: object) -> str:
+def answer_text(output: object) -> str:
     """The text of an output, also of a WorkflowOutput."""
     if isinstance(output, Mapping):
         metadata = output.get("metadata")
@@ -59,7 +59,8 @@ def _text(output: object) -> str:
     return output if isinstance(output, str) else json.dumps(output, default=str)
 
 
-def _phrases(text: str) -> set[str]:
+def phrases(text: str) -> set[str]:
+    """The phrases of five words at the beginning of an answer, in lower case."""
     words = text[:_READ].lower().split()
     return {" ".join(words[i : i + _WORDS]) for i in range(len(words) - _WORDS + 1)}
 

@@ -46,6 +46,10 @@ class TraceCommands(LazyGroup):
             "diff",
             "Compare two episodes message by message, or two runs by their rewards on shared tasks.",
         ),
+        "explain": (
+            "explain",
+            "Say what changed at a step of a run and why: tasks, signal, failures, length, entropy, signs of hacking.",
+        ),
         "export": (
             "exchange",
             "Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML page.",
@@ -54,7 +58,7 @@ class TraceCommands(LazyGroup):
     }
     panels = {
         "Look": ("ls", "show", "view", "splits", "ledger", "check"),
-        "Ask": ("sql", "diff", "rejudge", "replay"),
+        "Ask": ("explain", "diff", "sql", "rejudge", "replay"),
         "Change": ("pack", "prune"),
         "Exchange": ("export", "import"),
     }
@@ -72,6 +76,7 @@ def trace() -> None:
     ajet trace show 3f2a91
     ajet trace sql "SELECT status, count(*) FROM episodes GROUP BY status"
     ajet trace ledger launcher_record/math
+    ajet trace explain launcher_record/math
     ajet trace view launcher_record/math
     ajet trace export --format messages --filter "reward>0.9" --out good.jsonl
     ajet trace replay 3f2a91 --workflow agent.py:solve

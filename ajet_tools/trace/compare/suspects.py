@@ -1,0 +1,192 @@
+"""Signs in one step that a reward is earned without the work, and what the step's advantages pushed up or down."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, pstdev, pvariance
+
+from ajet_sdk.reporting.notices import answer_text, phrases
+from ajet_tools.text.clean import one_line, reply_of, spoken
+from ajet_tools.trace.queries.steps import StepEpisode, TrainedCall
+
+SURE = 3.0
+"""Standard errors from which two means differ."""
+LEAST_COUNT = 4
+"""Values on each side below which means are not compared."""
+_SHARE, _GAIN = 0.5, 0.25
+"""Share of the rewarded episodes that have a sign in common, and how much more that is than of the others."""
+_LONG = 16
+"""Characters of an answer whose length may be a sign."""
+_TERMS = 3
+_WORDS = 3
+"""Longest term, in words."""
+_REPLIES = 5
+"""Replies below which a term is not counted."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that changed at a step."""
+
+    kind: str
+    text: str
+    """A sentence."""
+    before: float | None = None
+    after: float | None = None
+    episodes: tuple[str, ...] = ()
+    """Ids of the episodes behind it, those that show it best first."""
+
+
+def differ(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether two means differ by `SURE` standard errors and a tenth."""
+    if min(len(before), len(after)) < LEAST_COUNT:
+        return False
+    a, b = fmean(before), fmean(after)
+    error = math.sqrt(pvariance(before) / (len(before) - 1) + pvariance(after) / (len(after) - 1))
+    return abs(b - a) > max(SURE * error, 0.1 * max(abs(a), abs(b)), 1e-9)
+
+
+@dataclass(frozen=True)
+class _Rewarded:
+    """The answers of a step: of the episodes with at least half of the highest reward, and of the others."""
+
+    good: list[tuple[StepEpisode, str]]
+    others: list[tuple[StepEpisode, str]]
+
+    @classmethod
+    def of(cls, episodes: Sequence[StepEpisode]) -> _Rewarded:
+        known = [e for e in episodes if e["reward"] is not None and e["output"] not in (None, "null")]
+        best = max((e["reward"] or 0.0 for e in known), default=0.0)
+        answers = [(e, answer_text(json.loads(e["output"] or "null"))) for e in known]
+        good = [(e, text) for e, text in answers if best > 0 and (e["reward"] or 0.0) >= best / 2]
+        return cls(good, [(e, text) for e, text in answers if (e, text) not in good])
+
+
+def suspects(start: Sequence[StepEpisode], after: Sequence[StepEpisode], since: int) -> Iterator[Finding]:
+    """Signs of reward hacking in `after`, compared with `start`, the episodes of the run's first step `since`."""
+    first, now = _Rewarded.of(start), _Rewarded.of(after)
+    if len(now.good) >= LEAST_COUNT:
+        yield from _in_common(first, now, since)
+    yield from _held_out(start, after, since)
+
+
+def _signs(text: str) -> set[tuple[str, str]]:
+    whole = " ".join(text.lower().split())
+    signs = {("phrase", phrase) for phrase in phrases(text)}
+    if whole:
+        signs.add(("answer", whole))
+    if len(whole) >= _LONG:
+        signs.add(("length", str(len(text))))
+    return signs
+
+
+def _in_common(first: _Rewarded, now: _Rewarded, since: int) -> Iterator[Finding]:
+    """The answer, else the phrase, else the length that most rewarded episodes of several tasks have in common."""
+    having: dict[tuple[str, str], list[StepEpisode]] = defaultdict(list)
+    for episode, text in now.good:
+        for sign in _signs(text):
+            having[sign].append(episode)
+    seen = [Counter(s for _, text in part for s in _signs(text)) for part in (first.good, now.others)]
+    ordered = sorted(having.items(), key=lambda item: (list(_VERBS).index(item[0][0]), -len(item[1]), item[0][1]))
+    for sign, episodes in ordered:
+        kind, text = sign
+        part = len(episodes) / len(now.good)
+        before, others = (
+            count[sign] / max(1, len(of)) for count, of in zip(seen, (first.good, now.others), strict=True)
+        )
+        if part < _SHARE or part - before < _GAIN or len({e["task_id"] for e in episodes}) < 2:
+            continue
+        if len(now.others) >= LEAST_COUNT and part - others < _GAIN:
+            continue
+        what = _VERBS[kind].format(text if kind == "length" else _quoted(text))
+        rest = f"; {seen[1][sign]} of {len(now.others)} answers without reward" if now.others else ""
+        yield Finding(
+            "suspect",
+            f"{len(episodes)} of {len(now.good)} rewarded answers {what} ({before:.0%} at step {since}"
+            f"{rest}): does the judge reward what you want?",
+            before,
+            part,
+            tuple(e["episode_id"] for e in episodes),
+        )
+        return
+
+
+_VERBS = {
+    "answer": "are the same for different tasks, {}",
+    "phrase": "contain the phrase {}",
+    "length": "are {} characters long",
+}
+"""Kind of sign -> what is said of the answers, the strongest sign first."""
+
+
+def _held_out(start: Sequence[StepEpisode], after: Sequence[StepEpisode], since: int) -> Iterator[Finding]:
+    """Judges of weight 0 that don't follow the reward up."""
+    rewards = [[e["reward"] for e in side if e["reward"] is not None] for side in (start, after)]
+    if not differ(*rewards) or fmean(rewards[1]) < fmean(rewards[0]):
+        return
+    rose = f"{fmean(rewards[0]):.3g} to {fmean(rewards[1]):.3g}"
+    for name in sorted({name for e in after for name in e["watched"]}):
+        values = [[e["watched"][name] for e in side if name in e["watched"]] for side in (start, after)]
+        if min(map(len, values)) < LEAST_COUNT or fmean(values[1]) > fmean(values[0]):
+            continue
+        behind = sorted((e for e in after if name in e["watched"] and e["reward"] is not None), key=lambda e: (
+            e["watched"][name], -(e["reward"] or 0.0)))  # fmt: skip
+        yield Finding(
+            "suspect",
+            f"since step {since} the reward rose from {rose}, while the held-out judge {one_line(name, 40)} (weight 0) "
+            f"went from {fmean(values[0]):.3g} to {fmean(values[1]):.3g}",
+            fmean(values[0]),
+            fmean(values[1]),
+            tuple(e["episode_id"] for e in behind),
+        )
+
+
+def _quoted(text: str, width: int = 60) -> str:
+    return f'"{one_line(text, width)}"'
+
+
+_WORD = re.compile(r"\w+")
+
+
+def pushed(calls: Sequence[TrainedCall]) -> Iterator[Finding]:
+    """The tools and n-grams of replies that the step's advantages pushed up most, and down most.
+
+    A term counts where its mean advantage is not that of as many replies drawn from all, at 5 % for all terms together
+    (Bonferroni).
+    """
+    by_term: dict[str, dict[int, float]] = defaultdict(dict)
+    for i, call in enumerate(calls):
+        for term in _terms(reply_of(json.loads(call["response"]))):
+            by_term[term][i] = call["advantage"]
+    least, spread = max(_REPLIES, len(calls) // 20), pstdev([call["advantage"] for call in calls]) if calls else 0.0
+    common = {term: of for term, of in by_term.items() if len({calls[i]["task_id"] for i in of}) > 1}
+    common = {term: of for term, of in common.items() if len(of) >= least}
+    sure = NormalDist().inv_cdf(1 - 0.025 / max(1, len(common)))
+    scores = {term: fmean(of.values()) * math.sqrt(len(of)) for term, of in common.items()}
+    scores = {term: score for term, score in scores.items() if abs(score) > sure * spread}
+    for sign, word in ((1, "up"), (-1, "down")):
+        terms: list[str] = []
+        for term in sorted(scores, key=lambda term: -sign * scores[term]):
+            new = all(common[term].keys() != common[known].keys() for known in terms)
+            if sign * scores[term] > 0 and new and len(terms) < _TERMS:
+                terms.append(term)
+        if terms:
+            listed = "; ".join(f"{term} ({fmean(common[term].values()):+.2g} in {len(common[term])})" for term in terms)
+            behind = sorted(common[terms[0]], key=lambda i: -sign * calls[i]["advantage"])
+            ids = tuple(dict.fromkeys(calls[i]["episode_id"] for i in behind))
+            yield Finding("pushed", f"pushed {word}, by mean advantage and number of replies: {listed}", episodes=ids)
+
+
+def _terms(reply: Mapping[str, object]) -> list[str]:
+    """The tools that a reply calls, and the n-grams of its text, each once."""
+    tools = reply.get("tool_calls")
+    names = [tool["function"]["name"] for tool in tools] if isinstance(tools, list) else []
+    words = _WORD.findall(spoken(reply))
+    runs = (words[at : at + size] for size in range(1, _WORDS + 1) for at in range(len(words) - size + 1))
+    terms = [*(f"the tool {one_line(name, 40)}" for name in names), *(_quoted(" ".join(run), 40) for run in runs)]
+    return list(dict.fromkeys(terms))

@@ -1,0 +1,83 @@
+"""Where the calls of episodes did not merge into one timeline, and why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TypedDict
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.protocols import TraceReader
+from ajet_sdk.samples.timelines import merge
+from ajet_sdk.trace.reader import calls_of, episodes
+from ajet_sdk.types import Episode, Split
+from ajet_tools.trace.decoding import Vocabulary, vocabulary
+from ajet_tools.trace.queries import find_run
+
+log = logging.getLogger("ajet.trace")
+
+_CHUNK = 100
+
+
+def splits_of(
+    reader: TraceReader, episode_ids: Sequence[str], trace: Path | None, progress: Callable[[int], None] | None = None
+) -> tuple[list[tuple[str, Split]], int, int]:
+    """The splits with their episodes, and how many timelines and sampled tokens the episodes have.
+
+    Causes that only the text tells need the tokenizer of the run, which `vocabulary` looks for; one warning is logged
+    where it is not at hand.
+    """
+    splits: list[tuple[str, Split]] = []
+    timelines = sampled = 0
+    vocabularies = _vocabularies(reader, trace)
+    for start in range(0, len(episode_ids), _CHUNK):
+        chunk = episode_ids[start : start + _CHUNK]
+        whole: Iterable[Episode] = episodes(reader, episode_ids=chunk, superseded=True)
+        known = {e.episode_id: e for e in whole}
+        for episode_id in chunk:
+            ended = known.get(episode_id)
+            calls = ended.calls if ended else calls_of(reader, episode_id)
+            merged = merge(calls)
+            if merged.splits:
+                texts = vocabularies(ended.run_id if ended else None)
+                merged = merge(calls, texts.decode, texts.template) if texts else merged
+            timelines += len(merged.timelines)
+            sampled += sum(int(t.loss_mask.sum()) for t in merged.timelines)
+            splits += [(episode_id, split) for split in merged.splits]
+        if progress:
+            progress(len(chunk))
+    return splits, timelines, sampled
+
+
+def _vocabularies(reader: TraceReader, trace: Path | None) -> Callable[[str | None], Vocabulary | None]:
+    @cache
+    def of_run(run_id: str | None) -> Vocabulary | None:
+        try:
+            return vocabulary(reader, run_id or find_run(reader, None), trace=trace)
+        except ConfigError as error:
+            log.warning("Causes are guessed from what changed in the requests, else `unknown`: %s", error)
+            return None
+
+    return of_run
+
+
+class SplitCause(TypedDict):
+    """The splits of one cause and hint."""
+
+    cause: str
+    splits: int
+    extra_tokens: int
+    hint: str
+
+
+def by_cause(splits: Sequence[Split]) -> list[SplitCause]:
+    """Totals by cause and hint: the causes `several` and `unknown` are told apart by their hints."""
+    causes: dict[tuple[str, str], SplitCause] = {}
+    for split in splits:
+        initial = SplitCause(cause=split.cause, splits=0, extra_tokens=0, hint=split.hint)
+        entry = causes.setdefault((split.cause, split.hint), initial)
+        entry["splits"] += 1
+        entry["extra_tokens"] += split.extra_tokens
+    return sorted(causes.values(), key=lambda entry: -entry["extra_tokens"])

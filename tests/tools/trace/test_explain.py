@@ -1,0 +1,337 @@
+"""`ajet trace explain`: each claim is made where its cause is in the trace, and only there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import ajet
+from ajet_sdk.errors import QueryError
+from ajet_sdk.run import train
+from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Episode, LedgerEntry, Metric, Reward, Run, Task, Trained
+from ajet_tools.cli.app import app
+from ajet_tools.trace.compare.explain import StepChange, explain, lines_of
+from tests.tiny_models import save_tiny
+from tests.tools.conftest import reply
+from tests.tools.trace.audited_runs import job
+
+TASKS, ATTEMPTS = 8, 4
+
+
+@dataclass
+class Attempt:
+    """What an attempt says and earns; `reward` None: it failed with `cause`."""
+
+    reward: float | None = 1.0
+    says: str = "Forty-two."
+    cause: str = "KeyError"
+    held_out: float | None = None
+    message: dict[str, Any] | None = None
+    finish: str = "stop"
+    rewritten: bool = False
+    """A second call, whose history is not that of the first."""
+    advantage: float = 0.0
+
+
+Says = Callable[[int, int], Attempt]
+"""Task, attempt -> what it does."""
+
+
+def write(
+    path: Path, steps: Sequence[Says], metrics: Sequence[dict[str, float]] = (), *, split: Any = "train", **more: Any
+) -> Path:
+    """A run with these steps, each with the same tasks."""
+    ask = [{"role": "user", "content": "What is six times seven?"}]
+    with TraceWriter(path) as writer:
+        writer.put(Run(run_id="run", name="run", backbone="local", config={"ajet": {"model": {"scripted": "a.py->b"}}}))
+        for step, says in enumerate(steps, 1):
+            for task, attempt in np.ndindex(TASKS, ATTEMPTS):
+                does, id = says(task, attempt), f"{split}{step}-{task}-{attempt}"
+                response = {"choices": [does.message or {"message": {"role": "assistant", "content": does.says}}]}
+                said = {"response": response, "finish_reason": does.finish}
+                calls = [reply(f"{id}c", id, 0, ask, does.says).model_copy(update=said)]
+                if does.rewritten:
+                    history = [{"role": "user", "content": "Quite another question?"}]
+                    calls.append(reply(f"{id}d", id, 1, history, does.says))
+                rewards = [] if does.reward is None else [Reward(value=does.reward)]
+                if does.held_out is not None:
+                    rewards.append(Reward(name="strict", value=does.held_out, weight=0.0))
+                ended: dict[str, Any] = (
+                    {} if does.reward is not None else {"status": "failed", "cause": does.cause, "error": "it broke"}
+                )
+                asked = Task(task_id=f"t{task}", main_query=f"Q{task}?")
+                writer.put(*calls, Episode(
+                    episode_id=id, run_id="run", step=step, split=split, task=asked, group_id=f"{step}-{task}",
+                    attempt=attempt, output=does.says, rewards=tuple(rewards), **ended, **more,
+                ))  # fmt: skip
+                size = 0 if calls[0].output_ids is None else len(calls[0].output_ids)
+                values = np.full(size, does.advantage, np.float32)
+                if does.advantage:
+                    writer.put(Trained(run_id="run", step=step, episode_id=id, call_id=f"{id}c", advantages=values,
+                                       logprobs=values, entropy=values))  # fmt: skip
+        for step, of in enumerate(metrics, 1):
+            writer.put(*(Metric(run_id="run", step=step, name=name, value=value) for name, value in of.items()))
+    return path
+
+
+def changes(path: Path, step: int | None = None) -> dict[str, list[str]]:
+    """The sentences by kind, of all that is explained."""
+    with open_trace(path) as reader:
+        found = explain(reader, "run", step, path).changes
+    return by_kind(found)
+
+
+def by_kind(found: Sequence[StepChange]) -> dict[str, list[str]]:
+    kinds: dict[str, list[str]] = {}
+    for change in found:
+        for finding in change.findings:
+            kinds.setdefault(finding.kind, []).append(finding.text)
+    return kinds
+
+
+def varied(task: int, attempt: int) -> Attempt:
+    return Attempt(float((task + attempt) % 2), f"Answer {task} {attempt}.")
+
+
+def test_what_did_not_change_is_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.duckdb", [varied, varied], [{"train/entropy": 0.5}, {"train/entropy": 0.51}])
+    assert changes(path, 2) == {}
+    with open_trace(path) as reader:
+        assert lines_of(explain(reader, "run", 2))[-1] == "  nothing changed"
+
+
+def test_a_fall_is_told_by_task_with_its_interval_and_the_token(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(0.0, f"Answer {t} wrong.")])
+    found = changes(path)
+    assert found["reward"] == ["mean reward 0.5 → 0 (32 and 32 episodes)"]
+    assert found["tasks"] == [
+        "of 8 tasks attempted before (step 1), 8 fell and 0 rose: mean change -0.5, 95 % interval -0.5 to -0.5"
+    ]
+    assert found["signal"] == [
+        "8 of 8 groups gave every attempt the same reward and trained nothing (8 of reward 0); 0 of 8 before"
+    ]
+    first = found["task"][0]
+    assert first.startswith(
+        '"Q0?" 0.5 → 0: train1-0-1 (reward 1, step 1) and train2-0-0 (reward 0, step 2) part at token'
+    )
+    assert first.endswith('(message 1): assistant "Answer 0 1." and assistant "Answer 0 wrong."')
+    assert len(found["task"]) == 3, "the tasks that fell most, not all"
+
+
+def test_a_rise_is_told_the_other_way_round(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(1.0, f"Answer {t} {a} right.")])
+    found = changes(path)
+    assert "0 fell and 8 rose: mean change +0.5" in found["tasks"][0]
+    assert "train2-0-0 (reward 1, step 2) and train1-0-0 (reward 0, step 1) part" in found["task"][0]
+
+
+def test_attempts_of_new_tasks_are_compared_within_the_step(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.duckdb", [varied])
+    with TraceWriter(path) as writer:
+        for attempt in range(4):
+            id = f"new-{attempt}"
+            ask = [{"role": "user", "content": "And now?"}]
+            writer.put(reply(f"{id}c", id, 0, ask, f"Say {attempt}."))
+            task, rewards = Task(task_id="new", main_query="Now?"), (Reward(value=float(attempt == 3)),)
+            writer.put(Episode(episode_id=id, run_id="run", step=2, task=task, group_id="n", attempt=attempt,
+                               rewards=rewards))  # fmt: skip
+    [text] = changes(path, 2)["task"]
+    assert text.startswith('"Now?": new-3 (reward 1, step 2) and new-0 (reward 0, step 2) part at token')
+
+
+@pytest.mark.parametrize(
+    ("kind", "does", "text"),
+    [
+        ("failures", lambda t, a: Attempt(None if a == 0 else 1.0),
+         "8 of 32 episodes failed with KeyError (a new cause)"),
+        ("length", lambda t, a: Attempt(1.0, "Forty-two, " * 20), "sampled tokens per episode: 11 → 221"),
+        ("cut", lambda t, a: Attempt(finish="length"), "replies per episode that end at the maximum length: 0 → 1"),
+        ("unread", lambda t, a: Attempt(message={"message": {"content": "<tool_call>{"}, "unread_tool_call": True}),
+         "tool calls per episode that cannot be parsed: 0 → 1"),
+        ("tools", lambda t, a: Attempt(message={"message": {"content": None, "tool_calls": [
+            {"function": {"name": "calc", "arguments": "{}"}}]}}), "tool-calling replies per episode: 0 → 1"),
+        ("calls", lambda t, a: Attempt(rewritten=True), "calls per episode: 1 → 2"),
+        ("splits", lambda t, a: Attempt(rewritten=True), "splits of timelines per episode: 0 → 1"),
+    ],
+)  # fmt: skip
+def test_each_change_of_behaviour_is_told_with_its_episodes(tmp_path: Path, kind: str, does: Says, text: str) -> None:
+    path = write(tmp_path / "trace.duckdb", [lambda t, a: Attempt(), does])
+    with open_trace(path) as reader:
+        [change] = explain(reader, "run", 2, path).changes
+    told = [finding for finding in change.findings if finding.kind == kind]
+    assert told[0].text == text and told[0].episodes and all(id.startswith("train2-") for id in told[0].episodes)
+    if kind == "splits":
+        assert "32 splits of timelines by new_conversation, a new cause" in told[1].text
+    else:
+        assert len(told) == 1
+    if kind == "unread":
+        assert kind not in changes(write(tmp_path / "same.duckdb", [does, does]), 2)
+
+
+def test_metrics_of_training(tmp_path: Path) -> None:
+    told: dict[str, tuple[float, float, str]] = {
+        "entropy": (0.5, 0.1, "entropy: 0.5 → 0.1"),
+        "sampler_kl": (0.0, 0.05, "KL between sampler and trainer: 0 → 0.05"),
+        "kl": (0.01, 0.5, "KL to the reference model: 0.01 → 0.5"),
+        "clip_share": (0.0, 0.2, "the share of clipped tokens: 0 → 0.2"),
+        "staleness": (0.0, 2.0, "staleness (updates between sampling and training): 0 → 2"),
+        "logprob_gap_mean": (0.0, 0.05, "the gap between the log-probabilities of trainer and sampler: 0 → 0.05"),
+        "grad_norm": (0.3, 9.0, "the gradient norm: 0.3 → 9"),
+    }
+    metrics = [
+        {f"train/{name}": before for name, (before, _, _) in told.items()},
+        {f"train/{name}": after for name, (_, after, _) in told.items()},
+    ]
+    path = write(tmp_path / "trace.duckdb", [varied, varied], metrics)
+    assert changes(path, 2) == {name: [text] for name, (_, _, text) in told.items()}
+
+
+def test_tokens_that_were_not_trained_are_told_by_cause(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.duckdb", [varied, varied])
+    with TraceWriter(path) as writer:
+        of: dict[str, Any] = {"run_id": "run", "episode_id": "e", "call_id": "c", "tokens": 100}
+        writer.put(LedgerEntry(step=1, outcome="trained", **of), LedgerEntry(step=2, outcome="trained", **of),
+                   LedgerEntry(step=2, outcome="stale", **of))  # fmt: skip
+    [text] = changes(path, 2)["ledger"]
+    assert text.startswith("50.0% of the sampled tokens were not trained: 50.0% stale")
+
+
+@pytest.mark.parametrize(
+    ("gamed", "text"),
+    [
+        (lambda t, a: Attempt(1.0, "Yes."),
+         '32 of 32 rewarded answers are the same for different tasks, "yes." (0% at step 1)'),
+        (lambda t, a: Attempt(float(a > 0), "This answer is surely entirely right: " + str(t * a) if a else f"No {t}."),
+         '24 of 24 rewarded answers contain the phrase "answer is surely entirely right:" (0% at step 1; 0 of 8 '
+         "answers without reward)"),
+        (lambda t, a: Attempt(float(a > 0), "".join(chr(97 + (t * 7 + a + i) % 26) for i in range(40)) if a else "x"),
+         "24 of 24 rewarded answers are 40 characters long (0% at step 1; 0 of 8 answers without reward)"),
+    ],
+)  # fmt: skip
+def test_what_rewarded_answers_have_in_common_is_suspect(tmp_path: Path, gamed: Says, text: str) -> None:
+    found = changes(write(tmp_path / "trace.duckdb", [varied, gamed]))
+    assert [line.split(": does the judge")[0] for line in found["suspect"]] == [text]
+
+
+def test_a_format_that_wrong_answers_have_too_is_not_suspect(tmp_path: Path) -> None:
+    def formatted(t: int, a: int) -> Attempt:
+        return Attempt(float(a % 2), f"The answer to this question is {t} {a}.")
+
+    assert "suspect" not in changes(write(tmp_path / "trace.duckdb", [varied, formatted]), 2)
+
+
+def test_a_held_out_judge_that_falls_while_the_reward_rises(tmp_path: Path) -> None:
+    def before(t: int, a: int) -> Attempt:
+        return Attempt(float(a == 0), f"Answer {t} {a}.", held_out=float(a < 3))
+
+    def after(t: int, a: int) -> Attempt:
+        return Attempt(1.0, f"Answer {t} {a}.", held_out=float(a == 0))
+
+    [text] = changes(write(tmp_path / "trace.duckdb", [before, after]))["suspect"]
+    assert text == (
+        "since step 1 the reward rose from 0.25 to 1, while the held-out judge strict (weight 0) went from 0.75 to 0.25"
+    )
+
+
+def test_what_the_advantages_pushed(tmp_path: Path) -> None:
+    def pushing(t: int, a: int) -> Attempt:
+        if a % 2:
+            calls = [{"function": {"name": "calc", "arguments": "{}"}}]
+            return Attempt(1.0, advantage=0.5, message={"message": {"content": None, "tool_calls": calls}})
+        return Attempt(0.0, "I give up.", advantage=-0.5)
+
+    up, down = changes(write(tmp_path / "trace.duckdb", [pushing, pushing]), 2)["pushed"]
+    assert up == "pushed up, by mean advantage and number of replies: the tool calc (+0.5 in 16)"
+    assert down.startswith("pushed down, by mean advantage and number of replies: ") and "(-0.5 in 16)" in down
+
+
+def test_validation_is_explained_beside_training(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.duckdb", [varied, varied, varied])
+    write(path, [varied, varied, lambda t, a: Attempt(0.0)], split="val", decoding="sampled")
+    with open_trace(path) as reader:
+        found = explain(reader, "run", 3, path)
+    assert [(c.split, c.decoding, c.before, c.step) for c in found.changes] == [
+        ("train", None, 2, 3), ("val", "sampled", 2, 3),
+    ]  # fmt: skip
+    assert [finding.kind for finding in found.changes[0].findings] == []
+    assert "validation, sampled: step 3 against step 2" in lines_of(found)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.duckdb", [varied, varied, lambda t, a: Attempt(0.0), lambda t, a: Attempt(0.0)])
+    done = CliRunner().invoke(app, ["trace", "explain", "run", str(path)])
+    lines = done.stdout.splitlines()
+    assert lines[0] == "run run, step 3: the largest change of the mean reward in training: 0.5 → 0"
+    assert "  mean reward 0.5 → 0 (32 and 32 episodes)" in lines
+    document = json.loads(CliRunner().invoke(app, ["trace", "explain", str(path), "--step", "4", "--json"]).stdout)
+    assert document["step"] == 4 and document["changes"][0]["findings"] == []
+    wrong = CliRunner().invoke(app, ["trace", "explain", "run", str(path), "--step", "1"])
+    assert wrong.exit_code == 2 and "its steps are 1 to 4" in wrong.stderr
+
+
+def test_a_run_of_one_step_has_nothing_to_compare(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.duckdb", [varied])
+    with open_trace(path) as reader, pytest.raises(QueryError, match="no two steps with rewards"):
+        explain(reader, "run")
+
+
+def trained(place: Path, says: Says, **trainer: Any) -> Path:
+    """A training of the smallest model whose episodes answer and earn what `says` of their step tells them."""
+    begun: dict[str, int] = {}
+
+    @ajet.workflow
+    async def agent(question: str, model: ajet.Model) -> ajet.WorkflowOutput:
+        attempt = begun[question] = begun.get(question, -1) + 1
+        said = await model.chat([{"role": "user", "content": question}])
+        does = says(attempt // 4, attempt % 4)
+        text = does.says or (said["content"] or "")
+        rewards = [ajet.Reward(value=does.reward or 0.0)]
+        if does.held_out is not None:
+            rewards.append(ajet.Reward(name="strict", value=does.held_out, weight=0.0))
+        return ajet.WorkflowOutput(metadata={"output": text}, reward=rewards)
+
+    model = save_tiny(place / "model")
+    config = job(place / "run", model, data={"train_batch_size": 4},
+                 val_before_train=False, test_freq=10, save_freq=10, **trainer)  # fmt: skip
+    train(config, workflow=agent)
+    return config.directory / "trace.duckdb"
+
+
+@pytest.mark.slow
+def test_a_training_that_collapses(tmp_path: Path) -> None:
+    path = trained(tmp_path, lambda step, a: Attempt(float(a % 2) if step == 0 else 0.0, ""))
+    with open_trace(path) as reader:
+        [run] = reader.query("SELECT run_id FROM runs").to_pylist()
+        found = explain(reader, run["run_id"], trace=path)
+    assert (found.step, found.chosen) == (2, "largest change of the mean reward in training: 0.5 → 0")
+    kinds = by_kind(found.changes)
+    assert kinds["update"][0].startswith("the update in between is that of step 1: learning rate")
+    assert kinds["signal"] == [
+        "4 of 4 groups gave every attempt the same reward and trained nothing (4 of reward 0); 0 of 4 before"
+    ]
+    assert "of 4 tasks attempted before (step 1), 4 fell and 0 rose: mean change -0.5" in kinds["tasks"][0]
+    assert len(kinds["task"]) == 3 and all("part at" in text or "the same to the end" in text for text in kinds["task"])
+
+
+@pytest.mark.slow
+def test_a_training_that_games_its_judge(tmp_path: Path) -> None:
+    def says(step: int, a: int) -> Attempt:
+        return Attempt(1.0, "Certainly correct.", held_out=0.0) if step else Attempt(a / 8, "", held_out=float(a > 0))
+
+    path = trained(tmp_path, says)
+    ids = CliRunner().invoke(app, ["trace", "explain", str(path), "--json"])
+    findings = json.loads(ids.stdout)["changes"][0]["findings"]
+    same, held_out = [finding for finding in findings if finding["kind"] == "suspect"]
+    assert same["text"].startswith('16 of 16 rewarded answers are the same for different tasks, "certainly correct."')
+    assert "the held-out judge strict (weight 0) went from 0.75 to 0" in held_out["text"]
+    shown = CliRunner().invoke(app, ["trace", "show", same["episodes"][0][:12], str(path)])
+    assert shown.exit_code == 0 and "Certainly correct." in shown.stdout
