@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.arrays import change, convert, find, look_at
+from ajet_tools.dataset.files.infer import read_columns
 from ajet_tools.dataset.files.lines import Path, decode
 from ajet_tools.dataset.files.places import Columns, Place, merged
 from ajet_tools.dataset.files.values import objects_of
@@ -284,7 +285,7 @@ def as_table(block: Block) -> TableBlock:
     """With the types that hold the values without loss, where they are lines."""
     if isinstance(block, TableBlock):
         return block
-    data, columns = find(block.name, json.loads(f"[{block.lines.str.join(',').item()}]"))
+    data, columns = read_columns(block) or find(block.name, json.loads(f"[{block.lines.str.join(',').item()}]"))
     return TableBlock(block.name, columns, data)
 
 

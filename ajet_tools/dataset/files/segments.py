@@ -61,7 +61,7 @@ class Segments:
     def add(self, block: Block) -> None:
         """Raises TaskError where the rows do not go into one table with those before."""
         table = as_table(block)
-        columns = look_at(table.data, table.table)
+        columns = table.table if table is not block else look_at(table.data, table.table)
         to = self._shape.add(columns)
         if not len(to.schema):
             self._empty += len(table)

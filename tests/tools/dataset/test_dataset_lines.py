@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ajet_tools.dataset.files.arrays import find
+from ajet_tools.dataset.files.blocks import LineBlock, as_table, json_line
+from ajet_tools.dataset.files.infer import read_columns
 from ajet_tools.dataset.files.lines import kind_in, kinds_of, structures
 
 TEXTS = st.sampled_from(["q", "", ' say "ä\n', "\\\x07\t\x7f", "七 \u2028", "1", "true"])
@@ -69,3 +72,24 @@ def test_a_key_that_comes_twice_and_lines_with_hundreds_of_keys_have_no_structur
     assert structures(pl.Series(['{"a": 1}', '{"a": 1, "a": 2}']))[1][0] is None
     [(found, indices)] = structures(pl.Series([json.dumps({str(number): 1}) for number in range(300)]))
     assert (found, len(indices)) == (None, 300)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(rows=alike())
+def test_columns_of_lines_have_the_types_and_values_that_their_rows_have(rows: list[dict[str, Any]]) -> None:
+    lines = [json_line(row)[:-1].decode() for row in rows]
+    block = LineBlock("rows", pl.Series("line", lines, pl.String), [""] * len(lines))
+    data, columns = find("rows", [json.loads(line) for line in lines])
+    table = as_table(block)
+    assert table.data.equals(data)
+    assert (table.table.row, table.table.schema) == (columns.row, columns.schema)
+
+
+def test_plain_lines_become_a_table_without_being_parsed_in_python() -> None:
+    lines = ['{"a": 1, "m": {"b": "x", "c": 2}}', '{"a": null, "m": {"b": 3}}', '{"a": 5, "m": {"b": null, "d": 0.5}}']
+    block = LineBlock("rows", pl.Series("line", lines, pl.String), [""] * len(lines))
+    batch, columns = read_columns(block) or pytest.fail("parsed in Python")
+    assert batch.to_pylist()[1] == {"a": None, "m": {"b": "3", "c": None, "d": None}}
+    assert columns.notes == {"fields": {"m": {"fields": {
+        "b": {"json": True}, "c": {"absent": True}, "d": {"absent": True}}}}}  # fmt: skip
