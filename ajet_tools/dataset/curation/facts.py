@@ -6,6 +6,7 @@ Columns of a block answer for most rows; the row itself is read where they canno
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -156,7 +157,8 @@ class _Columns:
         suspects = may_give_away(
             self._block.texts, self._forms, [answer for answer in answers if answer.null_count() < len(answer)]
         )
-        suspects |= self._forms.str.contains_any(list(wording())).fill_null(False)
+        # one expression of all runs takes a third of the time of `contains_any`
+        suspects |= self._forms.str.contains("|".join(map(re.escape, wording()))).fill_null(False)
         for structure, indices in self.groups:
             if structure is None or not self._is_plain(structure):
                 suspects = suspects.scatter(indices, True)

@@ -222,7 +222,7 @@ def as_json(column: Any, kind: str, encode: Callable[[str], str]) -> Any:
         return "null"
     if kind != "text":
         return column
-    plain = r'["\\\x00-\x1f]' if encode("ä") == '"ä"' else r'["\\\x00-\x1f]|[^\x00-\x7f]'
+    plain = r'["\\\x00-\x1f]' if encode("ä") == '"ä"' else r'["\\\x00-\x1f]|[^\x00-\x7e]'
     escaped = column.str.contains(plain).arg_true()
     if len(escaped):
         texts = [encode(text)[1:-1] for text in column.gather(escaped)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ajet_tools.dataset.files.arrays import find
@@ -77,6 +77,7 @@ def test_a_key_that_comes_twice_and_lines_with_hundreds_of_keys_have_no_structur
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(rows=alike())
+@example(rows=[{}, {"a": None}, {"a": "\x7f"}])
 def test_columns_of_lines_have_the_types_and_values_that_their_rows_have(rows: list[dict[str, Any]]) -> None:
     lines = [json_line(row)[:-1].decode() for row in rows]
     block = LineBlock("rows", pl.Series("line", lines, pl.String), [""] * len(lines))
