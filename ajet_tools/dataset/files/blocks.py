@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.arrays import change, convert, find, look_at
-from ajet_tools.dataset.files.infer import read_columns
+from ajet_tools.dataset.files.infer import read_columns, with_fields
 from ajet_tools.dataset.files.lines import Path, decode
 from ajet_tools.dataset.files.places import Columns, Place, merged
 from ajet_tools.dataset.files.values import objects_of
@@ -104,6 +104,17 @@ class LineBlock:
         self.known |= results or {}
         self.asked += [key for key in wanted if key not in self.asked] if results is not None else []
         return results is not None
+
+    def whole(self, dtype: pl.Struct) -> pl.DataFrame | None:
+        """The lines as a frame that has the fields of that type; None where polars cannot read them so.
+
+        The next blocks are asked for all fields that blocks had so far.
+        """
+        before = next((key for key in self.asked if isinstance(key, pl.Struct)), None)
+        wanted = dtype if before is None else with_fields(dtype, before)
+        if wanted != before:
+            self.asked[:] = [key for key in self.asked if key != before]
+        return self.known[wanted] if wanted in self.known or self.decode([wanted]) else None
 
     @cached_property
     def texts(self) -> Any:
@@ -285,7 +296,9 @@ def as_table(block: Block) -> TableBlock:
     """With the types that hold the values without loss, where they are lines."""
     if isinstance(block, TableBlock):
         return block
-    data, columns = read_columns(block) or find(block.name, json.loads(f"[{block.lines.str.join(',').item()}]"))
+    data, columns = read_columns(block.name, block.lines, block.whole) or find(
+        block.name, json.loads(f"[{block.lines.str.join(',').item()}]")
+    )
     return TableBlock(block.name, columns, data)
 
 

@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
-
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -17,9 +15,6 @@ import pyarrow as pa
 from ajet_tools.dataset.files.arrays import EXACT, batch_of, objects
 from ajet_tools.dataset.files.lines import Structure, as_json, kind_in, structures
 from ajet_tools.dataset.files.places import DEEPEST, MOST_FIELDS, Columns, Place
-
-if TYPE_CHECKING:
-    from ajet_tools.dataset.files.blocks import LineBlock
 
 _LEAVES = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "bool": pa.bool_()}
 _DTYPES = {pa.string(): pl.String(), pa.int64(): pl.Int64(), pa.float64(): pl.Float64(), pa.bool_(): pl.Boolean()}
@@ -32,22 +27,28 @@ class _Unclear(Exception):
     """Only the rows tell the types."""
 
 
-def read_columns(block: LineBlock) -> tuple[pa.RecordBatch, Columns] | None:
+def read_columns(
+    name: str, lines: pl.Series, decode: Callable[[pl.Struct], pl.DataFrame | None]
+) -> tuple[pa.RecordBatch, Columns] | None:
     """Lines as a record batch, with the types that hold their values without loss.
 
+    `decode` reads them as a frame with the fields of a type, None where it cannot.
     None where the rows have to be parsed: lists, a key that comes twice, integers past 64 bits or among floats past
     2^53, numbers or objects among values of another kind.
     """
-    groups = [(structure, indices) for structure, indices in structures(block.lines) if structure is not None]
-    if sum(len(indices) for _, indices in groups) < len(block):
+    groups = [(structure, indices) for structure, indices in structures(lines) if structure is not None]
+    if sum(len(indices) for _, indices in groups) < len(lines):
         return None
     try:
-        row = _place(groups, len(block))
-        array, row = _object(_frame(block, _dtype(row)), row, groups)
+        row = _place(groups, len(lines))
+        frame = decode(_dtype(row))
+        if frame is None:
+            return None
+        array, row = _object(frame, row, groups)
     except (_Unclear, pl.exceptions.PolarsError):
         return None
-    columns = Columns(block.name, row)
-    return batch_of(array, columns, len(block)), columns
+    columns = Columns(name, row)
+    return batch_of(array, columns, len(lines)), columns
 
 
 def _place(
@@ -92,25 +93,13 @@ def _dtype(place: Place) -> pl.Struct:
     })  # fmt: skip
 
 
-def _frame(block: LineBlock, dtype: pl.Struct) -> pl.DataFrame:
-    """The lines as a frame; the next blocks of the file are asked for all fields that blocks had so far."""
-    before = next((key for key in block.asked if isinstance(key, pl.Struct)), None)
-    wanted = dtype if before is None else _with_fields(dtype, before)
-    if wanted != before:
-        block.asked[:] = [key for key in block.asked if key != before]
-    if wanted not in block.known and not block.decode([wanted]):
-        raise _Unclear
-    frame: pl.DataFrame = block.known[wanted]
-    return frame
-
-
-def _with_fields(dtype: pl.Struct, more: pl.Struct) -> pl.Struct:
+def with_fields(dtype: pl.Struct, more: pl.Struct) -> pl.Struct:
     """A type with the fields of another, too."""
     fields = more.to_schema()
     for name, inner in dtype.to_schema().items():
         known = fields.get(name)
         if isinstance(inner, pl.Struct) and isinstance(known, pl.Struct):
-            inner = _with_fields(inner, known)
+            inner = with_fields(inner, known)
         fields[name] = inner
     return pl.Struct(fields)
 

@@ -90,7 +90,7 @@ def test_columns_of_lines_have_the_types_and_values_that_their_rows_have(rows: l
 def test_plain_lines_become_a_table_without_being_parsed_in_python() -> None:
     lines = ['{"a": 1, "m": {"b": "x", "c": 2}}', '{"a": null, "m": {"b": 3}}', '{"a": 5, "m": {"b": null, "d": 0.5}}']
     block = LineBlock("rows", pl.Series("line", lines, pl.String), [""] * len(lines))
-    batch, columns = read_columns(block) or pytest.fail("parsed in Python")
+    batch, columns = read_columns(block.name, block.lines, block.whole) or pytest.fail("parsed in Python")
     assert batch.to_pylist()[1] == {"a": None, "m": {"b": "3", "c": None, "d": None}}
     assert columns.notes == {"fields": {"m": {"fields": {
         "b": {"json": True}, "c": {"absent": True}, "d": {"absent": True}}}}}  # fmt: skip
