@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pyarrow as pa
