@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import importlib
@@ -14,6 +15,9 @@ from typing import Any
 
 from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.errors import ConfigError
+
+_folders = set[Path]()
+"""Of the files that were imported by their path."""
 
 
 def load_object(class_path: str, relative_to: Path | None = None) -> Any:
@@ -70,7 +74,9 @@ def _import_file(path: Path, class_path: str) -> ModuleType:
     taken = name in sys.modules or (_importable(name) and not _same_folder_first(path))
     if taken or not name.isidentifier():
         name = f"{name}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    _check_siblings(path, class_path)
     folder = str(path.parent)
+    _folders.add(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(name, path)
@@ -84,6 +90,30 @@ def _import_file(path: Path, class_path: str) -> ModuleType:
         sys.modules.pop(name, None)
         raise _failed(class_path, error) from error
     return module
+
+
+def _check_siblings(path: Path, class_path: str) -> None:
+    """Raises ConfigError where a file imports a file beside it under a name that one of another job's folder has."""
+    for name in _imported_names(path):
+        beside = next(
+            (p for p in (path.with_name(f"{name}.py"), path.with_name(name) / "__init__.py") if p.is_file()), None
+        )
+        loaded = Path(getattr(sys.modules.get(name), "__file__", None) or path).resolve()
+        if beside is not None and loaded != beside and not _folders.isdisjoint({loaded.parent, loaded.parent.parent}):
+            raise ConfigError(
+                f"{class_path}: {path.name} imports {name}, and this process has imported {loaded} under that name for "
+                f"another job. Rename one of the files, or start this job in a process of its own"
+            )
+
+
+def _imported_names(path: Path) -> set[str]:
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):  # its import says so
+        return set()
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    return {name.partition(".")[0] for name in names}
 
 
 def _importable(name: str) -> bool:

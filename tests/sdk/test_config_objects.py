@@ -57,6 +57,20 @@ def test_functions_of_a_file_can_be_pickled(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(solve)) is solve
 
 
+def test_a_file_beside_another_jobs_file_of_that_name_is_not_taken_for_it(tmp_path: Path) -> None:
+    for job in ("first", "second"):
+        agent(tmp_path / job, f"who = {job!r}", "helper_of_jobs.py")
+        agent(tmp_path / job, "import json\nfrom helper_of_jobs import who\ndef solve(): return who\n", "solver.py")
+    assert load_object("first/solver.py->solve")() == "first"
+    with pytest.raises(
+        ConfigError, match=r"solver.py imports helper_of_jobs, and .*first/helper_of_jobs.py.*of its own"
+    ):
+        load_object("second/solver.py->solve")
+    agent(tmp_path / "second", "import helper_of_jobs\n", "third.py")
+    with pytest.raises(ConfigError, match="imports helper_of_jobs"):
+        load_object("second/third.py->solve")
+
+
 def test_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
     agent(tmp_path / "one", "value = 1\n")
     agent(tmp_path / "two", "value = 2\n")
