@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ajet")
 
+_QUIET = 30.0
+"""Seconds between two lines about the progress of a step or validation, where there is no terminal."""
+
 _KNOWN = ("console", "tensorboard", *TRACKERS)
 
 
@@ -208,14 +211,15 @@ class Loggers:
 
 
 class Display:
-    """The console: a line for each step and, on a terminal, a bar with the episodes of the step and the time left."""
+    """The console: a line for each step, and how many episodes of a step or validation are done: on a terminal a bar
+    with the time left, elsewhere a line every `_QUIET` seconds."""
 
     def __init__(self, total_steps: int) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._total = total_steps
         self._width = len(str(total_steps))
-        self._started = time.perf_counter()
+        self._started = self._begun = self._told = time.perf_counter()
         self._first_step: int | None = None
         self.console = output.console(highlight=False, soft_wrap=not sys.stdout.isatty())
         self._progress = Progress(
@@ -234,9 +238,15 @@ class Display:
     def begin(self, title: str, episodes: int) -> None:
         """Start counting the episodes of a step or a validation."""
         self._progress.reset(self._task, total=episodes, description=title)
+        self._begun = self._told = time.perf_counter()
 
     def advance(self, episodes: int = 1) -> None:
         self._progress.advance(self._task, episodes)
+        now, of = time.perf_counter(), self._progress.tasks[0]
+        if self._progress.disable and of.completed < (of.total or 0) and now - self._told >= _QUIET:
+            self._told = now
+            spent = f"{of.completed:.0f} of {of.total:.0f} in {_duration(now - self._begun)}"
+            self.say(f"{of.description}: {spent}")
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print the main metrics of a step and estimate the time left."""

@@ -11,7 +11,7 @@ import pytest
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.html import learning_curve
-from ajet_sdk.reporting.loggers import Loggers
+from ajet_sdk.reporting.loggers import Display, Loggers
 from ajet_sdk.trace.writer import TraceWriter
 
 
@@ -58,6 +58,21 @@ def test_a_step_without_a_reward_is_a_line_too(tmp_path: Path, capsys: pytest.Ca
     assert lines[0].startswith("step 1/3  loss +2.500  entropy 1.00  s 2.0  ")
     assert lines[1].startswith("step 2/3  loss +0.600  preferred 0.75  s 2.0  ")
     assert lines[2].startswith("step 3/3  loss +0.100  teacher kl 0.125  s 2.0  0:00 left")
+
+
+def test_a_validation_tells_how_far_it_is_off_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Validation before the first step took minutes without a line in a log file."""
+    display = Display(3)
+    display.begin("step 0/3 val", 4)
+    display.advance(2)
+    assert capsys.readouterr().out == ""  # a short one needs none
+    monkeypatch.setattr("ajet_sdk.reporting.loggers._QUIET", 0.0)
+    display.advance()
+    display.advance()
+    display.stop()
+    assert capsys.readouterr().out == "step 0/3 val: 3 of 4 in 0:00\n"
 
 
 def _events(file: Path) -> list[Any]:
