@@ -71,7 +71,12 @@ class Algorithm(Section):
         "log-probabilities, arXiv:2306.13649). `algorithm: sft` is short for `algorithm: {adv_estimator: sft}`.",
     )
     normalize_std: bool = key(True, "grpo: divide advantages by the group's standard deviation.")
-    use_kl_in_reward: bool = key(False, "Subtract the KL penalty from the reward instead of adding it to the loss.")
+    use_kl_in_reward: bool = key(
+        False,
+        "grpo, rloo, opo with backbone local: subtract kl_loss_coef times the divergence from the initial model from "
+        "each attempt's reward, instead of adding a penalty to the loss: the sum of log policy - log initial over its "
+        "sampled tokens.",
+    )
     data: str | None = key(
         None,
         "sft, dpo: training data. A trace (a file or an experiment's directory): sft uses the best episodes of "
@@ -127,6 +132,11 @@ class Algorithm(Section):
     def grouped(self) -> bool:
         """Whether attempts at the same task are compared."""
         return self.adv_estimator in ("grpo", "rloo", "opo") or (self.adv_estimator == "dpo" and not self.stored)
+
+    @property
+    def has_kl_in_reward(self) -> bool:
+        """Whether the divergence from the initial model is part of the reward."""
+        return self.use_kl_in_reward and self.adv_estimator in ("grpo", "rloo", "opo")
 
     @property
     def by_reward(self) -> bool:

@@ -38,7 +38,7 @@ def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool, trained:
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     moved = sum(m.numel() for m in trainer.masters)
     copied = sum(m.numel() for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
-    reference = weights if trainer.settings.loss.has_reference and not hasattr(model, "disable_adapter") else 0
+    reference = 0 if trainer.reference is None else weights
     stored, once, logits = bytes_of_a_token(model, checkpointing=checkpointing)
     scored = tokens if trained is None else trained
     return int(weights + 12 * moved + 4 * copied + reference + tokens * (stored + once) + scored * logits)

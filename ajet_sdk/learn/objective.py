@@ -23,7 +23,8 @@ trained tokens of a micro-batch, K that of its segments (turns or samples).
 4. Aggregation (`loss_aggregation`): what counts alike: each token of the update (DAPO, eq. 8), sample (GRPO: Shao et
    al. 2024, arXiv:2402.03300, eq. 3), turn, or agent of an episode; constant divides a sample's sum by a fixed length
    (Dr. GRPO: Liu et al. 2025, arXiv:2503.20783).
-5. KL to the reference (`kl_loss_type`): k1, k2, k3 are Schulman's estimators (2020, "Approximating KL divergence").
+5. KL to the reference (`kl_loss_type`): k1, k2, k3 are Schulman's estimators (2020, "Approximating KL divergence"). In
+   the reward instead: `reward_kl`.
 
 Replay (`algorithm.replay`) adds replay_coef · mean over the tokens of given replies of `new`: imitation beside the
 policy's objective, as Ouyang et al. 2022 mix pretraining gradients into PPO (arXiv:2203.02155, eq. 2).

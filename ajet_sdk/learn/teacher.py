@@ -29,7 +29,7 @@ from ajet_sdk.errors import ConfigError, EngineError, RequestRefused
 from ajet_sdk.learn.activations import tokens_of_a_pass
 from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_inputs, trained_positions
 from ajet_sdk.learn.losses import score
-from ajet_sdk.learn.trainer import policy_pass
+from ajet_sdk.learn.modes import policy_pass
 from ajet_sdk.learn.trees import pairs_per_token
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.samples.build import Batch

@@ -7,7 +7,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +17,7 @@ from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn.activations import tokens_of_a_pass
 from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_inputs, trained_positions
 from ajet_sdk.learn.losses import loss_of, score, units
+from ajet_sdk.learn.modes import policy_pass
 from ajet_sdk.learn.objective import LossSettings, Scored, token_weights
 from ajet_sdk.learn.scores import Tally, TokenScores
 from ajet_sdk.learn.trees import pairs_per_token
@@ -53,17 +53,19 @@ class TrainerSettings:
     """Tokens in one forward and backward pass, padding included and those that samples share counted once; bounds
     memory and changes no result. None: what fits the device (`tokens_of_a_pass`)."""
     seed: int = 0
+    has_reference: bool = False
+    """Whether `reference_logprobs` will be asked for."""
 
     @classmethod
     def of(cls, config: Config, lr: float, steps: int) -> TrainerSettings:
         """The settings that a config asks for, in a run of that many steps."""
         common, optim = config.trainer_common, config.trainer_common.optim
-        if common.algorithm.use_kl_in_reward:
+        by_reward, in_reward = common.algorithm.by_reward, common.algorithm.use_kl_in_reward
+        if in_reward and not common.algorithm.has_kl_in_reward:
             raise ConfigError(
-                "trainer_common.algorithm.use_kl_in_reward is not supported; set it to false "
+                "trainer_common.algorithm.use_kl_in_reward is for adv_estimator grpo, rloo and opo; set it to false "
                 "and use trainer_common.use_kl_loss with kl_loss_coef"
             )
-        by_reward = common.algorithm.by_reward
         return cls(
             lr=lr,
             loss=LossSettings(
@@ -79,7 +81,7 @@ class TrainerSettings:
                 importance_bounds=common.importance_bounds,
                 loss_aggregation=common.loss_aggregation,
                 loss_length=common.loss_length or config.rollout.max_model_len,
-                kl_coef=common.kl_loss_coef if common.use_kl_loss and by_reward else 0.0,
+                kl_coef=common.kl_loss_coef if common.use_kl_loss and by_reward and not in_reward else 0.0,
                 kl_type=common.kl_loss_type,
                 entropy_coef=common.entropy_coef if by_reward else 0.0,
                 objective=_OBJECTIVES.get(common.algorithm.adv_estimator, "policy"),
@@ -96,6 +98,7 @@ class TrainerSettings:
             ppo_epochs=common.ppo_epochs,
             micro_batch_tokens=common.micro_batch_tokens,
             seed=common.seed,
+            has_reference=in_reward,
         )
 
     def lr_after(self, updates: int) -> float:
@@ -123,30 +126,6 @@ class TrainerSettings:
 def trainable_parameters(model: PreTrainedModel) -> list[torch.nn.Parameter]:
     """The parameters that training moves: all of a full model, the adapter's of a LoRA model."""
     return [p for p in model.parameters() if p.requires_grad]
-
-
-@contextmanager
-def policy_pass(model: PreTrainedModel) -> Iterator[None]:
-    """The mode of passes with gradients: the policy as it was sampled from, without dropout or other noise.
-
-    That is evaluation mode. Only modules that save memory by checkpointing, which transformers do in training mode
-    alone, are told that they train; what they themselves would drop (`dropout`, `layerdrop`) is 0 meanwhile.
-    """
-    was = {module: module.training for module in model.modules()}
-    dropped: list[tuple[torch.nn.Module, str, float]] = []
-    for module in was:
-        module.training = bool(getattr(module, "gradient_checkpointing", False))
-        if module.training:
-            dropped += [(module, n, v) for n, v in vars(module).items() if "drop" in n and isinstance(v, float)]
-    try:
-        for module, name, _ in dropped:
-            setattr(module, name, 0.0)
-        yield
-    finally:
-        for module, name, value in dropped:
-            setattr(module, name, value)
-        for module, training in was.items():
-            module.training = training
 
 
 class Trainer:
@@ -179,7 +158,9 @@ class Trainer:
         with policy_pass(model):
             self._pairs_per_token = pairs_per_token(model)
         self._adapter, self._threads = hasattr(model, "disable_adapter"), torch.get_num_threads()
-        self._reference = self._freeze() if settings.loss.has_reference and not self._adapter else None
+        wanted = settings.loss.has_reference or settings.has_reference
+        self.reference = self._freeze() if wanted and not self._adapter else None
+        """The frozen first model; None where it isn't asked for, or is the model itself with its adapter off."""
 
     @property
     def device(self) -> torch.device:
@@ -241,14 +222,31 @@ class Trainer:
         update, whose own pass gives them, and where the loss asks for none."""
         if self.settings.loss.ratio_base != "trainer" or self.settings.updates_of(samples) == 1:
             return None
-        old = [torch.empty(0)] * len(samples)
+        return self._logprobs(samples, sampling, lambda batch: score(self.model, batch, entropy=False).logprobs_N)
+
+    def reference_logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[torch.Tensor]:
+        """Log-probabilities of each sample's trained tokens under the first model, limited as the policy was."""
+
+        def reference(batch: MicroBatch) -> torch.Tensor:
+            support_MV = None if batch.limits is None else score(self.model, batch, entropy=False).support_MV
+            return self._reference_logprobs(batch, support_MV)
+
+        with policy_pass(self.model):
+            return self._logprobs(samples, sampling, reference)
+
+    def _logprobs(
+        self,
+        samples: Sequence[Sample],
+        sampling: Sampling | Mapping[str, Sampling],
+        score_N: Callable[[MicroBatch], torch.Tensor],
+    ) -> list[torch.Tensor]:
+        logprobs = [torch.empty(0)] * len(samples)
         for members, batch in self._batches(samples, sampling):
-            with torch.no_grad():
-                logprobs_N = score(self.model, batch, entropy=False).logprobs_N
             counts = [len(trained_positions(samples[i])) for i in members]
-            for i, values in zip(members, logprobs_N.split(counts), strict=True):
-                old[i] = values
-        return old
+            with torch.no_grad():
+                for i, values in zip(members, score_N(batch).split(counts), strict=True):
+                    logprobs[i] = values
+        return logprobs
 
     def _batches(
         self,
@@ -331,8 +329,8 @@ class Trainer:
 
     def _reference_logprobs(self, batch: MicroBatch, support_MV: torch.Tensor | None = None) -> torch.Tensor:
         with torch.no_grad():
-            if self._reference is not None:
-                return score(self._reference, batch, entropy=False, support_MV=support_MV).logprobs_N
+            if self.reference is not None:
+                return score(self.reference, batch, entropy=False, support_MV=support_MV).logprobs_N
             with self.model.disable_adapter():
                 return score(self.model, batch, entropy=False, support_MV=support_MV).logprobs_N
 

@@ -18,6 +18,7 @@ import ajet
 from ajet_sdk.config.trainer_schema import LOSS_TYPES
 from ajet_sdk.learn.batches import MicroBatch
 from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss, token_weights
+from ajet_sdk.learn.reward_kl import less_kl
 from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.learn.trees import Rows
 from ajet_sdk.samples.build import build
@@ -242,6 +243,40 @@ def test_advantages_are_those_of_verl(estimator: str) -> None:
     for sample in built.samples:
         index = int(sample.episode_id[1:])
         assert sample.advantages[-1] == pytest.approx(float(advantages[index, 0]), abs=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "opo"])
+def test_a_divergence_in_the_reward_is_that_of_verl(estimator: str) -> None:
+    """verl subtracts the estimate in a module that needs its whole trainer; of that only the difference is repeated."""
+    core = pytest.importorskip("verl.trainer.ppo.core_algos", reason="needs verl")
+    batch, coef, groups = stored(), 0.05, np.array([0, 0, 0, 1, 1, 1])
+    rewards, lengths = [1.0, 0.0, 1.0, 1.0, 1.0, 1.0], [int(n) for n in batch.mask.sum(-1)]
+    scores = torch.zeros_like(batch.mask)
+    scores[:, 0] = torch.tensor(rewards, dtype=torch.float64)
+    divergence = core.kl_penalty(batch.old, batch.reference, "kl") * batch.mask
+    algorithm = ajet.Config(trainer_common={"loss_type": estimator}).trainer_common.algorithm
+    arguments: dict[str, Any] = {
+        "token_level_rewards": scores - coef * divergence, "response_mask": batch.mask, "index": groups,
+    }  # fmt: skip
+    if estimator in ("grpo", "dr_grpo"):
+        arguments["norm_adv_by_std_in_grpo"] = estimator == "grpo"
+    advantages, _ = core.get_adv_estimator_fn(algorithm.adv_estimator)(**arguments)
+    episodes = []
+    for i, (n, reward, group) in enumerate(zip(lengths, rewards, groups, strict=True)):
+        call = Call(
+            call_id=f"c{i}", episode_id=f"e{i}", index=0, prompt_ids=[1, 2], output_ids=[3] * n,
+            logprobs=batch.old[i, :n].tolist(), policy_version=0,
+        )  # fmt: skip
+        episodes.append(Episode(
+            episode_id=f"e{i}", group_id=f"g{group}", attempt=i, calls=(call,), rewards=(Reward(value=reward),),
+        ))  # fmt: skip
+    scored = build(episodes, estimator="opd").samples
+    rows = [int(sample.episode_id[1:]) for sample in scored]
+    rewarded, _ = less_kl(episodes, scored, [batch.reference[i, : lengths[i]] for i in rows], coef)
+    built = build(rewarded, estimator=algorithm.adv_estimator, normalize_std=algorithm.normalize_std)
+    assert len(built.samples) == B  # those of equal rewards too
+    for sample in built.samples:
+        assert sample.advantages[-1] == pytest.approx(float(advantages[int(sample.episode_id[1:]), 0]), abs=1e-5)
 
 
 def test_every_named_loss_is_compared() -> None:

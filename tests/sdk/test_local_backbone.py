@@ -19,9 +19,11 @@ from ajet_sdk.backbones.shared.training import _complete
 from ajet_sdk.backbones.shared.validation import validations_left
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
+from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Task
+from ajet_tools.trace.files.audit import audit
 from ajet_tools.trace.files.check import check
 from tests.waiting import until_async
 
@@ -152,6 +154,34 @@ def test_lora_trains_an_adapter_against_itself(tmp_path: Path, tiny_model: Path)
     tuned = train(config, workflow=talk, judge=length)
     assert tuned.path is not None and (tuned.path / "adapter" / "adapter_model.safetensors").is_file()
     assert tuned.metrics["train/kl"] == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_divergence_from_the_first_model_lowers_the_reward(tmp_path: Path, tiny_model: Path, lora: bool) -> None:
+    config = job(
+        tmp_path, tiny_model, total_steps=3, use_kl_loss=True, kl_loss_coef=5.0, val_before_train=False,
+        algorithm={"use_kl_in_reward": True, "normalize_std": False}, optim={"lr": 0.02, "warmup_steps": 1},
+    )  # fmt: skip
+    adapter = config.model.lora.model_copy(update={"enabled": lora, "r": 2})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"lora": adapter})})
+    train(config, workflow=talk, judge=length)
+    with open_trace(config.directory) as reader:
+        metrics = {(r["step"], r["name"]): r["value"] for r in reader.query("SELECT * FROM metrics").to_pylist()}
+        earned = "SELECT step, avg(value) AS mean FROM rewards JOIN episodes USING (episode_id) WHERE split = 'train'"
+        means = {r["step"]: r["mean"] for r in reader.query(f"{earned} GROUP BY step").to_pylist()}
+    assert metrics[1, "train/reward_kl"] == pytest.approx(0.0, abs=1e-5)
+    assert metrics[3, "train/reward_kl"] > 1e-3
+    assert not any(name == "train/kl" for _, name in metrics)  # it is not in the loss as well
+    assert {step: metrics[step, "train/reward"] for step in means} == pytest.approx(means)  # what the judge gave
+    assert [one.reason for one in audit(config.directory).unchecked] == ["rewards less a KL penalty that is not stored"]
+
+
+@pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "sft"])
+def test_an_estimator_without_a_divergence_in_the_reward_is_refused(estimator: str) -> None:
+    algorithm = {"adv_estimator": estimator, "use_kl_in_reward": True}
+    with pytest.raises(ConfigError, match="use_kl_in_reward is for adv_estimator grpo, rloo and opo"):
+        TrainerSettings.of(Config(trainer_common={"algorithm": algorithm}), 1e-3, 1)
 
 
 def test_an_agent_that_never_calls_the_model_stops_the_run(tmp_path: Path, tiny_model: Path) -> None:

@@ -45,6 +45,10 @@ class _Trainer(Protocol):
         replay: Sequence[Sample] = (),
     ) -> dict[str, float]: ...
 
+    def reference_logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[torch.Tensor]:
+        """Log-probabilities of each sample's trained tokens under the first model."""
+        ...
+
     def imitation_loss(self, samples: Sequence[Sample]) -> float:
         """The mean negative log-likelihood per trained token; nothing is trained."""
         ...

@@ -94,7 +94,7 @@ def unsupported_keys(config: Config, trainer: str) -> list[str]:
     """Errors for keys that neither Trinity nor verl supports; messages name `trainer`."""
     model, wrong = config.model, []
     if config.trainer_common.algorithm.use_kl_in_reward:
-        wrong.append("trainer_common.algorithm.use_kl_in_reward: use trainer_common.use_kl_loss with kl_loss_coef")
+        wrong.append("trainer_common.algorithm.use_kl_in_reward: use use_kl_loss with kl_loss_coef, or backbone local")
     if not config.trainer_common.algorithm.by_reward:
         name = config.trainer_common.algorithm.adv_estimator
         wrong.append(

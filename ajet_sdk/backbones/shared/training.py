@@ -19,10 +19,12 @@ from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, book_unfinished, 
 from ajet_sdk.backbones.shared.stored import StoredBatch, StoredSteps, open_stored
 from ajet_sdk.backbones.shared.validation import Validation, due, validations_left
 from ajet_sdk.config.model_source import checkpoint_base, first_model, saved_steps
+from ajet_sdk.config.trainer_schema import Estimator
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.determinism import in_order, step_hash
+from ajet_sdk.learn.reward_kl import less_kl
 from ajet_sdk.learn.scores import TokenScores, trained_calls
 from ajet_sdk.learn.teacher import Teacher, distill, open_teacher, unscored
 from ajet_sdk.protocols import Sampling
@@ -211,8 +213,9 @@ class TrainingRun:
 
     async def _learn(self, step: int, episodes: Sequence[Episode], started: float, rollout_seconds: float) -> None:
         """Update the weights and book the step; a stop of the run takes effect before or after all of it."""
-        batch = self._samples(episodes)
-        metrics = episode_metrics("train", episodes) | add_prefix("train", batch.metrics)
+        rewarded, kl = await self._less_kl(episodes) if self.common.algorithm.has_kl_in_reward else (episodes, {})
+        batch = self._samples(rewarded)
+        metrics = episode_metrics("train", episodes) | add_prefix("train", batch.metrics) | kl
         metrics |= staleness(episodes, self.trainer.updates)
         samples: Sequence[Sample] = in_order(batch.samples) if self.config.rollout.deterministic else batch.samples
         if samples:
@@ -246,6 +249,17 @@ class TrainingRun:
         metrics |= {"time/rollout": rollout_seconds, "time/step": time.perf_counter() - started}
         self.loggers.log(step, metrics)
         self.done = step
+
+    async def _less_kl(self, episodes: Sequence[Episode]) -> tuple[list[Episode], dict[str, float]]:
+        """`less_kl`, and the metrics of the rewards as they were."""
+        whole = self._build(episodes, estimator="opd")  # all that the policy sampled
+        async with self.sampler.exclusive():
+            reference = await asyncio.to_thread(
+                self.trainer.reference_logprobs, whole.samples, self._sampling(episodes)
+            )
+        rewarded, kl = less_kl(episodes, whole.samples, reference, self.common.kl_loss_coef)
+        metrics = {name: value for name, value in whole.metrics.items() if name.startswith("train/reward")}
+        return rewarded, metrics | {"train/reward_kl": kl}
 
     async def _update(
         self,
@@ -299,8 +313,8 @@ class TrainingRun:
             if len(chunk) == _CALLS_AT_ONCE:
                 self.writer.flush()
 
-    def _samples(self, episodes: Sequence[Episode]) -> Batch:
-        batch = samples_of(
+    def _build(self, episodes: Sequence[Episode], estimator: Estimator | None = None) -> Batch:
+        return samples_of(
             self.config,
             episodes,
             self.tokenizer,
@@ -308,7 +322,11 @@ class TrainingRun:
             policy_version=self.trainer.updates,
             masks=not self.trainer.plain_only,
             plain_only=self.trainer.plain_only,
+            estimator=estimator,
         )
+
+    def _samples(self, episodes: Sequence[Episode]) -> Batch:
+        batch = self._build(episodes)
         self.writer.put(*batch.ledger)
         wrong = balance(batch.ledger, [c for e in episodes for c in e.calls])
         if wrong:

@@ -24,7 +24,8 @@ TABLES = (
         try_cast(config->>'$.ajet.trainer_common.mini_batch_num' AS INTEGER)
             * try_cast(config->>'$.ajet.trainer_common.ppo_epochs' AS INTEGER) AS updates,
         coalesce(backbone NOT IN ('run', 'debug')
-            AND estimator IN ('grpo', 'rloo', 'opo', 'reinforce_plus_plus'), false) AS trains,
+            AND estimator IN ('grpo', 'rloo', 'opo', 'reinforce_plus_plus')
+            AND config->>'{_ALGORITHM}.use_kl_in_reward' IS DISTINCT FROM 'true', false) AS trains,
         backbone = 'local' OR run_id IN (SELECT run_id FROM s_trained) AS stores
     FROM s_runs""",
     # the policy's version before and after each step that came to the trainer

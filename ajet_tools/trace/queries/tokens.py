@@ -116,8 +116,8 @@ def _compared(reader: TraceReader, episode_id: str) -> tuple[list[Episode], Json
     return episodes(reader, episode_ids=ids, superseded=True), settings
 
 
-def _of_compared(reader: TraceReader, compared: Sequence[Episode], settings: JsonView) -> dict[str, _Floats]:
-    if not compared:
+def _of_compared(reader: TraceReader, compared: Sequence[Episode], settings: Json) -> dict[str, _Floats]:
+    if not compared or settings.pop("use_kl_in_reward", False):  # of which the trace has no values
         return {}
     batch = build(compared, policy_version=_step_version(reader, *_step_of(compared[0])), **settings)
     lengths = {c.call_id: len(c.output_ids) for e in compared for c in e.calls if c.output_ids is not None}
@@ -137,6 +137,7 @@ def _settings(config: JsonView) -> Json:
     options = {
         "estimator": algorithm.get("adv_estimator"),
         "normalize_std": algorithm.get("normalize_std"),
+        "use_kl_in_reward": algorithm.get("use_kl_in_reward"),
         "max_staleness": rollout.get("max_staleness"),
         "max_tokens": rollout.get("max_model_len"),
         "failure_reward": rollout.get("failure_reward"),
