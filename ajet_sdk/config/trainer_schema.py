@@ -73,9 +73,9 @@ class Algorithm(Section):
     normalize_std: bool = key(True, "grpo: divide advantages by the group's standard deviation.")
     use_kl_in_reward: bool = key(
         False,
-        "grpo, rloo, opo with backbone local: subtract kl_loss_coef times the divergence from the initial model from "
-        "each attempt's reward, instead of adding a penalty to the loss: the sum of log policy - log initial over its "
-        "sampled tokens.",
+        "grpo, rloo, opo with backbone local or tinker: subtract kl_loss_coef times the divergence from the initial "
+        "model from each attempt's reward, instead of adding a penalty to the loss: the sum of log policy - log "
+        "initial over its sampled tokens.",
     )
     data: str | None = key(
         None,

@@ -185,7 +185,6 @@ def _check(config: Config) -> None:
         "trainer_common.algorithm.teacher: with backbone tinker it must be an endpoint's URL": (
             algorithm.adv_estimator == "opd" and not algorithm.remote_teacher
         ),
-        "trainer_common.algorithm.use_kl_in_reward is not supported by backbone tinker": algorithm.use_kl_in_reward,
         "trainer_common.algorithm.replay is not supported by backbone tinker": algorithm.replays,
     }
     if wrong := [setting for setting, holds in refused.items() if holds]:

@@ -122,6 +122,11 @@ class TinkerTrainer:
         share = self._share([sample for sample in samples if len(trained_positions(sample))])
         return -float(np.concatenate(self._forward(share)).mean())
 
+    def reference_logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[torch.Tensor]:
+        """Log-probabilities of each sample's trained tokens under the service's base model."""
+        share = self._share(list(samples))
+        return list(self._reference(share).split([len(at) for at in share.at]))
+
     def _share(self, samples: list[Sample]) -> _Share:
         paired = self.settings.loss.objective == "preference"
         weights = None if paired else token_weights(samples, self.settings.loss)

@@ -235,6 +235,20 @@ def test_tokens_and_dollars_are_counted() -> None:
     assert "cost/dollars" not in Costs(Prices()).metrics(), "without prices nothing is known of dollars"
 
 
+def test_the_first_model_scores_alike_here_and_at_a_service() -> None:
+    settings = TrainerSettings(lr=0.1, warmup_steps=1, has_reference=True)
+    here, there = (
+        Trainer(adapted(), settings),
+        TinkerTrainer(TorchService(adapted()), settings, Scaling(), Costs(Prices()), 60.0),
+    )
+    samples = batch(adapted(), 1)
+    before = here.reference_logprobs(samples, {})
+    for trainer in (here, there):
+        trainer.step(samples)
+        for first, later in zip(before, trainer.reference_logprobs(samples, {}), strict=True):
+            torch.testing.assert_close(later, first, atol=1e-5, rtol=1e-5)
+
+
 def test_a_request_that_hangs_is_named() -> None:
     with pytest.raises(TrainingError, match=r"optim_step of update 3 for 0\.01 s .*--resume"):
         wait(Future(), 0.01, "optim_step of update 3")
