@@ -22,6 +22,8 @@ from pathlib import Path
 from ajet_sdk.errors import ConfigError
 
 _OURS = ("ajet", "ajet_sdk", "ajet_tools")
+INSTALL = f"{__name__}.install_code"
+"""For Ray: what a worker calls when it starts."""
 _HERE = "here"
 """Name of the working directory in a package."""
 _MANIFEST = "ajet_code.json"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from ajet_sdk.cluster.code import CodePackage
+from ajet_sdk.cluster.code import INSTALL, CodePackage
 from ajet_sdk.errors import ConfigError, MissingExtra
 
 log = logging.getLogger("ajet")
@@ -30,7 +30,7 @@ LOCAL = "local"
 _PATIENCE = 5.0
 """Seconds to wait for a connection."""
 _PASSED_VARIABLES = re.compile(
-    r"(OPENAI|AZURE_OPENAI|ANTHROPIC|DASHSCOPE|WANDB|SWANLAB|TRINITY|AJET)_\w+|\w+_API_KEY|\w+_BASE_URL"
+    r"(OPENAI|AZURE_OPENAI|ANTHROPIC|DASHSCOPE|TINKER|WANDB|SWANLAB|TRINITY|AJET)_\w+|\w+_API_KEY|\w+_BASE_URL"
     r"|HF_TOKEN|HF_ENDPOINT|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM|no_proxy|NO_PROXY"
 )
 """Environment variables passed to every node; others are those of `ray start` on the node."""
@@ -101,11 +101,13 @@ def cluster(
     num_cpus: int | None = None,
     num_gpus: int | None = None,
     quiet: bool = False,
+    hook: str = INSTALL,
 ) -> Iterator[RayCluster]:
     """Start Ray here (`local`) or join the cluster at `address` (HOST:PORT, or `auto` for the one on this machine).
 
     With `quiet` the output of workers goes to Ray's logs only. `num_cpus` and `num_gpus` are the resources of a new
-    Ray, by default those of the machine. An existing connection of this process is used and left open.
+    Ray, by default those of the machine. With a package, workers call the function `hook` when they start. An existing
+    connection of this process is used and left open.
 
     Raises MissingExtra without Ray, ConfigError if the cluster cannot be reached, runs another version, or requires a
     token.
@@ -122,7 +124,7 @@ def cluster(
     started = address == LOCAL
     options: dict[str, object] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": False}
     target = address if started else _check_address(address)
-    with _runtime_env(package) as runtime_env:
+    with _runtime_env(package, hook) as runtime_env:
         try:
             ray.init(
                 address=target,
@@ -142,7 +144,7 @@ def cluster(
 
 
 @contextmanager
-def _runtime_env(package: CodePackage | None) -> Iterator[dict[str, object]]:
+def _runtime_env(package: CodePackage | None, hook: str) -> Iterator[dict[str, object]]:
     variables = {name: value for name, value in os.environ.items() if _PASSED_VARIABLES.fullmatch(name)}
     if package is None:
         yield {"env_vars": variables}
@@ -150,7 +152,7 @@ def _runtime_env(package: CodePackage | None) -> Iterator[dict[str, object]]:
     with package.write() as folder:
         yield {
             "working_dir": str(folder),
-            "worker_process_setup_hook": "ajet_sdk.cluster.code.install_code",
+            "worker_process_setup_hook": hook,
             "env_vars": variables,
         }
 

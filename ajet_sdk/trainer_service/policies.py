@@ -68,9 +68,11 @@ class Adam:
 class BaseModel:
     """The frozen weights that all policies share."""
 
-    def __init__(self, path: str, *, device: str = "auto", max_model_len: int | None = None) -> None:
-        """Raises ConfigError if there is no model at `path`."""
-        self.path = path
+    def __init__(
+        self, path: str, *, device: str = "auto", max_model_len: int | None = None, temperature: float = 1.0
+    ) -> None:
+        """Tokens are scored at `temperature`. Raises ConfigError if there is no model at `path`."""
+        self.path, self.temperature = path, temperature
         self.model = load_model(path, device=device).requires_grad_(False)
         shape = self.model.config.get_text_config()
         longest = getattr(shape, "max_position_embeddings", None)
@@ -207,7 +209,7 @@ class Policy:
         return logprobs, total
 
     def _micro_batch(self, batch: Batch, members: list[int], row_sizes: list[int]) -> MicroBatch:
-        device = self.parameters[0].device
+        device, heat = self.parameters[0].device, self.base.temperature
         rows, places = grid([batch.ids[i] for i in members], row_sizes, device)
         joined = (np.concatenate([part[i] for i in members]) for part in (batch.targets, batch.sampled, batch.shares))
         targets_N, sampler_N, advantages_N = (torch.from_numpy(array).to(device) for array in joined)
@@ -217,7 +219,7 @@ class Policy:
             targets_N=targets_N,
             sampler_N=sampler_N,
             advantages_N=advantages_N,
-            temperatures_N=None,
+            temperatures_N=None if heat == 1.0 else torch.full((len(targets_N),), heat, device=device),
         )
 
     def step(self, adam: Adam) -> float:
@@ -279,10 +281,10 @@ def adam_of(parameters: Json) -> Adam:
 
 
 def prompt_scores(
-    module: PreTrainedModel, ids_T: Sequence[int], top: int, last: int | None, threads: int
+    base: BaseModel, module: PreTrainedModel, ids_T: Sequence[int], top: int, last: int | None
 ) -> PromptScores:
     """Log-probabilities of a prompt's tokens except the first, and the `top` likeliest at each position."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(base.threads)
     size = len(ids_T)
     begin = max(1, size - last if last is not None else 1)
     logprobs_T = np.full(size, np.nan, np.float32)
@@ -291,7 +293,7 @@ def prompt_scores(
         tokens = torch.as_tensor(ids_T, device=module.device)
         with torch.inference_mode():
             logits_TV = module(input_ids=tokens[None], use_cache=False).logits[0, begin - 1 : -1].float()
-            all_TV = torch.log_softmax(logits_TV, dim=-1)
+            all_TV = torch.log_softmax(logits_TV / base.temperature, dim=-1)
             logprobs_T[begin:] = all_TV.gather(1, tokens[begin:, None])[:, 0].cpu().numpy()
             if top:
                 best = all_TV.topk(top, dim=-1)

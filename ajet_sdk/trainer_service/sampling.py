@@ -68,9 +68,7 @@ class Samplers:
                 sampled = await weights.sampler.sample(prompt, sampling, "")  # checks the prompt's ids and length
                 top = min(int(body.get("topk_prompt_logprobs") or 0), self._base.vocabulary)
                 async with weights.scoring:
-                    scores = await asyncio.to_thread(
-                        prompt_scores, weights.module, prompt, top, last, self._base.threads
-                    )
+                    scores = await asyncio.to_thread(prompt_scores, self._base, weights.module, prompt, top, last)
             else:
                 sampled = await weights.sampler.sample(prompt, sampling, "")
         return sample_result(sampled, scores)

@@ -69,24 +69,59 @@ async def _serve(
     max_model_len: int | None,
 ) -> None:
     with _listener(host, port, secure=bool(api_key and tls)) as listener:
-        base = await asyncio.to_thread(BaseModel, model, max_model_len=max_model_len)
-        service = Service(base, HFTokenizer(model), state, name)
-        service.resume()
-        settings = server_config(
-            application(service, api_key),
-            own_name=host,
-            keyed=bool(api_key),
-            timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=1,
-            ssl_certfile=tls and tls[0],
-            ssl_keyfile=tls and tls[1],
-        )
         url = f"{'https' if tls else 'http'}://{host}:{listener.getsockname()[1]}"
-        echo(f"Serving {name} at {url} (Ctrl-C stops). In the client: export TINKER_BASE_URL={url}")
-        try:
-            await serve_until_signal(settings, listener)
-        finally:
-            await service.aclose()
+        await serve(
+            listener,
+            model,
+            state,
+            name,
+            api_key=api_key,
+            tls=tls,
+            max_model_len=max_model_len,
+            own_name=host,
+            greeting=f"Serving {name} at {url} (Ctrl-C stops). In the client: export TINKER_BASE_URL={url}",
+        )
+
+
+async def serve(
+    listener: socket.socket,
+    model: str,
+    state: Path,
+    name: str | None = None,
+    *,
+    api_key: str | None = None,
+    tls: tuple[Path, Path] | None = None,
+    max_model_len: int | None = None,
+    temperature: float = 1.0,
+    device: str = "auto",
+    seed: int = 0,
+    own_name: str = "",
+    greeting: str = "",
+) -> None:
+    """Serve the model at `model` on a listening socket until Ctrl-C or SIGTERM; prints `greeting` when it is loaded.
+
+    Tokens are scored at `temperature`, in training and of prompts; the API's own is 1. Raises as `serve_trainer`.
+    """
+    base = await asyncio.to_thread(
+        BaseModel, model, device=device, max_model_len=max_model_len, temperature=temperature
+    )
+    service = Service(base, HFTokenizer(model), state, name or model, seed)
+    service.resume()
+    settings = server_config(
+        application(service, api_key),
+        own_name=own_name,
+        keyed=bool(api_key),
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=1,
+        ssl_certfile=tls and tls[0],
+        ssl_keyfile=tls and tls[1],
+    )
+    if greeting:
+        echo(greeting)
+    try:
+        await serve_until_signal(settings, listener)
+    finally:
+        await service.aclose()
 
 
 def _listener(host: str, port: int, *, secure: bool) -> socket.socket:

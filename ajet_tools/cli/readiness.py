@@ -245,8 +245,7 @@ _IMPORTS = {
     "vllm-cuda": "import vllm",
     "ray": "import ray",
     "trinity-cpu": (
-        "import sys, pathlib, ajet_sdk.backbones.trinity as t\n"
-        "sys.path.insert(0, str(pathlib.Path(t.__file__).parent / 'cpu' / 'shims'))\n"
+        "from ajet_sdk.backbones.trinity.without_vllm import install; install()\n"
         "import trinity.explorer.explorer, trinity.trainer.trainer, ajet_sdk.backbones.trinity.workflow\n"
         "import trinity.common.models.tinker_model, trinity.trainer.tinker.tinker_trainer"
     ),

@@ -21,7 +21,7 @@ from ajet_sdk.backbones.shared import driver as ledger
 from ajet_sdk.backbones.shared.mapping import Place
 from ajet_sdk.backbones.shared.steps import total_steps
 from ajet_sdk.backbones.shared.validation import validation_tasks
-from ajet_sdk.cluster.code import package_code
+from ajet_sdk.cluster.code import INSTALL, package_code
 from ajet_sdk.cluster.mailbox import namespace_of
 from ajet_sdk.cluster.ray import LOCAL, RayCluster, cluster
 from ajet_sdk.config.model_source import first_model
@@ -67,14 +67,15 @@ class ClusterRun:
         self.traces = self.store / job.run_id / "traces" if base else job.directory.resolve()
         """The nodes' trace files: in the checkpoint store if one is configured, since every node reaches it."""
 
-    async def place(self, kind: type[P], **more: object) -> P:
-        """The run's paths, model and learning rate. Builds the model first if the config names a recipe."""
+    async def place(self, kind: type[P], *, lora: bool = False, **more: object) -> P:
+        """The run's paths, model and learning rate, by default that of an adapter where `lora`. Builds the model first
+        if the config names a recipe."""
         model = await model_to_train(self.job, self.loggers.say)
         return kind(
             run_id=self.job.run_id,
             model=model,
             steps=self.total,
-            lr=learning_rate(self.config, model, self.loggers.say),
+            lr=learning_rate(self.config, model, self.loggers.say, lora=lora),
             checkpoints=self.store,
             val_tasks=len(validation_tasks(self.job)),
             **more,
@@ -85,20 +86,20 @@ class ClusterRun:
         start = self.config.model.path
         return self.loggers.tuned(path, self.job.directory, {0: Path(first_model(self.config))} if start else {})
 
-    def cluster(self, beside: Sequence[Path] = ()) -> AbstractContextManager[RayCluster]:
-        """Join the job's Ray cluster, or start one here. Nodes also get the folders `beside`."""
+    def cluster(self, hook: str = INSTALL) -> AbstractContextManager[RayCluster]:
+        """Join the job's Ray cluster, or start one here; workers call the function `hook` when they start."""
         source = self.config.source
         package = package_code(
             self.job.workflow,
             self.job.judge,
-            beside=[*([source.parent] if source else []), *beside],
+            beside=[source.parent] if source else [],
             leave_out=[self.job.directory, self.store],
         )
         address = self.job.ray or LOCAL
         self.loggers.say(
             "starting Ray on this machine" if address == LOCAL else f"joining the Ray cluster at {address}"
         )
-        return cluster(address, package=package, namespace=namespace_of(self.job.run_id), quiet=True)
+        return cluster(address, package=package, namespace=namespace_of(self.job.run_id), quiet=True, hook=hook)
 
     def keep(self, mapping: Mapping[str, object], name: str) -> None:
         """Write the trainer's config as a YAML file next to ours."""
@@ -183,12 +184,12 @@ async def model_to_train(job: Job, say: Callable[[str], None]) -> str:
     return str(path.resolve()) if path.exists() else str(path)
 
 
-def learning_rate(config: Config, model: str, say: Callable[[str], None]) -> float:
+def learning_rate(config: Config, model: str, say: Callable[[str], None], *, lora: bool = False) -> float:
     """The configured learning rate, or the default for a model of this size."""
     lr = config.trainer_common.optim.lr
     if lr is None:
         parameters = _parameters(model)
-        lr = default_lr(parameters, lora=False)
+        lr = default_lr(parameters, lora=lora)
         say(f"trainer_common.optim.lr is not set; using {lr:g} for {parameters:,} parameters")
     return lr
 

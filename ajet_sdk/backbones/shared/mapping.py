@@ -90,8 +90,9 @@ def value_at(mapping: Mapping[str, object], path: str) -> Any:
     return value
 
 
-def unsupported_keys(config: Config, trainer: str) -> list[str]:
-    """Errors for keys that neither Trinity nor verl supports; messages name `trainer`."""
+def unsupported_keys(config: Config, trainer: str, *, lora: bool = False) -> list[str]:
+    """Errors for keys that neither Trinity nor verl supports; messages name `trainer`. `lora`: whether it trains
+    adapters."""
     model, wrong = config.model, []
     if config.trainer_common.algorithm.use_kl_in_reward:
         wrong.append("trainer_common.algorithm.use_kl_in_reward: use use_kl_loss with kl_loss_coef, or backbone local")
@@ -118,7 +119,7 @@ def unsupported_keys(config: Config, trainer: str) -> list[str]:
         )
     if model.base_url or model.scripted:
         wrong.append(f"model.base_url and model.scripted: {trainer} trains model weights; set model.path")
-    if model.lora.enabled:
+    if model.lora.enabled and not lora:
         wrong.append(f"model.lora: {_NO_LORA.format(trainer)}; set model.lora.enabled: false, or use backbone local")
     return wrong
 

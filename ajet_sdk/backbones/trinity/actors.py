@@ -7,6 +7,7 @@ Trinity's own scheduler replaces the runner, but loses the task and waits until 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,13 @@ from ajet_sdk.cluster.mailbox import mailbox_of
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from ray.actor import ActorHandle
+    from tinker import RestClient
 
 _LIVES = 4
 """Runners that a task may crash before it counts as failed."""
+
+_NAMES = {"grad_norm": "actor/grad_norm", "learning_rate": "actor/lr"}
+"""verl's names for metrics of the Tinker API."""
 
 _PAUSE = 5.0
 """Seconds before the next runner is started: a dead node is still given work for a while."""
@@ -112,6 +117,20 @@ class _Runner(RunnerWrapper):  # type: ignore[misc]
         await mailbox.put.remote("notice", {"text": text})
 
 
+class _LateDeletion:
+    """Deletes weights at a service of the Tinker API `later` hand-overs after Trinity asks for it, by their right name:
+    Trinity asks when the trainer has newer ones, and samplers may begin with these yet."""
+
+    def __init__(self, client: RestClient, later: int) -> None:
+        self._client, self._later = client, later
+        self._asked: deque[tuple[str, str]] = deque()
+
+    async def delete_checkpoint_async(self, model_id: str, name: str) -> None:
+        self._asked.append((model_id, f"sampler_weights/{name}"))
+        if len(self._asked) > self._later:
+            await self._client.delete_checkpoint_async(*self._asked.popleft())
+
+
 class WholeBatchTrainer(Trainer):  # type: ignore[misc]
     """A Ray actor, started like Trinity's own."""
 
@@ -119,6 +138,9 @@ class WholeBatchTrainer(Trainer):  # type: ignore[misc]
         if self.config.trainer.trainer_type == "verl":
             unpad_without_flash_attention()
         await super().prepare()
+        if self.config.trainer.trainer_type == "tinker":
+            oldest = self.config.algorithm.sample_strategy_args["max_staleness"]
+            self.engine.checkpoint_manager = _LateDeletion(self.engine.checkpoint_manager, oldest + 1)
 
     async def train(self) -> str:
         """Trinity's loop; returns once the driver has all messages."""
@@ -131,7 +153,7 @@ class WholeBatchTrainer(Trainer):  # type: ignore[misc]
         if self.config.trainer.trainer_type == "verl":
             set_mini_batch_size(self.engine.config, len(exps))
         metrics: dict[str, object] = await super().train_step(exps)
-        return metrics
+        return {_NAMES.get(name, name): value for name, value in metrics.items() if ":" not in name}
 
 
 def set_mini_batch_size(verl: DictConfig, size: int) -> None:

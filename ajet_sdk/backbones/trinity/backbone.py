@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +26,6 @@ from ajet_sdk.backbones.shared.node import serialize_job
 from ajet_sdk.backbones.shared.progress import Progress
 from ajet_sdk.backbones.shared.steps import Rollouts, resume_at, saved_step
 from ajet_sdk.backbones.shared.validation import Validation, validation_tasks
-from ajet_sdk.backbones.trinity.cpu.process import SHIMS, run_service, use_service
 from ajet_sdk.backbones.trinity.launch import (
     environment,
     explore_and_train,
@@ -34,14 +33,19 @@ from ajet_sdk.backbones.trinity.launch import (
     last_checkpoint,
     validate_config,
 )
-from ajet_sdk.backbones.trinity.mapping import TrinityPlace, check, is_on_cpu, schedule_is_trinitys, to_trinity
+from ajet_sdk.backbones.trinity.learner import Learner, run_learner
+from ajet_sdk.backbones.trinity.mapping import TrinityPlace, check, is_on_cpu, to_trinity
+from ajet_sdk.backbones.trinity.without_vllm import HOOK, install
+from ajet_sdk.cluster.code import INSTALL
 from ajet_sdk.cluster.mailbox import open_mailbox
-from ajet_sdk.engines.local.loading import local_engine
+from ajet_sdk.engines.local.loading import load_model, local_engine
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.learn.trainer import TrainerSettings
+from ajet_sdk.learn.checkpoint import export
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.results import TunedModel
+from ajet_sdk.tokens.huggingface import HFTokenizer
+from ajet_sdk.trainer_service.checkpoints import Checkpoints
 from ajet_sdk.types import LedgerEntry, Task
 from ajet_sdk.whole_file import write_whole
 
@@ -60,7 +64,9 @@ async def trinity(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel
     check_installed("ray", "trinity")
     with open_run(job, writer) as (sized, loggers, total):
         if is_on_cpu(sized.config):
-            loggers.say("no GPU: training and sampling on this machine's CPU with ajet's own learner")
+            check_installed("tinker")
+            loggers.say("no GPU: a LoRA adapter is trained and sampled on this machine's CPU with ajet's own learner")
+            install()
         else:
             check_installed("vllm", "verl")
         return await _Run(sized, gateway, writer, loggers, total).run()
@@ -77,6 +83,7 @@ class _Run(ClusterRun):
         check(self.config)  # before a model is made
         place = await self.place(
             TrinityPlace,
+            lora=self.cpu,
             tasks=self.store / self.job.run_id / "tasks",
             flash_attention=find_spec("flash_attn") is not None,
         )
@@ -100,15 +107,18 @@ class _Run(ClusterRun):
 
     async def _with_trinity(self, place: TrinityPlace, tasks: Tasks, trained: bool) -> Any:
         """Explore and train, and validate the last checkpoint. Returns Trinity's config."""
-        async with AsyncExitStack() as stack:
-            stack.enter_context(environment(TRINITY_LOG_DIR=str(place.directory / "log")))
-            if self.cpu:
-                await stack.enter_async_context(self._learner(place))
-            cluster = stack.enter_context(self.cluster([SHIMS] if self.cpu else []))
+        with environment(TRINITY_LOG_DIR=str(place.directory / "log")):
+            if not self.cpu:
+                return await self._on_cluster(place, tasks, trained)
+            async with self._learner(place) as learner:
+                return await learner.beside(self._on_cluster(place, tasks, trained))
+
+    async def _on_cluster(self, place: TrinityPlace, tasks: Tasks, trained: bool) -> Any:
+        with self.cluster(HOOK if self.cpu else INSTALL) as cluster:
             place = replace(place, ray_address=cluster.address, workflow_args=self._workflow_args(place))
             mapping = to_trinity(self.config, place)
             self.keep(_readable(mapping), "trinity.yaml")
-            config = validate_config(mapping)
+            config = await asyncio.to_thread(validate_config, mapping)
             progress = TrinityProgress(self.loggers, self.writer, self.job, tasks.val, self.total)
             listening = asyncio.create_task(progress.listen(open_mailbox(self.job.run_id)))
             try:
@@ -123,25 +133,16 @@ class _Run(ClusterRun):
                 await progress.finish(listening)
         return config
 
-    @asynccontextmanager
-    async def _learner(self, place: TrinityPlace) -> AsyncIterator[None]:
-        """Start ajet's CPU learner and point Trinity's `tinker` client to it."""
+    def _learner(self, place: TrinityPlace) -> AbstractAsyncContextManager[Learner]:
         rollout = self.config.rollout
-        settings = TrainerSettings.of(self.config, place.lr or 0.0, self.total)
-        if schedule_is_trinitys(self.config):
-            settings = replace(settings, lr_scheduler_type="constant", warmup_steps=0)
-        async with run_service(
+        return run_learner(
             place.model,
+            _state(place),
+            self.job.directory / "logs" / f"{self.job.run_id}-learner.log",
             temperature=rollout.temperature,
             max_model_len=rollout.max_model_len,
-            max_batch=rollout.max_env_worker,
             seed=self.config.trainer_common.seed,
-            settings=settings,
-            work_dir=place.directory / "weights",
-            log=self.job.directory / "logs" / f"{self.job.run_id}-learner.log",
-        ) as url:
-            with use_service(url):
-                yield
+        )
 
     def _workflow_args(self, place: TrinityPlace) -> dict[str, object]:
         return {**serialize_job(self.job), "directory": str(self.traces), "model": place.model}
@@ -193,19 +194,24 @@ def _readable(mapping: Mapping[str, object]) -> dict[str, object]:
     return shown
 
 
+def _state(place: TrinityPlace) -> Path:
+    """The learner's adapters, optimisers and checkpoints."""
+    return place.directory / "learner"
+
+
 def _newest_model(place: TrinityPlace, cpu: bool) -> Path:
-    """The newest checkpoint in transformers format. Raises TrainingError if there is none."""
+    """The newest checkpoint in transformers format, with the learner's adapter merged. Raises TrainingError if there
+    is none."""
 
     def step(path: Path) -> int:
         return int(path.name.removeprefix("global_step_"))
 
     for checkpoint in sorted(place.directory.glob("global_step_*"), key=step, reverse=True):
-        if cpu:
-            pointer = checkpoint / "remote_checkpoint_path.txt"
-            model = Path(pointer.read_text().strip()) if pointer.exists() else None
-        else:
-            model = checkpoint / "actor" / "huggingface"
-        if model is not None and (model / "config.json").exists() and any(model.glob("*.safetensors")):
+        model, pointer = checkpoint / "actor" / "huggingface", checkpoint / "remote_checkpoint_path.txt"
+        if cpu and pointer.exists():
+            adapter = load_model(Checkpoints(_state(place)).find(pointer.read_text().strip()), device="cpu")
+            return export(place.directory / "merged", adapter, HFTokenizer(place.model).hf)
+        if (model / "config.json").exists() and any(model.glob("*.safetensors")):
             return model
     raise TrainingError(f"Trinity wrote no model to {place.directory}; see its logs in {place.directory / 'log'}")
 

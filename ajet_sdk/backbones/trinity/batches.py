@@ -94,13 +94,6 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
         return {"multiple_of": 1}
 
 
-def _weigh(experiences: Sequence[Experience]) -> None:
-    counts = [int(experience.action_mask.sum()) for experience in experiences]
-    total = sum(counts)
-    for experience, count in zip(experiences, counts, strict=True):
-        experience.advantages = experience.advantages * (count * len(experiences) / total if total else 1.0)
-
-
 def _share(experiences: Sequence[Experience], ranks: int) -> None:
     total = sum(int(experience.action_mask.sum()) for experience in experiences)
     for experience in experiences:
@@ -113,16 +106,13 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
     Args (in `algorithm.sample_strategy_args`):
         max_staleness: updates that a sampled token may be behind the policy that is trained.
         run_id: whose driver is told.
-        by_sequence: the trainer takes the mean over sequences of each one's mean over tokens, as Trinity's trainer
-            without GPUs does. Scaling each sequence's advantages by n_i · N / Σn (n_i trained tokens of N sequences)
-            makes that the mean over all tokens, as in `local`; the clipped surrogate is linear in positive scales.
         ranks: over how many the trainer averages; `returns` then hold what a token counts for (see `losses`).
     """
 
     def __init__(self, buffer_config: BufferConfig, **arguments: Any) -> None:
         super().__init__(buffer_config)
         self.max_staleness, self._run_id = int(arguments["max_staleness"]), str(arguments["run_id"])
-        self.by_sequence, self.ranks = bool(arguments.get("by_sequence")), int(arguments.get("ranks", 1))
+        self.ranks = int(arguments.get("ranks", 1))
 
     async def sample(self, step: int, **_: object) -> tuple[list[Experience], dict[str, object], list[object]]:
         first = (await self.exp_buffer.read(batch_size=1))[0]
@@ -141,8 +131,6 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
                 stale += 1
                 _leave_out(experience)
             rows += [{**call, "outcome": outcome} for call in trained]
-        if self.by_sequence:
-            _weigh(batch)
         _share(batch, self.ranks)
         await mailbox_of(self._run_id).put.remote("trained", {"step": step, "calls": rows})
         metrics: dict[str, object] = {"train/timelines": float(sum(bool(e.info.get("trained")) for e in batch))}
@@ -154,7 +142,7 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
 
     @classmethod
     def default_args(cls) -> dict[str, object]:
-        return {"max_staleness": 0, "run_id": "", "by_sequence": False, "ranks": 1}
+        return {"max_staleness": 0, "run_id": "", "ranks": 1}
 
 
 def _leave_out(experience: Experience) -> None:

@@ -12,6 +12,7 @@ import copy
 import math
 import os
 import re
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
@@ -103,7 +104,9 @@ def validate_config(mapping: dict[str, object]) -> TrinityConfig:
     """
     config = parse_config(mapping)
     try:
-        with environment(TRINITY_LOG_LEVEL="ERROR"):  # in this process; the actors' logs are files
+        # In this process; the actors' logs are files.
+        with environment(TRINITY_LOG_LEVEL="ERROR"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "DEPRECATED", FutureWarning)  # of the Tinker SDK for Trinity
             config = config.check_and_update()
     except (ValueError, AssertionError, RuntimeError, ImportError, OSError) as error:
         raise ConfigError(f"Trinity rejected the config: {error}") from error

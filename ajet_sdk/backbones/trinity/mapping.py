@@ -1,7 +1,7 @@
 """`to_trinity`: a config of ours as a Trinity-RFT config (0.6), section by section, each a function.
 
-Every call of `is_on_cpu` here decides between Trinity's two routes: `tinker`, behind which ajet's own CPU learner
-stands, and verl with vLLM.
+Every call of `is_on_cpu` here decides between Trinity's two routes: `tinker`, behind which `ajet trainer serve` stands
+on a CPU, and verl with vLLM.
 """
 
 from __future__ import annotations
@@ -117,7 +117,6 @@ _OURS = {
     "model.top_k": "rollout.top_k",
     "algorithm.repeat_times": "rollout.num_repeat",
     "algorithm.sample_strategy_args.run_id": "",
-    "algorithm.sample_strategy_args.by_sequence": "",
     "algorithm.sample_strategy_args.ranks": "",
     "algorithm.sample_strategy_args.max_staleness": "rollout.max_staleness",
     "algorithm.advantage_fn_args.multiple_of": "",
@@ -173,36 +172,28 @@ def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
 def _algorithm(config: Config, place: TrinityPlace) -> dict[str, object]:
     """Our advantages as they are, whole steps, and the loss. How many share a batch is known once Trinity has
     validated the config: see `launch.validate_config`."""
-    cpu = is_on_cpu(config)
     # The trainer without GPUs reads the reference's log-probabilities whether they are needed or not.
-    reference = config.trainer_common.use_kl_loss or cpu
+    reference = config.trainer_common.use_kl_loss or is_on_cpu(config)
     return {
         "algorithm_type": f"{_HERE}.batches.WithReference" if reference else f"{_HERE}.batches.WithoutReference",
         "repeat_times": config.rollout.num_repeat,
         "advantage_fn": f"{_HERE}.batches.GivenAdvantages",
         "sample_strategy": f"{_HERE}.batches.WholeSteps",
-        "sample_strategy_args": {
-            "run_id": place.run_id,
-            "by_sequence": cpu,
-        },
+        "sample_strategy_args": {"run_id": place.run_id},
         **_loss(config),
         "loss_agg_mode": "token-mean",
         "kl_penalty_fn": "none",
-        "optimizer": {**optimizer(config, place), **_schedule(config)},
+        "optimizer": optimizer(config, place),
     }
 
 
 def _loss(config: Config) -> dict[str, object]:
-    """The clipped loss, the KL term and the entropy bonus.
-
-    Over verl they are ours, means over the batch's tokens. Without GPUs our learner adds the terms itself: Trinity's
-    trainer sees no distribution there.
-    """
-    common, cpu = config.trainer_common, is_on_cpu(config)
-    kl, entropy = common.use_kl_loss and not cpu, 0.0 if cpu else common.entropy_coef
+    """The clipped loss, the KL term and the entropy bonus: ours, means over the batch's tokens."""
+    common = config.trainer_common
+    kl, entropy = common.use_kl_loss, common.entropy_coef
     ours = f"{_HERE}.plugins.BatchLossWithKL" if kl else f"{_HERE}.plugins.BatchLoss"
     return {
-        "policy_loss_fn": "ppo" if cpu else ours,
+        "policy_loss_fn": ours,
         "policy_loss_fn_args": {
             "clip_range_low": common.clip_ratio_low,
             "clip_range_high": common.clip_ratio_high,
@@ -217,19 +208,12 @@ def _loss(config: Config) -> dict[str, object]:
     }
 
 
-def schedule_is_trinitys(config: Config) -> bool:
+def _schedule_is_trinitys(config: Config) -> bool:
     """Whether the root `trinity:` says how the learning rate falls."""
     setting: object = config.roots.plain().get("trinity")
     for name in ("algorithm", "optimizer", "lr_scheduler_type"):
         setting = setting.get(name) if isinstance(setting, Mapping) else None
     return setting is not None
-
-
-def _schedule(config: Config) -> dict[str, object]:
-    """Without GPUs our learner keeps the learning rate's course as `local` does, unless `trinity:` says one."""
-    if is_on_cpu(config) and not schedule_is_trinitys(config):
-        return {"lr_warmup_steps": 0, "lr_scheduler_type": "constant"}
-    return {}
 
 
 def _model(config: Config, place: TrinityPlace) -> dict[str, object]:
@@ -244,8 +228,13 @@ def _model(config: Config, place: TrinityPlace) -> dict[str, object]:
         "max_response_tokens": reply,
         "max_prompt_tokens": prompt,
         "enable_prompt_truncation": False,
-        **({"tinker": {"enable": True}} if is_on_cpu(config) else {}),
+        **({"tinker": _adapter(config)} if is_on_cpu(config) else {}),
     }
+
+
+def _adapter(config: Config) -> dict[str, object]:
+    """Not of the output layer: in a model that ties it to the embeddings it could not be merged."""
+    return {"enable": True, "rank": config.model.lora.r, "seed": config.trainer_common.seed, "train_unembed": False}
 
 
 def _buffer(config: Config, place: TrinityPlace) -> dict[str, object]:
@@ -336,7 +325,8 @@ def _trainer(config: Config, place: TrinityPlace) -> dict[str, object]:
         "ulysses_sequence_parallel_size": common.ulysses_sequence_parallel_size,
         "param_offload": common.fsdp_config.param_offload,
         "optimizer_offload": common.fsdp_config.optimizer_offload,
-        **({} if is_on_cpu(config) else _verl(config, place)),
+        # Our losses know their share of the batch; Trinity's trainer without GPUs would take a mean over sequences.
+        **({"fix_actor_microbatch_loss_scale": True} if is_on_cpu(config) else _verl(config, place)),
     }
 
 
@@ -356,13 +346,13 @@ def _verl(config: Config, place: TrinityPlace) -> dict[str, object]:
 def check(config: Config) -> None:
     """Raise ConfigError with each key that would give another result."""
     common, cpu = config.trainer_common, is_on_cpu(config)
-    wrong = unsupported_keys(config, "Trinity")
+    wrong = unsupported_keys(config, "Trinity", lora=cpu)
     if common.algorithm.adv_estimator == "reinforce_plus_plus":
         wrong.append(
             "trainer_common.algorithm.adv_estimator: reinforce_plus_plus normalizes over the whole batch, whose "
             "groups are on different nodes with Trinity; use grpo or rloo"
         )
-    if common.optim.lr_scheduler_type == "linear" and not cpu and not schedule_is_trinitys(config):
+    if common.optim.lr_scheduler_type == "linear" and not _schedule_is_trinitys(config):
         wrong.append(
             "trainer_common.optim.lr_scheduler_type: linear; Trinity supports constant and cosine, or set "
             "trinity.algorithm.optimizer.lr_scheduler_type, which takes precedence"
@@ -371,6 +361,12 @@ def check(config: Config) -> None:
         wrong.append(
             "trainer_common.mini_batch_num and ppo_epochs must be 1: a Trinity step is a single update with the "
             "whole batch"
+        )
+    if cpu and common.entropy_coef:
+        wrong.append("trainer_common.entropy_coef: without GPUs Trinity's trainer sees no distribution; set it to 0")
+    if cpu and not config.rollout.temperature:
+        wrong.append(
+            "rollout.temperature: 0; tokens are scored at the temperature that they are sampled at; set it above 0"
         )
     if not cpu and (trouble := misplaced(config)) is not None:
         wrong.append(trouble)

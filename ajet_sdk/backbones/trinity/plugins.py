@@ -1,9 +1,9 @@
-"""The loss of the route over verl: a mean over the tokens of the whole batch, as in `local`.
+"""The loss: a mean over the tokens of the whole batch, as in `local`.
 
-verl adds up the losses of a rank's micro-batches and averages the ranks, and leaves it to the loss to know its share of
-the batch. Trinity's own losses take the mean of each micro-batch instead: the gradient would grow with their number,
-and a token in a short one would count for more. Here `returns`, which no other part reads, holds what each token
-counts: ranks / tokens of the batch (see `WholeSteps`).
+verl adds up the losses of a rank's micro-batches and averages the ranks, Trinity's Tinker trainer adds up those of the
+sequences, and both leave it to the loss to know its share of the batch. Trinity's own losses take the mean of each
+micro-batch instead: the gradient would grow with their number, and a token in a short one would count for more. Here
+`returns`, which no other part reads, holds what each token counts: ranks / tokens of the batch (see `WholeSteps`).
 
 Trinity's monitor interface: the metrics of its explorer and trainer go to the driver by the `Mailbox`.
 """
@@ -42,7 +42,7 @@ class BatchLoss(PPOPolicyLossFn):  # type: ignore[misc]
         returns: torch.Tensor,
         **kwargs: object,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """All of shape (rows, response length)."""
+        """All of shape (rows, response length), or of one sequence (response length)."""
         loss, metrics = super().__call__(
             logprob=logprob, old_logprob=old_logprob, action_mask=action_mask, advantages=advantages
         )
@@ -71,7 +71,7 @@ class BatchLossWithKL(BatchLoss):
         ref_logprob: torch.Tensor,
         **kwargs: object,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """All of shape (rows, response length)."""
+        """All of shape (rows, response length), or of one sequence (response length)."""
         loss, metrics = super().__call__(
             logprob=logprob, old_logprob=old_logprob, action_mask=action_mask, advantages=advantages, returns=returns
         )

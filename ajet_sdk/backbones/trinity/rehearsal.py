@@ -6,6 +6,7 @@ that does not import in another process or cannot be sent to one, tasks without 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.shared.mapping import merged
-from ajet_sdk.backbones.trinity.cpu.process import run_service, use_service
 from ajet_sdk.backbones.trinity.launch import validate_config
+from ajet_sdk.backbones.trinity.learner import run_learner
 from ajet_sdk.backbones.trinity.mapping import ALTERNATING, TrinityPlace, is_on_cpu, to_trinity
 from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError, TraceError
@@ -49,10 +50,9 @@ async def check_mapping(config: Config, directory: Path, model: Path) -> Any:
     mapping = to_trinity(config, place)
     if not is_on_cpu(config):
         return validate_config(mapping)
-    log = directory / "service.log"
-    async with run_service(model, temperature=1.0, max_model_len=64, work_dir=directory / "service", log=log) as url:
-        with use_service(url):
-            return validate_config(mapping)
+    state, log = directory / "learner", directory / "learner.log"
+    async with run_learner(str(model), state, log, temperature=1.0, max_model_len=64):
+        return await asyncio.to_thread(validate_config, mapping)
 
 
 def rehearse(config: Config, directory: Path, model: Path) -> Config:
@@ -77,7 +77,7 @@ def rehearse(config: Config, directory: Path, model: Path) -> Config:
         "trainer_common": {
             "total_steps": _STEPS, "val_tasks": 1, "val_pass_n": 1, "val_before_train": False, "test_freq": 0,
             "save_freq": 0, "nnodes": 1, "n_gpus_per_node": 0, "use_kl_loss": False, "entropy_coef": 0.0,
-            "checkpoint_base_dir": None, "logger": [],
+            "optim": {"lr_scheduler_type": "constant"}, "checkpoint_base_dir": None, "logger": [],
         },
     }  # fmt: skip
     roots = {name: value for name, value in config.roots.plain().items() if name not in ("trinity", "verl")}

@@ -1,29 +1,96 @@
-"""`ServerSampler`: token ids in and out of the model that Trinity serves, by the completions route of vLLM."""
+"""Token ids in and out of the model that Trinity serves: by the completions route of vLLM, or by the Tinker API."""
 
 from __future__ import annotations
 
-import os
+import asyncio
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING
 
+from ajet_sdk.config.schema import Tinker
 from ajet_sdk.engines.http import Endpoint
+from ajet_sdk.engines.tinker.costs import Costs
+from ajet_sdk.engines.tinker.sampler import TinkerSampler
+from ajet_sdk.engines.tinker.sdk import Session
 from ajet_sdk.engines.vllm.completions import choices_of, request_body
+from ajet_sdk.errors import TrainingError
 from ajet_sdk.protocols import Sampled, Sampling
 
 if TYPE_CHECKING:
     from trinity.common.models.model import ModelWrapper
 
+    from ajet_sdk.config.config import Config
+    from ajet_sdk.protocols import Tokenizer
+
 _TIMEOUT = 1800.0
+_VERSION = re.compile(r"-sampler-(\d+)$")
+"""How Trinity ends the path of weights to sample from: with the number of the training step."""
+
+
+class ServiceSampler:
+    """A `Sampler` over Trinity's model of the Tinker API: with the weights that Trinity gave it last.
+
+    It samples by the SDK itself, for Trinity's model takes texts only and sends one seed with every request.
+    """
+
+    def __init__(self, wrapper: ModelWrapper, config: Config, tokenizer: Tokenizer) -> None:
+        self._wrapper, self._tokenizer = wrapper, tokenizer
+        self.model, self.max_model_len = config.model_name, config.rollout.max_model_len
+        model = config.model.model_copy(update={"path": wrapper.model_name})
+        self._config = config.model_copy(update={"model": model, "tinker": Tinker()})
+        self._opened: tuple[str, asyncio.Future[TinkerSampler]] | None = None
+
+    @cached_property
+    def _session(self) -> Session:
+        return Session(self._config)
+
+    async def version(self) -> int:
+        """Updates behind the weights that the engine has now."""
+        return max(0, int(await self._wrapper.model_version_async))
+
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
+        """Raises RequestRefused, ContextOverflow, EngineUnavailable."""
+        path = str(await self._wrapper.model.get_model_path.remote())
+        if self._opened is None or self._opened[0] != path:
+            self._opened = path, asyncio.ensure_future(asyncio.to_thread(self._open, path))
+        opening = self._opened[1]
+        try:
+            sampler = await asyncio.shield(opening)
+        except TrainingError:
+            if self._opened[1] is opening:
+                self._opened = None  # to be tried again
+            raise
+        return await sampler.sample(prompt_ids, sampling, session)
+
+    def _open(self, path: str) -> TinkerSampler:
+        """The weights at a path of the service, or those of the base model at a path here."""
+        version = _VERSION.search(path)
+        longest = self._session.max_model_len(self._session.model) or self.max_model_len
+        return TinkerSampler(
+            self._session.weights(path if path.startswith("tinker://") else None),
+            self._tokenizer,
+            Costs.of(self._config),
+            model_name=self.model,
+            max_model_len=min(self.max_model_len, longest),
+            policy_version=int(version[1]) if version else 0,
+        )
+
+    def forget(self, session: str) -> None:
+        """The service drops what it kept in its own time."""
+
+    async def aclose(self) -> None:
+        if "_session" in vars(self):
+            await asyncio.to_thread(self._session.close)
 
 
 class ServerSampler:
-    """A `Sampler` over a Trinity `ModelWrapper`: vLLM's server, or ajet's own service, which speaks as it does.
+    """A `Sampler` over a Trinity `ModelWrapper` of vLLM's server.
 
     The prompt goes as ids and the reply's ids come back, with log-probabilities of the distribution sampled from:
-    Trinity starts vLLM with `logprobs_mode: processed_logprobs`. The version is the one that the server names; where it
-    names none, that of the engine before the request, which is never newer than the one that sampled.
+    Trinity starts vLLM with `logprobs_mode: processed_logprobs`. The version is that of the engine before the request,
+    which is never newer than the one that sampled.
     """
 
     def __init__(self, wrapper: ModelWrapper, model: str, max_model_len: int, eos_ids: frozenset[int]) -> None:
@@ -33,8 +100,7 @@ class ServerSampler:
 
     @cached_property
     def _endpoint(self) -> Endpoint:
-        url = os.environ.get("TINKER_BASE_URL") or self._wrapper.api_address
-        return Endpoint(f"{url.rstrip('/')}/v1", self._wrapper.api_key, timeout=_TIMEOUT)
+        return Endpoint(f"{self._wrapper.api_address.rstrip('/')}/v1", self._wrapper.api_key, timeout=_TIMEOUT)
 
     async def version(self) -> int:
         """Updates behind the weights that the engine has now."""
@@ -51,9 +117,7 @@ class ServerSampler:
             eos_ids=self._eos_ids,
             drawn_from=f"{session}/{next(self._ordinal)}",
         )
-        reply = await self._endpoint.post("completions", {**body, "session": session})
-        version = reply.get("policy_version")
-        return choices_of(reply, before if version is None else int(version), sampling.n)
+        return choices_of(await self._endpoint.post("completions", body), before, sampling.n)
 
     def forget(self, session: str) -> None:
         """The server drops what it kept in its own time."""

@@ -18,8 +18,8 @@ from ajet_sdk.backbones.shared.node import Node
 from ajet_sdk.backbones.shared.steps import attempts_at, samples_of, training_sampling
 from ajet_sdk.backbones.shared.validation import GREEDY, validation_sampling
 from ajet_sdk.backbones.trinity.batches import blank
-from ajet_sdk.backbones.trinity.mapping import ALTERNATING
-from ajet_sdk.backbones.trinity.sampler import ServerSampler
+from ajet_sdk.backbones.trinity.mapping import ALTERNATING, is_on_cpu
+from ajet_sdk.backbones.trinity.sampler import ServerSampler, ServiceSampler
 from ajet_sdk.cluster.mailbox import group_message, mailbox_of
 from ajet_sdk.config.config import Config
 from ajet_sdk.gateway.episode import SamplingOverride
@@ -30,6 +30,8 @@ from ajet_sdk.types import Episode, Reward, Sample, Task
 if TYPE_CHECKING:
     from trinity.common.models.model import ModelWrapper
     from trinity.common.workflows import Task as TrinityTask
+
+AnySampler = ServerSampler | ServiceSampler
 
 
 def to_experience(sample: Sample, episode: Episode, step: int) -> Experience:
@@ -120,7 +122,7 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
         return "val", validation_sampling(config)
 
 
-def _batch(node: Node[ServerSampler], episodes: Sequence[Episode]) -> Batch:
+def _batch(node: Node[AnySampler], episodes: Sequence[Episode]) -> Batch:
     """The group's samples; what is not for training is in the ledger at once."""
     if ALTERNATING in node.config.roots:
         episodes = [e.model_copy(update={"rewards": (Reward(value=e.attempt % 2),)}) for e in episodes]
@@ -129,11 +131,13 @@ def _batch(node: Node[ServerSampler], episodes: Sequence[Episode]) -> Batch:
     return batch
 
 
-_nodes: dict[str, Node[ServerSampler]] = {}
+_nodes: dict[str, Node[AnySampler]] = {}
 
 
-def _node(job: Mapping[str, Any], model: ModelWrapper) -> Node[ServerSampler]:
-    def sampler(config: Config, tokenizer: HFTokenizer) -> ServerSampler:
+def _node(job: Mapping[str, Any], model: ModelWrapper) -> Node[AnySampler]:
+    def sampler(config: Config, tokenizer: HFTokenizer) -> AnySampler:
+        if is_on_cpu(config):
+            return ServiceSampler(model, config, tokenizer)
         return ServerSampler(model, config.model_name, config.rollout.max_model_len, tokenizer.eos_ids)
 
     run_id = str(job["run_id"])

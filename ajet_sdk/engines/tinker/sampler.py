@@ -36,10 +36,11 @@ class TinkerSampler:
         model_name: str,
         max_model_len: int,
         publish: Callable[[], ServedWeights] | None = None,
+        policy_version: int | None = None,
         close: Callable[[], None] | None = None,
     ) -> None:
         self.model, self.max_model_len = model_name, max_model_len
-        self.policy_version: int | None = None if publish is None else 0
+        self.policy_version = policy_version if publish is None else 0
         self._current: tuple[ServedWeights, int | None] = (weights, self.policy_version)
         self._tokenizer, self._costs = tokenizer, costs
         self._publish, self._close = publish, close

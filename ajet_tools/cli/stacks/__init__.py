@@ -65,9 +65,9 @@ STACKS = {
             name="trinity-cpu",
             constraints="trinity-cpu.txt",
             cpu=True,
-            extras=("local", "trinity"),
+            extras=("tinker", "trinity"),
             bare=("trinity-rft",),
-            compared=("ray", "trinity-rft"),
+            compared=("ray", "trinity-rft", "tinker"),
         ),
         Stack(
             name="trinity-cuda",

@@ -1,1 +1,0 @@
-"""Trinity on a CPU: our learner behind tinker's API."""

@@ -1,0 +1,158 @@
+"""The learner of a run without GPUs: `ajet trainer serve` as a child of the driver, on loopback.
+
+Trinity's Tinker trainer and model reach it through the official SDK, by TINKER_BASE_URL and TINKER_API_KEY.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+
+import ajet_sdk
+from ajet_sdk.backbones.trinity.launch import environment
+from ajet_sdk.engines.http import without_certificates
+from ajet_sdk.errors import AjetError, ConfigError, EngineUnavailable, TrainingError
+from ajet_sdk.gateway.gateway import listening_socket
+from ajet_sdk.reporting.output import echo
+from ajet_sdk.rollout.event_loop import run_to_end
+from ajet_sdk.trainer_service.server import serve
+
+T = TypeVar("T")
+
+_START, _STOP, _PAUSE = 120.0, 10.0, 0.2
+"""Seconds that it has to answer, and to end; and between two looks."""
+_SHOWN_LINES = 8
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A running learner."""
+
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    async def beside(self, work: Awaitable[T]) -> T:
+        """Wait for `work`. Raises TrainingError if the learner ends before: clients would try for minutes."""
+        working = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({working}, timeout=_PAUSE))[0]:
+                if (code := self.process.poll()) is not None:
+                    raise TrainingError(
+                        f"the learner ended with exit code {code}; log file: {self.log}. Continue with --resume"
+                    )
+            return await working
+        finally:
+            if not working.done():
+                working.cancel()
+                await asyncio.wait({working})
+
+
+@asynccontextmanager
+async def run_learner(
+    model: str, state: Path, log: Path, *, temperature: float, max_model_len: int, seed: int = 0
+) -> AsyncIterator[Learner]:
+    """A learner over `model`, a directory or a Hugging Face name; within the block the SDK's clients find it.
+
+    It keeps adapters and optimisers in `state` and goes on from what is there. `temperature` is that of sampling, at
+    which tokens are scored, too. Raises ConfigError where there is no model, EngineUnavailable, with the end of the
+    log, where it does not start.
+    """
+    if Path(model).is_absolute() and not (Path(model) / "config.json").is_file():
+        raise ConfigError(f"model.path: {model} is not a model directory (it has no config.json)")
+    options = {"model": model, "temperature": temperature, "max_model_len": max_model_len, "seed": seed}
+    key = {"TINKER_API_KEY": f"tml-{secrets.token_hex(16)}"}
+    learner, begin = _start(options, state, log, key)
+    try:
+        await asyncio.to_thread(_reach, learner, begin)
+        with environment(TINKER_BASE_URL=learner.url, TINKER_TELEMETRY="0", **key):
+            yield learner
+    finally:
+        await asyncio.to_thread(_end, learner.process)
+
+
+def _start(options: dict[str, object], state: Path, log: Path, key: dict[str, str]) -> tuple[Learner, int]:
+    """Also where its part of the log begins."""
+    root = str(Path(ajet_sdk.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stream, listening_socket("127.0.0.1", 0) as listener:
+        handed = {"state": str(state.resolve()), "listener": listener.fileno(), "parent": os.getpid()}
+        begin, port = stream.tell(), listener.getsockname()[1]
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, json.dumps({**options, **handed})],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env={**os.environ, "PYTHONPATH": path, **key},
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # Ctrl-C is for us, who end it
+        )
+        return Learner(f"http://127.0.0.1:{port}", log, process), begin
+
+
+def _reach(learner: Learner, begin: int) -> None:
+    """Wait until it answers; ends, too, once the process is ended."""
+    deadline, failure = time.monotonic() + _START, ""
+    while not failure:
+        try:
+            httpx.get(f"{learner.url}/api/v1/healthz", timeout=1.0, trust_env=False, verify=without_certificates())
+            return
+        except httpx.TransportError:
+            time.sleep(_PAUSE)
+        if (code := learner.process.poll()) is not None:
+            failure = f"the learner exited with code {code} during startup"
+        elif time.monotonic() > deadline:
+            failure = f"the learner did not start within {_START:.0f} s"
+    lines = learner.log.read_bytes()[begin:].decode(errors="replace").splitlines()[-_SHOWN_LINES:]
+    raise EngineUnavailable(f"{failure}; log file: {learner.log}" + "".join(f"\n  {line}" for line in lines))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+# In the child
+
+
+def main() -> None:
+    """Serve until SIGTERM, or until the parent is gone."""
+    options = json.loads(sys.argv[1])
+    threading.Thread(target=_end_with, args=(options.pop("parent"),), daemon=True).start()
+    listener = socket.socket(fileno=options.pop("listener"))
+    state = Path(options.pop("state"))
+    try:
+        run_to_end(serve(listener, state=state, api_key=os.environ["TINKER_API_KEY"], device="cpu", **options))
+    except AjetError as error:
+        echo(f"ajet: {error}", err=True)
+        raise SystemExit(1) from None
+
+
+def _end_with(parent: int) -> None:
+    """End at once when the parent is gone: the state on disk is whole at any time."""
+    while os.getppid() == parent:
+        time.sleep(_PAUSE)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

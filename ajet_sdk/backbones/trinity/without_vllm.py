@@ -1,0 +1,38 @@
+"""Trinity-RFT 0.6 without vLLM, which it imports whatever it samples with.
+
+One of its modules does so, that for images and videos. Where vLLM is not installed this one is in its place, with
+functions that refuse; nothing answers to the name `vllm`. Ray's workers call `install`, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from types import ModuleType
+from typing import NoReturn
+
+from ajet_sdk.cluster.code import install_code
+
+HOOK = f"{__name__}.install"
+"""For Ray: what a worker calls when it starts."""
+_MODULE = "trinity.common.models.mm_utils"
+_FUNCTIONS = (
+    "should_use_processor", "vLLMMultiModalRender", "combine_output_token_ids", "build_mm_message",
+    "processor_or_tokenizer_cls",
+)  # fmt: skip
+"""What Trinity's other modules import from it."""
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise RuntimeError(
+        "Trinity handles images and videos with vLLM, which is not installed: ajet install trinity --cuda"
+    )
+
+
+def install() -> None:
+    """Make the run's code importable in a worker, and Trinity where vLLM is missing. Idempotent."""
+    install_code()
+    if find_spec("vllm") is None and _MODULE not in sys.modules:
+        module = ModuleType(_MODULE)
+        vars(module).update(dict.fromkeys(_FUNCTIONS, _refuse))
+        sys.modules[_MODULE] = module
