@@ -221,7 +221,7 @@ def test_names_in_text_exist() -> None:
     for file in (file for pattern in DOCUMENTS for file in sorted(ROOT.glob(pattern))):
         text = re.sub(r"(ajet_[\w.]+):(\w)", r"\1.\2", file.read_text())
         named |= dict.fromkeys(DOTTED.findall(text), str(file.relative_to(ROOT)))
-    assert {"ajet_sdk.cluster.code.install_code", "ajet_sdk.backbones.trinity.plugins.DriverMonitor"} <= set(named)
+    assert {"ajet_sdk.trainer_service.server", "ajet_sdk.backbones.trinity.plugins.DriverMonitor"} <= set(named)
     assert {"ajet_sdk.backbones.verl.batches.BatchPositions", "ajet_tools.cli.app.main"} <= set(named)
     assert {name: path for name, path in named.items() if not exists(name)} == {}
 

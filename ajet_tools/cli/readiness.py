@@ -268,7 +268,7 @@ def _imported(target: str) -> Check:
 
 def _python(code: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, where a broken native library can't take this one along."""
-    variables = {**os.environ, "TINKER_BASE_URL": "http://127.0.0.1:9", "RAY_USAGE_STATS_ENABLED": "0"}
+    variables = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, "-c", code]
     try:
         return subprocess.run(

@@ -314,21 +314,34 @@ def test_tokens_that_would_be_sampled_to_be_left_out_are_refused(
         synchronizer(own, rollout)
 
 
-def test_the_route_without_gpus_keeps_for_our_learner_what_trinity_would_compute_otherwise() -> None:
-    common = {"use_kl_loss": True, "entropy_coef": 0.1, "optim": {"warmup_steps": 3, "lr_scheduler_type": "linear"}}
-    made = mapped(CPU, {"trainer_common": common})
+def test_the_route_without_gpus_trains_an_adapter_with_the_same_loss() -> None:
+    common = {"use_kl_loss": True, "optim": {"warmup_steps": 3, "lr_scheduler_type": "cosine"}}
+    made = mapped(CPU, {"trainer_common": common, "model": {"lora": {"enabled": True, "r": 4}}})
     assert made["trainer"]["trainer_type"] == made["explorer"]["rollout_model"]["engine_type"] == "tinker"
-    algorithm = made["algorithm"]
-    assert algorithm["kl_loss_fn"] == algorithm["entropy_loss_fn"] == "none"
-    assert algorithm["optimizer"]["lr_scheduler_type"] == "constant" and not algorithm["optimizer"]["lr_warmup_steps"]
+    assert made["model"]["tinker"]["enable"] and made["model"]["tinker"]["rank"] == 4
+    algorithm, on_gpus = made["algorithm"], mapped({"trainer_common": common})["algorithm"]
+    assert algorithm == on_gpus and algorithm["policy_loss_fn"].endswith("BatchLossWithKL")
+    assert made["trainer"]["fix_actor_microbatch_loss_scale"], "else Trinity takes a mean over sequences"
 
 
-@pytest.mark.parametrize("route", [{}, CPU], ids=["gpus", "cpu"])
-def test_an_adapter_is_refused_since_it_would_never_be_sampled(route: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("ours", "named"),
+    [
+        ({"trainer_common": {"entropy_coef": 0.1}}, r"trainer_common\.entropy_coef: .*set it to 0"),
+        ({"rollout": {"temperature": 0.0}}, r"rollout\.temperature: 0; .*set it above 0"),
+        ({"trainer_common": {"optim": {"lr_scheduler_type": "linear"}}}, r"lr_scheduler_type: linear"),
+    ],
+)
+def test_what_the_tinker_api_cannot_do_is_refused_without_gpus(ours: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        mapped(CPU, ours)
+
+
+def test_an_adapter_is_refused_on_gpus_since_it_would_never_be_sampled() -> None:
     with pytest.raises(ConfigError, match=r"model\.lora: .*set model\.lora\.enabled: false, or use backbone local"):
-        mapped(route, {"model": {"lora": {"enabled": True}}})
+        mapped({"model": {"lora": {"enabled": True}}})
     with pytest.raises(ConfigError, match=r"trinity\.model\.lora_configs: "):
-        mapped(route, trinity={"model": {"lora_configs": [{"lora_rank": 8}]}})
+        mapped(trinity={"model": {"lora_configs": [{"lora_rank": 8}]}})
 
 
 def test_everything_that_cant_be_honoured_is_told_at_once() -> None:

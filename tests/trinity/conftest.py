@@ -15,7 +15,11 @@ from typing import Any
 
 import pytest
 
+from ajet_sdk.backbones.trinity.without_vllm import install
+
 from .experiments import Experiment
+
+install()
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from trinity.common.config import BufferConfig, ExperienceBufferConfig, TrainerI
 from trinity.common.experience import EID, Experience
 
 from ajet_sdk.backbones.shared.steps import tasks_of_step
-from ajet_sdk.backbones.trinity.batches import GivenAdvantages, OrderOfLocal, WholeSteps, _leave_out, _weigh, blank
+from ajet_sdk.backbones.trinity.batches import GivenAdvantages, OrderOfLocal, WholeSteps, blank
 from ajet_sdk.backbones.trinity.workflow import to_experience
 from ajet_sdk.cluster.mailbox import open_mailbox
 from ajet_sdk.samples.build import Batch
@@ -127,22 +127,6 @@ def test_a_step_is_filled_up_with_what_is_not_trained(
     assert all(torch.equal(one.advantages, old) for one, old in zip(given_, before, strict=True))
     assert all(not one.action_mask.any() and not one.info["trained"] for one in kept[len(given_) :])
     assert {one.info["step_size"] for one in kept} == {len(kept)}
-
-
-@FEW
-@given(steps, st.sets(st.integers(0, 8)))
-def test_by_sequence_the_mean_over_sequences_is_the_mean_over_tokens(
-    rows: list[tuple[int, float]], stale: set[int]
-) -> None:
-    """Of the tokens that are trained: what is left out for its age has no part in it."""
-    made = made_of([count for count, _ in rows], [value for _, value in rows])
-    for position in stale & set(range(len(made))):
-        _leave_out(made[position])
-    tokens = torch.cat([one.advantages[one.action_mask] for one in made])
-    _weigh(made)
-    means = torch.stack([one.advantages.sum() / max(1, int(one.action_mask.sum())) for one in made])
-    expected = tokens.mean() if len(tokens) else torch.tensor(0.0)
-    torch.testing.assert_close(means.mean(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_step_in_which_nothing_is_to_be_trained_is_one_blank() -> None:

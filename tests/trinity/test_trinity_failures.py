@@ -79,9 +79,9 @@ def test_a_dead_learner_is_told(experiment: Callable[..., Experiment], nodes: An
     one = experiment(["single 1", "single 2"], MANY)
     one.start("--with-ray-cluster", nodes.address)
     one.until(lambda: sampling(one))
-    os.kill(process_of(one, "trinity.cpu.service"), signal.SIGKILL)
+    os.kill(process_of(one, "trinity.learner"), signal.SIGKILL)
     said = ends_soon(one, time.monotonic())
-    assert "log" in said
+    assert "log" in said and "--resume" in said
 
 
 def test_a_killed_runner_costs_its_attempts_and_nothing_else(experiment: Callable[..., Experiment], nodes: Any) -> None:

@@ -17,8 +17,9 @@ pytest.importorskip("trinity", reason="needs Trinity-RFT: just install-trinity")
 pytest.importorskip("ray", reason="needs Ray: just install-trinity")
 
 from ajet_sdk.backbones.shared.steps import resume_at
-from ajet_sdk.backbones.trinity.cpu.process import run_service, use_service
+from ajet_sdk.backbones.trinity.actors import _LateDeletion
 from ajet_sdk.backbones.trinity.launch import validate_config
+from ajet_sdk.backbones.trinity.learner import run_learner
 from ajet_sdk.backbones.trinity.mapping import TrinityPlace, to_trinity
 from ajet_sdk.config.config import load_config
 
@@ -32,7 +33,7 @@ EVERY = 3
 
 PROCESSES = {
     "driver": None,
-    "learner": "trinity.cpu.service",
+    "learner": "trinity.learner",
     "trainer": "WholeBatchTrainer",
     "explorer": "SteadyExplorer",
     "synchronizer": "Synchronizer",
@@ -79,7 +80,7 @@ def test_a_run_is_taken_up_wherever_it_was_killed(
 
 
 async def train_until(step: int, store: Path, model: Path) -> list[int]:
-    """Trinity's own trainer over our service, step by step without a cluster, as far as it saves and hands over.
+    """Trinity's own trainer over our learner, step by step without a cluster, as far as it saves and hands over.
 
     Returns the steps whose weights the sampler took.
     """
@@ -88,28 +89,32 @@ async def train_until(step: int, store: Path, model: Path) -> list[int]:
         "trainer_common": {"n_gpus_per_node": 0, "save_freq": EVERY, "optim": {"lr": 0.01}},
     }  # fmt: skip
     place = TrinityPlace(run_id="r", model=str(model), steps=99, lr=0.01, checkpoints=store, tasks=store / "tasks")
-    options = {"temperature": 1.0, "max_model_len": 64, "work_dir": place.directory / "weights"}
     taken = []
-    async with run_service(model, log=store / "service.log", **options) as url:
-        with use_service(url):
-            config = validate_config(to_trinity(load_config(values=document), place))
-            kind = import_module("trinity.trainer.tinker.tinker_trainer").TinkerTrainerWrapper
-            trainer = kind.__new__(kind)  # its own __init__ looks for the synchroniser on a cluster
-            trainer.config, trainer.logger = config, import_module("trinity.utils.log").get_logger("trainer")
-            trainer._init_algorithm()
-            await trainer.prepare()
-            while True:
-                if trainer.train_step_num:
-                    await trainer.save_state_dict()
-                    path = trainer.latest_remote_sampler_path
-                    await trainer.service_client.create_sampling_client_async(model_path=path)
-                    taken.append(trainer.train_step_num)
-                    if trainer.train_step_num % EVERY == 0:
-                        await trainer.save_checkpoint()
-                if trainer.train_step_num == step:
-                    return taken
-                trainer._train_step_num += 1
-                await trainer.actor_client.optim_step_async(trainer.adam_params)
+    state, log = place.directory / "learner", store / "learner.log"
+    async with run_learner(str(model), state, log, temperature=1.0, max_model_len=64):
+        config = await asyncio.to_thread(validate_config, to_trinity(load_config(values=document), place))
+        kind = import_module("trinity.trainer.tinker.tinker_trainer").TinkerTrainerWrapper
+        trainer = kind.__new__(kind)  # its own __init__ looks for the synchroniser on a cluster
+        trainer.config, trainer.logger = config, import_module("trinity.utils.log").get_logger("trainer")
+        trainer._init_algorithm()
+        await trainer.prepare()
+        trainer.checkpoint_manager = _LateDeletion(trainer.checkpoint_manager, 1)
+        while True:
+            if trainer.train_step_num:
+                await trainer.save_state_dict()
+                path = trainer.latest_remote_sampler_path
+                await trainer.service_client.create_sampling_client_async(model_path=path)
+                taken.append(trainer.train_step_num)
+                if trainer.train_step_num % EVERY == 0:
+                    await trainer.save_checkpoint()
+            if trainer.train_step_num == step:
+                break
+            trainer._train_step_num += 1
+            await trainer.actor_client.optim_step_async(trainer.adam_params)
+        (mine,) = state.glob(f"{trainer.model_info.model_id.replace(':', '_')}/sampler_weights")
+        kept = sorted(int(one.name.rpartition("-")[2]) for one in mine.iterdir())
+        assert kept == taken[-2:], "the newest, and the one before it, with which samplers may begin yet"
+    return taken
 
 
 @pytest.mark.parametrize("offset", range(EVERY))

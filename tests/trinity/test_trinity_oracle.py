@@ -6,7 +6,6 @@ Letters of shapes: B sequences, P the longest prompt, R the longest response, T 
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,16 @@ import torch
 from trinity.common.experience import Experience
 from trinity.utils.log import get_logger
 
-import ajet_sdk
-from ajet_sdk.backbones.trinity.batches import GivenAdvantages, _share, _weigh
-from ajet_sdk.backbones.trinity.cpu import learner as learning
-from ajet_sdk.backbones.trinity.cpu.learner import Learner, Sequences
+from ajet_sdk.backbones.trinity.batches import GivenAdvantages, _share
 from ajet_sdk.backbones.trinity.launch import parse_config
 from ajet_sdk.backbones.trinity.mapping import TrinityPlace, to_trinity
 from ajet_sdk.backbones.trinity.workflow import to_experience
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.local.loading import load_model
-from ajet_sdk.learn.trainer import TrainerSettings
+from ajet_sdk.trainer_service.data import Batch
+from ajet_sdk.trainer_service.policies import BaseModel, Lora, Policy, prompt_scores
 from ajet_sdk.types import Sample
 from tests.oracle import TEMPERATURE, check_same, gradients, local_loss, sampled
-
-SHIMS = Path(ajet_sdk.__file__).parent / "backbones" / "trinity" / "cpu" / "shims"
 
 
 def config_of(gpus: int, tmp_path: Path, **terms: Any) -> tuple[Any, dict[str, Any]]:
@@ -139,9 +134,9 @@ def picked(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(logits, -1).gather(-1, ids[..., None])[..., 0]
 
 
-def moved(tiny: Path, model: Any = None) -> Any:
+def moved(tiny: Path) -> Any:
     """The model some updates later: else it does not diverge from the first."""
-    model = model or load_model(tiny, dtype="float32", device="cpu").eval()
+    model = load_model(tiny, dtype="float32", device="cpu").eval()
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -149,53 +144,42 @@ def moved(tiny: Path, model: Any = None) -> Any:
     return model
 
 
-@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("terms", [{}, {"use_kl_loss": True, "kl_loss_coef": 0.3}])
 def test_the_loss_of_the_route_without_gpus_is_the_local_loss(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terms: dict[str, Any]
+    tiny: Path, tmp_path: Path, terms: dict[str, Any]
 ) -> None:
-    """Trinity's own loss function of its tinker trainer over its own inputs, which takes a mean over sequences of their
-    means, and our learner, which adds the KL and entropy terms."""
-    trainer = tinker_trainer(monkeypatch)
-    monkeypatch.setattr(learning, "_MICRO_BATCH_TOKENS", 128)
+    """Trinity's own loss function of its Tinker trainer over its own inputs, and the learner's passes, between which
+    the SDK turns the gradient of the loss into weights."""
+    pytest.importorskip("tinker", reason="needs the Tinker SDK: just install-trinity")
+    trainer = importlib.import_module("trinity.trainer.tinker.tinker_trainer")
     config, mapping = config_of(0, tmp_path, **terms)
-    reference, learner = load_model(tiny, dtype="float32"), Learner(tiny, TEMPERATURE, TrainerSettings.of(config, 1, 4))
-    moved(tiny, learner.model)
-    samples, experiences = stored(learner.model)
-    ours = local_loss(learner.model, samples, config, reference), gradients(learner.model)
+    reference = load_model(tiny, dtype="float32", device="cpu").eval()
+    base = BaseModel(str(tiny), device="cpu", temperature=TEMPERATURE)
+    policy = Policy(base, Lora(rank=4, train_unembed=False))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.parameters:
+            parameter += 0.1 * torch.randn_like(parameter)
+    samples, experiences = stored(policy.module)
+    ours = local_loss(policy.module, samples, config, reference), gradients(policy.module)
 
-    algorithm = mapping["algorithm"]
     kept, _ = GivenAdvantages().process(experiences)
-    assert algorithm["sample_strategy_args"]["by_sequence"]
-    _weigh(kept)
+    _share(kept, 1)
     wrapper = object.__new__(trainer.TinkerTrainerWrapper)  # its constructor asks for Ray, which the loss does not need
     wrapper.config, wrapper.logger = parse_config(mapping), get_logger("oracle")
     wrapper._init_algorithm()
-    data, _, wrapper.model_inputs_list = trainer.to_tinker_input(kept, wrapper.logger)
-    for inputs in wrapper.model_inputs_list:
-        inputs["ref_logprob"] = torch.zeros(len(inputs["action_mask"]))
-    lengths = [len(one.tokens) - 1 for one in kept]
-    logprobs_N = torch.from_numpy(
-        learner.forward(
-            Sequences(
-                lengths_B=np.array(lengths),
-                ids_N=np.concatenate([one.tokens[:-1].numpy() for one in kept]).astype(np.int64),
-                targets_N=np.concatenate([one.tokens[1:].numpy() for one in kept]).astype(np.int64),
-                needed_N=np.concatenate([np.asarray(datum.loss_fn_inputs["weights"]) != 0 for datum in data]),
-            )
-        )
-    )
-    leaves = [part.clone().requires_grad_() for part in logprobs_N.split(lengths)]
+    data, prompts, wrapper.model_inputs_list = trainer.to_tinker_input(kept, wrapper.logger)
+    for prompt, inputs in zip(prompts, wrapper.model_inputs_list, strict=True):
+        scores = prompt_scores(base, base.model, prompt.to_ints(), 0, None)
+        inputs["ref_logprob"] = torch.from_numpy(scores.logprobs_T)[-len(inputs["action_mask"]) :]
+    ids = [np.asarray(datum.model_input.to_ints(), np.int64) for datum in data]
+    targets = [np.asarray(datum.loss_fn_inputs["target_tokens"].data, np.int64) for datum in data]
+    nothing = [np.zeros(len(row), np.float32) for row in ids]
+    logprobs, _ = policy.score(Batch("cross_entropy", {}, ids, targets, nothing, nothing), backward=False)
+    leaves = [torch.from_numpy(row).requires_grad_() for row in logprobs]
     loss, said = wrapper._loss_func(data, leaves)
     loss.backward()
     assert said["actor/pg_clipfrac"] > 0.05
-    learner.backward(torch.cat([leaf.grad for leaf in leaves]).numpy())
-    check_same(ours if not terms else (float(loss.detach()), ours[1]), (float(loss.detach()), gradients(learner.model)))
-
-
-def tinker_trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Trinity's module, over our stand-in for the package that it imports."""
-    monkeypatch.syspath_prepend(str(SHIMS))
-    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:1")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tinker"]:
-        monkeypatch.delitem(sys.modules, name)
-    return importlib.import_module("trinity.trainer.tinker.tinker_trainer")
+    weights = [-leaf.grad.numpy() for leaf in leaves if leaf.grad is not None]
+    policy.score(Batch("cross_entropy", {}, ids, targets, weights, nothing), backward=True)
+    check_same(ours, (float(loss.detach()), gradients(policy.module)))

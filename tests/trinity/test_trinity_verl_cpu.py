@@ -18,7 +18,6 @@ pytest.importorskip("verl", reason="needs verl: just install-trinity")
 if find_spec("vllm") is None:
     pytest.skip("needs vLLM: ajet install vllm", allow_module_level=True)
 
-from ajet_sdk.backbones.trinity.cpu.process import SHIMS
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.samples.build import build
@@ -43,7 +42,7 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         environment.setenv("AJET_TEST_MARK", uuid.uuid4().hex)
         environment.setenv("AJET_TEST_PLAIN_PATH", str(ROOT))
         environment.setenv("AJET_TEST_VLLM", str(tmp_path_factory.mktemp("vllm")))
-        environment.setenv("PYTHONPATH", os.pathsep.join([str(SHIM), str(SHIMS), str(ROOT)]))
+        environment.setenv("PYTHONPATH", os.pathsep.join([str(SHIM), str(ROOT)]))
         cluster = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 8, "num_gpus": 3, "include_dashboard": False}
         )

@@ -15,7 +15,7 @@ from ajet_sdk.engines.tinker.costs import Costs
 from ajet_sdk.engines.tinker.sampler import TinkerSampler
 from ajet_sdk.engines.tinker.sdk import Session
 from ajet_sdk.engines.vllm.completions import choices_of, request_body
-from ajet_sdk.errors import TrainingError
+from ajet_sdk.errors import EngineUnavailable, TrainingError
 from ajet_sdk.protocols import Sampled, Sampling
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ class ServiceSampler:
         opening = self._opened[1]
         try:
             sampler = await asyncio.shield(opening)
-        except TrainingError:
-            if self._opened[1] is opening:
+        except TrainingError as error:
+            if self._opened is not None and self._opened[1] is opening:
                 self._opened = None  # to be tried again
-            raise
+            raise EngineUnavailable(str(error)) from error
         return await sampler.sample(prompt_ids, sampling, session)
 
     def _open(self, path: str) -> TinkerSampler:

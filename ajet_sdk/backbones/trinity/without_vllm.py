@@ -32,7 +32,13 @@ def _refuse(*_: object, **__: object) -> NoReturn:
 def install() -> None:
     """Make the run's code importable in a worker, and Trinity where vLLM is missing. Idempotent."""
     install_code()
-    if find_spec("vllm") is None and _MODULE not in sys.modules:
+    if find_spec("vllm") is None:
+        stand_in()
+
+
+def stand_in() -> None:
+    """Put this one in the place of Trinity's module in this process, unless that is loaded."""
+    if _MODULE not in sys.modules:
         module = ModuleType(_MODULE)
         vars(module).update(dict.fromkeys(_FUNCTIONS, _refuse))
         sys.modules[_MODULE] = module

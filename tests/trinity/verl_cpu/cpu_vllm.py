@@ -30,7 +30,7 @@ class CpuVllm(BaseInferenceModel):
         self._weights: dict[str, Any] = {}
 
     async def prepare(self) -> None:
-        os.environ["PYTHONPATH"] = os.environ["AJET_TEST_PLAIN_PATH"]  # the real vLLM, and not the names of it
+        os.environ["PYTHONPATH"] = os.environ["AJET_TEST_PLAIN_PATH"]  # without what is changed here
         config = self.config
         directory = Path(os.environ["AJET_TEST_VLLM"])
         settings = Settings(

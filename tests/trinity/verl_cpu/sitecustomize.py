@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ajet_sdk.backbones.trinity.without_vllm import stand_in
+
 _LARGE = 1 << 34
 
 
@@ -117,3 +119,4 @@ class AfterImport(MetaPathFinder):
 
 
 sys.meta_path.insert(0, AfterImport())
+stand_in()  # no process imports the vLLM that is installed but the one that serves it
