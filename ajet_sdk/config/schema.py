@@ -98,7 +98,9 @@ HERE = (
 
 class Lora(Section):
     enabled: bool = key(False, "Train a LoRA adapter (peft) instead of all weights.")
-    r: int = key(16, "Rank of the adapter; also with backbone tinker, which always trains an adapter.", ge=1)
+    r: int = key(
+        16, "Rank of the adapter; also with backbone tinker, and trinity without GPUs, which always train one.", ge=1
+    )
     alpha: int = key(32, "Scaling of the adapter: its update is multiplied by alpha / r.", ge=1)
     dropout: float = key(
         0.0, "Accepted, but has no effect: dropout would make training differ from sampling.", ge=0, lt=1

@@ -79,7 +79,8 @@ async def run_learner(
     learner, begin = _start(options, state, log, key)
     try:
         await asyncio.to_thread(_reach, learner, begin)
-        with environment(TINKER_BASE_URL=learner.url, TINKER_TELEMETRY="0", **key):
+        direct = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
+        with environment(TINKER_BASE_URL=learner.url, TINKER_TELEMETRY="0", no_proxy=direct, NO_PROXY=direct, **key):
             yield learner
     finally:
         await asyncio.to_thread(_end, learner.process)

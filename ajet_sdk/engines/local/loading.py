@@ -65,7 +65,9 @@ def load_model(
         refuse_code(base, error)
         raise ConfigError(f"model.path: {base} cannot be loaded as a causal language model: {error}") from error
     if adapter.is_file():
-        model = _peft().PeftModel.from_pretrained(model, str(path), is_trainable=lora is not None)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft reads it
+            model = _peft().PeftModel.from_pretrained(model, str(path), is_trainable=lora is not None)
     elif lora is not None and lora.enabled:
         model = _with_lora(model, lora)
     if target.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and model.num_parameters() < _SMALL:
