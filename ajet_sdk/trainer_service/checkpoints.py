@@ -60,10 +60,14 @@ class Checkpoints:
                 shutil.rmtree(old, ignore_errors=True)
         return path
 
-    def find(self, path: str) -> Path:
-        """The directory that a tinker:// path names. Raises CheckpointError."""
+    def place(self, path: str) -> Path:
+        """The directory that a tinker:// path names, be it there or not."""
         parts = _PATH.fullmatch(path)
-        directory = self.directory(parts[1]) / parts[2] / parts[3] if parts else self.state / "none"
+        return self.directory(parts[1]) / parts[2] / parts[3] if parts else self.state / "none"
+
+    def find(self, path: str) -> Path:
+        """The same. Raises CheckpointError if it is not there."""
+        directory = self.place(path)
         if directory.resolve().parent.parent.parent != self.state.resolve() or not directory.is_dir():
             raise CheckpointError(
                 f"there is no checkpoint {path} on this server; unnamed ones of save_weights_and_get_sampling_client "

@@ -51,6 +51,10 @@ class Samplers:
         self._base, self._tokenizer, self._seed = base, tokenizer, seed
         self._slots: OrderedDict[Path | None, _Slot] = OrderedDict()
 
+    def __contains__(self, path: Path | None) -> bool:
+        """Whether these weights are loaded, or loading."""
+        return path in self._slots
+
     async def sample(self, path: Path | None, body: Json) -> bytes:
         """Answer a request to sample. Raises RequestRefused, ContextOverflow, CheckpointError."""
         prompt, sampling = _prompt(body), _sampling(body)

@@ -305,7 +305,9 @@ class Service:
 
     async def _sample(self, path: str | None, body: Json) -> Reply:
         try:
-            checkpoint = None if path is None else self.checkpoints.find(path)
+            checkpoint = None if path is None else self.checkpoints.place(path)
+            if path is not None and checkpoint not in self.samplers:  # what is loaded may be deleted meanwhile
+                checkpoint = self.checkpoints.find(path)
             return Reply(await self.samplers.sample(checkpoint, body), "application/x-protobuf")
         except Exception as error:  # noqa: BLE001  (kept and handed to the client that it concerns)
             return _failure("asample", error)
