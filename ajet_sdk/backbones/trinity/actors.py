@@ -128,7 +128,7 @@ class _LateDeletion:
     async def delete_checkpoint_async(self, model_id: str, name: str) -> None:
         self._asked.append((model_id, f"sampler_weights/{name}"))
         if len(self._asked) > self._later:
-            await self._client.delete_checkpoint_async(*self._asked.popleft())
+            await self._client.delete_checkpoint(*self._asked.popleft())
 
 
 class WholeBatchTrainer(Trainer):  # type: ignore[misc]
