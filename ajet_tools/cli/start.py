@@ -26,7 +26,7 @@ from ajet_tools.cli.from_agent import Agent, job_files, read_agent
 from ajet_tools.cli.trace.view import view as open_viewer
 from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.text.tables import console, table
-from ajet_tools.trace.compare.diff import paired
+from ajet_tools.trace.compare.paired import paired
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config

@@ -23,7 +23,7 @@ from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Episode, Task
 from ajet_tools.text.clean import message_text, reply_of
-from ajet_tools.trace.compare.diff import Paired, paired
+from ajet_tools.trace.compare.paired import Paired, paired
 from ajet_tools.tuning.source import Prompts, placeholders, prompts_of
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -18,23 +19,24 @@ from ajet_tools.text import tables as render
 from ajet_tools.text.clean import message_text, one_line
 from ajet_tools.text.tables import diff_text
 from ajet_tools.trace import queries
+from ajet_tools.trace.compare.changes import finding_lines
 from ajet_tools.trace.compare.diff import (
     AgentMessage,
+    At,
     DiffPart,
     EpisodeDiff,
-    Paired,
     RunDiff,
     RunSide,
     diff_episodes,
     diff_runs,
     episode_at,
 )
+from ajet_tools.trace.compare.paired import Paired
 from ajet_tools.trace.compare.requests import message_diff
 from ajet_tools.trace.locate import open_named
 
 app = typer.Typer(add_completion=False)
 
-_SHOWN = 10
 _MESSAGES = 3
 _LINES = 24
 
@@ -42,9 +44,10 @@ _LINES = 24
 @app.command()
 def diff(
     a: Annotated[
-        str, typer.Argument(metavar="A", help="An episode or a run, by its id, name or path.", show_default=False)
+        str,
+        typer.Argument(metavar="A", help="An episode or a run, by its id, name or path; RUN@STEP or RUN@last: a step."),
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another episode or run.", show_default=False)],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another episode, run or step.")],
     path: Where = None,
     path_b: Annotated[
         Path | None, typer.Option("--path-b", metavar="PATH", help="The trace of B, if it is another one.")
@@ -59,10 +62,9 @@ def diff(
             "--decoding", help="For runs: the decoding to compare. Default: sampled attempts, if both have any."
         ),
     ] = None,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="For runs: the step to compare.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two episodes message by message, or two runs by their rewards on shared tasks.
+    """Compare two episodes message by message, or two runs or steps by their rewards on shared tasks.
 
     Runs are compared by a sign-flip permutation test of the mean difference, paired by task; below six tasks no
     p-value is given.
@@ -70,10 +72,12 @@ def diff(
     \b
     ajet trace diff 3f2a91 77ab03
     ajet trace diff 9d1c 41e0 launcher_record/math --json
+    ajet trace diff launcher_record/math@0 launcher_record/math@40
     ajet trace diff 9d1c 41e0 launcher_record/math --path-b launcher_record/math2
     """
     with ExitStack() as stack:
-        named = open_named(a, path), open_named(b, path_b or path)
+        (a, step_a), (b, step_b) = _step_of(a), _step_of(b)
+        named = open_named(a or None, path), open_named(b or None, path_b or path)
         reader_a, reader_b = (stack.enter_context(target.reader) for target in named)
         targets = [queries.find(target.reader, target.id or queries.find_run(target.reader, None)) for target in named]
         kinds = {target.kind for target in targets}
@@ -82,12 +86,27 @@ def diff(
             print_json(_episodes_json(episodes)) if as_json else _print_episodes(episodes)
         elif kinds == {"run"}:
             runs = diff_runs(
-                (reader_a, targets[0].id), (reader_b, targets[1].id), split=split, step=step, decoding=decoding
+                (reader_a, targets[0].id),
+                (reader_b, targets[1].id),
+                split=split,
+                steps=(step_a, step_b),
+                decoding=decoding,
             )
             print_json(_runs_json(runs)) if as_json else _print_runs(runs)
         else:
             description = " and ".join(f"{target.kind} {target.id}" for target in targets)
             raise QueryError(f"give two episodes or two runs (got {description})")
+
+
+_STEP = re.compile(r"@(\d{1,9}|last)$")
+
+
+def _step_of(name: str) -> tuple[str, At]:
+    """What is named before `@STEP`, and the step."""
+    match = None if Path(name).exists() else _STEP.search(name)
+    if match is None:
+        return name, None
+    return name[: match.start()], "last" if match[1] == "last" else int(match[1])
 
 
 # Episodes
@@ -220,6 +239,7 @@ def _runs_json(result: RunDiff) -> dict[str, object]:
         "test": None
         if result.test is None
         else {"name": "sign-flip permutation test of the mean, paired by task", **asdict(result.test)},
+        "changes": [asdict(change) for change in result.changes],
         "config": [{"key": key, "a": before, "b": after} for key, before, after in result.config],
     }
 
@@ -255,10 +275,10 @@ def _print_runs(result: RunDiff) -> None:
     out.print(f"\n{_verdict(result)}", soft_wrap=True)
     if result.only_a or result.only_b:
         out.print(f"Not paired: {result.only_a} tasks only in A, {result.only_b} only in B", style="dim")
-    changed = sorted((t for t in result.tasks if t[1] != t[2]), key=lambda t: (-abs(t[2] - t[1]), t[0]))
-    if changed:
-        shown = [{"task": t[0][:24], "A": t[1], "B": t[2], "change": t[2] - t[1]} for t in changed[:_SHOWN]]
-        out.print(render.table(shown, out.width, title=f"\ntasks, largest change first ({len(changed)} changed)"))
+    if result.changes:
+        out.print("\nlargest changes of tasks, and of behaviour", style="italic")
+    for line in finding_lines(result.changes):
+        out.print(line, soft_wrap=True)
     if result.config:
         out.print("\nconfig differences", style="italic")
     for key, before, after in result.config:

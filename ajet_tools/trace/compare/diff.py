@@ -1,25 +1,14 @@
-"""Two episodes or two runs beside each other: where they part, and what each is worth.
-
-Paired differences: a sign-flip permutation test of their mean, and the confidence interval that belongs to it.
-
-If two runs do equally well, the difference on a task is as likely to be d as -d; the test counts how many of the 2^n
-choices of signs give a mean as far from 0 as the one observed (Fisher 1935, The Design of Experiments, section 21).
-The interval is the test turned round: the means of all subsets of the differences cut the line into 2^n parts, each of
-which is as likely to hold the true mean, provided that the differences are spread evenly about it (Hartigan 1969,
-Using Subsample Values as Typical Values, JASA 64). Up to `EXACT` pairs both are exact, above they are drawn.
-"""
+"""Two episodes or two runs beside each other: where they part, and what each is worth."""
 
 from __future__ import annotations
 
 import difflib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
-
-import numpy as np
-import numpy.typing as npt
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
@@ -29,81 +18,11 @@ from ajet_sdk.tokens.template import clean
 from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Episode
 from ajet_tools.text.clean import flat_keys, reply_of
+from ajet_tools.trace.compare.changes import Finding, by_task, changes_of_tasks, failures, measures, rewards
+from ajet_tools.trace.compare.paired import Paired, paired
 from ajet_tools.trace.compare.requests import requests_of
 from ajet_tools.trace.decoding import recorded_config
-from ajet_tools.trace.queries.episodes import EpisodeFact, episode_facts, last_steps
-
-EXACT = 20
-"""Pairs up to which every choice of signs is looked at."""
-
-_DRAWS = 20_000
-
-_LEVEL = 0.95
-
-_CHUNK = 500
-
-_Array = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Paired:
-    """The mean of n paired differences. `p`, `low` and `high` are None where n is too small to claim anything."""
-
-    n: int
-    mean: float
-    p: float | None
-    """Two-sided."""
-    low: float | None
-    high: float | None
-    level: float | None
-    """Coverage of the interval; slightly above 0.95 if exact."""
-    exact: bool
-    smallest_p: float
-    """The smallest p that n pairs allow; above 0.05, no difference can be significant."""
-
-
-def paired(differences: Sequence[float], *, seed: int = 0) -> Paired:
-    """Test whether the mean of paired differences is 0. `seed` is that of the draws, above `EXACT` pairs.
-
-    Raises ValueError for no differences.
-    """
-    values = np.asarray(differences, dtype=np.float64)
-    n = len(values)
-    if not n:
-        raise ValueError("there are no pairs to compare")
-    exact, smallest = n <= EXACT, 2.0 ** (1 - n)
-    mean = float(values.mean())
-    if smallest > 1 - _LEVEL:
-        return Paired(n, mean, None, None, None, None, exact, smallest)
-    sums, sizes = _every_subset(values) if exact else _drawn_subsets(values, seed)
-    total = float(values.sum())
-    slack = 1e-9 * float(np.abs(values).sum())
-    extreme = int((np.abs(2 * sums - total) >= abs(total) - slack).sum())
-    p = extreme / len(sums) if exact else (extreme + 1) / (len(sums) + 1)
-    means = np.sort(sums[sizes > 0] / sizes[sizes > 0])
-    parts = len(means) + 1
-    outside = int((1 - _LEVEL) / 2 * parts)
-    low, high = float(means[outside - 1]), float(means[len(means) - outside])
-    return Paired(n, mean, p, low, high, 1 - 2 * outside / parts, exact, smallest)
-
-
-def _every_subset(values: _Array) -> tuple[_Array, _Array]:
-    """The sum and the size of each of the 2^n subsets."""
-    sums, sizes = np.zeros(1), np.zeros(1)
-    for value in values:
-        sums, sizes = np.concatenate((sums, sums + value)), np.concatenate((sizes, sizes + 1))
-    return sums, sizes
-
-
-def _drawn_subsets(values: _Array, seed: int) -> tuple[_Array, _Array]:
-    """The same of subsets drawn evenly from all."""
-    draw = np.random.default_rng(seed)
-    parts = []
-    for _ in range(_DRAWS // _CHUNK):
-        chosen = draw.integers(0, 2, (_CHUNK, len(values))).astype(np.float64)
-        parts.append((chosen @ values, chosen.sum(axis=1)))
-    return np.concatenate([s for s, _ in parts]), np.concatenate([n for _, n in parts])
-
+from ajet_tools.trace.queries.steps import StepEpisode, Steps, rewards_by_step, step_episodes
 
 _IDENTITY = ("ajet.experiment_name", "ajet.experiment_dir")
 
@@ -230,7 +149,7 @@ class RunSide:
     split: str | None
     step: int | None
     decoding: str | None
-    facts: tuple[EpisodeFact, ...]
+    facts: tuple[StepEpisode, ...]
 
     @property
     def of(self) -> str:
@@ -255,11 +174,7 @@ class RunSide:
 
     def by_task(self) -> dict[str, float]:
         """The mean reward of each task that has one."""
-        rewards: dict[str, list[float]] = defaultdict(list)
-        for fact in self.facts:
-            if fact["reward"] is not None:
-                rewards[fact["task_id"]].append(float(fact["reward"]))
-        return {task_id: sum(values) / len(values) for task_id, values in rewards.items()}
+        return {task_id: fmean(rewards(attempts)) for task_id, attempts in by_task(self.facts).items()}
 
 
 @dataclass(frozen=True)
@@ -274,8 +189,14 @@ class RunDiff:
     only_b: int
     test: Paired | None
     """Of b - a by task; None where no task is in both."""
+    changes: tuple[Finding, ...]
+    """Of behaviour, and where attempts at the tasks that changed most part."""
     config: tuple[tuple[str, object, object], ...]
     """Keys whose recorded values differ."""
+
+
+At = int | Literal["last"] | None
+"""A step; None: that of the last validation, or all of training."""
 
 
 def diff_runs(
@@ -283,25 +204,25 @@ def diff_runs(
     b: tuple[TraceReader, str],
     *,
     split: str | None = None,
-    step: int | None = None,
+    steps: tuple[At, At] = (None, None),
     decoding: str | None = None,
 ) -> RunDiff:
-    """Compare two runs by the tasks that they share.
+    """Compare two runs, or steps of runs, by the tasks that they share.
 
     By default by the last validation where both have one (its sampled attempts, else its greedy ones), else by all of
-    training where both have that, else by every episode. Raises QueryError where one has no episode to compare, or
-    where sampled and greedy attempts would be mixed.
+    training where both have that, else by every episode. Of a step, by what both have at theirs. Raises QueryError
+    where one has no episode to compare, or where sampled and greedy attempts would be mixed.
     """
-    there = [last_steps(*side) for side in (a, b)]
-    both = [(s, d) for s, d in _KINDS if all((s, d) in steps for steps in there)]
+    there = [rewards_by_step(*side) for side in (a, b)]
+    both = [kind for kind in _KINDS if all(_has(of, kind, at) for of, at in zip(there, steps, strict=True))]
     fitting = [(s, d) for s, d in both if split in (None, s) and decoding in (None, d)]
-    if fitting and (split is not None or step is None):
+    if fitting:
         split, decoding = fitting[0]
     sides = []
-    for (reader, run_id), steps in zip((a, b), there, strict=True):
-        last = max((at for (s, d), at in steps.items() if s == split and decoding in (None, d)), default=None)
-        at = last if split == "val" and step is None else step
-        facts = tuple(episode_facts(reader, run_id, split, at, decoding))
+    for (reader, run_id), of, wanted in zip((a, b), there, steps, strict=True):
+        last = [max(in_step) for (s, d), in_step in of.items() if split in (None, s) and decoding in (None, d)]
+        at = max(last, default=None) if wanted == "last" or (wanted is None and split == "val") else wanted
+        facts = tuple(step_episodes(reader, run_id, split, at, decoding))
         kinds = {(fact["split"], fact["decoding"]) for fact in facts}
         if len(kinds) > 1:
             mixed = " and ".join(sorted(" ".join(filter(None, kind)) for kind in kinds))
@@ -310,20 +231,32 @@ def diff_runs(
             where = "".join(f" {word}" for word in (split, decoding) if word)
             where = f" of{where}" if where else ""
             where += "" if at is None else f" at step {at}"
-            raise QueryError(f"run {run_id} has no finished episode{where} to compare")
+            known = sorted({at for (s, _), in_step in of.items() if split in (None, s) for at in in_step})
+            listed = (
+                f"; it has steps {', '.join(map(str, known[:12]))}{' …' if len(known) > 12 else ''}" if known else ""
+            )
+            raise QueryError(f"run {run_id} has no finished episode{where} to compare{listed}")
         sides.append(RunSide(run_id, split, at, decoding, facts))
-    rewards = [side.by_task() for side in sides]
-    shared = [task_id for task_id in rewards[0] if task_id in rewards[1]]
-    tasks = tuple((task_id, rewards[0][task_id], rewards[1][task_id]) for task_id in shared)
+    means = [side.by_task() for side in sides]
+    shared = [task_id for task_id in means[0] if task_id in means[1]]
+    tasks = tuple((task_id, means[0][task_id], means[1][task_id]) for task_id in shared)
+    before, after = (side.facts for side in sides)
+    readers = list(dict.fromkeys((a[0], b[0])))
+    parted = [change for change in changes_of_tasks(readers, before, after) if change.kind == "task"]
     return RunDiff(
         sides[0],
         sides[1],
         tasks,
-        len(rewards[0]) - len(shared),
-        len(rewards[1]) - len(shared),
+        len(means[0]) - len(shared),
+        len(means[1]) - len(shared),
         paired([after - before for _, before, after in tasks]) if tasks else None,
+        (*parted, *failures(before, after), *measures(before, after)),
         tuple(_config_changes(recorded_config(*a), recorded_config(*b))),
     )
+
+
+def _has(steps: Steps, kind: tuple[str, str | None], at: At) -> bool:
+    return kind in steps and (not isinstance(at, int) or at in steps[kind])
 
 
 def _config_changes(a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[tuple[str, object, object]]:

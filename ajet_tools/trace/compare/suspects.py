@@ -8,16 +8,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, pstdev, pvariance
+from statistics import NormalDist, fmean, pstdev
 
 from ajet_sdk.reporting.notices import answer_text, phrases
 from ajet_tools.text.clean import one_line, reply_of, spoken
+from ajet_tools.trace.compare.changes import LEAST_COUNT, Finding, differ
 from ajet_tools.trace.queries.steps import StepEpisode, TrainedCall
 
-SURE = 3.0
-"""Standard errors from which two means differ."""
-LEAST_COUNT = 4
-"""Values on each side below which means are not compared."""
 _SHARE, _GAIN = 0.5, 0.25
 """Share of the rewarded episodes that have a sign in common, and how much more that is than of the others."""
 _LONG = 16
@@ -27,28 +24,6 @@ _WORDS = 3
 """Longest term, in words."""
 _REPLIES = 5
 """Replies below which a term is not counted."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that changed at a step."""
-
-    kind: str
-    text: str
-    """A sentence."""
-    before: float | None = None
-    after: float | None = None
-    episodes: tuple[str, ...] = ()
-    """Ids of the episodes behind it, those that show it best first."""
-
-
-def differ(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Whether two means differ by `SURE` standard errors and a tenth."""
-    if min(len(before), len(after)) < LEAST_COUNT:
-        return False
-    a, b = fmean(before), fmean(after)
-    error = math.sqrt(pvariance(before) / (len(before) - 1) + pvariance(after) / (len(after) - 1))
-    return abs(b - a) > max(SURE * error, 0.1 * max(abs(a), abs(b)), 1e-9)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,10 @@ from ajet_sdk.trace.values import rows_of
 
 Kind = Literal["run", "episode", "call"]
 
+USAGE_TOKENS = """sum(CASE WHEN coalesce(response->>'$.choices[0].index', '0') = '0'
+  THEN TRY_CAST(response->>'$.usage.completion_tokens' AS BIGINT) END)"""
+"""The sampled tokens of some calls by `usage`, which the choices of a request share, so that the first counts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

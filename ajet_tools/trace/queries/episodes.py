@@ -28,60 +28,6 @@ def episode_ids(reader: TraceReader, run_id: str, *, filter: Filter | None = Non
     return [row["episode_id"] for row in matches]
 
 
-def last_steps(reader: TraceReader, run_id: str) -> dict[tuple[str, str | None], int]:
-    """The last step at which a run has finished episodes of a split and a decoding mode."""
-    sql = """
-        SELECT split, decoding, max(step) AS step FROM episodes WHERE run_id = $1 AND NOT superseded
-        GROUP BY split, decoding"""
-    return {(row["split"], row["decoding"]): row["step"] for row in rows(reader, sql, run_id)}
-
-
-class EpisodeFact(TypedDict):
-    """A finished episode as runs are compared by it."""
-
-    episode_id: str
-    task_id: str
-    split: str
-    decoding: str | None
-    status: str
-    cause: str | None
-    is_success: bool | None
-    calls: int
-    tokens: int | None
-    reward: float | None
-    """None where the episode failed."""
-    seconds: float
-
-
-def episode_facts(
-    reader: TraceReader, run_id: str, split: str | None, step: int | None, decoding: str | None = None
-) -> list[EpisodeFact]:
-    """The finished episodes of a run, or of a split, a step and a decoding mode; none that a resume rolled back."""
-    return rows(
-        reader,
-        """
-        WITH chosen AS (
-            SELECT * FROM episodes WHERE run_id = $1 AND NOT superseded
-              AND ($2::VARCHAR IS NULL OR split = $2) AND ($3::INTEGER IS NULL OR step = $3)
-              AND ($4::VARCHAR IS NULL OR decoding = $4)),
-        value AS (
-            SELECT episode_id, sum(value * weight) AS reward FROM rewards
-            WHERE episode_id IN (SELECT episode_id FROM chosen) GROUP BY ALL),
-        called AS (
-            SELECT episode_id, count(*) AS calls, sum(len(output_ids))::BIGINT AS tokens FROM calls
-            WHERE phase = 'rollout' AND episode_id IN (SELECT episode_id FROM chosen) GROUP BY ALL)
-        SELECT episode_id, task_id, split, decoding, status, cause, is_success, coalesce(calls, 0) AS calls, tokens,
-          CASE WHEN status = 'succeeded' THEN reward END AS reward,
-          epoch(ended_at - started_at) AS seconds
-        FROM chosen LEFT JOIN value USING (episode_id) LEFT JOIN called USING (episode_id)
-        ORDER BY started_at, episode_id""",
-        run_id,
-        split,
-        step,
-        decoding,
-    )
-
-
 def exported_ids(
     reader: TraceReader, run_id: str | None = None, split: str | None = None, *, rolled_back: bool = False
 ) -> list[str]:

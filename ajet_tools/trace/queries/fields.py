@@ -11,6 +11,7 @@ Case does not count. DuckDB's regular expressions search twice as fast as its IL
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +20,7 @@ from typing import Literal, TypedDict
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.types import OUTCOMES
-from ajet_tools.trace.queries.base import rows
+from ajet_tools.trace.queries.base import USAGE_TOKENS, rows
 
 Kind = Literal["number", "seconds", "age", "word", "id", "choice", "flag", "text"]
 
@@ -57,6 +58,18 @@ _FEEDBACK = "FROM feedback f WHERE f.episode_id = e.episode_id"
 
 _LEDGER = "FROM ledger l WHERE l.episode_id = e.episode_id"
 
+_FIRST_CHOICE = "coalesce(c.response->>'$.choices[0].index', '0') = '0'"
+"""Usage is that of a request, which its choices share."""
+
+_PROMPT = f"""coalesce(c.prefix_len + len(c.prompt_suffix),
+  CASE WHEN {_FIRST_CHOICE} THEN TRY_CAST(c.response->>'$.usage.prompt_tokens' AS BIGINT) END)"""
+
+_ANSWERED = f"(SELECT sum(TRY_CAST(c.response->>'$.usage.cost' AS DOUBLE)) {_CALLS} AND {_FIRST_CHOICE})"
+_JUDGED = "TRY_CAST(e.metrics->>'$.judge_cost' AS DOUBLE)"
+_COST = f"coalesce({_ANSWERED} + {_JUDGED}, {_ANSWERED}, {_JUDGED})"
+
+_UNREAD = f"{_ROLLOUT} AND c.response->>'$.choices[0].unread_tool_call' = 'true'"
+
 QUERY = "e.task->>'$.main_query'"
 
 REWARD = "(SELECT sum(r.value * r.weight) FROM rewards r WHERE r.episode_id = e.episode_id)"
@@ -68,7 +81,7 @@ FIELDS: dict[str, Field] = {
     "status": Field("choice", "how it ended", "e.status", choices=("succeeded", "failed", "timeout", "aborted")),
     "success": Field("flag", "whether it solved its task", _SOLVED),
     "agent": Field("word", "an agent that made a call", "c.agent", _CALLS),
-    "step": Field("number", "the training step", "e.step"),
+    "step": Field("number", "the training step; `last`: the last of its run and split", "e.step"),
     "task": Field("id", "the task: its id, or its query", "e.task_id"),
     "attempt": Field("number", "which attempt of its group, from 0", "e.attempt"),
     "split": Field("choice", "train, val or trial", "e.split", choices=("train", "val", "trial")),
@@ -78,7 +91,17 @@ FIELDS: dict[str, Field] = {
     "turns": Field("number", "calls of its agents", f"(SELECT count(*) {_ROLLOUT})"),
     "calls": Field("number", "calls, those of judges too", f"(SELECT count(*) {_CALLS})"),
     "agents": Field("number", "how many agents made calls", f"(SELECT count(DISTINCT c.agent) {_ROLLOUT})"),
-    "tokens": Field("number", "sampled tokens", f"(SELECT sum(len(c.output_ids)) {_CALLS})"),
+    "tokens": Field(
+        "number",
+        "sampled tokens, by usage where no call has ids",
+        f"(SELECT coalesce(sum(len(c.output_ids)), {USAGE_TOKENS}) {_CALLS})",
+    ),
+    "prompt_tokens": Field("number", "prompt tokens of all calls", f"(SELECT sum({_PROMPT}) {_CALLS})"),
+    "cost": Field("number", "money: `usage.cost` of its calls, as some providers report it, and `judge_cost`", _COST),
+    "latency": Field("seconds", "how long a call took: latency>5s", "epoch(c.ended_at - c.started_at)", _CALLS),
+    "unread_tool_calls": Field(
+        "number", "replies with a tool call that cannot be parsed", f"(SELECT count(*) {_UNREAD})"
+    ),
     "seconds": Field("seconds", "how long it took: 90, 1.5m, 2h", "epoch(e.ended_at - e.started_at)"),
     "age": Field("age", "how long ago it ended: 30s, 5m, 2h, 1d", "e.ended_at"),
     "cause": Field("word", "the class of its error", "e.cause"),
@@ -96,6 +119,20 @@ FIELDS: dict[str, Field] = {
     "text": Field("text", "anything said: task, messages, replies, output, errors"),
 }
 """Field -> what it is. An id may be given by its beginning."""
+
+LAST_STEP = """(SELECT max(l.step) FROM episodes l WHERE l.run_id = e.run_id AND l.split = e.split
+  AND NOT coalesce(l.superseded, false))"""
+
+_METRIC = re.compile(r"metric\.[A-Za-z_][\w./@-]{0,99}", re.A)
+
+
+def field_of(name: str) -> Field | None:
+    """The field of this name; `metric.NAME` is a metric of the episode's own. None where there is no such field."""
+    if _METRIC.fullmatch(name):
+        key = json.dumps(name.removeprefix("metric."))
+        return Field("number", "a metric of the episode", f"TRY_CAST(e.metrics->>'$.{key}' AS DOUBLE)")
+    return FIELDS.get(ALIASES.get(name.lower(), name.lower()))
+
 
 ALIASES = {"policy": "version", "policy_version": "version", "policy/version": "version", "duration": "seconds"}
 

@@ -118,14 +118,12 @@ _NEGATED = {"=": ("!=",), "~": ("!~",)}
 
 
 def _field(name: Token) -> Field:
-    known = name.text.lower()
-    known = ALIASES.get(known, known)
-    if name.kind == "quoted" or known not in fields.FIELDS:
-        raise FilterError(
-            f"there is no field {name.text!r}{_nearest(known, [*FIELDS, *ALIASES])}; fields: {', '.join(FIELDS)}",
-            name.at,
-        )
-    return fields.FIELDS[known]
+    field = None if name.kind == "quoted" else fields.field_of(name.text)
+    if field is None:
+        near = _nearest(name.text, [*FIELDS, *ALIASES])
+        listed = ", ".join([*FIELDS, "metric.NAME"])
+        raise FilterError(f"there is no field {name.text!r}{near}; fields: {listed}", name.at)
+    return field
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
@@ -162,6 +160,8 @@ def _compare(field: Field, operator: str, value: Token) -> Node:
     if operator == "=" and field.kind in ("word", "id", "choice"):
         text = _one_of(value, field.choices) if field.choices else value.text
         return Condition(*fields.equals(field, text))
+    if field is fields.FIELDS["step"] and value.text.lower() == "last":
+        return Condition(field.where(f"{field.expression} {operator} {fields.LAST_STEP}"), ())
     bound = _seconds(value) if field.kind == "seconds" else _number(value)
     return Condition(field.where(f"{field.expression} {operator} ?"), (bound,))
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
-from ajet_tools.trace.queries.base import among
+from ajet_tools.trace.queries.base import USAGE_TOKENS, among
 from ajet_tools.trace.queries.fields import call_spans, of_span
 
 Positions = npt.NDArray[np.int64]
@@ -255,7 +255,19 @@ def _tokens(reader: TraceReader, ids: pa.Array, cancelled: Callable[[], bool] | 
         at = where.drop_null().to_numpy(zero_copy_only=False).astype(np.int64)
         np.add.at(total, at, _whole(table["tokens"]).to_numpy(zero_copy_only=False)[known])
         there[at] = True
-    return pa.array(total.astype(np.int64), mask=~there)
+    tokens = _or_usage(reader, ids, pa.array(total.astype(np.int64), mask=~there))
+    reader.close()
+    return tokens
+
+
+def _or_usage(reader: TraceReader, ids: pa.Array, tokens: pa.Array) -> pa.Array:
+    """Tokens of episodes, by the usage of their calls where no call has ids; only then are replies read."""
+    missing: list[str] = ids.filter(pc.is_null(tokens)).to_pylist()
+    if not missing:
+        return tokens
+    condition, named = among("episode_id", missing)
+    sql = f"SELECT episode_id, {USAGE_TOKENS}::BIGINT AS tokens FROM calls WHERE output_ids IS NULL AND {condition}"
+    return pc.coalesce(tokens, _aligned(ids, reader.query(f"{sql} GROUP BY episode_id", named), "tokens"))
 
 
 def counted(reader: TraceReader, ids: Sequence[str], names: Sequence[str], since: datetime | None = None) -> pa.Table:
@@ -277,6 +289,8 @@ def counted(reader: TraceReader, ids: Sequence[str], names: Sequence[str], since
         columns |= {name: _aligned(wanted, table, name) for name in table.column_names if name != "episode_id"}
     for name in ("calls", "turns", "agents"):
         columns[name] = pc.fill_null(columns[name], 0)
+    if "tokens" in names:
+        columns["tokens"] = _or_usage(reader, wanted, columns["tokens"].cast(pa.int64()))
     return pa.table({name: columns[name] for name in ("episode_id", *COUNTED)})
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.types import OUTCOMES
 from ajet_tools.text.clean import one_line
-from ajet_tools.trace.queries.base import rows
+from ajet_tools.trace.queries.base import USAGE_TOKENS, rows
 
 if TYPE_CHECKING:
     from ajet_tools.trace.queries.filters import Filter
@@ -243,15 +243,16 @@ def failures_in_words(run: RunOverview, width: int = 80) -> str:
 
 
 def _sampled(reader: TraceReader, run_ids: list[str]) -> dict[str, int]:
-    """Sampled tokens of runs without a ledger, by run; runs whose calls have no ids are missing."""
-    totals = rows(
-        reader,
-        """
-        SELECT run_id, sum(len(output_ids))::BIGINT AS tokens FROM calls JOIN episodes USING (episode_id)
-        WHERE list_contains($1, run_id) GROUP BY run_id""",
-        run_ids,
-    )
-    return {row["run_id"]: row["tokens"] for row in totals}
+    """Sampled tokens of runs without a ledger, by run: of ids, else by usage."""
+    sql = """
+        SELECT run_id, {tokens}::BIGINT AS tokens FROM calls JOIN episodes USING (episode_id)
+        WHERE list_contains($1, run_id) GROUP BY run_id"""
+    sampled: dict[str, int] = {}
+    for tokens in ("sum(len(output_ids))", USAGE_TOKENS):  # replies are read only where ids are missing
+        missing = [run_id for run_id in run_ids if run_id not in sampled]
+        totals = rows(reader, sql.format(tokens=tokens), missing) if missing else []
+        sampled |= {row["run_id"]: row["tokens"] for row in totals if row["tokens"] is not None}
+    return sampled
 
 
 def failures(reader: TraceReader, run_id: str) -> list[Failure]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from ajet_sdk.protocols import TraceReader
-from ajet_tools.trace.queries.base import rows
+from ajet_tools.trace.queries.base import USAGE_TOKENS, rows
 
 Steps = dict[tuple[str, str | None], dict[int, float | None]]
 
@@ -31,8 +31,12 @@ class StepEpisode(TypedDict):
     task: str
     group_id: str
     step: int
+    split: str
+    decoding: str | None
     status: str
     cause: str | None
+    is_success: bool | None
+    seconds: float
     reward: float | None
     """None where it failed."""
     output: str | None
@@ -42,7 +46,7 @@ class StepEpisode(TypedDict):
     calls: int
     """The calls of its agents, those without a reply too."""
     tokens: int | None
-    """Sampled; None where no call has ids."""
+    """Sampled: of its calls' ids, else of their usage."""
     unread: int
     """Replies with a tool call that cannot be read."""
     cut: int
@@ -53,11 +57,15 @@ class StepEpisode(TypedDict):
 
 
 def step_episodes(
-    reader: TraceReader, run_id: str, split: str, step: int, decoding: str | None, *, before: bool = False
+    reader: TraceReader, run_id: str, split: str | None, step: int | None, decoding: str | None, *, before: bool = False
 ) -> list[StepEpisode]:
-    """The episodes of a step; with `before` the last earlier attempts at the tasks of the step, each of one step."""
-    of_kind = "run_id = $1 AND split = $2 AND NOT superseded AND ($4::VARCHAR IS NULL OR decoding = $4)"
-    chosen = f"SELECT * FROM episodes WHERE {of_kind} AND step = $3"
+    """The finished episodes of a split, a step and a decoding mode, of any where None; none that a resume rolled back.
+
+    With `before` instead the last earlier attempts at the tasks of the step, each task's of one step.
+    """
+    of_kind = """run_id = $1 AND NOT superseded AND ($2::VARCHAR IS NULL OR split = $2)
+        AND ($4::VARCHAR IS NULL OR decoding = $4)"""
+    chosen = f"SELECT * FROM episodes WHERE {of_kind} AND ($3::INTEGER IS NULL OR step = $3)"
     if before:
         chosen = f"""
             SELECT * FROM episodes WHERE {of_kind} AND step < $3 AND task_id IN (SELECT task_id FROM ({chosen}))
@@ -71,15 +79,16 @@ def step_episodes(
               list({{'name': name, 'value': value}}) FILTER (weight = 0) AS watched
             FROM rewards WHERE episode_id IN (SELECT episode_id FROM chosen) GROUP BY ALL),
         called AS (
-            SELECT episode_id, count(*) AS calls, sum(len(output_ids))::BIGINT AS tokens,
+            SELECT episode_id, count(*) AS calls, coalesce(sum(len(output_ids)), {USAGE_TOKENS})::BIGINT AS tokens,
               count(*) FILTER (response->>'$.choices[0].unread_tool_call' = 'true') AS unread,
               count(*) FILTER (finish_reason = 'length') AS cut,
               count(*) FILTER (json_array_length(response->'$.choices[0].message.tool_calls') > 0) AS tool_replies,
               count(*) FILTER (extends_call_id IS NULL AND output_ids IS NOT NULL)
                 - count(DISTINCT agent) FILTER (output_ids IS NOT NULL) AS splits
             FROM calls WHERE phase = 'rollout' AND episode_id IN (SELECT episode_id FROM chosen) GROUP BY ALL)
-        SELECT episode_id, task_id, coalesce(task->>'$.main_query', task_id) AS task, group_id, step, status, cause,
-          output, watched, coalesce(calls, 0) AS calls, tokens, coalesce(unread, 0) AS unread, coalesce(cut, 0) AS cut,
+        SELECT episode_id, task_id, coalesce(task->>'$.main_query', task_id) AS task, group_id, step, split, decoding,
+          status, cause, is_success, epoch(ended_at - started_at) AS seconds, output, watched,
+          coalesce(calls, 0) AS calls, tokens, coalesce(unread, 0) AS unread, coalesce(cut, 0) AS cut,
           coalesce(tool_replies, 0) AS tool_replies, greatest(coalesce(splits, 0), 0) AS splits,
           CASE WHEN status = 'succeeded' THEN reward END AS reward
         FROM chosen LEFT JOIN value USING (episode_id) LEFT JOIN called USING (episode_id)

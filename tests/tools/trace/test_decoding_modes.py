@@ -75,7 +75,7 @@ def test_runs_are_compared_by_one_kind(runs: Path) -> None:
         ]  # fmt: skip
     shown = CliRunner().invoke(app, ["trace", "diff", "one", "two", str(runs)]).stdout
     assert "mean reward (val sampled)" in shown
-    assert "choose with --split and --decoding" in trace("diff", "one", "two", str(runs), "--step", "3", code=2)
+    assert trace("diff", "one@3", "two@last", str(runs))["b"]["decoding"] == "sampled"
 
 
 @pytest.mark.slow

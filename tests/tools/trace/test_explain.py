@@ -278,6 +278,24 @@ def test_the_command(tmp_path: Path) -> None:
     assert wrong.exit_code == 2 and "its steps are 1 to 4" in wrong.stderr
 
 
+def test_two_steps_of_a_run_are_compared(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "trace.duckdb", [varied, varied, lambda t, a: Attempt(0.0, f"Answer {t} .", finish="length")]
+    )
+    done = CliRunner().invoke(app, ["trace", "diff", "run@1", "run@last", str(path), "--json"])
+    found = json.loads(done.stdout)
+    assert (found["a"]["step"], found["b"]["step"], found["a"]["reward"], found["b"]["reward"]) == (1, 3, 0.5, 0.0)
+    assert found["test"]["mean"] == -0.5 and found["config"] == []
+    assert {change["kind"] for change in found["changes"]} == {"task", "cut"}
+    shown = CliRunner().invoke(app, ["trace", "diff", "@1", "@3", str(path)]).stdout
+    assert "train1-0-1 (reward 1, step 1) and train3-0-0 (reward 0, step 3) part at token" in shown
+    assert "replies per episode that end at the maximum length: 0 → 1" in shown
+    listed = CliRunner().invoke(app, ["trace", "ls", str(path), "-f", "step=last reward=0", "--json"])
+    assert json.loads(listed.stdout)["count"] == 32
+    wrong = CliRunner().invoke(app, ["trace", "diff", "run@1", "run@7", str(path)])
+    assert wrong.exit_code == 2 and "no finished episode at step 7 to compare; it has steps 1, 2, 3" in wrong.stderr
+
+
 def test_a_run_of_one_step_has_nothing_to_compare(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.duckdb", [varied])
     with open_trace(path) as reader, pytest.raises(QueryError, match="no two steps with rewards"):

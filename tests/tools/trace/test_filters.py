@@ -23,6 +23,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
     path = tmp_path_factory.mktemp("filters") / "trace.duckdb"
     tool = {"function": {"name": "calculator", "arguments": '{"sum": "17+4"}'}}
     said = [{"role": "user", "content": [{"type": "text", "text": 'Say "hello"\nto 世界'}]}]
+    message = {"role": "assistant", "content": None, "tool_calls": [tool]}
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total": 9, "cost": 0.25}
     with TraceWriter(path) as writer:
         writer.put(Run(run_id="run"))
         writer.put(
@@ -33,12 +35,21 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
                 model="m-1",
                 policy_version=3,
                 request={"messages": said},
-                response={"choices": [{"message": {"role": "assistant", "content": None, "tool_calls": [tool]}}]},
+                response={"choices": [{"message": message, "unread_tool_call": True}]},
                 output_ids=[1, 2, 3],
                 finish_reason="stop",
             ),
             Call(episode_id="one", index=1, agent="seer", target_tag="good", phase="judge", output_ids=[1]),
-            Call(episode_id="two", agent="seer", request={"prompt": "once upon"}, response={"usage": {"total": 9}}),
+            *(
+                Call(
+                    episode_id="two",
+                    agent="seer",
+                    request={"prompt": "once upon"},
+                    response={"choices": [{"index": i}], "usage": usage},
+                    started_at=now() - timedelta(minutes=1),
+                )
+                for i in (0, 1)
+            ),
         )
         ended = now() - timedelta(hours=3)
         task = Task(task_id="t-9", main_query="Add 100% of it")
@@ -53,6 +64,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
             status="failed",
             cause="ValueError",
             error="it broke at 5",
+            metrics={"judge_cost": 0.5, "pass@1": 0.75},
             started_at=ended - timedelta(minutes=2),
             ended_at=ended,
         )
@@ -88,11 +100,21 @@ def fitting(reader: TraceReader, text: str) -> str:
         ("step>10", "one"),
         ("step>=2 step<=2", "two"),
         ("step=1,2,3", "two"),
-        ("turns=1", "one two"),
-        ("calls=2", "one"),
+        ("turns=1", "one"),
+        ("calls=2", "one two"),
         ("agents=1", "one two"),
         ("tokens>=4", "one"),
-        ("tokens=none", "two"),
+        ("tokens=3", "two"),
+        ("tokens=none", ""),
+        ("prompt_tokens=7", "two"),
+        ("cost=0.75", "two"),
+        ("cost=none", "one"),
+        ("latency>50s", "two"),
+        ("unread_tool_calls=1", "one"),
+        ("metric.pass@1>0.7", "two"),
+        ("metric.pass@1=none", "one"),
+        ("step=last split=val", "two"),
+        ("step<last", ""),
         ("seconds>1.5m", "two"),
         ("age<2h", "one"),
         ("age>2h", "two"),

@@ -1,0 +1,191 @@
+"""What differs between two sets of episodes, with the episodes behind it.
+
+Two means are said to differ where they lie three standard errors and a tenth of their size apart; tasks are compared in
+pairs, with the interval of `paired`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pvariance
+
+from ajet_sdk.protocols import TraceReader
+from ajet_sdk.trace.reader import episodes
+from ajet_tools.text.clean import counted, one_line
+from ajet_tools.trace.compare.attempts import ComparedAttempt, Divergence, align, attempt_of
+from ajet_tools.trace.compare.paired import paired
+from ajet_tools.trace.queries.steps import StepEpisode
+from ajet_tools.trace.queries.tokens import EpisodeFacts
+
+SURE = 3.0
+"""Standard errors from which two means differ."""
+LEAST_COUNT = 4
+"""Values on each side below which means are not compared."""
+_TASKS = 3
+"""Tasks that fell, and that rose, of which attempts are compared."""
+_EXCERPT = 24
+_SHOWN = 3
+"""Episodes behind a finding that are shown."""
+ID = 12
+"""Characters of an id that are shown."""
+
+_Measure = Callable[[StepEpisode], "float | None"]
+_MEASURES: tuple[tuple[str, str, _Measure], ...] = (
+    ("length", "sampled tokens per episode", lambda e: e["tokens"]),
+    ("calls", "calls per episode", lambda e: e["calls"]),
+    ("tools", "tool-calling replies per episode", lambda e: e["tool_replies"]),
+    ("cut", "replies per episode that end at the maximum length", lambda e: e["cut"]),
+    ("unread", "tool calls per episode that cannot be parsed", lambda e: e["unread"]),
+    ("splits", "splits of timelines per episode", lambda e: e["splits"]),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that changed at a step."""
+
+    kind: str
+    text: str
+    """A sentence."""
+    before: float | None = None
+    after: float | None = None
+    episodes: tuple[str, ...] = ()
+    """Ids of the episodes behind it, those that show it best first."""
+
+
+def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """Each in a line, and the first of its episodes in another."""
+    for finding in findings:
+        yield f"{'    ' if finding.kind == 'task' else '  '}{finding.text}"
+        if finding.episodes and finding.kind != "task":
+            more = len(finding.episodes) - _SHOWN
+            ids = ", ".join(id[:ID] for id in finding.episodes[:_SHOWN])
+            yield f"      episodes {ids}{f' and {more:,} more' if more > 0 else ''}"
+
+
+def differ(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether two means differ by `SURE` standard errors and a tenth."""
+    if min(len(before), len(after)) < LEAST_COUNT:
+        return False
+    a, b = fmean(before), fmean(after)
+    error = math.sqrt(pvariance(before) / (len(before) - 1) + pvariance(after) / (len(after) - 1))
+    return abs(b - a) > max(SURE * error, 0.1 * max(abs(a), abs(b)), 1e-9)
+
+
+def rewards(attempts: Sequence[StepEpisode]) -> list[float]:
+    """Of the attempts that have one."""
+    return [e["reward"] for e in attempts if e["reward"] is not None]
+
+
+def changes_of_tasks(
+    readers: Sequence[TraceReader], before: Sequence[StepEpisode], after: Sequence[StepEpisode]
+) -> Iterator[Finding]:
+    """Tasks that fell and rose, and where attempts at those that changed most part; `readers` have the episodes."""
+    a, b = by_task(before), by_task(after)
+    changes = {task_id: fmean(rewards(b[task_id])) - fmean(rewards(a[task_id])) for task_id in a if task_id in b}
+    fell, rose = ([task for task, by in changes.items() if sign * by > 1e-9] for sign in (-1, 1))
+    if not fell and not rose:
+        return
+    test, steps = paired(list(changes.values())), sorted({e["step"] for of in a.values() for e in of})
+    interval = "too few tasks for an interval"
+    if test.low is not None and test.high is not None:
+        interval = f"{100 * (test.level or 0):.0f} % interval {test.low:+.3g} to {test.high:+.3g}"
+    since = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    yield Finding(
+        "tasks",
+        f"of {counted(len(changes), 'task')} attempted before ({since}), {len(fell)} fell and {len(rose)} rose: mean "
+        f"change {test.mean:+.3g}, {interval}",
+        test.low,
+        test.high,
+        tuple(e["episode_id"] for task in fell + rose for e in b[task]),
+    )
+    pairs = []
+    for tasks, (better, worse) in ((fell, (a, b)), (rose, (b, a))):
+        for task_id in sorted(tasks, key=lambda task: (-abs(changes[task]), task))[:_TASKS]:
+            pairs.append((max(better[task_id], key=_worth), min(worse[task_id], key=_worth)))
+    for best, worst, text in _partings(readers, pairs):
+        x, y = (fmean(rewards(side[best["task_id"]])) for side in (a, b))
+        ids = worst["episode_id"], best["episode_id"]
+        yield Finding("task", f'"{one_line(best["task"], 60)}" {x:.3g} → {y:.3g}: {text}', x, y, ids)
+
+
+def _worth(episode: StepEpisode) -> float:
+    return episode["reward"] or 0.0
+
+
+def apart(reader: TraceReader, attempts: Sequence[StepEpisode]) -> Iterator[Finding]:
+    """Where the best and the worst of these attempts at a task part."""
+    pairs = [(max(of, key=_worth), min(of, key=_worth)) for of in by_task(attempts).values()]
+    pairs.sort(key=lambda pair: _worth(pair[1]) - _worth(pair[0]))
+    spread = [(best, worst) for best, worst in pairs[:_TASKS] if _worth(best) > _worth(worst)]
+    for best, worst, text in _partings([reader], spread):
+        ids = worst["episode_id"], best["episode_id"]
+        yield Finding("task", f'"{one_line(best["task"], 60)}": {text}', _worth(worst), _worth(best), ids)
+
+
+def by_task(attempts: Sequence[StepEpisode]) -> dict[str, list[StepEpisode]]:
+    """The attempts that have a reward, by task."""
+    tasks: dict[str, list[StepEpisode]] = defaultdict(list)
+    for episode in attempts:
+        if episode["reward"] is not None:
+            tasks[episode["task_id"]].append(episode)
+    return tasks
+
+
+def _partings(
+    readers: Sequence[TraceReader], pairs: Sequence[tuple[StepEpisode, StepEpisode]]
+) -> Iterator[tuple[StepEpisode, StepEpisode, str]]:
+    """Pairs of a best and a worst attempt, and where they part."""
+    ids = list(dict.fromkeys(e["episode_id"] for pair in pairs for e in pair))
+    whole = [e for reader in readers for e in episodes(reader, episode_ids=ids)] if ids else []
+    attempts = {e.episode_id: attempt_of(EpisodeFacts(e, True, {}, {}, None), {}) for e in whole}
+    for best, worst in pairs:
+        a, b = attempts[best["episode_id"]], attempts[worst["episode_id"]]
+        named = " and ".join(
+            f"{e['episode_id'][:ID]} (reward {e['reward']:.3g}, step {e['step']})" for e in (best, worst)
+        )
+        place = align(a, b)
+        if place is None:
+            yield best, worst, f"{named} are the same to the end, and were judged differently"
+            continue
+        token = "" if place.token is None else f"token {place.token} ("
+        where = f"{token}message {place.message}{')' if token else ''}"
+        yield best, worst, f"{named} part at {where}: {_excerpt(a, place)} and {_excerpt(b, place)}"
+
+
+def _excerpt(attempt: ComparedAttempt, place: Divergence) -> str:
+    if place.message >= len(attempt.messages):
+        return "the end"
+    message = attempt.messages[place.message]
+    text = message.text[max(0, place.character - _EXCERPT // 2) : place.character + _EXCERPT]
+    return f'{message.role} "{one_line(text, 2 * _EXCERPT)}"'
+
+
+def failures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:
+    """Causes of failure that are new, or more or less frequent."""
+    causes = [
+        ["" if e["status"] == "succeeded" else e["cause"] or e["status"] for e in side] for side in (before, after)
+    ]
+    for cause in sorted({*causes[0], *causes[1]} - {""}):
+        a, b = ([float(c == cause) for c in side] for side in causes)
+        if not (sum(b) and not sum(a)) and not differ(a, b):
+            continue
+        was = f"{int(sum(a))} of {len(a)} before" if sum(a) else "a new cause"
+        text = f"{int(sum(b))} of {counted(len(b), 'episode')} failed with {one_line(cause, 60)} ({was})"
+        ids = tuple(e["episode_id"] for e, c in zip(after, causes[1], strict=True) if c == cause)
+        yield Finding("failures", text, fmean(a) if a else None, fmean(b) if b else None, ids)
+
+
+def measures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:
+    """What of the episodes' behaviour differs."""
+    for kind, name, measure in _MEASURES:
+        a, b = ([float(v) for e in side if (v := measure(e)) is not None] for side in (before, after))
+        if differ(a, b):
+            sign = 1 if fmean(b) > fmean(a) else -1
+            known = [e for e in after if measure(e) is not None]
+            behind = sorted(known, key=lambda e: -sign * (measure(e) or 0.0))
+            ids = tuple(e["episode_id"] for e in behind if sign * (measure(e) or 0.0) > sign * fmean(a))
+            yield Finding(kind, f"{name}: {fmean(a):.3g} → {fmean(b):.3g}", fmean(a), fmean(b), ids)
