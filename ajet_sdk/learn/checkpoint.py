@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,23 +39,33 @@ class Progress:
     step: int
     """Steps done."""
     policy_version: int
-    fingerprint: str
-    """Hash of the settings that a resumed run must share."""
+    shared: dict[str, str] | None = None
+    """The settings that a resumed run must share, as JSON by name; None in a checkpoint of a version without them."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def fingerprint(config: Config, settings: TrainerSettings, tasks: Sequence[Task]) -> str:
-    """Hash of the settings that a resumed run must share: model, tasks, seed, batch, loss."""
-    common = config.trainer_common
-    shared = {
+def shared_settings(config: Config, settings: TrainerSettings, tasks: Sequence[Task]) -> dict[str, str]:
+    """The settings that a resumed run must share, as JSON by name: model, tasks, seed, batch, optimizer, loss."""
+    ids = json.dumps([task.task_id for task in tasks]).encode()
+    sections = {
         "model": config.model.model_dump(mode="json", include={"path", "lora"}),
-        "tasks": [task.task_id for task in tasks],
-        "seed": common.seed,
-        "batch": [config.data.train_batch_size, config.rollout.num_repeat],
-        "settings": repr(dataclasses.replace(settings, total_updates=1)),  # a longer run may continue
-        "algorithm": common.algorithm.model_dump(mode="json"),
+        "training tasks": hashlib.blake2b(ids, digest_size=16).hexdigest(),
+        "data.train_batch_size": config.data.train_batch_size,
+        "rollout.num_repeat": config.rollout.num_repeat,
+        "trainer": dataclasses.asdict(settings),
+        "algorithm": config.trainer_common.algorithm.model_dump(mode="json"),
     }
-    return hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=16).hexdigest()
+    named = dict(_flat("", sections))
+    del named["trainer.total_updates"]  # a longer run may continue
+    return named
+
+
+def _flat(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{name}.", value)
+        else:
+            yield prefix + name, json.dumps(value)
 
 
 def save(
@@ -88,18 +98,29 @@ def latest(directory: Path) -> Path | None:
 def read(path: Path) -> Progress:
     """The progress in a checkpoint. Raises CheckpointError if it cannot be read."""
     try:
-        return Progress(**json.loads((path / STATE).read_text()))
+        values = json.loads((path / STATE).read_text())
+        values.pop("fingerprint", None)  # of former versions: a hash that any new setting changed
+        return Progress(**values)
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} is incomplete or damaged: {error}") from error
 
 
-def restore(path: Path, take_up: Callable[[Path], None], fingerprint: str) -> Progress:
-    """Restore model and trainer by `take_up`. Raises CheckpointError for a checkpoint of another job."""
+def restore(path: Path, take_up: Callable[[Path], None], shared: Mapping[str, str]) -> Progress:
+    """Restore model and trainer by `take_up`. Raises CheckpointError for a checkpoint of another job.
+
+    A setting that only one of two versions of ajet has is not compared.
+    """
     progress = read(path)
-    if progress.fingerprint != fingerprint:
+    before = progress.shared
+    if before is None:
         raise CheckpointError(
-            f"{path} was made with other settings (model, data, seed or optimizer); start without --resume, or "
-            "restore the config"
+            f"{path} was made by a version of ajet that recorded no settings to compare; start without --resume, or "
+            "resume with that version"
+        )
+    changed = [f"{name} {before[name]}, now {now}" for name, now in shared.items() if before.get(name, now) != now]
+    if changed:
+        raise CheckpointError(
+            f"{path} was made with other settings ({'; '.join(changed)}); start without --resume, or restore the config"
         )
     take_up(path)
     return progress

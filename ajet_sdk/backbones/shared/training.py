@@ -153,7 +153,7 @@ class TrainingRun:
             self.loggers.say("no checkpoint to resume from; starting at step 0")
         else:
             async with self.sampler.exclusive():  # the sampler learns of other weights at its end
-                wanted = checkpoint.fingerprint(self.config, self.trainer.settings, self.job.train)
+                wanted = checkpoint.shared_settings(self.config, self.trainer.settings, self.job.train)
                 progress = await asyncio.to_thread(checkpoint.restore, newest, self.learner.read, wanted)
                 self.sampler.policy_version = self.trainer.updates
             self.done = self.saved = progress.step
@@ -376,7 +376,7 @@ class TrainingRun:
         progress = checkpoint.Progress(
             step=self.done,
             policy_version=self.trainer.updates,
-            fingerprint=checkpoint.fingerprint(self.config, self.trainer.settings, self.job.train),
+            shared=checkpoint.shared_settings(self.config, self.trainer.settings, self.job.train),
             metrics=dict(self.loggers.last),
         )
         self.writer.flush()

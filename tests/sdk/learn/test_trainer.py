@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+import ajet
 from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
 from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.batches import collate
@@ -29,7 +32,7 @@ from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.scores import TokenScores
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.protocols import Sampling
-from ajet_sdk.types import Sample, Span, Timeline
+from ajet_sdk.types import Sample, Span, Task, Timeline
 
 
 def tiny(seed: int = 0, dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
@@ -319,7 +322,25 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def progress(step: int) -> checkpoint.Progress:
-    return checkpoint.Progress(step=step, policy_version=step, fingerprint="job", metrics={"val/reward": 0.5})
+    settings = {"trainer.lr": "0.01"}
+    return checkpoint.Progress(step=step, policy_version=step, shared=settings, metrics={"val/reward": 0.5})
+
+
+def test_a_checkpoint_of_another_version_is_resumed_and_other_settings_are_named(tmp_path: Path) -> None:
+    """A new field of the trainer's settings changed a hash of all of them, and an old run could not be resumed."""
+    config, settings = ajet.Config(model={"path": "m"}), TrainerSettings(lr=1e-2)
+    shared = checkpoint.shared_settings(config, settings, [])
+    place = checkpoint.save(tmp_path, lambda _: None, checkpoint.Progress(1, 1, shared), keep=1)
+    longer = checkpoint.shared_settings(config, replace(settings, total_updates=99), [])
+    newer = {**longer, "trainer.loss.new": "0.5"}
+    assert checkpoint.restore(place, lambda _: None, newer).step == 1
+    other = checkpoint.shared_settings(config, replace(settings, lr=0.5), [Task(main_query="q")])
+    with pytest.raises(CheckpointError, match=r"other settings \(training tasks .*; trainer.lr 0.01, now 0.5\)"):
+        checkpoint.restore(place, lambda _: None, other)
+    state = place / "state.json"
+    state.write_text(json.dumps({"step": 1, "policy_version": 1, "fingerprint": "0a1b", "metrics": {}}))
+    with pytest.raises(CheckpointError, match="recorded no settings to compare"):
+        checkpoint.restore(place, lambda _: None, shared)
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -344,7 +365,9 @@ def test_a_restored_run_goes_on_to_the_same_numbers(
     expected = [straight.step(b) for b in batches[1:]]
 
     again = made()
-    assert checkpoint.restore(place, partial(checkpoint.read_trainer, trainer=again), "job") == progress(1)
+    assert checkpoint.restore(
+        place, partial(checkpoint.read_trainer, trainer=again), {"trainer.lr": "0.01"}
+    ) == progress(1)
     numbers = [again.step(b) for b in batches[1:]]
     for one, other in zip(expected, numbers, strict=True):
         assert {k: v for k, v in one.items() if "seconds" not in k and "per_second" not in k} == {
@@ -370,15 +393,6 @@ def test_a_half_written_checkpoint_is_never_the_latest(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) is None
 
 
-def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    trainer = Trainer(tiny(), TrainerSettings(lr=1e-3))
-    place = checkpoint.save(
-        tmp_path, partial(checkpoint.write_trainer, trainer=trainer, tokenizer=tokenizer), progress(1), keep=1
-    )
-    with pytest.raises(CheckpointError, match="other settings"):
-        checkpoint.restore(place, partial(checkpoint.read_trainer, trainer=trainer), "another job")
-
-
 def test_a_spoilt_checkpoint_says_so(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     trainer = Trainer(tiny(), TrainerSettings(lr=1e-3))
     place = checkpoint.save(
@@ -386,10 +400,10 @@ def test_a_spoilt_checkpoint_says_so(tmp_path: Path, tokenizer: PreTrainedTokeni
     )
     (place / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(CheckpointError, match="cannot be restored"):
-        checkpoint.restore(place, partial(checkpoint.read_trainer, trainer=trainer), "job")
+        checkpoint.restore(place, partial(checkpoint.read_trainer, trainer=trainer), {})
     (place / "state.json").write_text("{")
     with pytest.raises(CheckpointError, match="incomplete or damaged"):
-        checkpoint.restore(place, partial(checkpoint.read_trainer, trainer=trainer), "job")
+        checkpoint.restore(place, partial(checkpoint.read_trainer, trainer=trainer), {})
 
 
 def test_the_result_of_lora_is_a_merged_model_with_its_adapter(
