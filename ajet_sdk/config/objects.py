@@ -98,8 +98,12 @@ def _check_siblings(path: Path, class_path: str) -> None:
         beside = next(
             (p for p in (path.with_name(f"{name}.py"), path.with_name(name) / "__init__.py") if p.is_file()), None
         )
-        loaded = Path(getattr(sys.modules.get(name), "__file__", None) or path).resolve()
-        if beside is not None and loaded != beside and not _folders.isdisjoint({loaded.parent, loaded.parent.parent}):
+        loaded = Path(getattr(sys.modules.get(name), "__file__", None) or beside or path).resolve()
+        if (
+            beside is not None
+            and loaded != beside.resolve()
+            and not _folders.isdisjoint({loaded.parent, loaded.parent.parent})
+        ):
             raise ConfigError(
                 f"{class_path}: {path.name} imports {name}, and this process has imported {loaded} under that name for "
                 f"another job. Rename one of the files, or start this job in a process of its own"

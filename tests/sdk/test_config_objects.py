@@ -62,6 +62,9 @@ def test_a_file_beside_another_jobs_file_of_that_name_is_not_taken_for_it(tmp_pa
         agent(tmp_path / job, f"who = {job!r}", "helper_of_jobs.py")
         agent(tmp_path / job, "import json\nfrom helper_of_jobs import who\ndef solve(): return who\n", "solver.py")
     assert load_object("first/solver.py->solve")() == "first"
+    agent(tmp_path / "first", "def twice(n): return 2 * n\n", "helper_not_imported_yet.py")
+    agent(tmp_path / "first", "from helper_not_imported_yet import twice\ndef score(): return twice(2)\n", "scorer.py")
+    assert load_object("first/scorer.py->score")() == 4
     with pytest.raises(
         ConfigError, match=r"solver.py imports helper_of_jobs, and .*first/helper_of_jobs.py.*of its own"
     ):
