@@ -705,7 +705,6 @@ def test_a_thread_that_ends_by_itself_is_waited_for(starter: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [
-    ("trace", "pack", "trace.duckdb", "--out", "file/x.duckdb"),
     ("trace", "import", "rows.jsonl", "--from", "openai", "--out", "file/x.duckdb"),
     ("trace", "sql", "SELECT 1", "trace.duckdb", "--out", "file/x.csv"),
     ("dataset", "filter", "rows.jsonl", "true", "--out", "file/x.jsonl"),

@@ -1,10 +1,9 @@
-"""`ajet trace pack prune check` as a person types them."""
+"""`ajet trace prune check` as a person types them."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -41,19 +40,6 @@ def ajet(*arguments: str, code: int = 0, input: str | None = None) -> str:
 def runs(path: Path) -> list[str]:
     with open_trace(path) as reader:
         return [row["run_id"] for row in reader.query("SELECT run_id FROM runs ORDER BY 1").to_pylist()]
-
-
-@pytest.mark.slow
-def test_pack_takes_the_newest_trace_and_says_what_it_saved(path: Path) -> None:
-    said = ajet("pack")
-    assert said.startswith("launcher_record/math/trace.duckdb: ") and " -> " in said
-    [again] = json.loads(ajet("pack", str(path.parent), "--json"))
-    assert again["before"] == again["after"] == path.stat().st_size and again["calls"] == 0
-    [copy] = json.loads(ajet("pack", str(path), "--out", "copy.duckdb", "--json"))
-    assert copy["path"] == "copy.duckdb" and runs(Path("copy.duckdb")) == ["aaa", "bbb"]
-    assert "already exists" in ajet("pack", str(path), "--out", "copy.duckdb", code=1)
-    shutil.copy("copy.duckdb", path.parent / "trace-other.duckdb")
-    assert "--out takes one file" in ajet("pack", str(path.parent), "--out", "x.duckdb", code=2)
 
 
 @pytest.mark.slow
@@ -107,6 +93,5 @@ def test_check_exits_with_one_where_anything_is_broken(path: Path) -> None:
 
 def test_a_live_trace_is_checked_and_otherwise_left_alone(path: Path) -> None:
     with TraceWriter(path):
-        for arguments in (["pack"], ["prune", "--run", "aaa", "--yes"]):
-            said = ajet(arguments[0], str(path), *arguments[1:], code=1)
-            assert f"process {os.getpid()}" in said or f"pid {os.getpid()}" in said
+        said = ajet("prune", str(path), "--run", "aaa", "--yes", code=1)
+        assert f"process {os.getpid()}" in said or f"pid {os.getpid()}" in said

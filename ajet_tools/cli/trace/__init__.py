@@ -24,7 +24,6 @@ class TraceCommands(LazyGroup):
             "splits",
             "Show where calls did not merge into one timeline: the token, the cause and the cost.",
         ),
-        "pack": ("files", "Rewrite a trace to save disk space; the copy is verified before it replaces the original."),
         "prune": (
             "files",
             "Delete whole runs with their episodes, calls, metrics and feedback, after asking.",
@@ -59,7 +58,7 @@ class TraceCommands(LazyGroup):
     panels = {
         "Look": ("ls", "show", "view", "splits", "ledger", "check"),
         "Ask": ("explain", "diff", "sql", "rejudge", "replay"),
-        "Change": ("pack", "prune"),
+        "Change": ("prune",),
         "Exchange": ("export", "import"),
     }
 

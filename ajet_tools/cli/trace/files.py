@@ -1,4 +1,4 @@
-"""`ajet trace pack prune check`: the files themselves."""
+"""`ajet trace prune check`: the files themselves."""
 
 from __future__ import annotations
 
@@ -30,47 +30,9 @@ from ajet_tools.trace.files.prune import RunSize, age, beyond_size, run_sizes, s
 from ajet_tools.trace.files.prune import older_than as older
 from ajet_tools.trace.files.prune import prune as prune_file
 from ajet_tools.trace.files.rewrite import OnStage, bytes_of, refuse_live
-from ajet_tools.trace.files.rewrite import pack as pack_file
 from ajet_tools.trace.locate import located_files
 
 app = typer.Typer(add_completion=False)
-
-
-@app.command()
-def pack(
-    path: Where = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write the packed copy to this file and keep the original."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Rewrite a trace to save disk space; the copy is verified before it replaces the original.
-
-    Frees unused space, and stores a prompt that repeats an earlier call as a reference to it. Live traces are
-    refused.
-
-    \b
-    ajet trace pack
-    ajet trace pack launcher_record/math
-    ajet trace pack run.duckdb --out small.duckdb
-    """
-    traces = _traces(path)
-    if len(traces) > 1:
-        raise ConfigError(
-            f"there are {len(traces)} traces in or below {path or Path().resolve()}; name the one to pack"
-        )
-    [files] = traces.values()
-    if out is not None and len(files) > 1:
-        raise ConfigError(f"--out takes one file, but there are {len(files)}; name one of them")
-    with _progress() as report:
-        packed = [pack_file(file, out, report) for file in files]
-    if as_json:
-        print_json([{**asdict(result), "path": str(out or result.path)} for result in packed])
-        return
-    for result in packed:
-        moved = f", {result.calls:,} prompts stored as suffixes" if result.calls else ""
-        echo(f"{out or result.path}: {decimal(result.before)} -> {decimal(result.after)}{moved}")
 
 
 @app.command()

@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
@@ -20,9 +19,8 @@ from ajet_sdk.trace.database import check_version, explain, open_to_write
 from ajet_sdk.trace.gathered import attach
 from ajet_sdk.trace.owner import process_started, retract, settled_owner
 from ajet_sdk.trace.reader import trace_files
-from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, SINCE, STORAGE_VERSION, TABLES, create_statements
+from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, SINCE, STORAGE_VERSION, create_statements
 from ajet_sdk.whole_file import remove_draft
-from ajet_tools.trace.files.placing import PLACES, compare, place_again
 
 OnStage = Callable[[str], None]
 """Called with the name of each stage, in a few words."""
@@ -31,18 +29,6 @@ OnStage = Callable[[str], None]
 _SMALL = 16 << 20
 _SMALL_BLOCK = 16384
 """DuckDB gives each table whole blocks of 256 KiB: most of a small file is then empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """The result of packing a file."""
-
-    path: Path
-    before: int
-    """Bytes of the file with its log."""
-    after: int
-    calls: int
-    """Calls whose prompts are now stored as what follows an earlier call's."""
 
 
 def bytes_of(path: Path) -> int:
@@ -62,9 +48,7 @@ def refuse_live(path: Path, what: str) -> None:
 
 
 @contextmanager
-def rewriting(
-    path: Path, what: str, target: Path | None = None, *, to_shrink: bool = False
-) -> Iterator[duckdb.DuckDBPyConnection]:
+def rewriting(path: Path, what: str) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection with the file as `source` and a new, empty trace as `fresh`, which then takes the file's place.
 
     With `target` the file stays and the copy goes there; with `to_shrink` it stays unless the copy is smaller. `what`
@@ -72,36 +56,29 @@ def rewriting(
     """
     [path] = trace_files(path.resolve())
     refuse_live(path, what)
-    if target is not None and target.exists():
-        raise TraceError(f"{target} already exists; choose another --out")
-    end = target.resolve() if target is not None else path
-    draft = _draft_of(end)
+    draft = _draft_of(path)
     try:
-        if target is None:
-            _settle(path)
+        _settle(path)
         with _fresh_trace(draft, path) as connection:
             check_version(connection, path, schema="source.main")
             yield connection
             connection.execute("CHECKPOINT fresh; DETACH fresh")
-            if target is None:
-                shutil.copymode(path, draft)
-                if to_shrink and draft.stat().st_size >= path.stat().st_size:
-                    return
-            draft.replace(end)  # the source is held until now: no writer can have opened it
+            shutil.copymode(path, draft)
+            draft.replace(path)  # the source is held until now: no writer can have opened it
     except (duckdb.Error, OSError) as error:
-        raise explain(end, error) from error
+        raise explain(path, error) from error
     finally:
         remove_draft(draft)
         remove_draft(_log(draft))
 
 
-def _draft_of(end: Path) -> Path:
+def _draft_of(path: Path) -> Path:
     """Where this process lets a copy grow; what killed processes left of theirs is removed."""
-    for left in end.parent.glob(f".{end.name}.*.draft*"):
-        pid = left.name.removeprefix(f".{end.name}.").partition(".")[0]
+    for left in path.parent.glob(f".{path.name}.*.draft*"):
+        pid = left.name.removeprefix(f".{path.name}.").partition(".")[0]
         if pid.isdigit() and not process_started(int(pid)):
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-    return end.with_name(f".{end.name}.{os.getpid()}.draft")
+    return path.with_name(f".{path.name}.{os.getpid()}.draft")
 
 
 @contextmanager
@@ -174,56 +151,7 @@ def fingerprint(connection: duckdb.DuckDBPyConnection, table: str, where: str = 
     return int(row[0]), int(row[1])
 
 
-def pack(path: Path, target: Path | None = None, on_stage: OnStage = lambda _: None) -> Packed:
-    """Rewrite a trace so that free space goes and each prompt is stored as what follows an earlier call's.
-
-    Every table and every prompt of the copy is compared with the file before it takes its place. Raises TraceLocked
-    where the trace is live, TraceError where the copy cannot be made or is not equal.
-    """
-    before = bytes_of(path)
-    with rewriting(path, "pack", target, to_shrink=True) as connection:
-        on_stage("looking for prompts that are stored twice")
-        place_again(connection, on_stage)
-        for table in TABLES:
-            on_stage(f"copying {table}")
-            _copy_calls(connection) if table == "calls" else copy_rows(connection, table)
-        connection.execute("UPDATE fresh.meta SET batch = (SELECT batch FROM source.meta)")
-        on_stage("comparing the copy")
-        _verify(connection)
-        compare(connection, on_stage)
-        [moved] = connection.execute("SELECT count(*) FROM placed").fetchall()
-    return Packed(path, before, bytes_of(target or path), int(moved[0]))
-
-
-def _copy_calls(connection: duckdb.DuckDBPyConnection) -> None:
-    if not connection.execute("SELECT 1 FROM placed LIMIT 1").fetchall():
-        copy_rows(connection, "calls")
-        return
-    columns = [
-        f'CASE WHEN p."row" IS NULL THEN c."{name}" ELSE p."{name}" END' if name in PLACES else f'c."{name}"'
-        for name in COLUMNS["calls"]
-    ]
-    joined = 'source.calls c LEFT JOIN placed p ON c.rowid = p."row"'
-    connection.execute(f"INSERT INTO fresh.calls SELECT {', '.join(columns)} FROM {joined}")
-
-
-def _verify(connection: duckdb.DuckDBPyConnection) -> None:
-    """Every row of every table, but for how the prompts of some calls are stored. Raises TraceError."""
-    still = "episode_id IS NULL OR episode_id NOT IN (SELECT episode_id FROM moved)"
-    for table in TABLES:
-        if has(connection, table):
-            where = still if table == "calls" else "true"
-            equal(connection, table, fingerprint(connection, f"source.{table}", where), where)
-    fixed = ", ".join(f'"{name}"' for name in COLUMNS["calls"] if name not in PLACES)
-    sums = [
-        connection.execute(f"SELECT count(*), sum(hash({fixed})::HUGEINT) FROM {database}.calls").fetchall()
-        for database in ("source", "fresh")
-    ]
-    if sums[0] != sums[1]:
-        raise TraceError("the copy of the table calls differs; nothing was replaced")
-
-
-def equal(connection: duckdb.DuckDBPyConnection, table: str, expected: tuple[int, int], where: str = "true") -> None:
+def equal(connection: duckdb.DuckDBPyConnection, table: str, expected: tuple[int, int]) -> None:
     """Raises TraceError unless a table of `fresh` holds exactly what it should."""
-    if fingerprint(connection, f"fresh.{table}", where) != expected:
+    if fingerprint(connection, f"fresh.{table}") != expected:
         raise TraceError(f"the copy of the table {table} differs; nothing was replaced")

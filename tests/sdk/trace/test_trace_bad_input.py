@@ -18,7 +18,6 @@ from ajet_sdk.trace.reader import calls_of, episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Run
 from ajet_tools.trace.files.check import check
-from ajet_tools.trace.files.rewrite import pack
 
 ROOT = Path(__file__).parents[3]
 
@@ -33,7 +32,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             request = {"messages": [message]}
             writer.put(Call(episode_id=f"e{i}", request=request, prompt_ids=range(i, i + 300), output_ids=[i]))
             writer.put(Episode(episode_id=f"e{i}", run_id="r"))
-    pack(path)
     return path
 
 
@@ -48,7 +46,7 @@ def test_a_file_cut_off_anywhere_is_one_error(whole: Path, tmp_path: Path) -> No
     content = whole.read_bytes()
     for cut in (0, 1, 7, 8, 12, 100, 4096, 8191, 8192, 12287, 12288, 20000, len(content) // 2):
         path.write_bytes(content[:cut])
-        for use in (read_all, check, pack):
+        for use in (read_all, check):
             with pytest.raises(TraceError, match=r"it is empty|not a trace|is truncated"):
                 use(path)
         assert path.read_bytes() == content[:cut]
@@ -143,14 +141,12 @@ def test_a_directory_without_a_run_says_so(tmp_path: Path) -> None:
         assert episodes(reader) == [] and calls_of(reader, "e") == []
         assert reader.query("FROM runs").num_rows == 0
     assert check(tmp_path) == []
-    assert pack(tmp_path / "trace.duckdb").calls == 0
 
 
 def test_one_call_without_ids_messages_or_episode(tmp_path: Path) -> None:
     call = Call(call_id="c", episode_id="e")
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(call)
-    pack(tmp_path / "trace.duckdb")
     with open_trace(tmp_path) as reader:
         assert calls_of(reader, "e") == [call]
         [row] = reader.query("SELECT prompt_ids, messages, request FROM calls_full").to_pylist()
@@ -175,7 +171,6 @@ def large(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 def test_a_message_of_ten_megabytes_is_kept_once_and_read_whole(large: tuple[Path, str]) -> None:
     path, text = large
     assert path.stat().st_size < 1.5 * len(text.encode())
-    pack(path)
     with open_trace(path) as reader:
         [episode] = episodes(reader)
         assert [len(c.request["messages"]) for c in episode.calls] == [1, 2]

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from ajet_sdk.trace.schema import COLUMNS
 from ajet_tools.cli.trace.files import app
 from ajet_tools.trace.files.audit import audit
-from ajet_tools.trace.files.rewrite import pack
 from tests.tiny_models import save_tiny
 from tests.tools.trace.audited_runs import trained
 
@@ -272,11 +271,6 @@ def test_values_of_another_shape_are_differences_or_named(path: Path) -> None:
         with duckdb.connect(str(path)) as connection:
             connection.execute("UPDATE runs SET config = ?", [config])
         assert "ledger, advantages, metrics" in {one.check for one in audit(path).unchecked}
-
-
-def test_a_packed_copy_passes(path: Path) -> None:
-    pack(path)
-    assert audit(path).differs == ()
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

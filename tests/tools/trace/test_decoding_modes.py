@@ -16,7 +16,6 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, LedgerEntry, Reward, Run, Task
 from ajet_tools.cli.app import app
 from ajet_tools.trace import queries
-from ajet_tools.trace.files.rewrite import pack
 
 ASK = {"role": "user", "content": "2+2"}
 SAID = {"choices": [{"message": {"role": "assistant", "content": "4"}}]}
@@ -128,7 +127,7 @@ def test_a_resume_rolls_no_trial_back_and_books_those_that_a_kill_left(runs: Pat
 
 
 @pytest.mark.slow
-def test_a_file_of_before_reads_as_unknown_and_can_be_packed(tmp_path: Path) -> None:
+def test_a_file_of_before_reads_as_unknown(tmp_path: Path) -> None:
     old, new = tmp_path / "old.duckdb", tmp_path / "new" / "trace.duckdb"
     write(old, "one", known=False)
     connection = duckdb.connect(str(old))
@@ -146,9 +145,7 @@ def test_a_file_of_before_reads_as_unknown_and_can_be_packed(tmp_path: Path) -> 
     write(new, "two")
     with open_trace(old, new) as reader:
         assert reader.query("SELECT count(decoding) AS n FROM episodes")["n"][0].as_py() == 24
-    pack(old, tmp_path / "packed.duckdb")
     assert old.read_bytes() == before
-    assert trace("ls", str(tmp_path / "packed.duckdb"))["count"] == 24
     with TraceWriter(old):
         pass
     assert trace("check", str(old))["sound"]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
-from ajet_sdk.errors import ConfigError, TraceLocked
-from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.errors import ConfigError, TraceLocked, TraceVersionError
+from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
 from ajet_tools.trace.files.check import check
@@ -17,6 +21,7 @@ from ajet_tools.trace.files.prune import age, beyond_size, older_than, prune, ru
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
+ROOT = Path(__file__).parents[3]
 TABLES = ("runs", "episodes", "calls", "rewards", "metrics", "ledger", "trained", "feedback")
 
 
@@ -94,6 +99,16 @@ def test_a_live_trace_is_refused(path: Path) -> None:
         prune(path, ["old"])
 
 
+def test_what_is_no_trace_is_refused_and_untouched(tmp_path: Path) -> None:
+    other = tmp_path / "other.duckdb"
+    with duckdb.connect(str(other)) as connection:
+        connection.execute("CREATE TABLE customers (name VARCHAR)")
+    before = other.read_bytes()
+    with pytest.raises(TraceVersionError, match="not an ajet trace"):
+        prune(other, ["r"])
+    assert other.read_bytes() == before
+
+
 def test_ages_and_sizes_are_read_or_refused() -> None:
     assert age("30d") == timedelta(days=30) and age(" 1.5H ") == timedelta(minutes=90)
     assert size("500MB") == 500_000_000 and size("2 GiB") == 2 << 30 and size("10") == 10
@@ -103,3 +118,65 @@ def test_ages_and_sizes_are_read_or_refused() -> None:
     for text in ("", "MB", "-1MB", "5PB"):
         with pytest.raises(ConfigError, match="--keep-size"):
             size(text)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from ajet_tools.trace.files.prune import prune
+left = [int(sys.argv[2])]
+def said(what):
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), 9)
+prune(Path(sys.argv[1]), ["old"], on_stage=said)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [1, 6])
+def test_a_kill_leaves_the_old_file_whole(path: Path, moment: int) -> None:
+    before = held(path)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path), str(moment)], cwd=ROOT, capture_output=True)
+    assert done.returncode == -9
+    assert held(path) == before
+    assert {e.episode_id for e in episodes(open_trace(path.parent))} == {"old-e", "mid-e", "new-e"}, (
+        "a draft is no trace"
+    )
+    prune(path, ["old"])
+    assert list(path.parent.iterdir()) == [path], "what the killed one left is gone"
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from ajet_tools.trace.files.prune import prune
+resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, 64 << 10))
+try:
+    prune(Path(sys.argv[1]), ["old"])
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_the_old_file_whole(path: Path) -> None:
+    before = held(path)
+    done = subprocess.run([sys.executable, "-c", FULL, str(path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.startswith(f"TraceError the disk of {path} is full"), done.stdout + done.stderr
+    assert held(path) == before
+    assert [file.name for file in path.parent.iterdir()] == ["trace.duckdb"]
+
+
+@pytest.mark.slow
+def test_the_oldest_duckdb_that_is_supported_can_read_a_new_file(path: Path, tmp_path: Path) -> None:
+    [oldest] = re.findall(r'"duckdb>=(\d+\.\d+)', (ROOT / "pyproject.toml").read_text())
+    with TraceWriter(tmp_path / "new.duckdb") as writer:
+        writer.put(Run(run_id="r", status="finished"))
+    prune(path, ["old"])
+    formats = []
+    for name in ("new.duckdb", path.name):
+        with duckdb.connect(str(tmp_path / name), read_only=True) as connection:
+            sql = "SELECT tags['storage_version'] FROM duckdb_databases() WHERE path IS NOT NULL"
+            formats += connection.execute(sql).fetchall()
+    assert formats == [(f"v{oldest}.0+",)] * 2
