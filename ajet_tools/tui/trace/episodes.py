@@ -21,13 +21,12 @@ from ajet_tools.trace.queries.episodes import ListedEpisode, unended_rows
 from ajet_tools.trace.queries.filters import Filter, parse
 from ajet_tools.trace.queries.index import Cancelled
 from ajet_tools.trace.queries.listing import Listing, open_listing
-from ajet_tools.tui.settings import Settings
 from ajet_tools.tui.trace.episode_list import CAUSE_COLUMN, EPISODE_COLUMNS, Finder, UnfinishedRows
-from ajet_tools.tui.trace.export import SelectionScreen
+from ajet_tools.tui.trace.selection import SelectionScreen
 from ajet_tools.tui.widgets.lines import StatusLine
 from ajet_tools.tui.widgets.listing import ListingTable
 from ajet_tools.tui.widgets.listing_rows import Rows
-from ajet_tools.tui.widgets.prompt import Prompt
+from ajet_tools.tui.widgets.prompt import Prompt, remember
 
 _BY_TIME = "ended_at"
 _FILTER_EXAMPLE = 'reward<0.5 status=failed agent=werewolf step>10 text~"calc"'
@@ -56,8 +55,6 @@ class EpisodesScreen(SelectionScreen):
         Binding("g", "group", "Group"),
         Binding("c", "compare", "Compare"),
         Binding("f", "feedback", "Feedback"),
-        Binding("e", "export(False)", "Export"),
-        Binding("E", "export(True)", "Export with options", show=False),
         Binding("y", "copy", "Copy the id", show=False),
         Binding("t", "newest", "Show new rows", show=False),
         *(
@@ -84,7 +81,6 @@ class EpisodesScreen(SelectionScreen):
         self.pending: Listing | None = None
         """A newer listing, not shown while the cursor is inside the list."""
         self.filter: Filter | None = None
-        self.settings = Settings()
         self._stop, self._cancel_prepare = threading.Event(), threading.Event()
         self._hidden: tuple[Rows | None, frozenset[str], int] = (None, frozenset(), 0)
 
@@ -124,10 +120,6 @@ class EpisodesScreen(SelectionScreen):
 
     @work(group="listing", exclusive=True)
     async def _start(self) -> None:
-        try:
-            self.settings = Settings.load()
-        except AjetError as error:
-            self.app.show_error(error)
         self._update_status(busy="reading")
         try:
             self._use_listing(await self._first_listing())
@@ -213,7 +205,7 @@ class EpisodesScreen(SelectionScreen):
         self._ask_filter(self.filter.text if self.filter else "")
 
     def _ask_filter(self, text: str, wrong: str = "") -> None:
-        self.prompt.open(text, self.settings.filters)
+        self.prompt.open(text, self.app.filters)
         self.prompt.show_error(wrong)
 
     def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
@@ -249,15 +241,7 @@ class EpisodesScreen(SelectionScreen):
         self.filter = wanted
         self.prompt.close()
         self._use_listing(listing)
-        self._save_settings(self.settings.with_filter(wanted.text))
-
-    def _save_settings(self, what: Settings) -> None:
-        if what != self.settings:
-            self.settings = what
-            try:
-                what.save()
-            except AjetError as error:
-                self.app.show_error(error)
+        remember(self.app.filters, wanted.text)
 
     # What is new
 
@@ -295,7 +279,7 @@ class EpisodesScreen(SelectionScreen):
     # Search
 
     def action_find(self) -> None:
-        self.finder.open("", self.settings.searches)
+        self.finder.open("", self.app.searches)
 
     def _search(self, needle: str) -> None:
         self.finder.close()
@@ -305,7 +289,7 @@ class EpisodesScreen(SelectionScreen):
         narrowed = self.filter is not None and self.filter.text
         within = self.listing.ids() if self.listing is not None and narrowed else None
         self.finder.start(needle, self.run_id, within)
-        self._save_settings(self.settings.with_search(needle))
+        remember(self.app.searches, needle)
 
     def on_finder_changed(self) -> None:
         self.update_marks()

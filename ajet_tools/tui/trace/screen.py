@@ -107,6 +107,10 @@ class TraceViewer(ViewerApp):
         """Whether a process writes the trace."""
         self.last_sql = ""
         """What stood in the SQL console when it was left."""
+        self.queries: list[str] = []
+        self.filters: list[str] = []
+        self.searches: list[str] = []
+        """What was asked before, the newest last."""
         self.tokenizer: Path | None = None
         """A tokenizer to read tokens with, in place of the one that a run's config names."""
         self._state: State = state_of(path, reader)

@@ -1,6 +1,6 @@
 """A read-only SQL console over the trace.
 
-The list of queries to choose from: the user's own, examples, and what was asked before.
+The list of queries to choose from: what was asked before, and examples.
 
 An editor for one query, with its words in colour.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,7 +24,7 @@ from textual.widgets import OptionList, Static, TextArea, Tree
 from textual.widgets.option_list import Option
 from textual.worker import Worker
 
-from ajet_sdk.errors import AjetError, ConfigError, QueryError
+from ajet_sdk.errors import AjetError, QueryError
 from ajet_sdk.protocols import Stop, TraceReader
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.trace.values import rows_of
@@ -31,13 +32,39 @@ from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace.sql import console
 from ajet_tools.trace.sql.process import SqlProcess
 from ajet_tools.tui.base import Dialog
-from ajet_tools.tui.settings import EXAMPLES, SavedQueries
 from ajet_tools.tui.trace.screen import TraceScreen, TraceViewer
 from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.widgets.arrow_table import ArrowTable
-from ajet_tools.tui.widgets.prompt import Prompt
+from ajet_tools.tui.widgets.prompt import Prompt, remember
 
 _FIRST = "SELECT * FROM runs"
+
+EXAMPLES: Mapping[str, str] = {
+    "reward by step": (
+        "SELECT step, split, count(DISTINCT episode_id) AS episodes, avg(value * weight) AS reward\n"
+        "FROM episodes JOIN rewards USING (episode_id)\nGROUP BY ALL ORDER BY ALL"
+    ),
+    "why episodes failed": (
+        "SELECT cause, status, count(*) AS episodes, any_value(error) AS example\n"
+        "FROM episodes WHERE status <> 'succeeded'\nGROUP BY ALL ORDER BY episodes DESC"
+    ),
+    "hardest tasks": (
+        "SELECT task_id, count(*) AS attempts, avg(value * weight) AS reward, any_value(task->>'main_query') AS query\n"
+        "FROM episodes JOIN rewards USING (episode_id)\nGROUP BY task_id ORDER BY reward LIMIT 50"
+    ),
+    "slowest calls": (
+        "SELECT call_id, agent, epoch(ended_at - started_at) AS seconds, len(output_ids) AS tokens, finish_reason\n"
+        "FROM calls ORDER BY seconds DESC LIMIT 50"
+    ),
+    "least likely tokens": (
+        "SELECT call_id, episode_id, list_min(logprobs) AS lowest, list_avg(logprobs) AS mean\n"
+        "FROM calls WHERE len(logprobs) > 0 ORDER BY lowest LIMIT 50"
+    ),
+    "what became of the tokens": (
+        "SELECT step, outcome, sum(tokens) AS tokens FROM ledger\nGROUP BY ALL ORDER BY step, tokens DESC"
+    ),
+}
+"""Queries to begin with, by name."""
 
 _IDS = ("run_id", "episode_id", "call_id", "parent_call_id")
 
@@ -58,7 +85,6 @@ class SqlScreen(TraceScreen):
         Binding("f5,ctrl+r", "ask", "Run", priority=True, key_display="F5"),
         Binding("f3", "queries", "Queries", priority=True, key_display="F3"),
         Binding("f4", "tables", "Tables", priority=True, key_display="F4"),
-        Binding("ctrl+s", "save", "Save", priority=True),
         Binding("f8", "export", "Export", priority=True, key_display="F8"),
         Binding("f1", "app.keys", "Keys", priority=True, key_display="F1"),
         Binding("f9", "stop", "Stop", priority=True, show=False),
@@ -80,7 +106,6 @@ class SqlScreen(TraceScreen):
                 yield SqlEditor(self.first_text or self.app.last_sql or _FIRST, show_line_numbers=False)
                 yield Static(id="message")
                 yield ArrowTable()
-        yield Prompt("save as", "a name for this query", back=SqlEditor, id="name")
         yield Prompt("export to", "a new file: .csv, .jsonl or .parquet", back=SqlEditor, id="file")
 
     def on_mount(self) -> None:
@@ -124,7 +149,7 @@ class SqlScreen(TraceScreen):
             raise
         else:
             self._show(result, time.perf_counter() - started)
-            self._save_history(sql)
+            remember(self.app.queries, sql)
         finally:
             for table in self.query(ArrowTable):  # none is left where the screen has been left meanwhile
                 table.loading = False
@@ -142,12 +167,6 @@ class SqlScreen(TraceScreen):
         rows, columns = counted(len(result), "row"), counted(result.num_columns, "column")
         self._show_message(f"{rows}, {columns}, {seconds:.2f} s", "")
 
-    def _save_history(self, sql: str) -> None:
-        try:
-            SavedQueries.load().with_query(sql).save()
-        except ConfigError as error:
-            self.app.show_error(error)
-
     def action_stop(self) -> None:
         """End the query, and the process that runs it; the next one has a new one."""
         if self.running_query is not None and self.running_query.is_running:
@@ -162,7 +181,7 @@ class SqlScreen(TraceScreen):
 
     @work
     async def action_queries(self) -> None:
-        chosen = await self.app.push_screen_wait(QueriesScreen(SavedQueries.load()))
+        chosen = await self.app.push_screen_wait(QueriesScreen(self.app.queries))
         if chosen:
             editor = self.query_one(SqlEditor)
             editor.text = chosen
@@ -189,9 +208,6 @@ class SqlScreen(TraceScreen):
         if event.node.data and not event.node.children:
             self.query_one(SqlEditor).insert(event.node.data)
 
-    def action_save(self) -> None:
-        self.query_one("#name", Prompt).open("")
-
     def action_export(self) -> None:
         if self.query_one(ArrowTable).table.num_columns:
             self.query_one("#file", Prompt).open("result.csv")
@@ -199,25 +215,14 @@ class SqlScreen(TraceScreen):
             self._show_message("there is no result to export; F5 runs the query", "bold red")
 
     async def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
+        path = Path(event.text)
         try:
-            if event.prompt.id == "name":
-                message = self._save(event.text)
-            else:
-                table = self.query_one(ArrowTable).table
-                path = Path(event.text)
-                count = await asyncio.to_thread(console.save_result, table, path)
-                message = f"{counted(count, 'row')} written to {path}"
+            count = await asyncio.to_thread(console.save_result, self.query_one(ArrowTable).table, path)
         except AjetError as error:
             event.prompt.show_error(str(error))
             return
         event.prompt.close()
-        self._show_message(message, "")
-
-    def _save(self, name: str) -> str:
-        if not name:
-            raise ConfigError("name the query first")
-        SavedQueries.load().with_saved(name, self.sql).save()
-        return f"saved as {one_line(name)}; F3 lists it"
+        self._show_message(f"{counted(count, 'row')} written to {path}", "")
 
     def on_arrow_table_selected(self, event: ArrowTable.Selected) -> None:
         """An id is opened; any other value is shown whole."""
@@ -250,50 +255,34 @@ class QueriesScreen(Dialog[str]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Close"),
-        Binding("delete,d", "remove", "Remove"),
     ]
 
-    def __init__(self, queries: SavedQueries) -> None:
+    def __init__(self, asked: Sequence[str]) -> None:
         super().__init__()
-        self.queries = queries
-        self.listed: list[tuple[str, str, str]] = []
+        self.listed = [("before", one_line(sql, 120), sql) for sql in reversed(asked)]
+        self.listed += [("example", name, sql) for name, sql in EXAMPLES.items()]
         """Kind, name, SQL."""
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = "queries"
-            box.border_subtitle = "enter takes it · d forgets one that you saved · escape closes"
+            box.border_subtitle = "enter takes it · escape closes"
             yield OptionList()
             yield Static()
 
     def on_mount(self) -> None:
-        self._fill()
-        self.query_one(OptionList).focus()
-
-    def _fill(self) -> None:
-        self.listed = [("saved", name, sql) for name, sql in sorted(self.queries.saved.items())]
-        self.listed += [("before", one_line(sql, 120), sql) for sql in reversed(self.queries.history)]
-        self.listed += [("example", name, sql) for name, sql in EXAMPLES.items()]
         options = self.query_one(OptionList)
-        options.clear_options()
         for kind, name, _ in self.listed:
             line = Text(f"{kind:8}", style="dim", no_wrap=True, overflow="ellipsis")
             options.add_option(Option(line.append(one_line(name), style="not dim")))
-        if self.listed:
-            options.highlighted = 0
+        options.highlighted = 0
+        options.focus()
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         self.query_one(Static).update(Text(visible(self.listed[event.option_index][2])))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(self.listed[event.option_index][2])
-
-    def action_remove(self) -> None:
-        at = self.query_one(OptionList).highlighted
-        if at is not None and self.listed[at][0] == "saved":
-            self.queries = self.queries.without(self.listed[at][1])
-            self.queries.save()
-            self._fill()
 
 
 _WORDS = (

@@ -19,6 +19,11 @@ from ajet_sdk.errors import AjetError
 from ajet_sdk.reporting.output import visible
 
 
+def remember(history: list[str], text: str) -> None:
+    """Put a text at the end of what was asked before, once."""
+    history[:] = [*(entry for entry in history if entry != text), *([text] if text else [])]
+
+
 class Prompt(Vertical):
     """Hidden until it is opened. Up and down go through what was asked before; escape closes it."""
 

@@ -189,39 +189,19 @@ async def test_the_tables_put_names_into_the_query(
 
 
 @pytest.mark.slow
-async def test_queries_are_kept_from_one_time_to_the_next(
+async def test_what_was_asked_before_is_listed_with_examples(
     training_trace: Path, viewing: Any, until: Any, own_home: Path
 ) -> None:
     async with viewing(training_trace) as pilot:
-        await opened(pilot, until, "SELECT 41 + 1 AS answer")
+        screen = await opened(pilot, until, "SELECT 41 + 1 AS answer")
         await until(pilot, lambda: "1 row" in said(pilot))
-        await pilot.press("ctrl+s", *"mine", "enter")
-        await until(pilot, lambda: "saved as mine" in said(pilot))
-    kept = json.loads((own_home / ".config" / "ajet" / "queries.json").read_text())
-    assert kept == {"history": ["SELECT 41 + 1 AS answer"], "saved": {"mine": "SELECT 41 + 1 AS answer"}}
-    async with viewing(training_trace) as pilot:
-        screen = await opened(pilot, until)
+        screen.query_one(SqlEditor).text = "SELECT 2"
         await pilot.press("f3")
-        await until(pilot, lambda: "mine" in shown(pilot) and "why episodes failed" in shown(pilot))
+        await until(pilot, lambda: "before" in shown(pilot) and "why episodes failed" in shown(pilot))
         await pilot.press("enter")
         await until(pilot, lambda: screen.query_one(SqlEditor).text == "SELECT 41 + 1 AS answer")
-        await pilot.press("f3", "d", "escape")
+        await pilot.press("f3", "escape")
         await until(pilot, lambda: pilot.app.screen is screen)
-    assert json.loads((own_home / ".config" / "ajet" / "queries.json").read_text())["saved"] == {}
-
-
-@pytest.mark.slow
-async def test_a_spoilt_file_of_queries_is_a_word_and_stays(
-    training_trace: Path, viewing: Any, until: Any, own_home: Path
-) -> None:
-    file = own_home / ".config" / "ajet" / "queries.json"
-    file.parent.mkdir(parents=True)
-    file.write_text("[1")
-    async with viewing(training_trace) as pilot:
-        await opened(pilot, until, "SELECT 1")
-        await until(pilot, lambda: "cannot read" in shown(pilot))
-        await until(pilot, lambda: "1 row" in said(pilot))
-    assert file.read_text() == "[1"
 
 
 @pytest.mark.slow
