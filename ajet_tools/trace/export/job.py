@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeVar
 
-from ajet_sdk.errors import AjetError, QueryError
+from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Call, Episode, Event, Feedback, LedgerEntry, Reward, Task, Trained
@@ -20,10 +19,6 @@ _CHUNK = 64
 _LOOKUP = 5_000
 
 
-class Cancelled(AjetError):
-    """The export was stopped; nothing was written."""
-
-
 @dataclass
 class Job:
     """What a format needs to write: the records, and where to count."""
@@ -33,9 +28,6 @@ class Job:
     redact: bool = True
     margin: float = 0.0
     progress: Callable[[int, int], None] | None = None
-    cancelled: Callable[[], bool] | None = None
-    trace: Path | None = None
-    """Where the trace lies: a run's tokenizer is looked for from there."""
     written: set[str] = field(default_factory=set)
     rows: int = 0
     redacted: Counter[str] = field(default_factory=Counter)
@@ -91,8 +83,6 @@ class Job:
     def _report(self, done: int, total: int) -> None:
         if self.progress:
             self.progress(done, total)
-        if self.cancelled and self.cancelled():
-            raise Cancelled(f"the export was canceled after {done:,} of {total:,} episodes; nothing was written")
 
     def _read(self, ids: list[str], **wanted: bool) -> list[Record]:
         """The records of some episodes; in halves where they are too much for one answer."""

@@ -50,7 +50,6 @@ def import_files(
     *,
     skip_bad_rows: bool = False,
     progress: Progress | None = None,
-    cancelled: Callable[[], bool] | None = None,
 ) -> Imported:
     """Read files into a trace file, which is made or added to.
 
@@ -60,7 +59,6 @@ def import_files(
         format: of all files; None: recognised for each.
         skip_bad_rows: leave out and count rows that cannot be read, instead of stopping at the first.
         progress: called with the bytes read of a file and its size (0 where unknown).
-        cancelled: asked between rows; what was read until then stays.
 
     Raises TaskError for a bad row, with file and line; ConfigError where a format cannot be told.
     """
@@ -73,12 +71,10 @@ def import_files(
         sink = stack.enter_context(Sink(out))
         for path, kind, (file, start) in zip(files, kinds, starts, strict=True):
             formats[str(path or "-")] = kind
-            counted = _Counted(file, _name(path), path, progress, cancelled)
+            counted = _Counted(file, _name(path), path, progress)
             parsed_episodes = _read(kind, path, counted, _name(path), bad, left_out)
             for parsed in _with_run(parsed_episodes, kind, _name(path), start):
                 sink.put(parsed)
-                if cancelled and cancelled():
-                    break
     return Imported(out, formats, sink.episodes, sink.calls, sink.already, bad.count, bad.first, dict(left_out))
 
 
@@ -153,26 +149,16 @@ def _open(path: Path | None) -> Iterator[tuple[BinaryIO, bytes]]:
 class _Counted:
     """A stream that reports how far it was read."""
 
-    def __init__(
-        self,
-        file: BinaryIO,
-        name: str,
-        path: Path | None,
-        progress: Progress | None,
-        cancelled: Callable[[], bool] | None,
-    ) -> None:
+    def __init__(self, file: BinaryIO, name: str, path: Path | None, progress: Progress | None) -> None:
         self._file = bounded(file, name)
         self._size = path.stat().st_size if path else 0
         self._progress = progress
-        self._cancelled = cancelled
         self._done = self._told = 0
 
     def __iter__(self) -> Iterator[bytes]:
         for line in self._file:
             self._report(len(line))
             yield line
-            if self._cancelled and self._cancelled():
-                return
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)
