@@ -1,4 +1,4 @@
-"""`ajet trace replay rejudge diff` on the traces of real runs of the starter."""
+"""`ajet trace rejudge diff` on the traces of real runs of the starter."""
 
 from __future__ import annotations
 
@@ -76,36 +76,6 @@ def run_of(where: str) -> str:
 
 
 WHERE = "launcher_record/first"
-
-
-@pytest.mark.slow
-def test_replay(demo: Path) -> None:
-    trace = demo / WHERE / "trace.duckdb"
-    before = hashlib.sha256(trace.read_bytes()).hexdigest()
-    episode = first_episode(WHERE)
-    assert ajet("trace", "replay", episode[:12], WHERE) == "No difference: 1 call.\n"
-    text = Path("agent.py").read_text()
-    Path("other.py").write_text(text.replace("a number and nothing else", "one number"))
-    said = ajet("trace", "replay", episode, WHERE, "--workflow", "other.py:solve", code=1)
-    assert "differs in messages:" in said and "1 changed (1 recorded, 1 now)" in said
-    assert "-  Answer with a number and nothing else.\n+  Answer with one number.\n" in said
-    found = json.loads(CliRunner().invoke(app, ["trace", "replay", episode, WHERE, "--workflow", "other.py:solve",
-                                                "--json"]).stdout)  # fmt: skip
-    assert found["same"] is False and found["differences"][0]["kind"] == "changed" and found["same_output"] is True
-    assert json.loads(ajet("trace", "replay", episode, WHERE, "--json"))["differences"] == []
-    assert hashlib.sha256(trace.read_bytes()).hexdigest() == before
-
-
-@pytest.mark.slow
-def test_replay_of_what_is_not_there(demo: Path) -> None:
-    assert "nothing in this trace" in ajet("trace", "replay", "zz", WHERE, code=2)
-    assert "nothing in this trace" in ajet("trace", "replay", run_of(WHERE), WHERE, code=2)
-    episode = first_episode(WHERE)
-    assert "there is no file gone.py" in ajet("trace", "replay", episode, WHERE, "--workflow", "gone.py:f", code=2)
-    Path("agent.py").rename("away")
-    said = ajet("trace", "replay", episode, WHERE, code=2)
-    Path("away").rename("agent.py")
-    assert "pass its current location with --workflow" in said
 
 
 @pytest.mark.slow
@@ -220,15 +190,3 @@ def test_an_empty_trace(tmp_path: Path) -> None:
         writer.put(Run(run_id="r", status="finished"))
     assert "has no finished episode" in ajet("trace", "rejudge", str(tmp_path), "--judge", "exact", code=2)
     assert "no finished episode" in ajet("trace", "diff", "r", "r", str(tmp_path), code=2)
-
-
-@pytest.mark.slow
-def test_replay_from_where_the_run_was_started(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The config names the agent beside itself, and the run was started elsewhere."""
-    monkeypatch.chdir(demo.parent)
-    script = "ajet.model.scripted=replies.py->reply"
-    ajet("run", "--conf", "demo/config.yaml", script, "ajet.experiment_name=third")
-    where = "launcher_record/third"
-    assert ajet("trace", "replay", first_episode(where), where) == "No difference: 1 call.\n"
-    monkeypatch.chdir(demo)
-    assert ajet("trace", "replay", first_episode(f"../{where}"), f"../{where}") == "No difference: 1 call.\n"

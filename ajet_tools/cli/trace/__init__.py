@@ -33,12 +33,8 @@ class TraceCommands(LazyGroup):
             "Check a trace for consistency and list violations with their ids. Exits with 1 if there are any.",
         ),
         "view": ("view", "Browse a trace in the terminal: runs, curves, episodes, tokens, SQL; also during a run."),
-        "replay": (
-            "rerun",
-            "Run an episode's workflow again with the recorded replies, and check that it makes the same calls.",
-        ),
         "rejudge": (
-            "rerun",
+            "rejudge",
             "Re-score recorded episodes with another judge, and show how rewards, groups and advantages change.",
         ),
         "diff": (
@@ -57,7 +53,7 @@ class TraceCommands(LazyGroup):
     }
     panels = {
         "Look": ("ls", "show", "view", "splits", "ledger", "check"),
-        "Ask": ("explain", "diff", "sql", "rejudge", "replay"),
+        "Ask": ("explain", "diff", "sql", "rejudge"),
         "Change": ("prune",),
         "Exchange": ("export", "import"),
     }
@@ -78,7 +74,6 @@ def trace() -> None:
     ajet trace explain launcher_record/math
     ajet trace view launcher_record/math
     ajet trace export --format messages --filter "reward>0.9" --out good.jsonl
-    ajet trace replay 3f2a91 --workflow agent.py:solve
 
     Each command takes a trace file or a directory (with all traces below it), at rest or live. Default: the current
     directory. A run is named by its id, its name or its path.

@@ -24,7 +24,7 @@ from ajet_sdk.samples.build import build
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Run, Task
-from ajet_tools.trace.rerun.rejudge import Changes, advantages, compared_over, groups_of, rejudge
+from ajet_tools.trace.rejudge import Changes, advantages, compared_over, groups_of, rejudge
 from tests.waiting import FOREVER
 
 SETTINGS: Config = load_config(values={"ajet": {"backbone": "debug"}})
@@ -263,7 +263,7 @@ def test_what_is_compared_over_a_step_changes_its_sign_by_the_step(tmp_path: Pat
 
 
 def test_chunks_hold_whole_steps_where_a_step_is_compared(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet_tools.trace.rerun.rejudge._CHUNK", 1)
+    monkeypatch.setattr("ajet_tools.trace.rejudge._CHUNK", 1)
     reader = open_trace(stored)
     assert [len(chunk) for chunk in groups_of(reader, "r")] == [3, 3, 3]
     assert [len(chunk) for chunk in groups_of(reader, "r", whole="step")] == [9]

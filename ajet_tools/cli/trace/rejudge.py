@@ -1,4 +1,4 @@
-"""`ajet trace replay rejudge`: what a workflow and a judge make of stored episodes when they are run again."""
+"""`ajet trace rejudge`: what another judge makes of stored episodes."""
 
 from __future__ import annotations
 
@@ -7,132 +7,26 @@ from typing import Annotated, Literal
 
 import typer
 
-from ajet_sdk.config.config import Config
-from ajet_sdk.config.objects import load_object
-from ajet_sdk.errors import ConfigError, QueryError
+from ajet_sdk.errors import QueryError
 from ajet_sdk.judges.load import named_judge
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.reporting.output import visible
 from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_tools.cli.arguments import JUDGE_HELP
 from ajet_tools.cli.options import AsJson, pick, print_json
-from ajet_tools.cli.trace.options import Fitting, OfRun, Where, WhereOrRun
+from ajet_tools.cli.trace.options import Fitting, OfRun, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
-from ajet_tools.text.tables import diff_text
 from ajet_tools.trace import queries
-from ajet_tools.trace.compare.requests import Difference
 from ajet_tools.trace.decoding import run_config
-from ajet_tools.trace.locate import open_located, open_named
+from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.filters import parse
-from ajet_tools.trace.rerun.rejudge import Changes, compared_over, groups_of
-from ajet_tools.trace.rerun.rejudge import rejudge as run_rejudge
-from ajet_tools.trace.rerun.replay import Replay, recorded_episode
-from ajet_tools.trace.rerun.replay import replay as run_replay
+from ajet_tools.trace.rejudge import Changes, compared_over, groups_of
+from ajet_tools.trace.rejudge import rejudge as run_rejudge
 
 app = typer.Typer(add_completion=False)
 
 _SHOWN = 10
-
-
-@app.command()
-def replay(
-    id: Annotated[str, typer.Argument(metavar="ID", help="An episode, by a unique prefix of its id.")],
-    path: Where = None,
-    workflow: Annotated[
-        str | None,
-        typer.Option("--workflow", "-w", metavar="AGENT", help="file.py:function. Default: the run's workflow."),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Time limit of the workflow in seconds.")
-    ] = 120.0,
-    debug: Annotated[
-        str, typer.Option("--debug", metavar="TAGS", help="Stop at ajet.bp(tag) for these tags, joined by |.")
-    ] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Run an episode's workflow again with the recorded replies, and check that it makes the same calls.
-
-    No model and no judge is called, and nothing is written. Exits with 1 if the calls differ.
-
-    \b
-    ajet trace replay 3f2a91
-    ajet trace replay 3f2a91 launcher_record/math --workflow agent.py:solve
-    ajet trace replay 3f2a91 --debug look
-    """
-    reader, _ = open_located(path)
-    with reader:
-        recorded = recorded_episode(reader, queries.find(reader, id, "episode").id)
-        config = run_config(reader, recorded.run_id)
-    agent = _workflow(workflow, config)
-    tags = [tag for tag in debug.split("|") if tag]
-    result = asyncio.run(run_replay(recorded, agent, config, timeout=timeout, debug_tags=tags))
-    if as_json:
-        print_json(_replay_json(result))
-    else:
-        _print_replay(result)
-    if not result.same:
-        raise typer.Exit(1)
-
-
-def _workflow(given: str | None, config: Config) -> object:
-    recorded = config.rollout.user_workflow
-    name = given or recorded
-    if not name:
-        raise ConfigError("the run recorded no workflow; pass --workflow file.py:function")
-    try:
-        return load_object(name) if given else config.load(name)
-    except ConfigError as error:
-        if given:
-            raise
-        raise ConfigError(
-            f"{error}\nThis is the workflow that the run recorded; pass its current location with --workflow "
-            "file.py:function"
-        ) from error
-
-
-def _replay_json(result: Replay) -> dict[str, object]:
-    return {
-        "episode_id": result.recorded.episode_id,
-        **pick(result, "same", "same_output", "requests", "requests_now", "error"),
-        "output": result.replayed.output,
-        "differences": [
-            pick(difference, "kind", "agent", "position", "call_id", "parts", "lines")
-            for difference in result.differences
-        ],
-    }
-
-
-def _print_replay(result: Replay) -> None:
-    out = render.console()
-    if result.differences:
-        out.print(_difference_title(result.differences[0]), style="bold")
-        out.print(diff_text(result.differences[0].lines))
-        kinds = [difference.kind for difference in result.differences]
-        parts = [f"{kinds.count(kind)} {kind}" for kind in ("changed", "missing", "extra") if kind in kinds]
-        out.print(
-            f"\nThe workflow makes different calls: {', '.join(parts)} ({result.requests} recorded, "
-            f"{result.requests_now} now). --json lists all differences."
-        )
-    else:
-        out.print(f"No difference: {render.counted(result.requests, 'call')}.")
-    if result.error is not None:
-        out.print(visible(f"The workflow failed in the replay, but not in the run: {result.error}"), style="red")
-    if not result.same_output:
-        out.print("The output differs:")
-        out.print(f"- {one_line(result.recorded.output, 400)}\n+ {one_line(result.replayed.output, 400)}")
-
-
-def _difference_title(difference: Difference) -> str:
-    agent = f" of agent {difference.agent}" if difference.agent != "default" else ""
-    place = f"Request {difference.position + 1}{agent}"
-    if difference.kind == "missing":
-        return one_line(f"{place}, call {(difference.call_id or '')[:12]}, is no longer made:")
-    if difference.kind == "extra":
-        return one_line(f"{place} is new:")
-    called = (difference.call_id or "")[:12]
-    return one_line(f"{place}, call {called}, differs in {', '.join(difference.parts)}:")
 
 
 @app.command()

@@ -1,1 +1,0 @@
-"""Stored episodes under another workflow, judge, policy or tokenizer."""
