@@ -292,11 +292,7 @@ def camel(value: object, where: str) -> Json:
     """An object with its names in camelCase: Google takes both. Raises RequestRefused where it is no object."""
     if not isinstance(value, Mapping):
         raise RequestRefused(f"{where} must be an object (got {value!r:.100})", where)
-    return {_camel(name): item for name, item in value.items()}
-
-
-def _camel(name: str) -> str:
-    return re.sub(r"_([a-z])", lambda match: match.group(1).upper(), name)
+    return {re.sub(r"_([a-z])", lambda match: match.group(1).upper(), name): item for name, item in value.items()}
 
 
 def json_schema(schema: object) -> Json:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from ajet_sdk.protocols import Tokenizer
@@ -209,7 +210,8 @@ class PromptBuilder:
 
     def _form(self, template: ChatTemplate, messages: Sequence[Mapping[str, object]]) -> _Request:
         """Clean, form and identify the messages; an echo of a recent request is compared and not done again."""
-        echoed, recent = max(((_common(messages, r.raw), r) for r in self._recent), key=_first, default=(0, None))
+        known = ((_common(messages, request.raw), request) for request in self._recent)
+        echoed, recent = max(known, key=itemgetter(0), default=(0, None))
         if recent is None:
             request = _Request([], [], [], [])
         else:
@@ -303,10 +305,6 @@ def _common(a: Sequence[object], b: Sequence[object]) -> int:
     if a[: len(b)] == b:
         return len(b)
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _first(pair: tuple[int, Any]) -> int:
-    return pair[0]
 
 
 def _key(before: bytes, message: Message) -> bytes:

@@ -7,7 +7,6 @@ where the tokenizer is the one that made them, else encoded from the text that t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -21,28 +20,6 @@ from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.samples.prefixes import place_all
 from ajet_sdk.tokens.template import ChatTemplate, Message, clean
 from ajet_sdk.types import Call, now
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A request that the template does not take, and why."""
-
-    episode_id: str
-    call_id: str
-    why: str
-
-
-@dataclass
-class Retokenised:
-    """The calls of one episode with other ids, in the order in which they began."""
-
-    calls: list[Call] = field(default_factory=list)
-    """Their log-probabilities are zeros: those under another tokenizer are not known."""
-    refused: list[Refusal] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
-    """Calls that were not asked by messages or a prompt (another dialect), or had no reply."""
-    own_ids: int = 0
-    """Calls whose recorded output ids were used."""
 
 
 def calls_of(
@@ -79,23 +56,24 @@ def by_request(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
     return [tuple(sorted(choices, key=lambda c: c.index)) for choices in grouped.values()]
 
 
-def retokenise(calls: Sequence[Call], tokenizer: Tokenizer) -> Retokenised:
-    """The calls of one episode with the ids that this tokenizer gives them; judges' calls are left out.
+def retokenise(calls: Sequence[Call], tokenizer: Tokenizer) -> list[Call]:
+    """The calls of one episode with the ids that this tokenizer gives them, in the order in which they began.
 
-    Raises ConfigError where the tokenizer has no chat template, or one that does not parse.
+    Their log-probabilities are zeros: those under another tokenizer are not known. Calls of judges, calls that were not
+    asked by messages or a prompt (another dialect), and calls without a reply are left out. Raises RequestRefused where
+    the template does not take a request, ConfigError where there is no template, or one that does not parse.
     """
     work = _Work(tokenizer)
     for choices in by_request(calls):
         work.take(choices)
-    work.result.calls = place_all(sorted(work.result.calls, key=lambda call: (call.started_at, call.index)))
-    return work.result
+    return place_all(sorted(work.calls, key=lambda call: (call.started_at, call.index)))
 
 
 class _Work:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate.of(tokenizer.chat_template, tokenizer.variables)
-        self.result = Retokenised()
+        self.calls: list[Call] = []
         self._agents: dict[str, PromptBuilder] = {}
         self._waiting: list[tuple[PromptBuilder, Prompt, Call, list[int], Mapping[str, object]]] = []
         self._same: bool | None = None
@@ -106,17 +84,12 @@ class _Work:
         body = choices[0].request
         chat, plain = isinstance(body.get("messages"), list), isinstance(body.get("prompt"), str)
         if not answered or not (chat or plain) or "system" in body:
-            self.result.foreign += [call.call_id for call in choices]
             return
         began = choices[0].started_at
         for ready in [waiting for waiting in self._waiting if waiting[2].ended_at <= began]:
             ready[0].commit(ready[1], ready[3], ready[4])
             self._waiting.remove(ready)
-        try:
-            self._chat(choices[0].agent, body, answered) if chat else self._plain(body, answered)
-        except RequestRefused as error:
-            first = answered[0]
-            self.result.refused += [Refusal(first.episode_id, call.call_id, str(error)) for call in answered]
+        self._chat(choices[0].agent, body, answered) if chat else self._plain(body, answered)
 
     def _plain(self, body: Json, calls: Sequence[Call]) -> None:
         prompt = self.tokenizer.encode(body["prompt"])
@@ -138,7 +111,7 @@ class _Work:
 
     def _add(self, call: Call, prompt: Sequence[int], output: Sequence[int]) -> None:
         ids = {"prompt_ids": _ids(prompt), "output_ids": _ids(output)}
-        self.result.calls.append(call.model_copy(update={**ids, "logprobs": np.zeros(len(output), dtype=np.float32)}))
+        self.calls.append(call.model_copy(update={**ids, "logprobs": np.zeros(len(output), dtype=np.float32)}))
 
     def _recorded_ids(self, call: Call) -> list[int] | None:
         """The recorded ids, where this tokenizer made them: they decode to the reply, and the first prompt to its."""
@@ -150,7 +123,6 @@ class _Work:
         ids: list[int] = call.output_ids.tolist()
         if not self._same or not self._spells(ids, clean(_reply(call) or {})):
             return None
-        self.result.own_ids += 1
         return ids
 
     def _spells(self, ids: Sequence[int], message: Message) -> bool:

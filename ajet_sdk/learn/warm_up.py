@@ -113,8 +113,7 @@ def tokenize_demonstrations(
     samples = []
     for number, demonstration in enumerate(demonstrations):
         calls = calls_of(demonstration.messages, demonstration.tools, f"demonstration {number}")
-        calls = retokenise(calls, exact).calls
-        samples += [_sample(line) for line in merge(calls).timelines]
+        samples += [_sample(line) for line in merge(retokenise(calls, exact)).timelines]
     return samples
 
 

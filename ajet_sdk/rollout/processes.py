@@ -273,18 +273,13 @@ class RayWorkers(Workers):
         except RayError as error:
             if getattr(error, "actor_init_failed", False):
                 self._end(process)
-                raise ConfigError(
-                    f"ajet could not be started on the Ray node {node.host}: {_last_line(error)}"
-                ) from error
+                reason = str(error).strip().splitlines()[-1]
+                raise ConfigError(f"ajet could not be started on the Ray node {node.host}: {reason}") from error
             raise await self._explain_loss(process, error, "while it started") from error
         except BaseException:
             self._end(process)
             raise
         return process
-
-
-def _last_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[-1]
 
 
 def _is_ours(function: Callable[..., object]) -> bool:

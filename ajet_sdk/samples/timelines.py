@@ -133,7 +133,7 @@ def _search(nodes: Sequence[_Node], unplaced: Collection[str]) -> None:
     hashes: dict[str, IdHash] = {}
     to_extend = {node.parent.call.call_id for node in nodes if node.parent is not None}
     latest: _Node | None = None
-    for node in sorted(nodes, key=_end):
+    for node in sorted(nodes, key=lambda node: node.end):
         call_id = node.call.call_id
         limit = min(node.start, node.end - 1)
         before = node.parent
@@ -148,10 +148,6 @@ def _search(nodes: Sequence[_Node], unplaced: Collection[str]) -> None:
         if latest is not None and latest.call.call_id not in to_extend:
             del hashes[latest.call.call_id]
         hashes[call_id], latest = hashed, node
-
-
-def _end(node: _Node) -> int:
-    return node.end
 
 
 def _choose(nodes: Sequence[_Node]) -> None:

@@ -150,6 +150,6 @@ def test_a_file_is_what_its_name_says_or_is_refused(format: str, suffix: str, tr
         assert done.exit_code == 2 and not out.exists() and "bug" not in done.output, done.output
         return
     first = out.read_bytes()[:4]
-    starts = {".parquet": b"PAR1", ".jsonl.gz": b"\x1f\x8b", ".jsonl": b"{"}
+    starts = {".parquet": b"PAR1", ".jsonl.gz": b"\x1f\x8b", ".jsonl": b"{", ".html": b"<"}
     assert (not first and format == "trl-preference") or first.startswith(starts.get(suffix, b""))
     assert suffix in (*starts, ".csv")

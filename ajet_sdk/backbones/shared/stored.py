@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.shared.steps import order_of_tasks, samples_of
 from ajet_sdk.engines.retokenize import calls_of, retokenise
-from ajet_sdk.errors import ConfigError, MissingResource, TaskError, TrainingError
+from ajet_sdk.errors import ConfigError, MissingResource, RequestRefused, TaskError, TrainingError
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.reporting.loggers import Display
 from ajet_sdk.tasks.jsonl import json_rows
@@ -295,16 +295,19 @@ def _retold(episode: Episode, group: str, attempt: int, run_id: str, step: int, 
         "extends_call_id": None, "parent_call_id": None, "prefix_len": 0, "prefix_messages": 0,
     }  # fmt: skip
     calls = [call.model_copy(update={**fresh, "call_id": ids[call.call_id]}) for call in episode.calls]
-    anew = retokenise(calls, tokenizer)
-    if anew.refused or not anew.calls:
-        why = anew.refused[0].why if anew.refused else "it contains no chat reply"
+    try:
+        anew = retokenise(calls, tokenizer)
+        why = "it contains no chat reply"
+    except RequestRefused as error:
+        anew, why = [], str(error)
+    if not anew:
         raise TrainingError(f"nothing can be learned from the episode of task {episode.task.task_id}: {why}")
-    began, ordered = now(), sorted(anew.calls, key=lambda call: (call.started_at, call.index))
+    began = now()
     fresh_ids = {
         "episode_id": episode_id, "run_id": run_id, "group_id": group, "attempt": attempt,
         "step": step, "split": "train", "decoding": None, "events": (), "started_at": began,
-        "calls": tuple(_dated(call, began + timedelta(microseconds=i)) for i, call in enumerate(ordered)),
-        "rewards": tuple(_renamed(reward, ids) for reward in episode.rewards),
+        "calls": tuple(_dated(call, began + timedelta(microseconds=i)) for i, call in enumerate(anew)),
+        "rewards": tuple(r.model_copy(update={"call_id": ids.get(r.call_id or "")}) for r in episode.rewards),
     }  # fmt: skip
     return episode.model_copy(update={**fresh_ids, "ended_at": now()})
 
@@ -312,7 +315,3 @@ def _retold(episode: Episode, group: str, attempt: int, run_id: str, step: int, 
 def _dated(call: Call, at: datetime) -> Call:
     """The call with a new time and without log-probabilities, since this policy did not sample it."""
     return call.model_copy(update={"logprobs": None, "started_at": at, "ended_at": at})
-
-
-def _renamed(reward: Reward, ids: Mapping[str, str]) -> Reward:
-    return reward.model_copy(update={"call_id": ids.get(reward.call_id or "")})

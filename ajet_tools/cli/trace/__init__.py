@@ -47,7 +47,7 @@ class TraceCommands(LazyGroup):
         ),
         "export": (
             "exchange",
-            "Export episodes as a dataset, a token table, OpenTelemetry, or ajet's own JSON lines.",
+            "Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML page.",
         ),
         "import": ("exchange", "Import other tools' traces, or what `ajet trace export` wrote, into a trace file."),
     }

@@ -27,7 +27,7 @@ from ajet_tools.trace.queries.listing import open_listing
 
 app = typer.Typer(add_completion=False)
 
-_FORMAT_HELP = "tasks, messages, sharegpt, trl-prompt, trl-preference, tokens, otlp or native."
+_FORMAT_HELP = "tasks, messages, sharegpt, trl-prompt, trl-preference, tokens, otlp, native or html."
 _FROM_HELP = "auto, native, openai, otlp, openinference, studio, agent-lightning or verifiers."
 
 
@@ -57,7 +57,7 @@ def export(
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Export episodes as a dataset, a token table, OpenTelemetry, or ajet's own JSON lines.
+    """Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML page.
 
     Secrets and personal data are replaced and counted (--no-redact keeps them). Formats to train on leave out
     validation tasks, and tasks that nearly repeat one. Episodes that a resume rolled back
@@ -68,6 +68,7 @@ def export(
     ajet trace export launcher_record/math --format trl-preference \\
       --filter "step>10" --margin 0.5 --out pairs.jsonl
     ajet trace export --format tokens --split train --out tokens.parquet
+    ajet trace export --format html --episode 3f2a91 --out episode.html
     ajet trace export --format native --all-runs --no-redact -o - | gzip > all.jsonl.gz
     """
     if format not in FORMATS:
@@ -77,7 +78,7 @@ def export(
     if out == "-" and format == "tokens" and sys.stdout.isatty():
         raise ConfigError("tokens is a binary table: write it to a file with --out, or redirect stdout")
     target: Path | BinaryIO = sys.stdout.buffer if out == "-" else Path(out)
-    reader, _, run = open_named(run, path)
+    reader, where, run = open_named(run, path)
     with reader:
         ids = _chosen(reader, run, all_runs, episode or (), split, filter, rolled_back=format == "native")
         if not ids:
@@ -92,6 +93,7 @@ def export(
                 include_validation=include_validation or split == "val",
                 redact=redact,
                 margin=margin,
+                trace=where,
                 progress=bar.update,
             )
     _report_export(done, redact, as_json, to_stdout=out == "-")

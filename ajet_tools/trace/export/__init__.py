@@ -1,4 +1,4 @@
-"""Episodes of a trace as files that other tools read: datasets, token tables, OpenTelemetry."""
+"""Episodes of a trace as files that other tools read: datasets, token tables, OpenTelemetry, a page to look at."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import opened, refuse_trace
 
-Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference", "tokens", "otlp", "native"]
+Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference", "tokens", "otlp", "native", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 TRAINING: tuple[Format, ...] = ("tasks", "messages", "sharegpt", "trl-prompt", "trl-preference", "tokens")
 """Those that a model is trained on; the others are for people, other tools, and copies of a trace."""
-SUFFIXES: dict[Format, str] = {**dict.fromkeys(FORMATS, ".jsonl"), "tokens": ".parquet"}
+SUFFIXES: dict[Format, str] = {**dict.fromkeys(FORMATS, ".jsonl"), "tokens": ".parquet", "html": ".html"}
 """The file name's ending that fits each format."""
 
 _WRITERS: dict[Format, tuple[str, str]] = {
@@ -29,6 +29,7 @@ _WRITERS: dict[Format, tuple[str, str]] = {
     "tokens": ("tokens", "write"),
     "otlp": ("otlp", "write"),
     "native": ("native", "write"),
+    "html": ("html", "write"),
 }
 """Each format's module here, and its function of a job and a stream."""
 
@@ -58,6 +59,7 @@ def export(
     *,
     redact: bool = True,
     margin: float = 0.0,
+    trace: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
     """Write episodes to a file, whole or not at all, or to a stream, in the order of `episode_ids`.
@@ -69,6 +71,7 @@ def export(
         target: a path, which is written beside and then put in its place, or an open binary stream.
         redact: replace secrets and personal data by placeholders (see `ajet_tools.trace.redact`).
         margin: by how much a reward must be better to make a pair of `trl-preference`.
+        trace: where the trace lies; `html` looks for the run's tokenizer from there.
         progress: called with the number of episodes done and of all.
 
     Raises ConfigError for an unknown format, a target that is a trace, or one that cannot be written.
@@ -81,7 +84,7 @@ def export(
         raise ConfigError(f"{format} is written as *{SUFFIXES[format]}, not as {target.name}; name the file so")
     module, name = _WRITERS[format]
     write: Callable[[Job, object], None] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    job = Job(reader, list(dict.fromkeys(episode_ids)), redact, margin, progress)
+    job = Job(reader, list(dict.fromkeys(episode_ids)), redact, margin, progress, trace)
     with opened(target) as file:
         write(job, file)
     return Exported(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
 from ajet_sdk.errors import QueryError
@@ -28,6 +29,8 @@ class Job:
     redact: bool = True
     margin: float = 0.0
     progress: Callable[[int, int], None] | None = None
+    trace: Path | None = None
+    """Where the trace lies: a run's tokenizer is looked for from there."""
     written: set[str] = field(default_factory=set)
     rows: int = 0
     redacted: Counter[str] = field(default_factory=Counter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html.parser
 import io
 import json
 import re
@@ -325,6 +326,37 @@ def test_episodes_with_text_to_redact_have_no_tokens(tmp_path: Path) -> None:
         assert export(opened, ["a", "b"], "tokens", tmp_path / "t.parquet", redact=False).episodes == 2
         _, rows = _export(opened, "messages", tmp_path / "m.jsonl")
         assert rows[0]["messages"][0]["content"] == "mail [email 1]"
+
+
+class _Page(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_page_shows_everything_and_runs_and_fetches_nothing(reader: TraceReader, tmp_path: Path) -> None:
+    export(reader, exported_ids(reader), "html", tmp_path / "page.html")
+    source = (tmp_path / "page.html").read_text()
+    page = _Page()
+    page.feed(source)
+    assert not page.tags & {"script", "img", "link", "iframe", "object", "base", "svg"}
+    assert not page.attributes & {"onerror", "src", "href", "action"}
+    assert "http:" not in source and "https:" not in source and "url(" not in source and "@import" not in source
+    assert "default-src 'none'" in source and "prefers-color-scheme: dark" in source
+    assert "<script>alert(1)</script>" in page.text, "hostile text is shown as text"
+    assert "\x1b" not in source and "\u202e" not in source and "漢字 🙂" in page.text
+    for part in ("ep0", "ep4", "failed", "Calculate.", "Traceback:", "right", "ann", "4, of course", "critic"):
+        assert part in page.text, part
+    assert 'title="id ' in source and "log-probability -0.5000, advantage 0.75" in source
 
 
 def stop(done: int, total: int) -> None:

@@ -1,0 +1,231 @@
+"""A page to look at and to send: episodes with their messages, rewards and coloured tokens, in one file.
+
+Nothing is fetched and nothing runs: no script, no font, no picture, and a policy in the page that forbids them. Every
+text of a model, an agent or a person is escaped.
+
+The frame of an exported page: its head with the styles, light and dark, and its end.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.reporting.output import visible
+from ajet_sdk.samples.timelines import merge
+from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.types import Episode, Feedback, Timeline
+from ajet_tools.text.clean import kind_of, message_text
+from ajet_tools.trace.decoding import Vocabulary, shown, token_text, vocabulary
+from ajet_tools.trace.export.conversations import Conversation, conversations
+from ajet_tools.trace.export.job import Job, Record
+
+_Floats = npt.NDArray[np.float32]
+
+
+def write(job: Job, file: BinaryIO) -> None:
+    """One page with a section for each episode."""
+    known = lru_cache(maxsize=4)(lambda run_id: _vocabulary(job, run_id))
+    file.write(START.encode())
+    for record in job.records(whole=True):
+        for part in _section(record, known(record.episode.run_id)):
+            file.write(part.encode("utf-8", "replace"))
+        job.wrote(record)
+    file.write(END.encode())
+
+
+def cell(episode: Episode, directory: Path | None) -> str:
+    """An episode as a frame of its own for a notebook's cell; `directory` has the trace that it is in, if one has."""
+    record, known = Record(episode), "the trace that has its tokenizer is not known"
+    parts: list[str] = []
+    if directory is not None and (directory / "trace.duckdb").exists():
+        with open_trace(directory) as reader:
+            job = Job(reader, [episode.episode_id], redact=False, trace=directory / "trace.duckdb")
+            for loaded in job.records(whole=True):
+                parts += _section(loaded, _vocabulary(job, loaded.episode.run_id))
+    page = START + "".join(parts or _section(record, known)) + END
+    return f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: 30em; border: 0"></iframe>'
+
+
+def _vocabulary(job: Job, run_id: str) -> Vocabulary | str:
+    try:
+        return vocabulary(job.reader, run_id, trace=job.trace)
+    except ConfigError as error:
+        return str(error)
+
+
+def _esc(value: object) -> str:
+    """Text as it can stand anywhere in the page, what would move or hide text spelled out."""
+    return html.escape(visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)))
+
+
+def _section(record: Record, known: Vocabulary | str) -> Iterator[str]:
+    episode = record.episode
+    yield f"<section><h2>Episode {_esc(episode.episode_id)}</h2>"
+    yield _facts(_head(record))
+    if episode.error:
+        yield f'<pre class="error">{_esc(episode.error)}</pre>'
+    yield from _rewards(episode)
+    yield from _feedback(record.feedback)
+    for number, conversation in enumerate(conversations(episode), 1):
+        yield from _conversation(number, conversation)
+    yield from _timelines(record, known)
+    yield "</section>"
+
+
+def _head(record: Record) -> list[tuple[str, object]]:
+    episode = record.episode
+    task = episode.task.main_query or episode.task.init_messages or episode.task.task_id
+    return [
+        ("run", episode.run_id),
+        ("task", task),
+        ("status", episode.status if record.ended else "not ended"),
+        ("cause", episode.cause),
+        ("reward", episode.reward),
+        ("step", f"{episode.step} ({kind_of(episode)})" if episode.split else ""),
+        ("group", f"{episode.group_id}, attempt {episode.attempt}" if episode.group_id else None),
+        ("output", episode.output),
+        ("seconds", round((episode.ended_at - episode.started_at).total_seconds(), 2) if record.ended else None),
+    ]
+
+
+def _facts(pairs: Sequence[tuple[str, object]]) -> str:
+    shown_pairs = [(name, value) for name, value in pairs if value not in (None, "", [], {})]
+    lines = "".join(f"<dt>{_esc(name)}</dt><dd>{_esc(value)}</dd>" for name, value in shown_pairs)
+    return f"<dl>{lines}</dl>"
+
+
+def _rewards(episode: Episode) -> Iterator[str]:
+    if not episode.rewards:
+        return
+    yield "<h3>Rewards</h3><table><tr><th>name<th>value<th>weight<th>of<th>reason</tr>"
+    for reward in episode.rewards:
+        of = reward.call_id or reward.agent or ""
+        cells = (reward.name, f"{reward.value:g}", f"{reward.weight:g}", of, reward.reason or "")
+        yield "<tr>" + "".join(f"<td>{_esc(cell)}</td>" for cell in cells) + "</tr>"
+    yield "</table>"
+
+
+def _feedback(feedback: Sequence[Feedback]) -> Iterator[str]:
+    if feedback:
+        yield "<h3>Feedback</h3>"
+    for note in feedback:
+        pairs = [("by", note.author), ("score", note.score), ("comment", note.comment), ("correction", note.correction)]
+        yield _facts(pairs)
+
+
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+def _conversation(number: int, conversation: Conversation) -> Iterator[str]:
+    yield f"<h3>Conversation {number}, agent {_esc(conversation.agent)}</h3>"
+    replies = {place: call_id for call_id, place in conversation.turns}
+    for place, message in enumerate(conversation.messages):
+        role = str(message.get("role", ""))
+        style = role if role in _ROLES else "other"
+        whose = f" <small>call {_esc(replies[place])}</small>" if place in replies else ""
+        body = html.escape(message_text(message)) or "<i>empty</i>"
+        yield f'<div class="message {style}"><b>{_esc(role)}</b>{whose}<pre>{body}</pre></div>'
+
+
+def _timelines(record: Record, known: Vocabulary | str) -> Iterator[str]:
+    if record.redacted:
+        yield "<p><i>Text of this episode was redacted; its tokens are left out because they would reveal it.</i></p>"
+        return
+    timelines = merge(record.episode.calls).timelines
+    if timelines and isinstance(known, str):
+        yield f"<p><i>Tokens are shown as ids: {_esc(known)}</i></p>"
+    trained = {scores.call_id: scores.advantages for scores in record.trained}
+    for number, timeline in enumerate(timelines, 1):
+        masked = int(timeline.loss_mask.sum())
+        size = f"{len(timeline.token_ids):,} tokens, {masked:,} sampled"
+        version = "" if timeline.policy_version is None else f", policy version {timeline.policy_version}"
+        yield f"<h3>Timeline {number}, agent {_esc(timeline.agent)} <small>{size}{version}</small></h3>"
+        yield '<div class="tokens">'
+        yield from _tokens(timeline, known, trained)
+        yield "</div>"
+
+
+def _tokens(timeline: Timeline, known: Vocabulary | str, trained: Mapping[str, _Floats]) -> Iterator[str]:
+    ids = timeline.token_ids.tolist()
+    spelled = None if isinstance(known, str) else token_text(ids, known)
+    advantages = _advantages(timeline, trained)
+    largest = float(np.nanmax(np.abs(advantages), initial=0.0)) or 1.0
+    for i, token in enumerate(ids):
+        text = f"{token} " if spelled is None else spelled.of(i)
+        body = "".join("<wbr>\u23ce\n" if c == "\n" else html.escape(shown(c)) for c in text) or "\u00b7"
+        if not timeline.loss_mask[i]:
+            yield f'<span title="id {token}, prompt">{body}</span>'
+            continue
+        logprob, advantage = float(timeline.logprobs[i]), float(advantages[i])
+        style, title = "", f"id {token}, sampled"
+        if np.isfinite(logprob):
+            style += f"--l:{100 * (1 - np.exp(min(logprob, 0.0))):.0f}%;"
+            title += f", log-probability {logprob:.4f}"
+        if np.isfinite(advantage):
+            kind = "p" if advantage > 0 else "n"
+            style += f"--{kind}:{100 * abs(advantage) / largest:.0f}%;"
+            title += f", advantage {advantage:.4g}"
+        yield f'<span class="m" style="{style}" title="{title}">{body}</span>'
+
+
+def _advantages(timeline: Timeline, trained: Mapping[str, _Floats]) -> _Floats:
+    advantages = np.full(len(timeline.token_ids), np.nan, np.float32)
+    for span in timeline.spans:
+        known = trained.get(span.call_id)
+        if known is not None and len(known) == span.end - span.start:
+            advantages[span.start : span.end] = known
+    return advantages
+
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+_STYLE = """
+:root { color-scheme: light dark; --text: #1c1d20; --back: #fdfdfc; --line: #d9d9d6; --dim: #63666b;
+  --mask: #2f7de1; --weak: #d9822b; --good: #2e9e5b; --bad: #d0413e; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e6e3; --back: #17181a; --line: #3a3c40; --dim: #9da0a6;
+  --mask: #5b9df0; --weak: #e39a4f; --good: #49b877; --bad: #e8645f; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 62rem;
+  margin: 0 auto; padding: 1rem 1rem 5rem; }
+h2 { font-size: 1.15rem; overflow-wrap: anywhere; } h3 { font-size: 1rem; margin: 1.5rem 0 .5rem; }
+section + section { border-top: 2px solid var(--line); margin-top: 3rem; }
+small, dt, th { color: var(--dim); font-weight: normal; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; }
+dd { margin: 0; overflow-wrap: anywhere; }
+table { border-collapse: collapse; } td, th { border-bottom: 1px solid var(--line); padding: .15rem .8rem .15rem 0;
+  text-align: left; vertical-align: top; overflow-wrap: anywhere; }
+pre { font: 13px/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; margin: .2rem 0; }
+.error { color: var(--bad); }
+.message { border-left: 3px solid var(--line); padding: .1rem 0 .1rem .8rem; margin: .6rem 0; }
+.assistant { border-color: var(--mask); } .tool { border-color: var(--weak); } .user { border-color: var(--good); }
+.tokens { font: 13px/1.9 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; color: var(--dim); }
+.tokens .m { color: var(--text); border-radius: 2px; border-bottom: 1px solid var(--line); }
+#colour { position: sticky; top: 0; background: var(--back); padding: .5rem 0; border-bottom: 1px solid var(--line); }
+#colour label { margin-right: 1rem; }
+body:has(#by-mask:checked) .m { background: color-mix(in srgb, var(--mask) 30%, transparent); }
+body:has(#by-logprob:checked) .m { background: color-mix(in srgb, var(--weak) var(--l, 0%), transparent); }
+body:has(#by-advantage:checked) .m { background: color-mix(in srgb, var(--good) calc(var(--p, 0%) * .7), transparent);
+  box-shadow: inset 0 0 0 2em color-mix(in srgb, var(--bad) calc(var(--n, 0%) * .7), transparent); }
+"""
+
+START = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>ajet episodes</title><style>{_STYLE}</style></head><body>
+<form id="colour">Tokens coloured by
+<label><input type="radio" name="by" id="by-mask" checked> what was sampled</label>
+<label><input type="radio" name="by" id="by-logprob"> improbability</label>
+<label><input type="radio" name="by" id="by-advantage"> advantage</label>
+<small>Point at a token for its id and values.</small></form>
+"""
+
+END = "</body></html>\n"
