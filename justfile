@@ -50,7 +50,7 @@ bench *ARGS:
     python -m tests.bench {{ARGS}}
 # regenerate the reference, then build the site into build/site; needs `pip install -e ".[docs]"`
 docs:
-    python -m ajet_tools.cli.reference docs/reference
+    python -m tests.reference docs/reference
     rm -rf build/pages build/site && mkdir -p build/pages
     git ls-files -co --exclude-standard ':(glob)*.md' docs tutorial | tar cf - -T - | tar xf - -C build/pages
     zensical build --strict --clean

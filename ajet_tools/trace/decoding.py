@@ -47,11 +47,6 @@ class Vocabulary:
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
 
 
-def decoder(reader: TraceReader, run_id: str, trace: Path | None = None) -> Callable[[Sequence[int]], str]:
-    """Ids to text, with the tokenizer that the run's recorded config names; see `vocabulary`."""
-    return vocabulary(reader, run_id, trace=trace).decode
-
-
 def vocabulary(
     reader: TraceReader, run_id: str, tokenizer: Path | None = None, trace: Path | None = None
 ) -> Vocabulary:

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import pytest
 
-from ajet_tools.cli.reference import commands, options
+from tests.reference import commands, options
 
 COMMANDS = commands()
 SHOWN = [(name, option) for name, command in COMMANDS.items() for option in options(command)]

@@ -10,7 +10,7 @@ import pytest
 import ajet
 from ajet_sdk.config.config import keys
 from ajet_tools.cli.config import describe_keys
-from ajet_tools.cli.reference import API, commands, main, options, pages
+from tests.reference import API, commands, main, options, pages
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -19,7 +19,9 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 def test_the_pages_are_current() -> None:
     written, current = {path.name: path.read_text(encoding="utf-8") for path in REFERENCE.iterdir()}, pages()
     assert set(written) == set(current)
-    assert {name for name, text in current.items() if text != written[name]} == set(), "run `just docs`"
+    assert {name for name, text in current.items() if text != written[name]} == set(), (
+        "run `python -m tests.reference docs/reference`"
+    )
 
 
 def test_every_public_name_has_one_place_in_the_api_pages() -> None:

@@ -19,7 +19,7 @@ from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import OUTCOMES, Call, Episode, Reward, Run
-from ajet_tools.trace.decoding import decoder, shown, spell, token_text, vocabulary
+from ajet_tools.trace.decoding import shown, spell, token_text, vocabulary
 from ajet_tools.trace.queries.episodes import attempts_of
 from ajet_tools.trace.queries.tokens import Booked, EpisodeFacts, Scores, episode_facts, recomputed_advantages
 from ajet_tools.trace.tokens.colors import SHADINGS, shade
@@ -292,7 +292,7 @@ def test_where_a_tokenizer_is_looked_for_and_what_is_said_where_there_is_none(tm
         writer.put(Episode(episode_id="e", run_id="r"))
     reader = open_trace(experiment)
     with pytest.raises(ConfigError, match=r"model.path ./models/tiny is not a directory here"):
-        decoder(reader, "r")
+        vocabulary(reader, "r")
     with pytest.raises(ConfigError, match=r"names no model\.path"):
         vocabulary(reader, "plain")
     with pytest.raises(ConfigError, match="there is no tokenizer in"):

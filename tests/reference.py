@@ -1,7 +1,7 @@
 """The reference pages, generated from the commands, the config keys, the request fields and the public names.
 
-python -m ajet_tools.cli.reference docs/reference            write them
-python -m ajet_tools.cli.reference docs/reference --check    exit with 1 if one is out of date
+python -m tests.reference docs/reference            write them
+python -m tests.reference docs/reference --check    exit with 1 if one is out of date
 """
 
 from __future__ import annotations
