@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 
@@ -89,13 +89,44 @@ def test_a_name_that_gymnasium_does_not_know_is_said() -> None:
 # OpenEnv
 
 
+PARROT = """
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+class Say(Action):
+    message: str
+
+class Heard(Observation):
+    echoed_message: str = ""
+    message_length: int = 0
+
+class Parrot(Environment):
+    def __init__(self):
+        self._state = State(episode_id="1", step_count=0)
+
+    def reset(self) -> Heard:
+        return Heard(echoed_message="ready", done=False, reward=0.0)
+
+    def step(self, action: Say) -> Heard:
+        self._state.step_count += 1
+        length = len(action.message)
+        return Heard(echoed_message=action.message, message_length=length, done=False, reward=length * 0.1)
+
+    @property
+    def state(self) -> State:
+        return self._state
+"""
+
+
 def test_an_openenv_package(tmp_path: Path) -> None:
-    pytest.importorskip("openenv")
-    cli = Path(sys.executable).with_name("openenv")
-    subprocess.run([cli, "init", "parrot_env", "-o", tmp_path], check=True, capture_output=True)
+    pytest.importorskip("openenv.core")
+    server = tmp_path / "parrot_env" / "server"
+    server.mkdir(parents=True)
+    for module, text in {"../__init__": "", "__init__": "", "parrot": PARROT}.items():
+        (server / f"{module}.py").write_text(text)
     target, splits = "openenv:parrot", {"train": ["3"]}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(tmp_path))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
         with hosted(target, splits=splits) as (url, _):
             env = GymEnv(url, "count", task_ids(url, "count", "train")[0])
             assert "ready" in env.create()[0]["content"]
