@@ -282,8 +282,8 @@ def _strata(block: Block, field: str, indices: Any) -> Any:
             column, types = block.columns([path])[path], types_at(block.lines, path)
             for kind, names in _KINDS.items():
                 if len(some := types.is_in(names).arg_true()):
-                    texts = as_json(column.gather(some), kind, partial(json.dumps, ensure_ascii=False))
-                    strata = strata.scatter(some, texts)
+                    cells = as_json(column.gather(some), kind, partial(json.dumps, ensure_ascii=False))
+                    strata = strata.scatter(some, cells)
     chosen = strata.gather(indices)
     left = chosen.is_null().arg_true()
     if not len(left):

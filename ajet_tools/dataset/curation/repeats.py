@@ -70,7 +70,7 @@ class Tasks:
 
     def where(self, row: int) -> str:
         start, name, numbers = self._places[bisect_right(self._places, row, key=lambda entry: entry[0]) - 1]
-        return LineBlock(name, (), numbers).where(row - start)
+        return LineBlock(name, pl.Series(dtype=pl.String), numbers).where(row - start)
 
     def file_of(self, row: int) -> int:
         return bisect_right(self._files, row, key=lambda entry: entry[2]) - 1

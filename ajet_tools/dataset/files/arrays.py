@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.task_rows import decoded
-from ajet_tools.dataset.files.places import DEEPEST, MOST_FIELDS, Columns, Place
+from ajet_tools.dataset.files.places import DEEPEST, MOST_FIELDS, Columns, Flags, Place
 from ajet_tools.dataset.files.values import json_value, values_of
 
 _MOST_COLUMNS = 10_000
@@ -32,7 +32,7 @@ NOWHERE = type("_Nowhere", (), {})()
 class Misfit(TaskError):
     """A value does not fit the type that a table declares."""
 
-    def __init__(self, place: Place, path: str, value: Any) -> None:
+    def __init__(self, place: Place, path: str, value: object) -> None:
         kind = f"a class label of {place.labels}" if place.labels else place.type
         super().__init__(
             f"{path} is {kind} in {place.table}, and {value!r:.80} does not fit; write .jsonl, or change the "
@@ -44,7 +44,7 @@ class Misfit(TaskError):
 # Of values
 
 
-def find(name: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Any, Columns]:
+def find(name: str, rows: Sequence[Mapping[str, object]]) -> tuple[pa.RecordBatch, Columns]:
     """Rows of JSON's values as a record batch, with the types that hold them without loss."""
     array, row = _found_objects(rows, {}, "")
     if len(row.fields or {}) > _MOST_COLUMNS:
@@ -55,17 +55,17 @@ def find(name: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Any, Columns]:
     return batch_of(array, columns, len(rows)), columns
 
 
-def batch_of(array: Any, columns: Columns, count: int) -> Any:
+def batch_of(array: pa.StructArray, columns: Columns, count: int) -> pa.RecordBatch:
     if not len(columns.schema):
         return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
     return pa.RecordBatch.from_arrays(array.flatten(), schema=columns.schema)
 
 
-def _found(values: Sequence[Any], path: str) -> tuple[Any, Place]:
+def _found(values: Sequence[object], path: str) -> tuple[pa.Array, Place]:
     seen_types = set(map(type, values))
-    flags: dict[str, Any] = {"absent": type(ABSENT) in seen_types, "nulls": type(None) in seen_types}
+    flags = Flags(absent=type(ABSENT) in seen_types, nulls=type(None) in seen_types)
     types = seen_types - {type(ABSENT), type(NOWHERE), type(None)}
-    there = _without(values) if type(ABSENT) in seen_types or type(NOWHERE) in seen_types else values
+    there: Sequence[Any] = _without(values) if type(ABSENT) in seen_types or type(NOWHERE) in seen_types else values
     deep = path.count(".") >= DEEPEST
     if not types and not (flags["absent"] and flags["nulls"]):
         return pa.nulls(len(values)), Place(**flags)
@@ -86,7 +86,7 @@ def _found(values: Sequence[Any], path: str) -> tuple[Any, Place]:
             numbers = [value for value in there if type(value) is int]
             large = bool(numbers) and max(-min(numbers), max(numbers)) > EXACT
             if types == {int}:
-                return pa.array(there, pa.int64()), Place(pa.int64(), large=large, **flags)
+                return pa.array(there, pa.int64()), replace(Place(pa.int64(), **flags), large=large)
             if not large and not any(type(value) is float and math.isinf(value) for value in there):
                 return pa.array(there, pa.float64()), Place(pa.float64(), **flags)
     except (UnicodeEncodeError, OverflowError, pa.ArrowException):  # half a surrogate pair, more than 64 bits
@@ -97,15 +97,15 @@ def _found(values: Sequence[Any], path: str) -> tuple[Any, Place]:
         raise TaskError(f"{path} has a number that is larger than any float, such as 1e400; write .jsonl") from error
 
 
-def _without(values: Sequence[Any]) -> list[Any]:
+def _without(values: Sequence[object]) -> list[object]:
     return [None if value is ABSENT or value is NOWHERE else value for value in values]
 
 
-def _json_text(values: Sequence[Any]) -> Any:
+def _json_text(values: Sequence[object]) -> pa.StringArray:
     return pa.array([None if v is ABSENT or v is NOWHERE else _encode(v) for v in values], pa.string())
 
 
-def _found_objects(values: Sequence[Any], flags: Mapping[str, Any], path: str) -> tuple[Any, Place]:
+def _found_objects(values: Sequence[Mapping[str, object] | None], flags: Flags, path: str) -> tuple[pa.Array, Place]:
     names = dict.fromkeys(name for value in values if value is not None for name in value)
     try:
         "".join(names).encode()
@@ -128,7 +128,7 @@ def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def objects(fields: Mapping[str, tuple[Any, Place]], nulls: Sequence[bool]) -> Any:
+def objects(fields: Mapping[str, tuple[pa.Array, Place]], nulls: Sequence[bool]) -> pa.StructArray:
     if not fields:
         return pa.array([None if null else {} for null in nulls], pa.struct([]))
     return pa.StructArray.from_arrays(
@@ -138,13 +138,13 @@ def objects(fields: Mapping[str, tuple[Any, Place]], nulls: Sequence[bool]) -> A
     )
 
 
-def _found_list(values: Sequence[Any], flags: Mapping[str, Any], path: str) -> tuple[Any, Place]:
+def _found_list(values: Sequence[Sequence[object] | None], flags: Flags, path: str) -> tuple[pa.Array, Place]:
     array, item = _found([element for value in values if value is not None for element in value], f"{path}.")
     lengths = [0 if value is None else len(value) for value in values]
     return _lists(array, lengths, [value is None for value in values]), Place(item=item, **flags)
 
 
-def _lists(items: Any, lengths: Sequence[int], nulls: Sequence[bool]) -> Any:
+def _lists(items: pa.Array, lengths: Sequence[int], nulls: Sequence[bool]) -> pa.ListArray:
     ends = pa.array(accumulate(lengths, initial=0), pa.int32())
     return pa.ListArray.from_arrays(ends, items, mask=pa.array(nulls, pa.bool_()) if any(nulls) else None)
 
@@ -152,7 +152,7 @@ def _lists(items: Any, lengths: Sequence[int], nulls: Sequence[bool]) -> Any:
 # Of arrays
 
 
-def look_at(data: Any, columns: Columns) -> Columns:
+def look_at(data: pa.RecordBatch, columns: Columns) -> Columns:
     """The columns, with whether there are nulls and large integers in that record batch."""
     fields = {name: _looked_at(data.column(i), place) for i, (name, place) in enumerate(columns.fields.items())}
     if fields == columns.fields:
@@ -160,7 +160,7 @@ def look_at(data: Any, columns: Columns) -> Columns:
     return Columns(columns.name, replace(columns.row, fields=fields), columns.metadata, columns.own)
 
 
-def _looked_at(array: Any, place: Place, above: int = 0) -> Place:
+def _looked_at(array: pa.Array, place: Place, above: int = 0) -> Place:
     import pyarrow.compute as pc
 
     nulls = place.nulls or (array.null_count > above and not place.absent and not place.is_json)
@@ -177,11 +177,11 @@ def _looked_at(array: Any, place: Place, above: int = 0) -> Place:
     return replace(place, nulls=nulls, large=large, fields=fields)
 
 
-def not_finite(data: Any) -> list[str]:
+def not_finite(data: pa.RecordBatch) -> list[str]:
     """Columns of a record batch that hold NaN or an infinity."""
     import pyarrow.compute as pc
 
-    def holds(array: Any) -> bool:
+    def holds(array: pa.Array) -> bool:
         if pa.types.is_struct(array.type) or pa.types.is_list(array.type):
             return any(map(holds, array.flatten() if pa.types.is_struct(array.type) else [array.flatten()]))
         return bool(pa.types.is_floating(array.type) and pc.any(pc.invert(pc.is_finite(array))).as_py())
@@ -189,7 +189,7 @@ def not_finite(data: Any) -> list[str]:
     return [name for name, array in zip(data.schema.names, data.columns, strict=True) if holds(array)]
 
 
-def convert(data: Any, columns: Columns, to: Columns) -> Any:
+def convert(data: pa.RecordBatch, columns: Columns, to: Columns) -> pa.RecordBatch:
     """A record batch of these columns as one of columns that they were merged into. Raises Misfit."""
     if columns is to or columns.schema.equals(to.schema, check_metadata=True):
         return data
@@ -202,15 +202,15 @@ def convert(data: Any, columns: Columns, to: Columns) -> Any:
         raise TaskError(f"these rows cannot be put into one table: {error}") from error
 
 
-def _check_labels(array: Any, to: Place, path: str) -> None:
+def _check_labels(array: pa.Array, to: Place, path: str) -> None:
     """Raises Misfit where a number is that of no label."""
     odd = pl.Series(array).drop_nulls().cast(pl.Int128)
-    odd = odd.filter(~odd.is_between(-1, len(to.labels) - 1))
+    odd = odd.filter(~odd.is_between(-1, len(to.labels or ()) - 1))
     if len(odd):
         raise Misfit(to, path, odd[0])
 
 
-def _converted(array: Any, place: Place, to: Place, path: str) -> Any:
+def _converted(array: pa.Array, place: Place, to: Place, path: str) -> pa.Array:
     if to.labels and not place.labels and pa.types.is_integer(array.type):
         _check_labels(array, to, path)
     if array.type == to.type and _encoding(place) == _encoding(to):
@@ -236,7 +236,7 @@ def _converted(array: Any, place: Place, to: Place, path: str) -> Any:
     return _parse(_without(_plain(array, place, path)), to, path)
 
 
-def _encoding(place: Place) -> Any:
+def _encoding(place: Place) -> tuple[object, ...]:
     return (
         place.is_json,
         {name: _encoding(inner) for name, inner in (place.fields or {}).items()},
@@ -244,7 +244,7 @@ def _encoding(place: Place) -> Any:
     )
 
 
-def _plain(array: Any, place: Place, path: str) -> list[Any]:
+def _plain(array: pa.Array, place: Place, path: str) -> list[object]:
     """Values as JSON has them."""
     values = json_value([decoded(value, place.notes) for value in values_of(array, path)])
     if not place.absent or (place.nulls and not place.is_json):
@@ -257,8 +257,11 @@ def _plain(array: Any, place: Place, path: str) -> list[Any]:
 
 
 def change(
-    data: Any, columns: Columns, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
-) -> tuple[Any, Columns]:
+    data: pa.RecordBatch,
+    columns: Columns,
+    before: Sequence[Mapping[str, object]],
+    after: Sequence[Mapping[str, object]],
+) -> tuple[pa.RecordBatch, Columns]:
     """A record batch whose rows are those of `after`, each with the types of what is as it was `before`.
 
     Raises Misfit where a value was put in place of one of a type of its own, and does not fit it.
@@ -271,7 +274,9 @@ def change(
     return batch_of(array, changed_columns, len(after)), changed_columns
 
 
-def _changed(array: Any, place: Place, before: Sequence[Any], after: Sequence[Any], path: str) -> tuple[Any, Place]:
+def _changed(
+    array: pa.Array, place: Place, before: Sequence[object], after: Sequence[object], path: str
+) -> tuple[pa.Array, Place]:
     same = [_is_same(*pair) for pair in zip(before, after, strict=True)]
     if all(same):
         return array, place
@@ -285,17 +290,17 @@ def _changed(array: Any, place: Place, before: Sequence[Any], after: Sequence[An
     for index, is_kept in enumerate(same):
         order.append(index if is_kept else new)
         new += not is_kept
-    flags: dict[str, Any] = {"absent": type(ABSENT) in types, "nulls": type(None) in types}
+    flags = Flags(absent=type(ABSENT) in types, nulls=type(None) in types)
     return pa.concat_arrays([array, parsed]).take(pa.array(order, pa.int64())), replace(place, **flags)
 
 
-def _is_same(before: Any, after: Any) -> bool:
+def _is_same(before: object, after: object) -> bool:
     return before is after or after is NOWHERE or (type(before) is type(after) and bool(before == after))
 
 
 def _changed_objects(
-    array: Any, place: Place, before: Sequence[Any], after: Sequence[Any], path: str
-) -> tuple[Any, Place]:
+    array: pa.Array, place: Place, before: Sequence[object], after: Sequence[object], path: str
+) -> tuple[pa.Array, Place]:
     old = dict(zip(place.fields or {}, array.flatten() if array is not None else (), strict=True))
     changed_fields = {}
     for name in dict.fromkeys(name for value in after if isinstance(value, Mapping) for name in value):
@@ -307,21 +312,21 @@ def _changed_objects(
             changed_fields[name] = _found(new, _below(path, name))
     fields = {name: inner for name, (_, inner) in changed_fields.items()}
     nulls = [not isinstance(value, Mapping) for value in after]
-    flags: dict[str, Any] = {"absent": any(v is ABSENT for v in after), "nulls": any(v is None for v in after)}
+    flags = Flags(absent=any(v is ABSENT for v in after), nulls=any(v is None for v in after))
     changed = replace(place, fields=fields, **flags)
     if changed.feature is not None and changed.type != place.type:
         changed = replace(changed, feature=None)
     return objects(changed_fields, nulls if path else [False] * len(after)), changed
 
 
-def _parse(values: Sequence[Any], place: Place, path: str) -> Any:
+def _parse(values: Sequence[object], place: Place, path: str) -> pa.Array:
     """Values as JSON has them, as those of a declared type. Raises Misfit at the first that is none."""
     type_ = place.type
     try:
         if pa.types.is_temporal(type_):
             return pa.array(values, pa.string()).cast(type_)
         array = pa.array([_native(value, type_) for value in values], type_)
-        back: Iterable[Any] = map(json_value, array.to_pylist())
+        back: Iterable[object] = map(json_value, array.to_pylist())
     except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, InvalidOperation):
         if len(values) == 1:
             raise Misfit(place, path, values[0]) from None
@@ -334,7 +339,7 @@ def _parse(values: Sequence[Any], place: Place, path: str) -> Any:
     return array
 
 
-def _same(value: Any, restored: Any) -> bool:
+def _same(value: object, restored: object) -> bool:
     if isinstance(value, float) and isinstance(restored, float):  # a narrow float is the nearest one
         return abs(value - restored) <= 1e-3 * abs(value)
     if isinstance(value, bool) is not isinstance(restored, bool):
@@ -346,7 +351,7 @@ def _same(value: Any, restored: Any) -> bool:
     return bool(value == restored)
 
 
-def _native(value: Any, type_: Any) -> Any:
+def _native(value: Any, type_: pa.DataType) -> object:
     """A value as pyarrow takes it for that type. Raises ValueError, TypeError or KeyError."""
     if value is None:
         return None

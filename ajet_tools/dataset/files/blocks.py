@@ -14,13 +14,14 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.arrays import change, convert, find, look_at
 from ajet_tools.dataset.files.infer import read_columns, with_fields
-from ajet_tools.dataset.files.lines import Path, decode
+from ajet_tools.dataset.files.lines import Path, Wanted, decode
 from ajet_tools.dataset.files.places import Columns, Place, merged
 from ajet_tools.dataset.files.values import objects_of
 
@@ -64,13 +65,13 @@ class LineBlock:
     """Rows as lines of JSON objects."""
 
     name: str
-    lines: Any
+    lines: pl.Series
     """Text without blanks around it, as a polars series."""
     numbers: Any
     """Of the lines in the file, from 1, as a numpy array; or the place of each row, as a list of texts."""
-    known: dict[Any, Any] = field(default_factory=dict, repr=False)
+    known: dict[Wanted, Any] = field(default_factory=dict, repr=False)
     """What was read so far: columns of text by their paths, frames by their types."""
-    asked: list[Any] = field(default_factory=list, repr=False)
+    asked: list[Wanted] = field(default_factory=list, repr=False)
     """Paths and types that blocks of this file were asked for, which the next ones read while they are checked."""
 
     def __len__(self) -> int:
@@ -81,24 +82,25 @@ class LineBlock:
         return number if isinstance(number, str) else f"{self.name} line {number}"
 
     def rows(self, indices: Iterable[int] | None = None) -> Iterator[Row]:
-        chosen = range(len(self)) if indices is None else list(map(int, indices))
+        chosen = list(range(len(self)) if indices is None else map(int, indices))
         lines = self.lines if indices is None else self.lines.gather(chosen)
         for index, line in zip(chosen, lines.to_list(), strict=True):
             yield Row(self.where(index), json.loads(line))
 
-    def columns(self, paths: Sequence[Path]) -> dict[Path, Any]:
+    def columns(self, paths: Sequence[Path]) -> dict[Path, pl.Series]:
         """What stands at these paths, each as a polars series of text. Raises Irregular."""
         if (missing := [path for path in paths if path not in self.known]) and not self.decode(missing):
             raise Irregular
         return {path: self.known[path] for path in paths}
 
-    def frame(self, dtype: Any) -> Any:
+    def frame(self, dtype: pl.Struct) -> pl.DataFrame:
         """Columns as a frame of that struct type. Raises Irregular where a value is of another."""
         if dtype not in self.known and not self.decode([dtype]):
             raise Irregular
-        return self.known[dtype]
+        frame: pl.DataFrame = self.known[dtype]
+        return frame
 
-    def decode(self, wanted: Sequence[Any]) -> bool:
+    def decode(self, wanted: Sequence[Wanted]) -> bool:
         """Read paths and types into `known`; False where a line is no JSON, or a value not of the type asked for."""
         results = decode(self.lines, wanted)
         self.known |= results or {}
@@ -117,18 +119,18 @@ class LineBlock:
         return self.known[wanted] if wanted in self.known or self.decode([wanted]) else None
 
     @cached_property
-    def texts(self) -> Any:
+    def texts(self) -> pl.Series:
         """What each row asks (`text_of`), as a polars series."""
         return _texts(self)
 
-    def with_columns(self, values: Mapping[str, Any]) -> LineBlock:
+    def with_columns(self, values: Mapping[str, object]) -> LineBlock:
         """With fields of one value each, but for those that a row has."""
         rows = ({**row.values, **values, **row.values} for row in self.rows())
         return _block_of(map(Row, map(self.where, range(len(self))), rows), self.name)
 
-    def take(self, indices: Any) -> LineBlock:
+    def take(self, indices: Sequence[int] | npt.NDArray[np.integer[Any]]) -> LineBlock:
         places = self.numbers[indices] if isinstance(self.numbers, np.ndarray) else [self.numbers[i] for i in indices]
-        return LineBlock(self.name, self.lines.gather(indices), places)
+        return LineBlock(self.name, self.lines.gather(np.asarray(indices)), places)
 
 
 @dataclass
@@ -137,11 +139,11 @@ class TableBlock:
 
     name: str
     table: Columns
-    data: Any
+    data: pa.RecordBatch
     """A `pyarrow.RecordBatch` of that schema."""
     first: int = 1
     """The number of its first row in the file, from 1."""
-    known: dict[Path, Any] = field(default_factory=dict, init=False, repr=False)
+    known: dict[Path, pl.Series] = field(default_factory=dict, init=False, repr=False)
     """Columns of text that were asked for so far, by their paths."""
 
     def __len__(self) -> int:
@@ -156,11 +158,11 @@ class TableBlock:
         for index, values in zip(chosen, objects_of(some.data, self.table), strict=True):
             yield Row(self.where(index), values, Stored(self, index))
 
-    def columns(self, paths: Sequence[Path]) -> dict[Path, Any]:
+    def columns(self, paths: Sequence[Path]) -> dict[Path, pl.Series]:
         self.known |= {path: self._text(path) for path in paths if path not in self.known}
         return {path: self.known[path] for path in paths}
 
-    def _text(self, path: Sequence[str]) -> Any:
+    def _text(self, path: Sequence[str]) -> pl.Series:
         """A field as text: `[` where it is a list, an object or of a type that JSON has no word for."""
         at = self.data.schema.get_field_index(path[0])
         if at < 0:
@@ -183,7 +185,7 @@ class TableBlock:
             return pl.Series(array).replace_strict({True: "true", False: "false"}, return_dtype=pl.String)
         return pl.Series(["[" if valid else None for valid in array.is_valid().to_pylist()], dtype=pl.String)
 
-    def frame(self, dtype: Any) -> Any:
+    def frame(self, dtype: pl.Struct) -> pl.DataFrame:
         """Columns as a frame: those of that struct type that there are, with the types of the table.
 
         Raises Irregular where polars has no such type.
@@ -192,21 +194,21 @@ class TableBlock:
         data = self.data.select(names or self.data.schema.names[:1])
         if "decimal256" in str(data.schema):  # which polars does not have
             raise Irregular
-        return pl.from_arrow(data)
+        return pl.DataFrame(data)
 
     @cached_property
-    def texts(self) -> Any:
+    def texts(self) -> pl.Series:
         return _texts(self)
 
-    def take(self, indices: Any) -> TableBlock:
+    def take(self, indices: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TableBlock:
         return replace(self, data=self.data.take(pa.array(indices, pa.int64())))
 
-    def changed(self, values: Sequence[Mapping[str, Any]]) -> TableBlock:
+    def changed(self, values: Sequence[Mapping[str, object]]) -> TableBlock:
         """With these values in place of its rows; what is as it was keeps its type. Raises Misfit."""
         data, table = change(self.data, self.table, objects_of(self.data, self.table), values)
         return replace(self, table=table, data=data)
 
-    def with_columns(self, values: Mapping[str, Any]) -> TableBlock:
+    def with_columns(self, values: Mapping[str, object]) -> TableBlock:
         """With columns of one value each, but for those that there are."""
         places = self._places()
         for name, value in values.items():
@@ -243,7 +245,7 @@ class TableBlock:
 
 
 Block = LineBlock | TableBlock
-_Arranged = tuple[Place, Any]
+_Arranged = tuple[Place, pa.Array]
 
 
 def _fields(arranged: _Arranged) -> dict[str, _Arranged]:
@@ -263,7 +265,7 @@ def _object(fields: Mapping[str, _Arranged]) -> _Arranged:
     return place, array
 
 
-def json_line(value: Any) -> bytes:
+def json_line(value: object) -> bytes:
     """A row, or another value, as a line of JSON; a lone surrogate, which UTF-8 cannot hold, stays as its escape."""
     try:
         return (_ENCODER.encode(value) + "\n").encode()
@@ -317,7 +319,7 @@ def join(blocks: Sequence[Block], *, lines: bool) -> Block:
     return TableBlock(tables[0].name, to, batches[0])
 
 
-def text_of(values: Mapping[str, Any]) -> str:
+def text_of(values: Mapping[str, object]) -> str:
     """What a row asks, for comparing it with others: its query, else its last user message, else all its strings."""
     for name in QUERY_COLUMNS:
         value = values.get(name)
@@ -329,19 +331,19 @@ def text_of(values: Mapping[str, Any]) -> str:
     return strings_of(values)
 
 
-def strings_of(values: Mapping[str, Any]) -> str:
+def strings_of(values: Mapping[str, object]) -> str:
     """All texts of a row, where a question may be quoted."""
     return "\n".join(strings({k: v for k, v in values.items() if k not in ("task_id", "id", "provenance")}))
 
 
-def _last_user(messages: Any) -> str:
+def _last_user(messages: object) -> str:
     for message in reversed(messages if isinstance(messages, list) else []):
         if isinstance(message, dict) and message.get("role", message.get("from")) in ("user", "human"):
             return "\n".join(strings(message.get("content", message.get("value"))))
     return ""
 
 
-def strings(value: Any) -> Iterator[str]:
+def strings(value: object) -> Iterator[str]:
     """All texts within a value."""
     if isinstance(value, str):
         yield value
@@ -353,7 +355,7 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(inner)
 
 
-def _texts(block: Block) -> Any:
+def _texts(block: Block) -> pl.Series:
     """The first query that says something; rows where no column tells it are looked at one by one."""
     try:
         columns = block.columns(QUERIES)

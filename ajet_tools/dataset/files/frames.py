@@ -8,13 +8,13 @@ ajet.dataset.read("tasks.jsonl").filter(pl.col("metadata").struct["level"] >= 2)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import polars as pl
+from polars.datatypes import DataTypeClass
 
 from ajet_sdk.errors import TaskError
 from ajet_tools.dataset.files.blocks import encodable, json_line
@@ -26,6 +26,7 @@ from ajet_tools.dataset.files.tables import read as rows_of
 
 _BYTES = 4 << 20
 _HALF_PAIR = re.compile(HALF_PAIR.pattern.encode())
+PolarsType = pl.DataType | DataTypeClass
 _FIRST = 1000
 """Rows that say in which order columns are."""
 
@@ -64,7 +65,7 @@ def _explain_errors(what: str) -> Iterator[None]:
         raise TaskError(f"{what}: {str(error).partition(chr(10))[0]}") from error
 
 
-def _with_columns(frame: pl.LazyFrame, values: Mapping[str, Any]) -> pl.LazyFrame:
+def _with_columns(frame: pl.LazyFrame, values: Mapping[str, object]) -> pl.LazyFrame:
     """With columns of one value each, but for those that there are."""
     names = frame.collect_schema().names() if values else []
     types = {int: pl.Int64, str: pl.String}
@@ -130,19 +131,22 @@ def _has_half_pair(file: Path) -> bool:
     return False
 
 
-def _in_order(dtype: Any, values: list[Any]) -> Any:
+def _in_order(dtype: pl.Struct, values: Sequence[object]) -> pl.Struct:
     """A type whose fields are in the order of the values; polars has those of many fields in any order."""
-    if isinstance(dtype, pl.List):
-        items = [item for value in values if isinstance(value, list) for item in value]
-        return pl.List(_in_order(dtype.inner, items))
-    if not isinstance(dtype, pl.Struct):
-        return dtype
     objects = [value for value in values if isinstance(value, dict)]
     places = {name: place for place, name in enumerate(dict.fromkeys(name for member in objects for name in member))}
     fields = sorted(dtype.fields, key=lambda member: (places.get(member.name, len(places)), member.name))
     return pl.Struct(
-        {member.name: _in_order(member.dtype, [some.get(member.name) for some in objects]) for member in fields}
+        {member.name: _inner_order(member.dtype, [some.get(member.name) for some in objects]) for member in fields}
     )
+
+
+def _inner_order(dtype: PolarsType, values: Sequence[object]) -> PolarsType:
+    if isinstance(dtype, pl.List):
+        return pl.List(
+            _inner_order(dtype.inner, [item for value in values if isinstance(value, list) for item in value])
+        )
+    return _in_order(dtype, values) if isinstance(dtype, pl.Struct) else dtype
 
 
 def _from_rows(file: Path | str, mapping: Mapping[str, str] | None = None) -> pl.LazyFrame:
@@ -152,7 +156,7 @@ def _from_rows(file: Path | str, mapping: Mapping[str, str] | None = None) -> pl
     return pl.DataFrame([column(encodable(name), [values.get(name) for values in rows]) for name in names]).lazy()
 
 
-def column(name: str, values: list[Any]) -> pl.Series:
+def column(name: str, values: Sequence[object]) -> pl.Series:
     """Values as JSON has them, as a series: of their type, or as the JSON text of each where they have several."""
     kinds = {type(value) for value in values} - {type(None)}
     if len(kinds) == 1:
@@ -172,12 +176,12 @@ def column(name: str, values: list[Any]) -> pl.Series:
         raise TaskError(f"{name} has a number that is greater than any float, such as 1e400") from error
 
 
-def _same(actual: list[Any], values: list[Any]) -> bool:
+def _same(actual: Sequence[object], values: Sequence[object]) -> bool:
     """But for keys that are null where a value lacks them."""
     return all(map(_equal, actual, values))
 
 
-def _equal(actual: Any, value: Any) -> bool:
+def _equal(actual: object, value: object) -> bool:
     if isinstance(actual, dict) and isinstance(value, dict):
         return all(_equal(inner, value.get(name)) for name, inner in actual.items())
     if isinstance(actual, list) and isinstance(value, list):

@@ -12,6 +12,7 @@ from functools import cache, reduce
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
@@ -22,6 +23,8 @@ Structure = Mapping[str, Any]
 `number`."""
 Path = tuple[str, ...]
 """Of a field, such as `("metadata", "level")`."""
+Wanted = Path | pl.Struct
+"""What lines are read for: a field as text, or all fields of a type as a frame."""
 HALF_PAIR = re.compile(r"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]")
 """The escape of half a surrogate pair, or what looks so."""
 _MOST_PATHS, _MOST_STRUCTURES, _MOST_TRIES = 256, 1024, 32
@@ -30,7 +33,7 @@ _paths: dict[str, bool] = {}
 one query tells their structures."""
 
 
-def kind_in(structure: Any) -> str:
+def kind_in(structure: object) -> str:
     """The kind of a value in a structure."""
     return "object" if isinstance(structure, dict) else str(structure)
 
@@ -48,7 +51,7 @@ def asking(structure: Structure) -> str | None:
     return next((name for name in QUERY_COLUMNS if kind_at(structure, (name,)) == "text"), None)
 
 
-def kinds_of(values: Mapping[str, Any], kind: Callable[[Any], str] = kind_of, before: str = "") -> dict[str, str]:
+def kinds_of(values: Mapping[str, object], kind: Callable[[object], str] = kind_of, before: str = "") -> dict[str, str]:
     """The kinds of the columns of a row, and of the fields within them, by path; whole numbers are numbers.
 
     With `kind_in` for `kind`, those of a structure.
@@ -70,7 +73,7 @@ def leaves(structure: Structure, before: Path = ()) -> Iterator[tuple[Path, str]
             yield (*before, name), inner
 
 
-def structures(lines: Any) -> list[tuple[Structure | None, Any]]:
+def structures(lines: pl.Series) -> list[tuple[Structure | None, npt.NDArray[np.integer[Any]]]]:
     """The structures of a polars series of lines, by their first line, each with the indices of its lines.
 
     None stands for lines of which the structure is not told (a key that comes twice), and for all of a series that has
@@ -98,7 +101,7 @@ def structures(lines: Any) -> list[tuple[Structure | None, Any]]:
     return [(None, np.arange(len(lines)))] if len(lines) else []
 
 
-def _grouped(lines: Any, paths: Mapping[str, bool]) -> list[Any]:
+def _grouped(lines: pl.Series, paths: Mapping[str, bool]) -> list[npt.NDArray[np.integer[Any]]]:
     """Indices of lines with the same keys, and kinds of values at the known paths; none where a line is no JSON."""
     import duckdb
 
@@ -116,7 +119,7 @@ def _grouped(lines: Any, paths: Mapping[str, bool]) -> list[Any]:
     return [indices.to_numpy() for indices in groups["index"]]
 
 
-def types_at(lines: Any, path: Path) -> Any:
+def types_at(lines: pl.Series, path: Path) -> pl.Series:
     """What JSON has at a path of each line, in DuckDB's words (VARCHAR, UBIGINT, NULL), as a polars series.
 
     Null where there is nothing; for all lines where DuckDB cannot read one of them.
@@ -150,14 +153,14 @@ class _Twice(Exception):
     """A key comes twice."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) < len(pairs) or any("\0" in name for name in fields):
         raise _Twice
     return fields
 
 
-def _kind(value: Any) -> Any:
+def _kind(value: object) -> Structure | str:
     if isinstance(value, dict):
         return {name: _kind(inner) for name, inner in value.items()}
     if type(value) is int and not -(1 << 63) <= value < 1 << 64:
@@ -173,12 +176,12 @@ def _pointers(structure: Structure, before: str = "") -> Iterator[tuple[str, boo
             yield from _pointers(inner, path)
 
 
-def decode(lines: Any, wanted: Sequence[Any]) -> dict[Any, Any] | None:
+def decode(lines: pl.Series, wanted: Sequence[Wanted]) -> dict[Wanted, Any] | None:
     """The fields at paths as columns of text, and frames of struct types; None where polars cannot read lines so."""
     escaped = lines.filter(lines.str.contains(r"\\u[dD][89a-fA-F]"))
     if any(map(HALF_PAIR.search, escaped)):  # polars has a NUL there
         return None
-    known: dict[Any, Any] = {}
+    known: dict[Wanted, Any] = {}
     for dtype, paths in _together(wanted):
         try:
             decoded = lines.str.json_decode(dtype)
@@ -193,7 +196,7 @@ def decode(lines: Any, wanted: Sequence[Any]) -> dict[Any, Any] | None:
     return known
 
 
-def _together(wanted: Sequence[Any]) -> list[tuple[Any, list[Path]]]:
+def _together(wanted: Sequence[Wanted]) -> list[tuple[pl.Struct, list[Path]]]:
     """Types to read lines with, and the paths that each is for; a field and one within it are read apart."""
     groups: list[list[Path]] = []
     for path in (item for item in wanted if isinstance(item, tuple)):
@@ -203,11 +206,11 @@ def _together(wanted: Sequence[Any]) -> list[tuple[Any, list[Path]]]:
                 break
         else:
             groups.append([path])
-    frames: list[tuple[Any, list[Path]]] = [(item, []) for item in wanted if not isinstance(item, tuple)]
+    frames: list[tuple[pl.Struct, list[Path]]] = [(item, []) for item in wanted if not isinstance(item, tuple)]
     return [*frames, *((_type_of(group), group) for group in groups)] or [(_type_of([]), [])]
 
 
-def _type_of(paths: Sequence[Path]) -> Any:
+def _type_of(paths: Sequence[Path]) -> pl.Struct:
     """The type of objects that have text at these paths."""
     inner: dict[str, list[Path]] = {}
     for path in paths:
@@ -216,7 +219,7 @@ def _type_of(paths: Sequence[Path]) -> Any:
     return pl.Struct(fields or {"task_id": pl.String})
 
 
-def as_json(column: Any, kind: str, encode: Callable[[str], str]) -> Any:
+def as_json(column: pl.Series, kind: str, encode: Callable[[str], str]) -> pl.Series | str:
     """A column of text, integers, truth values or nulls as JSON; text with `encode` where a character needs it."""
     if kind == "null":
         return "null"

@@ -18,7 +18,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import pyarrow as pa
 
@@ -30,11 +30,20 @@ MOST_FIELDS, DEEPEST = 256, 16
 """An object with more fields, and what lies deeper, is written as JSON text."""
 
 
+class Flags(TypedDict, total=False):
+    """What a place may have beside its type."""
+
+    absent: bool
+    nulls: bool
+    large: bool
+    nullable: bool
+
+
 @dataclass(frozen=True)
 class Place:
     """A column, or a field or an item of one. Without a leaf, fields and an item all values are null."""
 
-    leaf: Any = None
+    leaf: pa.DataType | None = None
     """The Arrow type, where it is no object or list that was found."""
     fields: Mapping[str, Place] | None = None
     item: Place | None = None
@@ -49,12 +58,12 @@ class Place:
     table: str | None = None
     """The file that declares the type; None where it was found from values."""
     nullable: bool = True
-    metadata: Any = None
-    feature: Any = None
+    metadata: Mapping[bytes, bytes] | None = None
+    feature: object = None
     """What `datasets` notes of it."""
 
     @classmethod
-    def declared(cls, field: Any, notes: Mapping[str, Any], feature: Any, table: str) -> Place:
+    def declared(cls, field: pa.Field, notes: Mapping[str, Any], feature: object, table: str) -> Place:
         """What a table says of a column."""
         known = {"absent": bool(notes.get("absent")), "nullable": field.nullable, "metadata": field.metadata}
         if "json" in notes:
@@ -84,7 +93,7 @@ class Place:
         return not self.json and self.leaf is None and self.fields is None and self.item is None
 
     @cached_property
-    def type(self) -> Any:
+    def type(self) -> pa.DataType:
         if self.is_json:
             return pa.string()
         if self.fields is not None:
@@ -99,11 +108,11 @@ class Place:
         return self.is_json or _is_natural(self.type)
 
     @property
-    def labels(self) -> Any:
+    def labels(self) -> Sequence[str] | None:
         """The names of its class labels, where it is a column of them."""
         return _labels(self.feature) if isinstance(self.feature, dict) and "_type" in self.feature else None
 
-    def as_field(self, name: str) -> Any:
+    def as_field(self, name: str) -> pa.Field:
         return pa.field(name, self.type, self.nullable or self.absent or self.nulls, self.metadata)
 
     @cached_property
@@ -121,7 +130,7 @@ class Place:
         return notes
 
     @cached_property
-    def noted(self) -> Any:
+    def noted(self) -> object:
         """What `datasets` notes of it, also where that has to be made up."""
         if self.fields is not None and not self.is_json and (self.feature is None or _fields_of(self.feature)):
             return {name: place.noted for name, place in self.fields.items()}
@@ -136,11 +145,11 @@ class Columns:
     row: Place
     metadata: Mapping[bytes, bytes] = field(default_factory=dict)
     """Of the schema."""
-    own: Any = None
+    own: pa.Schema | None = None
     """The schema as the file has it, of columns that are just those of one."""
 
     @classmethod
-    def of(cls, name: str, schema: Any) -> Columns:
+    def of(cls, name: str, schema: pa.Schema) -> Columns:
         """Raises TaskError where two columns have the same name."""
         if len(set(schema.names)) < len(schema.names):
             raise TaskError(f"{name}: two columns have the same name: {', '.join(schema.names)}")
@@ -154,7 +163,7 @@ class Columns:
         return cls(name, Place(fields=fields, table=name), metadata, schema)
 
     @cached_property
-    def schema(self) -> Any:
+    def schema(self) -> pa.Schema:
         if self.own is not None:
             return self.own
         metadata = dict(self.metadata)
@@ -178,7 +187,7 @@ class Columns:
         )
 
     @cached_property
-    def as_written(self) -> Any:
+    def as_written(self) -> tuple[object, ...]:
         """All that a file of these columns says of them."""
         some = {name: (place.type, place.notes, place.noted, place.metadata) for name, place in self.fields.items()}
         return list(some.items()), dict(self.metadata)
@@ -246,9 +255,12 @@ def merge(one: Place, other: Place, path: str = "") -> Place:
     """The place that holds the values of both."""
     if one == other:
         return one
-    flags: dict[str, Any] = {
-        name: getattr(one, name) or getattr(other, name) for name in ("absent", "nulls", "large", "nullable")
-    }
+    flags = Flags(
+        absent=one.absent or other.absent,
+        nulls=one.nulls or other.nulls,
+        large=one.large or other.large,
+        nullable=one.nullable or other.nullable,
+    )
     if one.is_empty or other.is_empty:
         return replace(other if one.is_empty else one, **flags)
     _check_labels(one, other, path)
@@ -273,7 +285,7 @@ def merge(one: Place, other: Place, path: str = "") -> Place:
     return Place(one.leaf, **flags) if one.leaf == other.leaf is not None else Place(json=True, **flags)
 
 
-def _merge_objects(first: Place, second: Place, path: str, flags: Mapping[str, Any]) -> Place:
+def _merge_objects(first: Place, second: Place, path: str, flags: Flags) -> Place:
     a, b = first.fields or {}, second.fields or {}
     fields = {}
     for name in (*a, *(name for name in b if name not in a)):
@@ -306,7 +318,7 @@ def _check_labels(first: Place, second: Place, path: str) -> None:
         )
 
 
-def _one_type(first: Any, second: Any) -> Any:
+def _one_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
     """The type that holds the values of both, which differ in width alone; None where there is none."""
     if first == second:
         return first
@@ -319,7 +331,7 @@ def _one_type(first: Any, second: Any) -> Any:
         return None
 
 
-def _family(type_: Any) -> str:
+def _family(type_: pa.DataType) -> str:
     """Types of one family differ in their width alone."""
     kinds = {"int": pa.types.is_integer, "float": pa.types.is_floating, "decimal": pa.types.is_decimal,
              "text": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
@@ -327,7 +339,7 @@ def _family(type_: Any) -> str:
     return next((name for name, fits in kinds.items() if fits(type_)), str(type_))
 
 
-def _is_natural(type_: Any) -> bool:
+def _is_natural(type_: pa.DataType) -> bool:
     if pa.types.is_list(type_):
         return _is_natural(type_.value_type)
     if pa.types.is_struct(type_):
@@ -335,7 +347,7 @@ def _is_natural(type_: Any) -> bool:
     return type_ in (pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.null())
 
 
-def _is_beyond_json(type_: Any) -> bool:
+def _is_beyond_json(type_: pa.DataType) -> bool:
     types = pa.types
     if (
         types.is_dictionary(type_)
@@ -351,7 +363,7 @@ def _is_beyond_json(type_: Any) -> bool:
     return not any(fits(type_) for fits in known)
 
 
-def _fields_of(feature: Any) -> Mapping[str, Any]:
+def _fields_of(feature: object) -> Mapping[str, object]:
     """What `datasets` notes of the fields of an object; nothing of an image, say, which has a type of its own."""
     return feature if isinstance(feature, dict) and not isinstance(feature.get("_type"), str) else {}
 
@@ -365,7 +377,7 @@ def _features(metadata: Mapping[bytes, bytes]) -> Mapping[str, Any] | None:
     return features if isinstance(features, dict) else None
 
 
-def _labels(feature: Any) -> Any:
+def _labels(feature: object) -> Any:
     """The names of the class labels in what `datasets` notes of a column."""
     if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
         return feature.get("names")
@@ -374,7 +386,7 @@ def _labels(feature: Any) -> Any:
     return [names for inner in feature if (names := _labels(inner))] if isinstance(feature, list) else None
 
 
-def _feature(type_: Any) -> Any:
+def _feature(type_: pa.DataType) -> object:
     """What `datasets` would note of a column."""
     if pa.types.is_struct(type_):
         return {type_.field(i).name: _feature(type_.field(i).type) for i in range(type_.num_fields)}

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import pyarrow as pa
 
@@ -71,7 +70,7 @@ class Segments:
             self._empty = 0
         self._write(convert(table.data, columns, to), to)
 
-    def _write(self, data: Any, columns: Columns) -> None:
+    def _write(self, data: pa.RecordBatch, columns: Columns) -> None:
         file = self._file
         if file is not None and (
             file.size >= self._shard_bytes > 0 or not file.columns.schema.equals(columns.schema, check_metadata=True)
@@ -128,7 +127,7 @@ class Segments:
             self._made, self._folder, self._file = parts, folder, None
 
 
-def _no_rows(columns: Columns, count: int = 0) -> Any:
+def _no_rows(columns: Columns, count: int = 0) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [pa.nulls(count, schema_field.type) for schema_field in columns.schema], schema=columns.schema
     )
@@ -141,14 +140,14 @@ class _TableFile:
         import pyarrow.parquet as pq
 
         self.columns, self.size = columns, 0
-        self._waiting: list[Any] = []
+        self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
         try:
             self._writer = pq.ParquetWriter(path, columns.schema, compression="zstd", dictionary_pagesize_limit=1 << 17)
         except NotImplementedError as error:  # of Arrow: an object without fields
             raise TaskError(f"Parquet does not hold these columns, write .jsonl: {error}") from error
 
-    def write(self, data: Any) -> None:
+    def write(self, data: pa.RecordBatch) -> None:
         self._waiting.append(data)
         self.size += data.nbytes
         self._rows, self._bytes = self._rows + data.num_rows, self._bytes + data.nbytes

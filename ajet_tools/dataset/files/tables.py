@@ -24,6 +24,7 @@ from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded, json_rows, parse
 from ajet_sdk.tasks.task_rows import FIELDS
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, blocks_of
 from ajet_tools.dataset.files.delimited import csv_rows
+from ajet_tools.dataset.files.lines import Wanted
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.sources import (
     columns_of,
@@ -159,7 +160,7 @@ def _text_blocks(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[Block]:
         yield from blocks_of((Row(row.where, row.value) for row in rows if _is_row(row, bad)), name)
 
 
-def _begins_with_line(stream: Any) -> bool:
+def _begins_with_line(stream: io.BufferedReader[Any]) -> bool:
     """Its first line is an object of JSON: not one document over many lines, nor an array."""
     line, more, _ = stream.peek(1)[:_BYTES].removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")
     try:
@@ -183,7 +184,7 @@ def is_lines(file: Path) -> bool:
 
 
 def _line_blocks(stream: IO[bytes], name: str, bad: BadRows) -> Iterator[Block]:
-    number, asked = 1, list[Any]()
+    number, asked = 1, list[Wanted]()
     while data := stream.read(_BYTES):
         data += stream.readline()
         if number == 1:
@@ -194,7 +195,7 @@ def _line_blocks(stream: IO[bytes], name: str, bad: BadRows) -> Iterator[Block]:
             yield block
 
 
-def _line_block(data: bytes, name: str, first: int, asked: list[Any], bad: BadRows) -> tuple[LineBlock, int]:
+def _line_block(data: bytes, name: str, first: int, asked: list[Wanted], bad: BadRows) -> tuple[LineBlock, int]:
     try:
         lines = pl.read_lines(data, name="line").to_series()
     except pl.exceptions.PolarsError:  # not UTF-8
@@ -230,7 +231,7 @@ def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> Lin
     return LineBlock(name, series, np.array([number for number, _ in good], np.int64))
 
 
-def _table_blocks(source: Any, name: str, bad: BadRows, *, parquet: bool) -> Iterator[Block]:
+def _table_blocks(source: Path | pa.BufferReader, name: str, bad: BadRows, *, parquet: bool) -> Iterator[Block]:
     """The rows of a table as they are stored, some megabytes at a time."""
     columns, number = None, 1
     with explain_errors(source if isinstance(source, Path) else name):
@@ -242,7 +243,9 @@ def _table_blocks(source: Any, name: str, bad: BadRows, *, parquet: bool) -> Ite
             number += data.num_rows
 
 
-def _without_long_rows(data: Any, name: str, number: int, bad: BadRows) -> Iterator[tuple[int, Any]]:
+def _without_long_rows(
+    data: pa.RecordBatch, name: str, number: int, bad: BadRows
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The stretches of rows, by their first, between those with a cell that is too long for a row: bad rows."""
     start = 0
     for index in range(data.num_rows):
@@ -254,11 +257,11 @@ def _without_long_rows(data: Any, name: str, number: int, bad: BadRows) -> Itera
     yield start, data.slice(start)
 
 
-def _size(cell: Any) -> int:
+def _size(cell: pa.Array) -> int:
     return int((cell.dictionary_decode() if pa.types.is_dictionary(cell.type) else cell).nbytes)
 
 
-def schema_of(file: Path) -> Any:
+def schema_of(file: Path) -> pa.Schema:
     import pyarrow.parquet as pq
 
     if file.name.endswith(".parquet"):
@@ -267,7 +270,7 @@ def schema_of(file: Path) -> Any:
         return _without_views(schema)
 
 
-def _batches(source: Any) -> Iterator[tuple[Any, Any]]:
+def _batches(source: Path | pa.BufferReader) -> Iterator[tuple[pa.Schema, pa.RecordBatch]]:
     import pyarrow.parquet as pq
 
     table = pq.ParquetFile(source, memory_map=False, buffer_size=_TABLE_BUFFER, pre_buffer=False)
@@ -279,7 +282,7 @@ def _batches(source: Any) -> Iterator[tuple[Any, Any]]:
             yield schema, _cast(batch, schema)
 
 
-def _arrow_batches(source: Any) -> Iterator[tuple[Any, Any]]:
+def _arrow_batches(source: Path | pa.BufferReader) -> Iterator[tuple[pa.Schema, pa.RecordBatch]]:
     with _opened_arrow(source) as (schema, batches):
         schema = _without_views(schema)
         for batch in batches:
@@ -287,7 +290,7 @@ def _arrow_batches(source: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @contextmanager
-def _opened_arrow(source: Any) -> Iterator[tuple[Any, Iterator[Any]]]:
+def _opened_arrow(source: Path | pa.BufferReader) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     with source.open("rb") if isinstance(source, Path) else source as file:
         try:
             opened = pa.ipc.open_stream(file)
@@ -299,14 +302,14 @@ def _opened_arrow(source: Any) -> Iterator[tuple[Any, Iterator[Any]]]:
         yield opened.schema, batches
 
 
-def _without_views(schema: Any) -> Any:
+def _without_views(schema: pa.Schema) -> pa.Schema:
     """With plain text and bytes in place of views, which Arrow chooses no rows of."""
     if "_view" not in str(schema):
         return schema
     return pa.schema([field.with_type(_without_view(field.type)) for field in schema], schema.metadata)
 
 
-def _without_view(kind: Any) -> Any:
+def _without_view(kind: pa.DataType) -> pa.DataType:
     types = pa.types
     if types.is_string_view(kind):
         return pa.large_string()
@@ -325,7 +328,7 @@ def _without_view(kind: Any) -> Any:
     return kind
 
 
-def _cast(batch: Any, schema: Any) -> Any:
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if batch.schema.equals(schema):
         return batch
     return pa.RecordBatch.from_arrays(
@@ -351,14 +354,14 @@ def _check_mapping(mapping: Mapping[str, str]) -> None:
             )
 
 
-def _missing(values: Mapping[str, Any], mapping: Mapping[str, str]) -> str | None:
+def _missing(values: Mapping[str, object], mapping: Mapping[str, str]) -> str | None:
     lacking = next(((column, target) for column, target in mapping.items() if column not in values), None)
     if lacking is None:
         return None
     return f"has no column {lacking[0]!r} for {lacking[1]}; it has {', '.join(values) or 'none'}"
 
 
-def _rename(values: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str, Any]:
+def _rename(values: Mapping[str, object], mapping: Mapping[str, str]) -> dict[str, Any]:
     """The row with its columns renamed."""
     renamed = {name: value for name, value in values.items() if name not in mapping}
     for column, target in mapping.items():

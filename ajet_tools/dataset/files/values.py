@@ -18,7 +18,7 @@ ABSENT = object()
 POSITION = re.compile(r"-?[0-9]{1,9}")
 
 
-def objects_of(data: Any, columns: Columns) -> list[dict[str, Any]]:
+def objects_of(data: pa.RecordBatch, columns: Columns) -> list[dict[str, Any]]:
     """The rows of a record batch as JSON has them: bytes as base64, times and decimals as text, NaN as null.
 
     Raises TaskError where a time that Python cannot hold stands where it cannot be told from others, such as in a map.
@@ -33,7 +33,7 @@ def objects_of(data: Any, columns: Columns) -> list[dict[str, Any]]:
     return [json_value(row) for row in rows]
 
 
-def values_of(array: Any, name: str) -> list[Any]:
+def values_of(array: pa.Array, name: str) -> list[Any]:
     try:
         return array.to_pylist()  # type: ignore[no-any-return]
     except (ValueError, OverflowError) as error:
@@ -55,7 +55,7 @@ def values_of(array: Any, name: str) -> list[Any]:
         return [row if valid else None for row, valid in zip(rows, there, strict=True)]
 
 
-def json_value(value: Any) -> Any:
+def json_value(value: object) -> Any:
     """A value as JSON can hold it: bytes as base64, times and decimals as text, NaN as null."""
     if value is None or isinstance(value, str | int):
         return value
@@ -81,18 +81,18 @@ KINDS = {
 _NAMES = {str: "text", bool: "bool", int: "integer", float: "number", list: "list", dict: "object", type(None): "null"}
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """Of a value as JSON has it: a key of `KINDS`."""
     return _NAMES.get(type(value), "object" if isinstance(value, Mapping) else "text")
 
 
-def value_at(values: Any, path: str) -> Any:
+def value_at(values: object, path: str) -> Any:
     """What stands at a path such as `metadata.answer` or `messages.0.content`; None where nothing does."""
     value = find_at(values, path.split("."))
     return None if value is ABSENT else value
 
 
-def find_at(values: Any, steps: Sequence[str]) -> Any:
+def find_at(values: object, steps: Sequence[str]) -> Any:
     """What stands at a path, which may end in the `count` of a list or the `chars` of a text; ABSENT for nothing."""
     if not steps:
         return values

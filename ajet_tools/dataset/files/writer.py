@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from ajet_sdk.errors import ConfigError, TaskError
@@ -110,7 +111,7 @@ class Writer:
         """It is a file of lines, which blocks of lines go into as they are."""
         return self._segments is None
 
-    def write(self, values: Mapping[str, Any], stored: Stored | None = None) -> None:
+    def write(self, values: Mapping[str, object], stored: Stored | None = None) -> None:
         """Write a row; `stored` is the one that it was made of, where that was read from a table (`Row.stored`).
 
         Raises TaskError where it has what JSON has not, ConfigError where the disk does not take it.
@@ -129,7 +130,7 @@ class Writer:
         if len(self._waiting) >= ROWS:
             self._flush()
 
-    def write_block(self, block: Block, indices: Any = None) -> None:
+    def write_block(self, block: Block, indices: npt.NDArray[np.integer[Any]] | None = None) -> None:
         """Write rows of a block, all or those of a numpy array of indices, as they are stored."""
         if indices is not None:
             if not len(indices):
@@ -287,7 +288,7 @@ def _format(path: Path) -> _Format:
     )
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
