@@ -168,7 +168,7 @@ def check_fractions(fractions: Mapping[str, float]) -> dict[str, float]:
     return dict(fractions)
 
 
-def key_of(values: Mapping[str, Any], by: str | None = None, where: str = "a row") -> str:
+def key_of(values: Mapping[str, object], by: str | None = None, where: str = "a row") -> str:
     """What decides a row's side: the value of the field `by`, else what the row asks, in normal form."""
     if by is not None:
         value = value_at(values, by)

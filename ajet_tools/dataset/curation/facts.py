@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from ajet_sdk.errors import TaskError
@@ -21,7 +22,7 @@ from ajet_tools.dataset.curation.forms import given_away, may_give_away
 from ajet_tools.dataset.curation.schema import ANSWERS
 from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, encodable, text_of
 from ajet_tools.dataset.files.hashes import normalize
-from ajet_tools.dataset.files.lines import Structure, asking, kind_at, kind_in, kinds_of, structures
+from ajet_tools.dataset.files.lines import Path, Structure, asking, kind_at, kind_in, kinds_of, structures
 from ajet_tools.dataset.files.values import kind_of
 from ajet_tools.dataset.prompts import repeated, wording
 from ajet_tools.dataset.similarity.text import normals
@@ -42,6 +43,8 @@ _PLAIN: Mapping[str, tuple[str, ...]] = {
 """Kinds of its fields with which a row that asks something is a task."""
 _SIGNS = {"text": "s", "integer": "i", "bool": "b"}
 _OTHER = "j"
+_Mask = npt.NDArray[np.bool_]
+"""Which rows of a block."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class BlockFacts:
     """Kinds of values by path: the index of the first row that has just these, the kinds, how many rows have them."""
     problems: list[tuple[int, str, str]]
     """Index of a row, kind of problem, what is wrong; in the order of the rows."""
-    tasks: Any
+    tasks: pl.DataFrame
     """A polars frame of text. Of each row: `text`, what it asks after what was said before, in its normal form; `id`,
     the task id that it brings; `answer`; null for nothing. `is_task` is false where it is none."""
 
@@ -88,7 +91,12 @@ def facts_of_rows(block: LineBlock) -> BlockFacts:
 class _Columns:
     """The columns of a block, of whose values the structures of its lines tell the kinds."""
 
-    def __init__(self, block: LineBlock, groups: list[tuple[Structure | None, Any]], paths: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        block: LineBlock,
+        groups: list[tuple[Structure | None, npt.NDArray[np.integer[Any]]]],
+        paths: Sequence[Path],
+    ) -> None:
         self.groups = groups
         self._block, self._paths = block, paths
         self._columns = block.columns(paths)
@@ -97,7 +105,7 @@ class _Columns:
         """Rows that only themselves tell whether they are tasks."""
         self.answered_oddly = np.zeros(len(block), bool)
         """Rows whose answer is a list, an object or no whole number."""
-        self._blank: dict[str, Any] = {}
+        self._blank: dict[str, _Mask] = {}
         """Of a column, where it has nothing but white space."""
         self._inner = np.zeros(len(block), bool)
         self._signs = np.full(len(block), "", "U1")
@@ -118,7 +126,7 @@ class _Columns:
         except Irregular:
             return None
 
-    def _look_at(self, structure: Structure | None, indices: Any) -> None:
+    def _look_at(self, structure: Structure | None, indices: npt.NDArray[np.integer[Any]]) -> None:
         if structure is None or not self._is_plain(structure):
             return
         name = asking(structure)
@@ -141,7 +149,7 @@ class _Columns:
             for path in [("task_id",), *_ANSWERS]
         )
 
-    def tasks(self) -> list[Any]:
+    def tasks(self) -> list[pl.Series]:
         """`text`, `id` and `answer` of tasks that the columns show."""
         ids = self._columns[("task_id",)] if ("task_id",) in self._columns else self._forms.clear(len(self._forms))
         inner, top = (self._columns.get(path, ids.clear(len(ids))) for path in (("metadata", "answer"), ("answer",)))
@@ -151,7 +159,7 @@ class _Columns:
         ).to_series()
         return [self._forms, pl.select(pl.when(ids != "").then(ids)).to_series(), answer]
 
-    def given_away(self) -> Any:
+    def given_away(self) -> npt.NDArray[np.bool_]:
         """Rows that may give their answer away or repeat a prompt, as a numpy array."""
         answers = [self._columns[path] for path in _ANSWERS if path in self._columns]
         suspects = may_give_away(
@@ -162,12 +170,13 @@ class _Columns:
         for structure, indices in self.groups:
             if structure is None or not self._is_plain(structure):
                 suspects = suspects.scatter(indices, True)
-        return suspects.to_numpy()
+        mask: npt.NDArray[np.bool_] = suspects.to_numpy()
+        return mask
 
 
 def _read_rows(
-    block: LineBlock, known: Sequence[Any], tasks: Any, answers: Any, suspects: Any
-) -> tuple[list[Any], Any]:
+    block: LineBlock, known: Sequence[pl.Series], tasks: _Mask, answers: _Mask, suspects: _Mask
+) -> tuple[list[tuple[int, str, str]], pl.DataFrame]:
     """The problems and the tasks, some of which are known, with what only the rows of these masks tell."""
     problems: list[tuple[int, str, str]] = []
     task_fields: list[tuple[str | None, str | None, str | None]] = []
@@ -210,7 +219,7 @@ def _task(row: Row) -> Task | tuple[str, str]:
     return task
 
 
-def _asked(task: Task, values: Mapping[str, Any]) -> str | None:
+def _asked(task: Task, values: Mapping[str, object]) -> str | None:
     """A question, with what was said before it."""
     text = text_of(values)
     before = task.init_messages if task.main_query else task.init_messages[:-1]
@@ -219,16 +228,16 @@ def _asked(task: Task, values: Mapping[str, Any]) -> str | None:
     )
 
 
-def _own_id(task: Task, values: Mapping[str, Any]) -> str | None:
+def _own_id(task: Task, values: Mapping[str, object]) -> str | None:
     return encodable(task.task_id) if values.get("task_id") not in (None, "") else None
 
 
-def _answer(values: Mapping[str, Any]) -> str | None:
+def _answer(values: Mapping[str, object]) -> str | None:
     """The answer, with a sign of its kind."""
     metadata = values.get("metadata")
     value = (metadata if isinstance(metadata, Mapping) and "answer" in metadata else values).get("answer")
     if value is None:
         return None
     sign = _SIGNS.get(kind_of(value), _OTHER)
-    text = value if sign == "s" else json.dumps(value, sort_keys=True, default=str)
+    text = str(value) if sign == "s" else json.dumps(value, sort_keys=True, default=str)
     return encodable(sign + text)

@@ -43,7 +43,7 @@ DERIVED = {
 class _View:
     """A row, and what is derived from it."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, object]) -> None:
         self.values = values
 
     @cached_property
@@ -196,7 +196,7 @@ class Filter:
             result[undecided] = self.mask_rows((row.values for row in block.rows(undecided)), of)
         return result
 
-    def mask_rows(self, rows: Iterable[Mapping[str, Any]], of: Mapping[Node, _Condition] | None = None) -> Any:
+    def mask_rows(self, rows: Iterable[Mapping[str, object]], of: Mapping[Node, _Condition] | None = None) -> Any:
         """Which of these rows fit, as a numpy array."""
         views, of = list(map(_View, rows)), of or self._conditions
         if self.node is None:
@@ -255,7 +255,7 @@ def has_dotted_key(block: Block, paths: Sequence[Path]) -> bool:
     return any("." in column for column in block.data.schema.names)
 
 
-def task_id_of(values: Mapping[str, Any]) -> str | None:
+def task_id_of(values: Mapping[str, object]) -> str | None:
     """The id under which a reader would know the row; None where it is no task."""
     try:
         return to_task(TaskRow("", values), {}).task_id
@@ -263,7 +263,7 @@ def task_id_of(values: Mapping[str, Any]) -> str | None:
         return None
 
 
-def field_names(values: Mapping[str, Any], before: str = "", depth: int = 0) -> list[str]:
+def field_names(values: Mapping[str, object], before: str = "", depth: int = 0) -> list[str]:
     names = []
     for name, inner in values.items():
         names.append(f"{before}{name}")

@@ -31,16 +31,16 @@ OPENING = ("trl-prompt",)
 _FORMS = "ajet_tools.trace.export.messages"
 """Loaded for `sharegpt` only: it reads traces."""
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}
-_Values = Mapping[str, Any]
+_Values = Mapping[str, object]
 
 
 class Unfit(Exception):
     """A row has not what a form needs; the text says what is missing, and can be counted by."""
 
 
-def converter(format: str) -> Callable[[_Values], dict[str, Any]]:
+def converter(format: str) -> Callable[[_Values], dict[str, object]]:
     """The function that puts a row into a form. It raises Unfit for a row that cannot be put into it."""
-    known: dict[str, Callable[[_Values], dict[str, Any]]] = {
+    known: dict[str, Callable[[_Values], dict[str, object]]] = {
         "tasks": dict,
         "messages": _messages,
         "sharegpt": _sharegpt,
@@ -57,22 +57,22 @@ def check_format(format: str) -> None:
         raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")
 
 
-def _messages(values: _Values) -> dict[str, Any]:
+def _messages(values: _Values) -> dict[str, object]:
     messages, used = _conversation(values)
-    row: dict[str, Any] = {"messages": messages}
+    row: dict[str, object] = {"messages": messages}
     if values.get("tools"):
         row["tools"] = values["tools"]
     return {**row, **_other_columns(values, {*used, "messages", "tools"})}
 
 
-def _sharegpt(values: _Values) -> dict[str, Any]:
+def _sharegpt(values: _Values) -> dict[str, object]:
     messages, used = _conversation(values)
     tools = values.get("tools")
     form = import_module(_FORMS).sharegpt(messages, tools if isinstance(tools, list) else None)
     return {**form, **_other_columns(values, {*used, "conversations", "tools"})}
 
 
-def _trl_prompt(values: _Values) -> dict[str, Any]:
+def _trl_prompt(values: _Values) -> dict[str, object]:
     asked, used = _prompt_of(values)
     metadata = values.get("metadata")
     columns = dict(metadata) if isinstance(metadata, Mapping) else {}
@@ -80,7 +80,7 @@ def _trl_prompt(values: _Values) -> dict[str, Any]:
     return {"prompt": asked, **{name: value for name, value in columns.items() if name != "prompt"}, **other_columns}
 
 
-def _trl_preference(values: _Values) -> dict[str, Any]:
+def _trl_preference(values: _Values) -> dict[str, object]:
     chosen, rejected = _reply(values.get("chosen")), _reply(values.get("rejected"))
     if not chosen or not rejected:
         raise Unfit("without a chosen and a rejected reply")
@@ -104,7 +104,7 @@ def _trl_preference(values: _Values) -> dict[str, Any]:
     return {"prompt": asked, "chosen": chosen, "rejected": rejected, **other_columns}
 
 
-def _conversation(values: _Values) -> tuple[list[dict[str, Any]], set[str]]:
+def _conversation(values: _Values) -> tuple[list[dict[str, object]], set[str]]:
     """A chat that ends in a reply, and the columns that it is made of."""
     for name in ("messages", "conversations"):
         if messages := _chat(values.get(name)):
@@ -125,7 +125,7 @@ def _conversation(values: _Values) -> tuple[list[dict[str, Any]], set[str]]:
     return [*asked, {"role": "assistant", "content": text}], used
 
 
-def _prompt_of(values: _Values) -> tuple[list[dict[str, Any]], set[str]]:
+def _prompt_of(values: _Values) -> tuple[list[dict[str, object]], set[str]]:
     """What the model is asked, as messages, and the columns that it is made of."""
     query = next(((name, values[name]) for name in QUERY_COLUMNS if _is_text(values.get(name))), None)
     for name in ("init_messages", "prompt"):
@@ -141,7 +141,7 @@ def _prompt_of(values: _Values) -> tuple[list[dict[str, Any]], set[str]]:
     raise Unfit("that ask nothing")
 
 
-def _chat(value: Any) -> list[dict[str, Any]]:
+def _chat(value: Any) -> list[dict[str, object]]:
     """Messages, of OpenAI's or ShareGPT's form; empty where it is no list of messages."""
     if not isinstance(value, list) or not all(isinstance(m, Mapping) for m in value):
         return []
@@ -152,7 +152,7 @@ def _chat(value: Any) -> list[dict[str, Any]]:
     return []
 
 
-def _reply(value: Any) -> list[dict[str, Any]]:
+def _reply(value: Any) -> list[dict[str, object]]:
     return [{"role": "assistant", "content": value}] if _is_text(value) else _chat(value)
 
 
@@ -160,7 +160,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _other_columns(values: _Values, used: set[str]) -> dict[str, Any]:
+def _other_columns(values: _Values, used: set[str]) -> dict[str, object]:
     """The columns beside the form, and the task's id, which the row would no longer have."""
     columns = {name: value for name, value in values.items() if name not in used}
     if "task_id" not in columns and (task_id := task_id_of(values)):

@@ -13,7 +13,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -129,7 +128,7 @@ class Diversity:
             f"times: {shown!r}"
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {"rows": self.rows, "forms": self.forms, "commonest": self.most, "example": self.example}
 
 
@@ -184,7 +183,7 @@ class NGrams:
         return f"2-gram entropy {self.entropy():.1f} of {most:.1f} bits"
 
 
-def diversity_of(rows: Iterable[Mapping[str, Any]]) -> Diversity:
+def diversity_of(rows: Iterable[Mapping[str, object]]) -> Diversity:
     """How many forms the questions of rows have."""
     forms = Forms()
     for values in rows:
@@ -192,7 +191,7 @@ def diversity_of(rows: Iterable[Mapping[str, Any]]) -> Diversity:
     return forms.diversity()
 
 
-def given_away(values: Mapping[str, Any]) -> str | None:
+def given_away(values: Mapping[str, object]) -> str | None:
     """Where the question of a row says its answer as such: `(The answer is 2976.)`, `... = 12`; None where it does not.
 
     A number may be written in another way (`2,976`, `twelve`), and an answer of four words and more may stand in the
@@ -215,7 +214,7 @@ def given_away(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def may_give_away(texts: Any, forms: Any, answers: Sequence[Any]) -> Any:
+def may_give_away(texts: pl.Series, forms: pl.Series, answers: Sequence[pl.Series]) -> pl.Series:
     """Of which rows `given_away` may say something; it says nothing of the others.
 
     Args:
@@ -264,7 +263,7 @@ def _cued(answer: str, question: str) -> str | None:
     return None
 
 
-def _answers(values: Mapping[str, Any]) -> Iterator[str]:
+def _answers(values: Mapping[str, object]) -> Iterator[str]:
     metadata = values.get("metadata")
     for mapping in (metadata if isinstance(metadata, Mapping) else {}, values):
         for name in ANSWERS:

@@ -42,7 +42,7 @@ class Tasks:
         """Name, path, and the number of the first row."""
         self._places: list[tuple[int, str, Any]] = []
         """The number of the first row of a block, its file, and its numbers."""
-        self._frames: list[Any] = []
+        self._frames: list[pl.DataFrame] = []
         self._held: list[LineBlock] = []
         """Of stdin."""
         self._has_made_ids = False
@@ -50,7 +50,7 @@ class Tasks:
     def begin(self, name: str, path: str) -> None:
         self._files.append((name, path, self.rows))
 
-    def add(self, block: LineBlock, tasks: Any) -> None:
+    def add(self, block: LineBlock, tasks: pl.DataFrame) -> None:
         """Rows of that file, with what `BlockFacts.tasks` says of them."""
         text, task_id, answer = pl.col("text"), pl.col("id"), pl.col("answer")
         self._has_made_ids |= bool(tasks.select(task_id.str.contains(_MADE_ID).any()).item())
@@ -99,7 +99,7 @@ class Tasks:
                 yield row, kind, f"asks the same as {self._at(first, row)}{addition}"
 
     def _of_two_contents(
-        self, rows: Any, mapping: Mapping[str, str] | None, count: Callable[[str, int], None]
+        self, rows: pl.DataFrame, mapping: Mapping[str, str] | None, count: Callable[[str, int], None]
     ) -> Iterator[tuple[int, int, str]]:
         """Rows with the id of an earlier one that has another content, that row, and the id."""
         if self._has_made_ids and len(loose := rows.filter(pl.col("is_task") & pl.col("id").is_null())["row"]):
@@ -144,7 +144,7 @@ class Tasks:
         return self._files[self.file_of(row)][0]
 
 
-def _repeated(rows: Any, column: str) -> Any:
+def _repeated(rows: pl.DataFrame, column: str) -> pl.DataFrame:
     """The rows with a value that an earlier one has, each with the first such row."""
     known = rows.filter(pl.col(column).is_not_null())
     is_first = known[column].is_first_distinct()

@@ -27,7 +27,7 @@ class Misfit(ValueError):
     """A generated row does not have the shape of the seeds; the message says where."""
 
 
-def query_of(values: Mapping[str, Any]) -> str | None:
+def query_of(values: Mapping[str, object]) -> str | None:
     """The column that holds a row's question, where it has one."""
     return next((name for name in QUERY_COLUMNS if isinstance(values.get(name), str)), None)
 
@@ -87,11 +87,11 @@ class RowShape:
         _mark_constants(root, query, free_language)
         return cls(root, query)
 
-    def example(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def example(self, values: Mapping[str, object]) -> dict[str, object]:
         """A row as it is shown in a prompt: without what is not asked for."""
         return dict(_requested_fields({k: v for k, v in values.items() if k not in OURS}, self._root))
 
-    def fit(self, values: Any) -> dict[str, Any]:
+    def fit(self, values: Any) -> dict[str, object]:
         """The row with the constants put in. Raises Misfit with the reason."""
         if not isinstance(values, Mapping):
             raise Misfit(f"a row is {KINDS[kind_of(values)]}, not an object")
@@ -190,7 +190,7 @@ def _unmark(node: _Node) -> None:
         _unmark(inner)
 
 
-def _requested_fields(values: Mapping[str, Any], node: _Node) -> Iterator[tuple[str, Any]]:
+def _requested_fields(values: Mapping[str, object], node: _Node) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         inner = node.fields.get(name)
         if inner is None or inner.is_constant:
@@ -198,7 +198,7 @@ def _requested_fields(values: Mapping[str, Any], node: _Node) -> Iterator[tuple[
         yield name, (dict(_requested_fields(value, inner)) if isinstance(value, Mapping) else value)
 
 
-def _fit(values: Mapping[str, Any], node: _Node) -> Iterator[tuple[str, Any]]:
+def _fit(values: Mapping[str, object], node: _Node) -> Iterator[tuple[str, Any]]:
     place = f"{node.path}." if node.path else ""
     unknown = [name for name in values if name not in node.fields]
     if unknown:

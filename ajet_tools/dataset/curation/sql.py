@@ -118,7 +118,7 @@ def _named(dtype: Any, text: str) -> Any:
     return pl.Struct(inner) if inner else None
 
 
-def _paths(schema: Mapping[str, Any], before: str = "") -> Iterator[str]:
+def _paths(schema: Mapping[str, object], before: str = "") -> Iterator[str]:
     for name, dtype in schema.items():
         yield before + name
         if isinstance(dtype, pl.Struct):

@@ -60,7 +60,7 @@ class Lengths:
                 return min(self.most, max(self.least, _length(place)))
         return 0
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         shares = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
         summary = {"mean": round(self.mean, 2), "min": self.least, "max": self.most}
         return {**summary, **{name: self.quantile(share) for name, share in shares.items()}}
@@ -109,8 +109,8 @@ class Field:
         else:
             self.others += times
 
-    def as_json(self) -> dict[str, Any]:
-        summary: dict[str, Any] = {"present": self.present, "kinds": dict(_ordered(self.kinds))}
+    def as_json(self) -> dict[str, object]:
+        summary: dict[str, object] = {"present": self.present, "kinds": dict(_ordered(self.kinds))}
         if self.least is not None:
             summary |= {"min": self.least, "max": self.most}
         summary["distinct"] = len(self.values) if not self.others else f">{len(self.values)}"
@@ -155,8 +155,8 @@ class Stats:
     def duplicates(self) -> int:
         return self.rows - self.distinct
 
-    def as_json(self) -> dict[str, Any]:
-        summary: dict[str, Any] = {
+    def as_json(self) -> dict[str, object]:
+        summary: dict[str, object] = {
             "rows": self.rows,
             "looked_at": self.looked_at,
             "distinct": self.distinct,
@@ -205,7 +205,7 @@ def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True
     return stats
 
 
-def _add(stats: Stats, forms: Forms, values: Mapping[str, Any], times: int) -> None:
+def _add(stats: Stats, forms: Forms, values: Mapping[str, object], times: int) -> None:
     text = text_of(values)
     language = language_of(text)
     forms.add(text, language)
@@ -227,7 +227,7 @@ def _add(stats: Stats, forms: Forms, values: Mapping[str, Any], times: int) -> N
         stats.groups.setdefault(name, Lengths()).add(len(text), times)
 
 
-def _add_fields(fields: dict[str, Field], values: Mapping[str, Any], times: int, before: str = "") -> None:
+def _add_fields(fields: dict[str, Field], values: Mapping[str, object], times: int, before: str = "") -> None:
     for name, value in values.items():
         path = f"{before}{name}"
         column = fields.get(path)
@@ -240,7 +240,7 @@ def _add_fields(fields: dict[str, Field], values: Mapping[str, Any], times: int,
             _add_fields(fields, value, times, f"{path}.")
 
 
-def _answer(values: Mapping[str, Any]) -> str | None:
+def _answer(values: Mapping[str, object]) -> str | None:
     """The text of the row's answer, or of the reply that a chat ends in."""
     metadata = values.get("metadata")
     for place in (metadata if isinstance(metadata, Mapping) else {}, values):

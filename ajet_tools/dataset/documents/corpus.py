@@ -10,7 +10,6 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.documents.chunks import Chunk, chunks_of, sentences_of
@@ -36,7 +35,7 @@ class Held:
     group: int
     """Documents of one group have much of their text in common."""
 
-    def as_row(self) -> dict[str, Any]:
+    def as_row(self) -> dict[str, object]:
         """The document as `documents.jsonl` holds it."""
         document = self.document
         return {"document": document.name, "digest": document.digest, "format": document.format,
@@ -76,10 +75,14 @@ class Corpus:
         """What the documents say, to know them again."""
         return _hash("\n".join(sorted(entry.document.digest for entry in self.held)))
 
-    def as_rows(self) -> list[dict[str, Any]]:
+    def as_rows(self) -> list[dict[str, object]]:
         """Every document, for `documents.jsonl`."""
-        copies = [{"document": name, "problem": f"is a copy of {original}"} for name, original in self.copies]
-        unread = [{"document": entry.name, "problem": entry.problem} for entry in self.unreadable]
+        copies: list[dict[str, object]] = [
+            {"document": name, "problem": f"is a copy of {original}"} for name, original in self.copies
+        ]
+        unread: list[dict[str, object]] = [
+            {"document": entry.name, "problem": entry.problem} for entry in self.unreadable
+        ]
         return [*(entry.as_row() for entry in self.held), *copies, *unread]
 
 

@@ -18,7 +18,7 @@ _SNIFFED = 1 << 16
 """Bytes that delimiter and quote are found from."""
 
 
-def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, dict[str, Any]]]:
+def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, dict[str, object]]]:
     """Rows of text; a cell that holds a JSON object or list is that, except where a query may stand."""
     csv.field_size_limit(LONGEST)  # of the whole process: the default refuses a cell of 131,072 characters
     stream = io.BufferedReader(stream, _SNIFFED)  # type: ignore[type-var]

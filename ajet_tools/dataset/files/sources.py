@@ -37,7 +37,7 @@ def files_of(path: str | Path) -> list[Path | str]:
     return list(columns_of(path))
 
 
-def columns_of(path: str | Path) -> Mapping[Path | str, dict[str, Any]]:
+def columns_of(path: str | Path) -> Mapping[Path | str, dict[str, object]]:
     """The files that a path means, each with the columns that directories such as `label=dog/` give it."""
     if str(path) == "-":
         return {"-": {}}

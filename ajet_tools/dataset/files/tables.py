@@ -361,7 +361,7 @@ def _missing(values: Mapping[str, object], mapping: Mapping[str, str]) -> str | 
     return f"has no column {lacking[0]!r} for {lacking[1]}; it has {', '.join(values) or 'none'}"
 
 
-def _rename(values: Mapping[str, object], mapping: Mapping[str, str]) -> dict[str, Any]:
+def _rename(values: Mapping[str, object], mapping: Mapping[str, str]) -> dict[str, object]:
     """The row with its columns renamed."""
     renamed = {name: value for name, value in values.items() if name not in mapping}
     for column, target in mapping.items():

@@ -18,7 +18,7 @@ ABSENT = object()
 POSITION = re.compile(r"-?[0-9]{1,9}")
 
 
-def objects_of(data: pa.RecordBatch, columns: Columns) -> list[dict[str, Any]]:
+def objects_of(data: pa.RecordBatch, columns: Columns) -> list[dict[str, object]]:
     """The rows of a record batch as JSON has them: bytes as base64, times and decimals as text, NaN as null.
 
     Raises TaskError where a time that Python cannot hold stands where it cannot be told from others, such as in a map.
@@ -112,7 +112,7 @@ def find_at(values: object, steps: Sequence[str]) -> Any:
     return ABSENT
 
 
-def answer_of(row: Mapping[str, Any]) -> Any:
+def answer_of(row: Mapping[str, object]) -> Any:
     """The reference answer of a row: `metadata.answer`, else a column `answer`; None where there is none."""
     metadata = row.get("metadata")
     answer = metadata.get("answer") if isinstance(metadata, Mapping) else None

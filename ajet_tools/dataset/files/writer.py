@@ -246,7 +246,7 @@ class Writer:
             for rows in self._drafted():
                 table.writerows([_cell(row.get(name)) for name in names] for row in rows)
 
-    def _drafted(self) -> Iterator[list[dict[str, Any]]]:
+    def _drafted(self) -> Iterator[list[dict[str, object]]]:
         """The rows of the draft, some at a time."""
         self._file.seek(0)
         while lines := list(islice(self._file, ROWS)):

@@ -63,7 +63,7 @@ class TraceRun:
     of: int
     """Episodes to choose from."""
     rows: int = 0
-    rejected: list[dict[str, Any]] = field(default_factory=list)
+    rejected: list[dict[str, object]] = field(default_factory=list)
     """Not to be learned from, each with a `reason`."""
     left_out: Counter[str] = field(default_factory=Counter)
     redacted: Counter[str] = field(default_factory=Counter)
@@ -229,7 +229,7 @@ class _RowBuilder:
         self.made.left_out.update({reason: n for reason, n in job.left_out.items() if n})
         self.made.redacted.update({kind: n for kind, n in job.redacted.items() if n})
 
-    def _verdict(self, episode_id: str) -> dict[str, Any] | None:
+    def _verdict(self, episode_id: str) -> dict[str, object] | None:
         verdict = self._verdicts.get(episode_id)
         return verdict.as_json("rubric") if verdict is not None else None
 
@@ -237,7 +237,7 @@ class _RowBuilder:
         """Where the trace does not say, nothing was validated on."""
         return self._chosen.splits.get(episode_id, "train")
 
-    def _provenance(self) -> dict[str, Any]:
+    def _provenance(self) -> dict[str, object]:
         """What is the same for every row."""
         if self._grader is None:
             return {}
@@ -246,7 +246,7 @@ class _RowBuilder:
         parameters = {"temperature": grader.temperature, "least": grader.least, "rubric": grader.rubric}
         return {"prompt": grader.prompt, "model": model, "parameters": parameters}
 
-    def tasks(self) -> Iterator[dict[str, Any]]:
+    def tasks(self) -> Iterator[dict[str, object]]:
         """A row for each task; with `failures` those that fail most often come first."""
         pool, trace_run = self._pool or self._fill_pool(), self.made
         self._count_ungraded()
@@ -278,7 +278,7 @@ class _RowBuilder:
             else:
                 pool.add(traced, self._chosen.failed.get(episode_id), verdict_record, self._split(episode_id))
 
-    def messages(self) -> Iterator[dict[str, Any]]:
+    def messages(self) -> Iterator[dict[str, object]]:
         """A row for each conversation of the best episodes of each task; a corrected reply is the person's."""
         job = self.job(
             ConversationsJob,
@@ -301,7 +301,7 @@ class _RowBuilder:
             -reward,
         )
 
-    def preferences(self) -> Iterator[dict[str, Any]]:
+    def preferences(self) -> Iterator[dict[str, object]]:
         """Pairs of better and worse attempts of one task, and corrections; the same pair once."""
         scores = {id: v.details["score"] for id, v in self._verdicts.items() if v is not None and not v.failed}
         more = {"foreign_runs": self._sources.foreign_runs, "corrections": self._corrections, "scores": scores}
@@ -316,7 +316,7 @@ class _RowBuilder:
                 seen.add(text)
                 yield row
 
-    def _lines(self, write: Callable[[Job, Any], None], job: Job) -> Iterator[dict[str, Any]]:
+    def _lines(self, write: Callable[[Job, Any], None], job: Job) -> Iterator[dict[str, object]]:
         """What an export writes, as rows with where they are from."""
         with tempfile.SpooledTemporaryFile(max_size=32 << 20) as file:  # in memory or, where they are many, on disk
             write(job, file)

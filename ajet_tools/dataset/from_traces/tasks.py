@@ -22,7 +22,7 @@ from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.export.job import Record
 from ajet_tools.trace.redact_rules import KINDS
 
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 _PLACEHOLDER = re.compile(rf"\[(?:{'|'.join(KINDS)}) \d+\]|\[removed by ajet\]")
 _MOST_EPISODES = 16
 _ORIGINS = ("task", "output", "model", "wording")
@@ -249,10 +249,10 @@ class _Group:
     scores: list[float] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
-    verdict: Mapping[str, Any] | None = None
+    verdict: Mapping[str, object] | None = None
     splits: set[str] = field(default_factory=set)
 
-    def add(self, traced: TracedTask, failure: str | None, verdict: Mapping[str, Any] | None, split: str) -> None:
+    def add(self, traced: TracedTask, failure: str | None, verdict: Mapping[str, object] | None, split: str) -> None:
         self.splits.add(split)
         self.episodes.append(traced.episode_id)
         self.scores += [] if traced.said.score is None else [traced.said.score]
@@ -276,11 +276,11 @@ class _Group:
         attempts, failed = tried.get(self.task.task_id, (0, 0))
         return max(attempts, len(self.episodes)), max(failed, self.failures.total())
 
-    def row(self, tried: Mapping[str, tuple[int, int]] | None, more: Mapping[str, Any]) -> dict[str, Any]:
+    def row(self, tried: Mapping[str, tuple[int, int]] | None, more: Mapping[str, object]) -> dict[str, object]:
         answer, of, corrected = self.settle_answer()
         task = self.task if tried is None or not self.stored else _seed(self.task)
         metadata = {**task.metadata, **({"answer": answer} if of is not None else {})}
-        provenance: dict[str, Any] = {
+        provenance: dict[str, object] = {
             "source": "from-traces", "seeds": [task.task_id], "episodes": self.episodes[:_MOST_EPISODES],
             "splits": sorted(self.splits), "attempts": len(self.episodes), "answer_from": of, **more,
         }  # fmt: skip
@@ -297,7 +297,7 @@ class _Group:
             provenance |= {"attempts": attempts, "failed": failed, "failures": dict(self.failures)}
         if self.verdict is not None:
             provenance["verdict"] = dict(self.verdict)
-        row: dict[str, Any] = {"main_query": task.main_query, "task_id": task.task_id}
+        row: dict[str, object] = {"main_query": task.main_query, "task_id": task.task_id}
         row |= {"init_messages": task.init_messages} if task.init_messages else {}
         row |= {"env_type": task.env_type} if task.env_type else {}
         return {**row, "metadata": metadata, "provenance": provenance}
@@ -311,7 +311,7 @@ class TaskPool:
         self._seen: dict[str, _Group] = {}
         self.duplicates = 0
         """Episodes whose task was there already."""
-        self.rejected: list[dict[str, Any]] = []
+        self.rejected: list[dict[str, object]] = []
         """Tasks that are not to be learned from, each with a `reason`."""
         self.answered: Counter[str] = Counter()
         """Rows by where their answer is from (`model`: the value that one read of an output); `none` without one."""
@@ -320,7 +320,7 @@ class TaskPool:
         self,
         traced: TracedTask,
         failure: str | None = None,
-        verdict: Mapping[str, Any] | None = None,
+        verdict: Mapping[str, object] | None = None,
         split: str = "train",
     ) -> None:
         """One more episode of a task, on a split of its run.
@@ -348,8 +348,8 @@ class TaskPool:
         tried: Mapping[str, tuple[int, int]] | None = None,
         *,
         need_answer: bool = False,
-        provenance: Mapping[str, Any] | None = None,
-    ) -> Iterator[dict[str, Any]]:
+        provenance: Mapping[str, object] | None = None,
+    ) -> Iterator[dict[str, object]]:
         """Task rows; with `tried` (task id -> attempts, failed ones) as seeds, those that fail most often first.
 
         Tasks that people corrected in different ways, without a majority, are rejected: one of them is wrong.
@@ -372,7 +372,9 @@ class TaskPool:
             yield seen.row(tried, provenance or {})
 
 
-def rejected_row(task: Task, episode_id: str, reason: str, verdict: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def rejected_row(
+    task: Task, episode_id: str, reason: str, verdict: Mapping[str, object] | None = None
+) -> dict[str, object]:
     """A task that is kept apart, with the reason. An answer that must not be learned is not repeated."""
     identity = {"main_query": task.main_query, "task_id": task.task_id, "episode_id": episode_id}
     return {**identity, "reason": reason, **({"verdict": dict(verdict)} if verdict else {})}

@@ -55,7 +55,7 @@ class Axis:
     bounds: tuple[int, ...] = ()
     """Of the length: the most words of each value but the last."""
 
-    def value_of(self, row: Mapping[str, Any], asked: Mapping[str, str]) -> str | None:
+    def value_of(self, row: Mapping[str, object], asked: Mapping[str, str]) -> str | None:
         """The row's value; None where it has none of the axis."""
         if self.bounds:
             return self.values[bisect_left(self.bounds, len(text_of(row).split()))]
@@ -123,7 +123,7 @@ def axes_of(seeds: Sequence[Row], given: Mapping[str, Sequence[str]] | None) -> 
     return list(axis_by_name.values())
 
 
-def _field_axes(rows: Sequence[Mapping[str, Any]]) -> list[Axis]:
+def _field_axes(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
     """Fields besides question and answer with a few short values."""
     counts: dict[tuple[str, ...], Counter[str]] = {}
     for row in rows:
@@ -143,7 +143,7 @@ def _field_axes(rows: Sequence[Mapping[str, Any]]) -> list[Axis]:
     ]
 
 
-def _length_axis(rows: Sequence[Mapping[str, Any]]) -> list[Axis]:
+def _length_axis(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
     """Thirds of the seeds, where the longest is twice as long as the shortest or more."""
     words = sorted(len(text_of(row).split()) for row in rows)
     if len(words) < 4 or words[-1] < 2 * words[0]:
@@ -156,7 +156,7 @@ def _length_axis(rows: Sequence[Mapping[str, Any]]) -> list[Axis]:
 class Coverage:
     """What there is of each cell, form and n-gram. The same rows in the same order give the same choices."""
 
-    def __init__(self, axes: Sequence[Axis], seeds: Sequence[Mapping[str, Any]], least_new: float) -> None:
+    def __init__(self, axes: Sequence[Axis], seeds: Sequence[Mapping[str, object]], least_new: float) -> None:
         self.axes = list(axes)
         self.ngrams = NGrams()
         self._forms: Counter[str] = Counter()
@@ -191,7 +191,7 @@ class Coverage:
         self._weigh(tuple(cell[axis.name] for axis in self.axes))
         self._weights.update((None, name, value) for name, value in cell.items())
 
-    def add(self, row: Mapping[str, Any], asked: Mapping[str, str]) -> None:
+    def add(self, row: Mapping[str, object], asked: Mapping[str, str]) -> None:
         """A sound row came of a call that asked for a cell."""
         text = text_of(row)
         form = form_of(text)
@@ -252,7 +252,7 @@ class Coverage:
         cells = [f"{self.covered:,} of {len(self._all):,} cells"] if self.axes else []
         return [f"{len(self._forms):,} forms{new}", *cells, self.ngrams.as_text()]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         recent = sum(self._recent) / len(self._recent) if self._recent else None
         cells = None
         if self.axes:

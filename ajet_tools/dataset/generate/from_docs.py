@@ -180,11 +180,11 @@ class FromDocs(Generation[DocsAttempt]):
         ]
         return DocsAttempt(number, side.name, count, messages, seed, provenance, chunk, kind)
 
-    def _read_row(self, attempt: DocsAttempt, row: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    def _read_row(self, attempt: DocsAttempt, row: Any) -> tuple[dict[str, object], Mapping[str, object]]:
         """A row that is grounded in the chunk."""
         return read_question(attempt, row, self.shape if attempt.kind == "few-shot" else None)
 
-    def _row_for_verifier(self, attempt: DocsAttempt, candidate: Candidate, verifier: Verifier) -> Mapping[str, Any]:
+    def _row_for_verifier(self, attempt: DocsAttempt, candidate: Candidate, verifier: Verifier) -> Mapping[str, object]:
         """A check that asks a model shows it the chunk: what is in no one's memory can still be right."""
         return open_book(candidate.values, attempt.chunk.text) if verifier.calls else candidate.values
 

@@ -48,17 +48,19 @@ class DocsAttempt(WriterCall):
     def text(self) -> Searchable:
         return Searchable(self.chunk.text)
 
-    def origin(self, span: Span | None = None) -> dict[str, Any]:
+    def origin(self, span: Span | None = None) -> dict[str, object]:
         """The provenance, with the place of a quotation where it was found; else of the chunk."""
         block = self.chunk.block_at(span.start) if span is not None else self.chunk.blocks[0]
-        document: dict[str, Any] = {**self.provenance["document"], "chunk": self.chunk.number}
+        document: dict[str, object] = {**self.provenance["document"], "chunk": self.chunk.number}
         document |= {"page": block.page} if block.page is not None else {}
         document |= {"heading": block.heading} if block.heading else {}
         evidence = {} if span is None else {"span": {"quote": span.text, "start": span.start, "end": span.end}}
         return {**self.provenance, "document": document, **evidence}
 
 
-def read_question(attempt: DocsAttempt, row: Any, shape: RowShape | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_question(
+    attempt: DocsAttempt, row: Any, shape: RowShape | None
+) -> tuple[dict[str, object], dict[str, object]]:
     """A row of the right shape whose quotation is in the chunk, with its provenance. Raises Unusable for another."""
     try:
         values, quote = _task_of(row, shape)
@@ -70,13 +72,13 @@ def read_question(attempt: DocsAttempt, row: Any, shape: RowShape | None) -> tup
     return values, attempt.origin(span)
 
 
-def open_book(values: Mapping[str, Any], passage: str) -> dict[str, Any]:
+def open_book(values: Mapping[str, object], passage: str) -> dict[str, object]:
     """The row with the chunk beside its question: whoever checks the answer has to find it there."""
     text = prompts.load("from-docs/open-book").render(passage=passage, question=question_of(values))
     return {**values, query_of(values) or "main_query": text, "closed_book": values}
 
 
-def _task_of(row: Any, shape: RowShape | None) -> tuple[dict[str, Any], str]:
+def _task_of(row: Any, shape: RowShape | None) -> tuple[dict[str, object], str]:
     """The task row and the quotation. Raises Misfit."""
     if not isinstance(row, Mapping):
         raise Misfit("a row is not an object")
@@ -97,7 +99,9 @@ def _task_of(row: Any, shape: RowShape | None) -> tuple[dict[str, Any], str]:
     return {"main_query": str(question).strip(), "metadata": {"answer": str(answer).strip()}}, quote
 
 
-def _problem(values: Mapping[str, Any], quote: str, span: Span | None, attempt: DocsAttempt) -> tuple[str, str] | None:
+def _problem(
+    values: Mapping[str, object], quote: str, span: Span | None, attempt: DocsAttempt
+) -> tuple[str, str] | None:
     """Why a row is no task about the document: reason and detail."""
     if span is None:
         where = f"chunk {attempt.chunk.number} of {attempt.chunk.document.name}"

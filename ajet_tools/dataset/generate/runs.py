@@ -163,7 +163,7 @@ def _begin(
     return config, Checks(open_verification(verify, writer, seed=config.seed, first=first), leaks, meanings=meanings)
 
 
-def _facts(run: FromDocs | Expansion, seeds: Sequence[Row], evals: Sequence[str | Path]) -> dict[str, Any]:
+def _facts(run: FromDocs | Expansion, seeds: Sequence[Row], evals: Sequence[str | Path]) -> dict[str, object]:
     """Everything that decides the rows."""
     endpoint, verifier, meanings = run.endpoint, run.checks.verifier, run.checks.meanings
     return {
@@ -181,7 +181,7 @@ def _facts(run: FromDocs | Expansion, seeds: Sequence[Row], evals: Sequence[str 
 def _run_to_end(
     run: _Run,
     directory: Directory,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     told: Facts,
     *,
     value: LearningValue | None = None,

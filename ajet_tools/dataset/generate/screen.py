@@ -79,7 +79,7 @@ class Screen:
                 refused.append(Rejected(*why, candidate.values, candidate.provenance))
         return new, refused
 
-    def _reason_to_reject(self, values: Mapping[str, Any], vector: Vectors | None) -> tuple[str, str] | None:
+    def _reason_to_reject(self, values: Mapping[str, object], vector: Vectors | None) -> tuple[str, str] | None:
         """Why a row is not new, where it is not: reason and detail. A new one is remembered."""
         if self._held_out is not None and (evidence := self._held_out(values)) is not None:
             return "repeats a validation task", evidence

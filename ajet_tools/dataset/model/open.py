@@ -71,7 +71,7 @@ class _Scripted(InProcess):
         super().__init__(engine, limited=False)
         self._file, self._path = file, str(file.resolve())
 
-    async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def post(self, route: str, body: Mapping[str, object]) -> dict[str, object]:
         try:
             return await super().post(route, body)
         except (AjetError, OSError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ajet_sdk.judges.agreement import wilson
 from ajet_tools.dataset.files.blocks import json_line
@@ -45,7 +44,7 @@ class ErrorEstimate:
             few, many = (few, middle) if upper - lower <= width else (middle + 1, many)
         return few
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         low, high = self.interval
         return {
             "of": "accepted" if self.accepted else "refused", "rows": self.rows, "labelled": self.labelled,
@@ -86,7 +85,7 @@ def estimate_errors(path: Path) -> ErrorEstimate | None:
     """Of each verified row its mark, and its place where it is in the sample."""
     sample = journal.sample
 
-    def add(mark: Mark | None, values: Mapping[str, Any]) -> None:
+    def add(mark: Mark | None, values: Mapping[str, object]) -> None:
         marked.append((mark, sample.find(values) if sample is not None else None))
 
     for number, row in enumerate(read(path)):
@@ -124,7 +123,7 @@ def error_lines(errors: Sequence[ErrorEstimate], files: Sequence[Path]) -> list[
     return [f"the error rate of these verdicts is unknown: mark rows as right (a) or wrong (x) in `{view}`"]
 
 
-def _verdict(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _verdict(values: Mapping[str, object]) -> Mapping[str, object] | None:
     provenance = values.get("provenance")
     verdict = provenance.get("verdict") if isinstance(provenance, Mapping) else None
     return verdict if isinstance(verdict, Mapping) and isinstance(verdict.get("ok"), bool) else None

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import write_whole
@@ -22,7 +22,7 @@ class Decision:
     """What was said of a row: a mark, and its values where they were edited."""
 
     mark: Mark | None = None
-    values: Mapping[str, Any] | None = None
+    values: Mapping[str, object] | None = None
 
     def __bool__(self) -> bool:
         return self.mark is not None or self.values is not None
@@ -39,12 +39,12 @@ class Sample:
     last: int
 
     @staticmethod
-    def place(seed: int, values: Mapping[str, Any]) -> int:
+    def place(seed: int, values: Mapping[str, object]) -> int:
         """Where a row stands in the order. Why it was rejected, which `save` may write anew, does not count."""
         line = json_line({name: value for name, value in values.items() if name != "rejected"})
         return int.from_bytes(hashlib.blake2b(line, digest_size=8, key=b"%d" % seed).digest(), "big")
 
-    def find(self, values: Mapping[str, Any]) -> int | None:
+    def find(self, values: Mapping[str, object]) -> int | None:
         """The place of a row of the sample; None for another."""
         place = self.place(self.seed, values)
         return place if place <= self.last else None

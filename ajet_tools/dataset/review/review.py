@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -250,7 +250,7 @@ class Review:
         wanted = None if all(self.mark_of(number) == mark for number in numbers) else mark
         self._decide({number: Decision(wanted, self._values_of(number)) for number in numbers})
 
-    def edit(self, number: int, values: Mapping[str, Any]) -> None:
+    def edit(self, number: int, values: Mapping[str, object]) -> None:
         """Give a row other values. Raises TaskError where they are none for a row of this dataset."""
         before = self.row(number).values
         edited_values = edited(self.spool.row(number).values, before, values, self._shape)
@@ -266,7 +266,7 @@ class Review:
         self._put(before)
         return list(before)
 
-    def _values_of(self, number: int) -> Mapping[str, Any] | None:
+    def _values_of(self, number: int) -> Mapping[str, object] | None:
         return self.decisions.get(number, Decision()).values
 
     def _decide(self, decisions: Mapping[int, Decision]) -> None:

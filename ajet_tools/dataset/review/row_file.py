@@ -112,8 +112,8 @@ _KINDS = {**KINDS, "integer": "a number"}
 
 
 def edited(
-    original: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any], shape: Kinds
-) -> dict[str, Any]:
+    original: Mapping[str, object], before: Mapping[str, object], after: Mapping[str, object], shape: Kinds
+) -> dict[str, object]:
     """The row as it is kept: with the id of what it asks now, and with what was changed in its provenance.
 
     Args:
@@ -137,7 +137,7 @@ def edited(
     return result
 
 
-def check_row(before: Mapping[str, Any], after: Mapping[str, Any], shape: Kinds) -> None:
+def check_row(before: Mapping[str, object], after: Mapping[str, object], shape: Kinds) -> None:
     """Raises TaskError where a row that was a task is none any more, or a field is of a kind that it is in no row.
 
     A new field is refused only where it looks like a misspelt one that is now missing.
@@ -149,7 +149,7 @@ def check_row(before: Mapping[str, Any], after: Mapping[str, Any], shape: Kinds)
         raise TaskError("the row is no task any more: main_query is text, metadata an object, init_messages a list")
 
 
-def _id_by_content(values: Mapping[str, Any]) -> str | None:
+def _id_by_content(values: Mapping[str, object]) -> str | None:
     return task_id_of({name: value for name, value in values.items() if name not in OURS})
 
 

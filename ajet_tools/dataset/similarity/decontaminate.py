@@ -213,7 +213,7 @@ class Leaks:
                 best = Leak(index, "altered", share, " ".join(window))
         return best
 
-    def __call__(self, values: Mapping[str, Any]) -> str | None:
+    def __call__(self, values: Mapping[str, object]) -> str | None:
         """The evidence that a row gives a text away, or None."""
         match = self._near.find(text_of(values))
         if match is not None:
@@ -221,7 +221,7 @@ class Leaks:
             return f"{how} {self.known[int(match.key)][0]}"
         return self.quotation(values)
 
-    def quotation(self, values: Mapping[str, Any]) -> str | None:
+    def quotation(self, values: Mapping[str, object]) -> str | None:
         """The evidence that a row has words of a text, as they are or altered."""
         text = strings_of(values)
         if (leak := self.quoted(text)) is None:

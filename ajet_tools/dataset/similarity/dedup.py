@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ class RowFacts:
     rank: float = 0.0
 
     @classmethod
-    def of(cls, where: str, values: Mapping[str, Any], keep: str = "first") -> RowFacts:
+    def of(cls, where: str, values: Mapping[str, object], keep: str = "first") -> RowFacts:
         """Raises ConfigError where the policy is none, or asks for a number that the row has not."""
         text, answer = text_of(values), value_at(values, "metadata.answer")
         answer = value_at(values, "answer") if answer is None else answer
@@ -43,7 +43,7 @@ class RowFacts:
         return cls(where, text, shown, _rank(where, values, text, shown, keep))
 
 
-def _rank(where: str, values: Mapping[str, Any], text: str, answer: str, keep: str) -> float:
+def _rank(where: str, values: Mapping[str, object], text: str, answer: str, keep: str) -> float:
     if keep in ("first", "last"):
         return 0.0
     if keep in ("longest", "shortest"):

@@ -7,7 +7,6 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.judges.math import final_answer, math, number
@@ -110,7 +109,7 @@ class AgreementVerifier:
     def __init__(self, k: int = 3, seed: int = 0) -> None:
         self.name, self.calls, self._seed = f"agreement:{k}", k, seed
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
+    async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
         reference = None if (row_answer := answer_of(row)) is None else str(row_answer)
         asked = load("verify/answer")
         text = asked.render(question=question_of(row))

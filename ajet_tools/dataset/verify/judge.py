@@ -48,7 +48,7 @@ class JudgeVerifier:
         self._workers = Workers(_HANGING)
         self._probed = k > 0
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
+    async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
         try:
             task = to_task(Row("the row", row), {})
         except AjetError as error:
@@ -69,7 +69,7 @@ class JudgeVerifier:
             return RowVerdict(True, f"the judge gives the answer {outcome[0]:g}", details)
         return RowVerdict(False, "the judge rejects the answer", details)
 
-    async def _independent(self, row: Mapping[str, Any], task: Task, endpoint: ModelClient | None) -> RowVerdict:
+    async def _independent(self, row: Mapping[str, object], task: Task, endpoint: ModelClient | None) -> RowVerdict:
         asked = load("verify/answer")
         text = asked.render(question=question_of(row))
         replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)
@@ -149,7 +149,7 @@ class LlmVerifier:
     rubric: str | None = None
     calls: int = 1
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
+    async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
         answer = answer_of(row)
         if answer is None:
             return RowVerdict(False, "no answer to grade")
@@ -167,7 +167,7 @@ class LlmVerifier:
         return RowVerdict(verdict.ok, reason, {**verdict.details, "grade": verdict.reason[:_LONGEST]})
 
 
-async def graded(judge: LlmJudge, material: Material, least: float, details: Mapping[str, Any]) -> RowVerdict:
+async def graded(judge: LlmJudge, material: Material, least: float, details: Mapping[str, object]) -> RowVerdict:
     """The verdict of an LLM judge: passed where the score is at least `least`, as a share of the highest."""
     try:
         grade = await judge.grade(material)

@@ -40,7 +40,7 @@ class ProgramVerifier:
     """Run them with the user's rights where nothing fences them in."""
     running: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, os.cpu_count() or 1)))
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
+    async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
         metadata = row.get("metadata")
         have = {**row, **(metadata if isinstance(metadata, Mapping) else {})}
         answer = answer_of(row)
@@ -74,7 +74,7 @@ class ProgramVerifier:
         details = {"passed": tested.passed, **_describe_run(tested.failed)}
         return RowVerdict(False, tested.failed.failure if tested.failed.stopped else "the tests fail", details)
 
-    async def _write_program(self, row: Mapping[str, Any], answer: str, endpoint: ModelClient | None) -> RowVerdict:
+    async def _write_program(self, row: Mapping[str, object], answer: str, endpoint: ModelClient | None) -> RowVerdict:
         asked = load("verify/program")
         text = asked.render(question=question_of(row))
         replies = await independent(endpoint, text, 1, seed=self.seed, temperature=0.2, what=self.name)
@@ -89,7 +89,7 @@ class ProgramVerifier:
         )
 
 
-def _compare(ran: Ran, answer: str, whose: str, details: Mapping[str, Any], *, failed: bool) -> RowVerdict:
+def _compare(ran: Ran, answer: str, whose: str, details: Mapping[str, object], *, failed: bool) -> RowVerdict:
     seen = {**details, **_describe_run(ran)}
     if not ran.ok:
         return RowVerdict(False, f"{whose} {ran.failure if ran.stopped else 'fails'}", seen, failed=failed)
@@ -102,7 +102,7 @@ def _compare(ran: Ran, answer: str, whose: str, details: Mapping[str, Any], *, f
     return RowVerdict(False, f"{whose} prints a different answer", seen)
 
 
-def _describe_run(ran: Ran) -> dict[str, Any]:
+def _describe_run(ran: Ran) -> dict[str, object]:
     """What is kept of a program that ran; no times, so that the same run gives the same record."""
     return {"failure": ran.failure, "stdout": ran.stdout[-_LONGEST:], "stderr": _last(ran)}
 
