@@ -240,7 +240,7 @@ class Endpoint:
             self._open = partial(_Direct, base_url, headers, timeout, connect_timeout, of_agent)
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Direct | _Httpx] = WeakKeyDictionary()
 
-    def post(self, route: str, body: Mapping[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:
+    def post(self, route: str, body: Mapping[str, object]) -> Coroutine[Any, Any, dict[str, Any]]:
         """The JSON answer. Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError.
 
         EndpointMisconfigured is one of the last. An error with status 200 is taken for one of the status that

@@ -139,7 +139,7 @@ class _Work:
         head: str,
         messages: Sequence[Mapping[str, object]],
         reply: Mapping[str, object],
-        tools: Sequence[Mapping[str, Any]] | None,
+        tools: Sequence[Mapping[str, object]] | None,
         options: Json,
         finish: str | None,
     ) -> list[int]:

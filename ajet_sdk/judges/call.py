@@ -39,7 +39,7 @@ def is_group_judge(judge: Any) -> bool:
 
 
 def call_judge(
-    judge: Any, task: Task, output: Any, episode: Episode, *, given: Mapping[str, Any], attempt: WorkflowTask
+    judge: Any, task: Task, output: object, episode: Episode, *, given: Mapping[str, object], attempt: WorkflowTask
 ) -> JudgeCall:
     """The call that judges one output.
 
@@ -59,7 +59,7 @@ def call_judge(
     return JudgeCall(spec.name, timeout, functools.partial(spec.function, **bind(spec, task, whole)))
 
 
-def call_group_judge(judge: Any, episodes: Sequence[Episode], *, given: Mapping[str, Any]) -> JudgeCall:
+def call_group_judge(judge: Any, episodes: Sequence[Episode], *, given: Mapping[str, object]) -> JudgeCall:
     """The call that judges a group; it returns a list, one for each episode."""
     if hasattr(judge, "compute_rewards"):
         timeout = getattr(judge, "timeout", None)

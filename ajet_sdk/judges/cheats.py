@@ -21,7 +21,7 @@ class Cheat:
     kind: str
     """What it tries: verdict, instruction, flattery, length, empty, unicode, guesses, format, program, tool."""
     name: str
-    content: str | Mapping[str, Any]
+    content: str | Mapping[str, object]
     """A text or a program; for an environment a message."""
 
     def on(self, query: str, function: str) -> Any:
@@ -173,7 +173,7 @@ _PROGRAMS = {
 PROGRAMS = [Cheat("program", name, code) for name, code in _PROGRAMS.items()]
 
 
-def _called(name: str, arguments: Any) -> dict[str, Any]:
+def _called(name: str, arguments: object) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
     return {
         "role": "assistant",

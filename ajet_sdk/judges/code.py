@@ -77,7 +77,7 @@ class CodeJudge:
         self.partial, self.unfenced, self.name = partial, unfenced, name
         self._checked = False
 
-    async def __call__(self, output: Any, task: Task) -> Verdict:
+    async def __call__(self, output: object, task: Task) -> Verdict:
         """The verdict on a program. Raises NoReward; NoFence where nothing here keeps a program from harm."""
         tests = next((task.metadata[name] for name in TESTS if task.metadata.get(name)), None)
         if tests is None:
@@ -112,7 +112,7 @@ def _why(ran: Ran) -> str:
 
 
 async def run_tests(
-    code: str, tests: Any, entry_point: Any, *, limits: ProgramLimits, unfenced: bool = False, apart: bool = False
+    code: str, tests: object, entry_point: object, *, limits: ProgramLimits, unfenced: bool = False, apart: bool = False
 ) -> Tested:
     """Run a program's tests, until one fails; with `apart` all of them, each statement of a list by itself.
 
@@ -196,7 +196,7 @@ module.{call}
 """
 
 
-def _cases(tests: Any, apart: bool) -> Iterator[str | Mapping[str, Any]]:
+def _cases(tests: object, apart: bool) -> Iterator[str | Mapping[str, object]]:
     """Each test by itself where it has an input of its own; statements all together, unless `apart`."""
     if isinstance(tests, str):
         yield tests
@@ -221,7 +221,7 @@ def _prepares(statement: str) -> bool:
     return all(isinstance(part, _PREPARING) for part in parts)
 
 
-def _with_call(test: str, entry_point: Any) -> str:
+def _with_call(test: str, entry_point: object) -> str:
     if isinstance(entry_point, str) and re.search(r"^def check\(", test, re.MULTILINE):
         return f"{test}\n\ncheck({entry_point})"
     return test

@@ -59,7 +59,7 @@ class CombinedJudge:
         self.timeout: float | None = max((limit for limit in limits if limit), default=None)
         self._warned: set[str] = set()
 
-    async def __call__(self, output: Any, episode: Episode) -> Verdict:
+    async def __call__(self, output: object, episode: Episode) -> Verdict:
         """The verdict on one output. Raises what a judge raises."""
         seen = episode.model_copy(update={"output": output})
         return (await self.compute_rewards([seen]))[0]

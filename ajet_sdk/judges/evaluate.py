@@ -73,7 +73,7 @@ class Evaluation:
     """Of each output: its id, its label, its score."""
 
 
-def labelled_row(row: Any, place: int) -> Labelled:
+def labelled_row(row: object, place: int) -> Labelled:
     """A row with a query, an `output` (else `response`, `final_answer`, `answer`) and a `score` (else `label`).
 
     What else it has, its `metadata` too, is the task's metadata. Raises ConfigError.

@@ -123,7 +123,7 @@ class LlmJudge:
         """Whether it judges all attempts at a task at once."""
         return self.mode != "pointwise"
 
-    async def __call__(self, output: Any, task: Task, episode: Episode) -> Verdict:
+    async def __call__(self, output: object, task: Task, episode: Episode) -> Verdict:
         """The verdict on one output. Raises NoReward, EngineUnavailable."""
         material = material_of(output, task, episode, self.reference_key, self.show)
         with counted() as usage:
@@ -240,7 +240,7 @@ def _reason(reply: Mapping[str, Any]) -> str:
 
 
 def material_of(
-    output: Any, task: Task, episode: Episode | None, reference_key: str = "answer", show: Shown = "output"
+    output: object, task: Task, episode: Episode | None, reference_key: str = "answer", show: Shown = "output"
 ) -> Material:
     """What a judge is shown of an episode. Raises NoReward where there is no output."""
     if output is None:

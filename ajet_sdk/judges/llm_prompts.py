@@ -51,7 +51,7 @@ class Example:
     reason: str = ""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Example:
+    def of(cls, row: Mapping[str, object]) -> Example:
         """Of a row with `query`, `answer`, `score` and perhaps `reference` and `reason`. Raises ConfigError."""
         score = row.get("score", row.get("label"))
         answer = next((row[name] for name in _ANSWER if row.get(name) is not None), None)

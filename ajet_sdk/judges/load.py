@@ -106,7 +106,7 @@ def _read_section(path: Path, name: str) -> Any:
     return _absolute(section, path.parent)
 
 
-def _absolute(value: Any, folder: Path) -> Any:
+def _absolute(value: object, folder: Path) -> Any:
     """The values of a section, in which the name of a file beside it is its whole path."""
     if isinstance(value, Mapping):
         return {key: _absolute(inner, folder) for key, inner in value.items()}

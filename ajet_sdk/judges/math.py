@@ -40,7 +40,7 @@ def require_math() -> None:
         raise MissingExtra("math-verify", "math")
 
 
-def math(output: Any, answer: Any) -> bool:
+def math(output: object, answer: object) -> bool:
     r"""Whether the final answer in the output has the value of `answer`.
 
     The final answer is the last `\boxed{}`, else what follows the last `####` or `answer is`, else (where a number is

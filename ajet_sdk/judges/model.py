@@ -263,10 +263,10 @@ def object_schema(**properties: Any) -> dict[str, Any]:
     }
 
 
-def number_in(value: Any) -> float | None:
+def number_in(value: object) -> float | None:
     """A finite number, also where it is written as text."""
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+        number = float(value) if isinstance(value, str | float | int) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None

@@ -80,7 +80,7 @@ class RubricJudge(LlmJudge):
 
     def __init__(
         self,
-        examples: str | Path | Sequence[Mapping[str, Any] | Example],
+        examples: str | Path | Sequence[Mapping[str, object] | Example],
         *,
         held_out: float = 0.3,
         rounds: int = 2,
@@ -113,7 +113,7 @@ class RubricJudge(LlmJudge):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_building"}
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
         vars(self).update(state, _building=Shared[Built]())
 
     def _check(self, scored: Sequence[Example]) -> None:
@@ -129,7 +129,7 @@ class RubricJudge(LlmJudge):
                 f"{len(scored)} with {len({example.score for example in scored})})"
             )
 
-    async def __call__(self, output: Any, task: Task, episode: Episode) -> Verdict:
+    async def __call__(self, output: object, task: Task, episode: Episode) -> Verdict:
         """As `LlmJudge`; the first one waits for the rubric."""
         await self.ready()
         return await super().__call__(output, task, episode)
@@ -202,7 +202,7 @@ class RubricJudge(LlmJudge):
         return best
 
     async def _points(self, text: str, number: int) -> tuple[str, ...]:
-        def read(reply: Mapping[str, Any]) -> tuple[str, ...]:
+        def read(reply: Mapping[str, object]) -> tuple[str, ...]:
             points = reply.get("points")
             if not isinstance(points, list) or not points or not all(isinstance(point, str) for point in points):
                 raise ValueError('"points" must be a list of sentences')
@@ -281,7 +281,7 @@ def open_rubric(config: Config) -> RubricJudge:
     )  # fmt: skip
 
 
-def _scored(row: Mapping[str, Any], fields: Mapping[str, str], scores: tuple[float, float]) -> list[Example]:
+def _scored(row: Mapping[str, object], fields: Mapping[str, str], scores: tuple[float, float]) -> list[Example]:
     """The examples in a row: one, or several answers with `scores` or with `label_rank` (1 is the best)."""
     metadata = row.get("metadata")
     whole = {**row, **(metadata if isinstance(metadata, Mapping) else {})}

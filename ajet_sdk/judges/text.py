@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 
-def text_of(output: Any) -> str:
+def text_of(output: object) -> str:
     """The text of what a workflow returned: itself, or a number's digits.
 
     Of a WorkflowOutput it is `metadata["final_answer"]`, where a class workflow's plain result stands too, else
@@ -51,7 +51,7 @@ def answer_of(task: Task, key: str) -> Any:
     return task.metadata[key]
 
 
-def exact(output: Any, answer: Any) -> bool:
+def exact(output: object, answer: object) -> bool:
     """Whether the output is the answer, white space around it aside."""
     return text_of(output).strip() == text_of(answer).strip()
 
@@ -64,7 +64,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
         raise ConfigError(f"task_judge.pattern {pattern!r} is not a valid regular expression: {error}") from None
 
 
-def matches(pattern: re.Pattern[str], output: str, answer: Any | None) -> bool:
+def matches(pattern: re.Pattern[str], output: str, answer: object) -> bool:
     """Whether the first group of the last match is the answer; for a pattern without groups, whether it matches."""
     if not pattern.groups:
         return pattern.search(output) is not None
@@ -77,7 +77,7 @@ def on_answer(compare: Callable[[Any, Any], bool], key: str) -> Any:
     if key == "answer":  # then a task without it is found before the first episode
         return compare
 
-    def judge(output: Any, task: Task) -> bool:
+    def judge(output: object, task: Task) -> bool:
         return bool(compare(output, answer_of(task, key)))
 
     judge.__name__ = compare.__name__
@@ -93,7 +93,7 @@ def open_regex(config: Config) -> Any:
     """The judge `regex`. Raises ConfigError for a pattern that is none."""
     compiled, key = compile_pattern(config.task_judge.pattern or ""), config.task_judge.answer_key
 
-    def regex(output: Any, task: Task) -> bool:
+    def regex(output: object, task: Task) -> bool:
         return matches(compiled, text_of(output), answer_of(task, key) if compiled.groups else None)
 
     return regex

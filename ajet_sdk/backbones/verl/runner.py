@@ -53,7 +53,7 @@ def read_job(path: Path) -> dict[str, Any]:
 class Runner:
     """Runs groups of attempts over verl's client; at most its share of `rollout.max_env_worker` episodes at once."""
 
-    def __init__(self, job: Mapping[str, Any], client: LLMServerClient, runners: int) -> None:
+    def __init__(self, job: Mapping[str, object], client: LLMServerClient, runners: int) -> None:
         def sampler(config: Config, tokenizer: HFTokenizer) -> ClientSampler:
             return ClientSampler(client, tokenizer, config.model_name, config.rollout.max_model_len)
 
