@@ -40,7 +40,7 @@ def test_it_opens_a_file_a_directory_or_all_below(record: Path) -> None:
     ):
         reader, _, found = open_named(name)
         assert found == (name if name == "two" else None)
-        assert sorted(row["run_id"] for row in queries.run_rows(reader)) == wanted
+        assert sorted(row["run_id"] for row in queries.overview(reader)) == wanted
         reader.close()
 
 

@@ -26,7 +26,7 @@ from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.episodes import ListedEpisode
 from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.queries.listing import Listing, open_listing
-from ajet_tools.trace.queries.runs import MEANS, LedgerTotal, RunRow
+from ajet_tools.trace.queries.runs import REWARDS, LedgerTotal, RunOverview
 
 app = typer.Typer(add_completion=False)
 
@@ -72,7 +72,7 @@ def ls(
     fits = parse(filter or "") if not status else parse(" ".join(part for part in parts if part))
     reader, where, run = open_named(run, path)
     with reader:
-        runs = queries.run_rows(reader)
+        runs = queries.overview(reader)
         chosen = queries.find_run(reader, run) if run or runs else None
         with ProgressBar("searching") as bar:
             column, largest = sort.removeprefix("-"), sort.startswith("-")
@@ -92,7 +92,7 @@ def _page(reader: TraceReader, listing: Listing, start: int, limit: int) -> list
 
 def _print_ls(
     where: Path,
-    runs: Sequence[RunRow],
+    runs: Sequence[RunOverview],
     chosen: str | None,
     listing: Listing,
     episodes: Sequence[ListedEpisode],
@@ -101,12 +101,13 @@ def _print_ls(
 ) -> None:
     run_ids = short_ids([row["run_id"] for row in runs])
     ids = short_ids([row["episode_id"] for row in episodes])
-    means = [name for name in MEANS if any(row.get(name) is not None for row in runs[:_RUNS])]
+    means = [name for name in REWARDS if any(row.get(name) is not None for row in runs[:_RUNS])]
     shown = (*_RUN_COLUMNS[:4], *means, *_RUN_COLUMNS[4:])
     with paged(no_pager) as out:
         out.print(str(where), style="dim", soft_wrap=True)
         rows = [_row("run", run_ids[r["run_id"]], r, shown) for r in runs[:_RUNS]]
-        out.print(render.table([{_HEADERS.get(n, n): v for n, v in row.items()} for row in rows], out.width))
+        out.print(render.table(rows, out.width))
+        out.print("; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True)
         if len(runs) > _RUNS:
             out.print(f"and {render.counted(len(runs) - _RUNS, 'earlier run')}; --json lists all", style="dim")
         if not episodes:
@@ -136,7 +137,6 @@ def _in_words(listing: Listing) -> str:
     return f"by {listing.sort}, {'largest' if listing.descending else 'smallest'} first"
 
 
-_HEADERS = {"val_unknown_reward": "reward"}  # of `ajet run`: the agent decides how its calls are sampled
 _RUN_COLUMNS = ("status", "episodes", "unsound", "last_step", "started_at", "name", "backbone")
 _EPISODE_COLUMNS = (
     "status",
@@ -188,8 +188,8 @@ def show(
             show(reader, target.id, out, full)
 
 
-def _run_row(reader: TraceReader, run_id: str) -> RunRow:
-    return next(row for row in queries.run_rows(reader) if row["run_id"] == run_id)
+def _run_row(reader: TraceReader, run_id: str) -> RunOverview:
+    return queries.overview(reader, run_id)[0]
 
 
 def _run_json(reader: TraceReader, run_id: str) -> Mapping[str, object]:
@@ -198,7 +198,10 @@ def _run_json(reader: TraceReader, run_id: str) -> Mapping[str, object]:
 
 
 def _show_run(reader: TraceReader, run_id: str, out: Console, full: bool) -> None:
-    out.print(render.fields(_run_row(reader, run_id).items()))
+    row = _run_row(reader, run_id)
+    out.print(
+        render.fields((name, value) for name, value in row.items() if name not in ("causes", "rewards", "reward_of"))
+    )
     metrics, totals = queries.metrics(reader, run_id), queries.ledger_totals(reader, run_id)
     if metrics:
         out.print(render.table(metrics, out.width, title="\nmetrics, last value"))
@@ -256,7 +259,7 @@ def ledger(
     reader, _, run = open_named(run, path)
     with reader:
         run_id = queries.find_run(reader, run)
-        status = next(row["status"] for row in queries.run_rows(reader) if row["run_id"] == run_id)
+        status = _run_row(reader, run_id)["status"]
         totals = queries.ledger_totals(reader, run_id, fits, by_step=by_step)
         wrong = ledger_balance(reader, run_id)
     if as_json:

@@ -3,7 +3,7 @@
 from ajet_tools.trace.queries.base import Found, episode_of_call, find, find_run
 from ajet_tools.trace.queries.calls import call_row, call_rows, ledger_of_episode
 from ajet_tools.trace.queries.episodes import episode_ids
-from ajet_tools.trace.queries.runs import failures, ledger_totals, metrics, overview, run_rows
+from ajet_tools.trace.queries.runs import failures, ledger_totals, metrics, overview
 
 __all__ = [
     "Found",
@@ -18,5 +18,4 @@ __all__ = [
     "ledger_totals",
     "metrics",
     "overview",
-    "run_rows",
 ]

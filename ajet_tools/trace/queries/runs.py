@@ -16,19 +16,26 @@ from ajet_tools.trace.queries.base import USAGE_TOKENS, rows
 if TYPE_CHECKING:
     from ajet_tools.trace.queries.filters import Filter
 
-MEANS: dict[str, str] = {
-    "train_reward": "split = 'train'",
-    "val_reward": "split = 'val' AND decoding = 'sampled'",
-    "val_greedy_reward": "split = 'val' AND decoding = 'greedy'",
-    "val_unknown_reward": "split = 'val' AND decoding IS NULL",
-    "trial_reward": "split = 'trial'",
+REWARDS: dict[str, str] = {
+    "last_train": "mean reward of the last training step",
+    "last_val": "mean reward of the last validation, sampled attempts",
+    "last_greedy": "mean reward of the last validation, greedy attempts",
+    "last_trial": "mean reward of the last step's trials of new tasks",
+    "run_mean": "mean reward of the run",
 }
-"""Mean reward -> the episodes it is over. Older files don't record how validation decoded."""
-
-_MEANS = ", ".join(f"avg(reward) FILTER ({of} AND NOT superseded) AS {name}" for name, of in MEANS.items())
+"""Mean reward -> what it is the mean of; `run_mean` of runs that train nothing, or whose episodes name no decoding."""
 
 
-class _RunCounts(TypedDict):
+class FailureCount(TypedDict):
+    """Episodes that failed for one cause."""
+
+    cause: str
+    episodes: int
+
+
+class RunOverview(TypedDict):
+    """A run as lists of runs show it."""
+
     run_id: str
     name: str
     backbone: str
@@ -40,30 +47,12 @@ class _RunCounts(TypedDict):
     unsound: int
     """Episodes that did not succeed."""
     last_step: int | None
-
-
-class RunRow(_RunCounts):
-    """A run with the mean rewards of `MEANS`."""
-
-    train_reward: float | None
-    val_reward: float | None
-    val_greedy_reward: float | None
-    val_unknown_reward: float | None
-    trial_reward: float | None
-
-
-class FailureCount(TypedDict):
-    """Episodes that failed for one cause."""
-
-    cause: str
-    episodes: int
-
-
-class RunOverview(_RunCounts):
-    """A run as a list of runs shows it."""
-
-    reward: float | None
-    """Mean over the episodes of `reward_of`."""
+    last_train: float | None
+    """This and the next four: see `REWARDS`. What the run logged, else the mean of its episodes."""
+    last_val: float | None
+    last_greedy: float | None
+    last_trial: float | None
+    run_mean: float | None
     tokens: int | None
     """Sampled."""
     causes: list[FailureCount]
@@ -113,22 +102,6 @@ class Failure(FailureCount):
     """That episode's, at most 400 characters."""
 
 
-def run_rows(reader: TraceReader) -> list[RunRow]:
-    """The runs, newest first."""
-    return rows(
-        reader,
-        f"""
-        WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL),
-        counted AS (
-            SELECT run_id, count(*) AS episodes, count(*) FILTER (status <> 'succeeded') AS unsound,
-              max(step) AS last_step, {_MEANS}
-            FROM episodes LEFT JOIN value USING (episode_id) GROUP BY run_id)
-        SELECT run_id, name, backbone, status, started_at, ended_at, error, coalesce(episodes, 0) AS episodes,
-          coalesce(unsound, 0) AS unsound, last_step, {", ".join(MEANS)}
-        FROM runs LEFT JOIN counted USING (run_id) ORDER BY started_at DESC, run_id""",
-    )
-
-
 def metrics(reader: TraceReader, run_id: str) -> list[MetricRow]:
     """The last value of each metric of a run."""
     return rows(
@@ -168,7 +141,7 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[RunOverview
         """
         WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL),
         ended AS (
-            SELECT run_id, step, status, cause, ended_at, reward,
+            SELECT run_id, step, status, cause, ended_at, reward, split, decoding, superseded,
               split || CASE WHEN decoding = 'greedy' THEN ' greedy' ELSE '' END AS kind
             FROM episodes LEFT JOIN value USING (episode_id) WHERE $1::VARCHAR IS NULL OR run_id = $1),
         counted AS (
@@ -186,21 +159,41 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[RunOverview
             QUALIFY kind = min(kind) OVER (PARTITION BY run_id)),
         by_step AS (SELECT run_id, kind, step, avg(reward) AS reward FROM rewarded GROUP BY ALL),
         own AS (SELECT run_id, kind, list(reward ORDER BY step) AS rewards FROM by_step GROUP BY run_id, kind),
-        means AS (SELECT run_id, avg(reward) AS reward FROM rewarded GROUP BY run_id),
+        named AS (
+            SELECT run_id, step, reward,
+              CASE WHEN backbone IN ('debug', 'run', 'serve', 'trace') OR split = '' THEN 'run_mean'
+                WHEN split IN ('train', 'trial') THEN 'last_' || split
+                WHEN decoding IS NULL THEN 'run_mean'
+                WHEN decoding = 'greedy' THEN 'last_greedy' ELSE 'last_val' END AS name
+            FROM ended JOIN runs USING (run_id)
+            WHERE reward IS NOT NULL AND ended.status = 'succeeded' AND NOT superseded
+            QUALIFY name = 'run_mean' OR step = max(step) OVER (PARTITION BY run_id, name)),
+        means AS (
+            SELECT run_id, avg(reward) FILTER (name = 'last_train') AS train,
+              avg(reward) FILTER (name = 'last_val') AS val,
+              avg(reward) FILTER (name = 'last_greedy') AS greedy,
+              avg(reward) FILTER (name = 'last_trial') AS trial,
+              avg(reward) FILTER (name = 'run_mean') AS whole
+            FROM named GROUP BY run_id),
         logged AS (
             SELECT run_id, name, step, arg_max(value, "at") AS value, max("at") AS logged_at FROM metrics
-            WHERE ($1::VARCHAR IS NULL OR run_id = $1) AND name IN ('train/reward', 'val/reward') GROUP BY ALL),
+            WHERE ($1::VARCHAR IS NULL OR run_id = $1) 
+              AND name IN ('train/reward', 'val/reward', 'val/greedy_reward') GROUP BY ALL),
         curves AS (
             SELECT run_id, list(value ORDER BY step) FILTER (name = 'train/reward') AS train,
-              list(value ORDER BY step) FILTER (name = 'val/reward') AS val, max(logged_at) AS last_metric
+              list(value ORDER BY step) FILTER (name = 'val/reward') AS val,
+              max_by(value, step) FILTER (name = 'val/greedy_reward') AS greedy, max(logged_at) AS last_metric
             FROM logged GROUP BY run_id),
         booked AS (
             SELECT run_id, sum(tokens)::BIGINT AS tokens FROM ledger
             WHERE $1::VARCHAR IS NULL OR run_id = $1 GROUP BY run_id)
         SELECT run_id, name, backbone, status, started_at, ended_at, error, coalesce(episodes, 0) AS episodes,
-          coalesce(unsound, 0) AS unsound, last_step, reward, tokens, coalesce(causes, []) AS causes,
-          coalesce(train, val, own.rewards, []) AS rewards,
-          CASE WHEN train IS NOT NULL THEN 'train' WHEN val IS NOT NULL THEN 'val' ELSE kind END AS reward_of,
+          coalesce(unsound, 0) AS unsound, last_step,
+          coalesce(curves.train[-1], means.train) AS last_train, coalesce(curves.val[-1], means.val) AS last_val,
+          coalesce(curves.greedy, means.greedy) AS last_greedy, means.trial AS last_trial, means.whole AS run_mean,
+          tokens, coalesce(causes, []) AS causes, coalesce(curves.train, curves.val, own.rewards, []) AS rewards,
+          CASE WHEN curves.train IS NOT NULL THEN 'train' WHEN curves.val IS NOT NULL THEN 'val'
+            ELSE kind END AS reward_of,
           greatest(last_episode, last_metric) AS last_at,
           CASE WHEN backbone NOT IN ('debug', 'serve', 'trace')
             THEN TRY_CAST(config->>'$.ajet.trainer_common.total_steps' AS INTEGER) END AS total_steps

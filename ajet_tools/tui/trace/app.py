@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from ajet_sdk.errors import AjetError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace import queries
+from ajet_tools.trace.compare.explain import explained
 from ajet_tools.tui.base import GoScreen
 from ajet_tools.tui.trace.compare import CompareScreen
 from ajet_tools.tui.trace.episode import EpisodeScreen
@@ -21,6 +22,7 @@ from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.trace.screen import TraceViewer
 from ajet_tools.tui.trace.sql import SqlScreen
+from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.trace.tokens import TokensScreen
 
 
@@ -59,6 +61,9 @@ class TraceApp(TraceViewer):
 
     def open_compare(self, episode_ids: Sequence[str]) -> None:
         self.push_screen(CompareScreen(tuple(episode_ids)))
+
+    def open_explanation(self, run_id: str) -> None:
+        self.push_screen(TextScreen(f"why: run {run_id[:12]}", lambda: explained(self.reader, run_id, self.path)))
 
     def open_sql(self, text: str = "") -> None:
         self.push_screen(SqlScreen(text))

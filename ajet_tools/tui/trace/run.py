@@ -60,6 +60,7 @@ class RunScreen(TraceScreen):
         Binding("right,pagedown", "page(1)", "Next curves", show=False),
         Binding("left,pageup", "page(-1)", "Previous curves", show=False),
         Binding("z", "zoom", "Zoom"),
+        Binding("w", "explain", "Why"),
         Binding("e", "episodes", "Episodes"),
         Binding("f", "failed", "Failed"),
         Binding("s", "sql", "SQL"),
@@ -217,6 +218,9 @@ class RunScreen(TraceScreen):
                 self.first = self.panels.index(event.widget.panel)
             self.zoomed = not self.zoomed
             await self._show_curves()
+
+    def action_explain(self) -> None:
+        self.app.open_explanation(self.run_id)
 
     def action_episodes(self) -> None:
         self.app.open_episodes(self.run_id)

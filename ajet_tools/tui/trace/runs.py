@@ -15,7 +15,7 @@ from ajet_sdk.types import now
 from ajet_tools.text.clean import one_line, short_ids
 from ajet_tools.text.tables import compact, fields, lasting, number
 from ajet_tools.trace import queries
-from ajet_tools.trace.queries.runs import RunOverview, failures_in_words, quiet_seconds, seconds_of, steps_of
+from ajet_tools.trace.queries.runs import REWARDS, RunOverview, failures_in_words, quiet_seconds, seconds_of, steps_of
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import sparkline
 
@@ -38,6 +38,7 @@ class RunsScreen(TraceScreen):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("o", "open", "Open run"),
+        Binding("w", "explain", "Why"),
         Binding("e", "episodes", "Episodes"),
         Binding("s", "sql", "SQL"),
         Binding("y", "copy", "Copy id"),
@@ -131,6 +132,10 @@ class RunsScreen(TraceScreen):
         if self.chosen:
             self.app.open_run(self.chosen["run_id"])
 
+    def action_explain(self) -> None:
+        if self.chosen:
+            self.app.open_explanation(self.chosen["run_id"])
+
     def action_episodes(self) -> None:
         self.app.open_episodes(self.chosen["run_id"] if self.chosen else None)
 
@@ -148,19 +153,24 @@ def _align_right(text: str, style: str = "") -> Text:
 
 def _cells(short: str, run: RunOverview) -> list[Text]:
     style = STATUS_STYLES.get(run["status"], "")
-    rewards = run["rewards"]
+    shown = next((value for _, value in _rewards(run) if value is not None), None)
     return [
         Text(short),
         Text(run["status"], style=style),
         Text(steps_of(run)),
-        _align_right(number(rewards[-1] if rewards else run["reward"])),
-        Text(sparkline(rewards, _CURVE)),
+        _align_right(number(shown)),
+        Text(sparkline(run["rewards"], _CURVE)),
         _align_right(compact(run["episodes"])),
         _align_right(compact(run["unsound"]) if run["unsound"] else "", "red"),
         _align_right(compact(run["tokens"])),
         _align_right(lasting(seconds_of(run, now()))),
         Text(one_line(run["name"], 40)),
     ]
+
+
+def _rewards(run: RunOverview) -> list[tuple[str, float | None]]:
+    """The mean rewards of `ajet trace ls`; the first that a run has stands in its row."""
+    return [(name, run[name]) for name in REWARDS]  # type: ignore[literal-required]
 
 
 def _describe_run(run: RunOverview) -> Table:
@@ -175,7 +185,7 @@ def _describe_run(run: RunOverview) -> Table:
             ("status", f"{run['status']}{note}"),
             ("started", f"{started}  backbone {run['backbone']}"),
             ("error", one_line(run["error"], 300) if run["error"] else None),
-            ("reward", f"of {run['reward_of']}, step by step; the last is shown" if run["rewards"] else None),
+            ("reward", ", ".join(f"{name} {number(value)}" for name, value in _rewards(run) if value is not None)),
             (
                 "failures",
                 f"{run['unsound']:,} of {run['episodes']:,}: {failures_in_words(run)}" if run["unsound"] else None,

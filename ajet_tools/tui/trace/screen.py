@@ -181,6 +181,10 @@ class TraceViewer(ViewerApp):
         """Several episodes side by side: the attempts of one task, or any two."""
 
     @abstractmethod
+    def open_explanation(self, run_id: str) -> None:
+        """What changed at the step of a run with the largest change of reward."""
+
+    @abstractmethod
     def open_sql(self, text: str = "") -> None:
         """The SQL console, with a query."""
 

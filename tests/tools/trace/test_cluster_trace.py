@@ -43,7 +43,11 @@ def test_processes_that_live_are_read_as_one_run_and_followed(tmp_path: Path, no
     one.tell("episode a 1 1")
     two.tell("episode b 1 0")
     reader = open_trace(tmp_path)
-    assert {**_overview(reader), "rewards": None}.items() >= {"status": "running", "episodes": 2, "reward": 0.5}.items()
+    assert {**_overview(reader), "rewards": None}.items() >= {
+        "status": "running",
+        "episodes": 2,
+        "last_train": 0.5,
+    }.items()
     head.tell("book a 1", "book b 1", "metric 1 0.5")
     assert _overview(reader)["tokens"] == 6 and _overview(reader)["rewards"] == [0.5]
     assert ledger_balance(reader, "run1") == []

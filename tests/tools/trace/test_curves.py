@@ -107,11 +107,11 @@ def test_the_state_differs_with_news_and_not_without(tmp_path: Path) -> None:
         writer.put(Run(run_id="r"))
         writer.flush()
         states = [state_of(tmp_path)]
-        assert states[0].live and queries.run_rows(open_trace(tmp_path)) and state_of(tmp_path) == states[0]
+        assert states[0].live and queries.overview(open_trace(tmp_path)) and state_of(tmp_path) == states[0]
         writer.put(Call(episode_id="e"))
         writer.flush()
         states.append(state_of(tmp_path))
     states.append(state_of(tmp_path))
     assert not states[-1].live and len(set(states)) == 3
-    queries.run_rows(open_trace(tmp_path))
+    queries.overview(open_trace(tmp_path))
     assert state_of(tmp_path) == states[-1]

@@ -56,12 +56,12 @@ def trace(*arguments: str, code: int = 0) -> Any:
 @pytest.mark.slow
 def test_each_mean_is_of_one_kind(runs: Path) -> None:
     [_, run] = trace("ls", str(runs))["runs"]
-    means = {name: run[name] for name in ("train_reward", "val_reward", "val_greedy_reward", "val_unknown_reward")}
+    means = {name: run[name] for name in ("last_train", "last_val", "last_greedy", "run_mean")}
     assert list(means.values()) == [0.25, 0.5, 1.0, None]
-    assert trace("show", "one", str(runs))["val_greedy_reward"] == 1.0 and "reward" not in run
+    assert trace("show", "one", str(runs))["last_greedy"] == 1.0 and "reward" not in run
     with open_trace(runs) as reader:
         [two, _] = queries.overview(reader)
-    assert (two["reward_of"], two["reward"], two["rewards"]) == ("train", 0.25, [0.25])
+    assert (two["reward_of"], two["last_train"], two["rewards"]) == ("train", 0.25, [0.25])
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:
 def test_trials_stand_apart_from_training_and_validation(runs: Path) -> None:
     assert trace("ls", str(runs), "-f", "split=trial")["count"] == 6
     [_, run] = trace("ls", str(runs))["runs"]
-    assert (run["trial_reward"], run["train_reward"], run["val_reward"]) == (0.75, 0.25, 0.5)
+    assert (run["last_trial"], run["last_train"], run["last_val"]) == (0.75, 0.25, 0.5)
     assert "3 (trial)" in CliRunner().invoke(app, ["trace", "show", "onetrialsampled0", str(runs)]).stdout
 
     def splits(*options: str) -> Counter[str]:
@@ -105,7 +105,7 @@ def test_trials_stand_apart_from_training_and_validation(runs: Path) -> None:
     with duckdb.connect(str(runs)) as connection:
         connection.execute("DELETE FROM episodes WHERE split = 'train'")
     with open_trace(runs) as reader:
-        assert [(one["reward_of"], one["reward"]) for one in queries.overview(reader)] == [("val", 0.5)] * 2
+        assert [(one["reward_of"], one["last_val"]) for one in queries.overview(reader)] == [("val", 0.5)] * 2
 
 
 def test_a_resume_rolls_no_trial_back_and_books_those_that_a_kill_left(runs: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_file_of_before_reads_as_unknown(tmp_path: Path) -> None:
     with open_trace(old) as reader:
         assert {episode.decoding for episode in episodes(reader)} == {None}
     [run] = trace("ls", str(old))["runs"]
-    assert (run["val_reward"], run["val_greedy_reward"], run["val_unknown_reward"]) == (None, None, 0.75)
+    assert (run["last_val"], run["last_greedy"], run["run_mean"]) == (None, None, 0.75)
     write(new, "two")
     with open_trace(old, new) as reader:
         assert reader.query("SELECT count(decoding) AS n FROM episodes")["n"][0].as_py() == 24

@@ -20,6 +20,7 @@ from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.trace.sql import SqlScreen
+from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.widgets.chart import Chart
 from tests.waiting import settled
 
@@ -84,7 +85,13 @@ async def test_keys_of_the_list(training_trace: Path, viewing: Any, until: Any) 
     async with viewing(training_trace) as pilot:
         await until(pilot, lambda: pilot.app.screen.runs)
         await pilot.press("down")
-        for key, screen in (("enter", RunScreen), ("o", RunScreen), ("e", EpisodesScreen), ("s", SqlScreen)):
+        for key, screen in (
+            ("enter", RunScreen),
+            ("w", TextScreen),
+            ("o", RunScreen),
+            ("e", EpisodesScreen),
+            ("s", SqlScreen),
+        ):
             await pilot.press(key)
             await until(pilot, lambda screen=screen: isinstance(pilot.app.screen, screen))
             assert getattr(pilot.app.screen, "run_id", "bbbb0002") == "bbbb0002"
