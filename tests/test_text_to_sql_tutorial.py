@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import sqlite3
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -226,3 +227,16 @@ def test_the_commands_of_the_readme_make_the_data(tutorial: Import, tmp_path: Pa
     assert [(row["question"], row["answer"]) for row in made] == [
         (row["question"], row["answer"]) for row in rows_of("new")
     ]
+
+
+def test_the_process_of_a_database_ends_quietly_with_whoever_asked(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "shop.sqlite") as database:
+        database.execute("CREATE TABLE orders (id INTEGER)")
+    process = subprocess.Popen(
+        [sys.executable, HERE / "sql_database.py", tmp_path / "shop.sqlite"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.communicate("null\nnull\n")[1] == ""
+    assert process.returncode == 0

@@ -231,6 +231,7 @@ def test_a_key_that_cannot_be_honoured_is_told_before_the_model_is_looked_for(tm
 def test_a_step_over_verl_is_one_update_however_many_timelines_it_has(tiny: Path, timelines: int) -> None:
     """verl cuts a batch into mini-batches of a fixed size, and refuses one that this does not divide."""
     pytest.importorskip("verl", reason="needs verl: just install-trinity")
+    pytest.importorskip("vllm", reason="Trinity's actors over verl import vLLM")
     import torch
     from tensordict import TensorDict
     from trinity.trainer.verl.config import build_verl_config

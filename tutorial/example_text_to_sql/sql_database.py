@@ -101,8 +101,11 @@ def serve(path: str) -> None:
     for line in sys.stdin:
         sql = json.loads(line)
         reply = {"tables": tables} if sql is None else answer(run, sql, deadline)
-        sys.stdout.write(json.dumps(reply) + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(json.dumps(reply) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:  # whoever asked has ended
+            os._exit(0)
 
 
 def answer(run: Run, sql: str, deadline: Deadline) -> dict[str, object]:
