@@ -39,11 +39,11 @@ class TraceCommands(LazyGroup):
         ),
         "diff": (
             "diff",
-            "Compare two episodes message by message, or two runs by their rewards on shared tasks.",
+            "Compare two episodes message by message, or two runs or steps by their rewards on shared tasks.",
         ),
         "explain": (
             "explain",
-            "Say what changed at a step of a run and why: tasks, signal, failures, length, entropy, signs of hacking.",
+            "Say what changed at a step of a run, against the step and the validation before, with the episodes behind it.",
         ),
         "export": (
             "exchange",
