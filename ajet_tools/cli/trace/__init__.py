@@ -43,7 +43,7 @@ class TraceCommands(LazyGroup):
         ),
         "explain": (
             "explain",
-            "Say what changed at a step of a run, against the step and the validation before, with the episodes behind it.",
+            "Say what changed at a step of a run, against the step or validation before, with the episodes behind it.",
         ),
         "export": (
             "exchange",

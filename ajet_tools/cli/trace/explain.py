@@ -28,7 +28,7 @@ def explain_(
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what changed at a step of a run, against the step and the validation before, with the episodes behind it.
+    """Say what changed at a step of a run, against the step or validation before, with the episodes behind it.
 
     Tasks that fell and rose, and where their attempts part; groups without signal, failures, splits, length, tool
     calls, entropy, KL, signs that the judge is gamed, what the advantages pushed up and down. What did not change is
