@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from ajet_sdk.errors import ConfigError, TaskError
@@ -189,14 +190,14 @@ def keys_of(block: Block, by: str | None = None) -> list[str]:
     return keys
 
 
-def _places(seed: int, keys: Iterable[str]) -> Any:
+def _places(seed: int, keys: Iterable[str]) -> npt.NDArray[np.float64]:
     """A number from 0 to 1 for each key, that depends on these alone."""
     start = f"{seed}\n".encode()
     hashes = [blake2b(start + key.encode("utf-8", "surrogatepass"), digest_size=8).digest() for key in keys]
     return np.frombuffer(b"".join(hashes), ">u8") / 2**64
 
 
-def _sides(places: Any, fractions: Mapping[str, float]) -> Any:
+def _sides(places: npt.NDArray[np.float64], fractions: Mapping[str, float]) -> npt.NDArray[np.integer[Any]]:
     """The names of the sides, as a numpy array."""
     first, *others = fractions
     edges = np.cumsum([fractions[name] for name in others]) - 1e-12
@@ -230,7 +231,7 @@ class Splitter:
         """Values of the field to stratify by that there were, as JSON."""
         return set(self._counts)
 
-    def sides(self, block: Block, keys: Sequence[str]) -> Any:
+    def sides(self, block: Block, keys: Sequence[str]) -> npt.NDArray[np.integer[Any]]:
         """The sides of the next rows, by their `keys_of`, or the keys of rows that they go with; a numpy array.
 
         Raises TaskError.
@@ -250,7 +251,7 @@ class Splitter:
         self._remember(np.sort(new), hashes, places)
         return _sides(places[rows], self.fractions)
 
-    def _new_places(self, strata: Any) -> Any:
+    def _new_places(self, strata: pl.Series) -> npt.NDArray[np.float64]:
         """From 0 to 1, for rows of these strata that come now."""
         names = strata.unique(maintain_order=True).to_list()
         unseen = [name for name in names if name not in self._starts]
@@ -273,7 +274,7 @@ class Splitter:
             self._known.append(more)
 
 
-def _strata(block: Block, field: str, indices: Any) -> Any:
+def _strata(block: Block, field: str, indices: npt.NDArray[np.integer[Any]]) -> pl.Series:
     """What rows have at a field, as JSON, in a polars series: by the column where it tells, else by the rows."""
     strata = pl.repeat(None, len(block), dtype=pl.String, eager=True)
     path = tuple(field.split("."))

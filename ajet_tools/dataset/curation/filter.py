@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from ajet_sdk.errors import AjetError, ConfigError
@@ -50,11 +51,11 @@ class _View:
     def text(self) -> str:
         return text_of(self.values)
 
-    def derived(self, name: str) -> Any:
+    def derived(self, name: str) -> object:
         return task_id_of(self.values) if name == "task_id" else _OF_TEXT[name](self.text)
 
 
-_OF_TEXT: dict[str, Callable[[str], Any]] = {
+_OF_TEXT: dict[str, Callable[[str], object]] = {
     "text": str,
     "chars": len,
     "words": lambda text: len(text.split()),
@@ -69,7 +70,7 @@ class _Condition:
     field: str
     steps: tuple[str, ...]
     """To its column; none of what is always derived."""
-    tests: Sequence[Callable[[Any], bool]]
+    tests: Sequence[Callable[[object], bool]]
     values: Sequence[str] = ()
     """What each test compares with; none where it is a word alone."""
     by_text: bool = False
@@ -89,7 +90,7 @@ class _Condition:
         if self.is_equal and (odd := [value for value in self.values if value not in known]):
             raise ConfigError(f"{self.field} is a class label, and {odd[0]!r} is none of its names: {', '.join(names)}")
 
-        def by_name(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        def by_name(test: Callable[[object], bool]) -> Callable[[object], bool]:
             def holds(label: Any) -> bool:
                 if isinstance(label, list):
                     return any(map(holds, label))
@@ -101,7 +102,7 @@ class _Condition:
         tests = [by_name(test) if name else test for test, name in zip(self.tests, named, strict=True)]
         return replace(self, tests=tests, by_text=False, needle=None)
 
-    def holds(self, value: Any) -> bool:
+    def holds(self, value: object) -> bool:
         return any(test(value) for test in self.tests)
 
     def holds_of_row(self, row: _View) -> bool:
@@ -110,7 +111,7 @@ class _Condition:
             value = row.derived(self.field)
         return self.holds(None if value is ABSENT else value)
 
-    def holds_of_texts(self, texts: Any, *, exact: bool) -> Any:
+    def holds_of_texts(self, texts: pl.Series, *, exact: bool) -> npt.NDArray[np.int8]:
         """Of values as a column of text shows them: 1 or 0, and -1 where that depends on what a value is.
 
         `exact`: they are text.
@@ -160,7 +161,7 @@ class Filter:
         asks_text = any(condition.field in DERIVED for condition in self._conditions.values())
         return names + [path for path in QUERIES if path not in names] if asks_text else names
 
-    def mask(self, block: Block, table: Columns | None = None) -> Any:
+    def mask(self, block: Block, table: Columns | None = None) -> npt.NDArray[np.bool_]:
         """Which rows of a block fit, as a numpy array.
 
         What columns do not decide (a list, an object, a number that may be text) is asked of the row. `table` says
@@ -181,7 +182,7 @@ class Filter:
         self.fields.update({".".join(path): True for path, one in columns.items() if one.null_count() < len(one)})
         unclear = np.zeros(len(block), bool)
 
-        def leaf(part: Node) -> Any:
+        def leaf(part: Node) -> npt.NDArray[np.bool_]:
             one = of[part]
             if one.field not in DERIVED:
                 result = one.holds_of_texts(columns[one.steps], exact=False)
@@ -196,7 +197,9 @@ class Filter:
             result[undecided] = self.mask_rows((row.values for row in block.rows(undecided)), of)
         return result
 
-    def mask_rows(self, rows: Iterable[Mapping[str, object]], of: Mapping[Node, _Condition] | None = None) -> Any:
+    def mask_rows(
+        self, rows: Iterable[Mapping[str, object]], of: Mapping[Node, _Condition] | None = None
+    ) -> npt.NDArray[np.bool_]:
         """Which of these rows fit, as a numpy array."""
         views, of = list(map(_View, rows)), of or self._conditions
         if self.node is None:
@@ -230,13 +233,14 @@ def unknown_field(name: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"no row has a field {name!r}; {hint} {', '.join(names[:40])}")
 
 
-def _join(word: str, parts: Sequence[Any]) -> Any:
+def _join(word: str, parts: Sequence[npt.NDArray[np.bool_]]) -> npt.NDArray[np.bool_]:
     if word == "not":
         return ~parts[0]
-    return (np.logical_and if word == "and" else np.logical_or).reduce(parts)
+    joined: npt.NDArray[np.bool_] = (np.logical_and if word == "and" else np.logical_or).reduce(parts)
+    return joined
 
 
-def _derived(block: Block, name: str) -> Any:
+def _derived(block: Block, name: str) -> pl.Series:
     """What `DERIVED` names, of each row, as a polars series."""
     if name == "task_id":
         return pl.Series([task_id_of(row.values) for row in block.rows()], dtype=pl.String)
@@ -301,7 +305,7 @@ def parse(text: str) -> Filter:
 _REGEX = "regex:"
 
 
-def _test_of(sign: str, value: Token) -> Callable[[Any], bool]:
+def _test_of(sign: str, value: Token) -> Callable[[object], bool]:
     """A comparison with one value, of what stands at the field (None where nothing does)."""
     if sign == "~":
         return _matches(value) if value.text.startswith(_REGEX) else _contains(value.text)
@@ -314,7 +318,7 @@ def _test_of(sign: str, value: Token) -> Callable[[Any], bool]:
     if number is None:
         return lambda field_value: isinstance(field_value, str) and compare(field_value, value.text)
 
-    def ordered(field_value: Any) -> bool:
+    def ordered(field_value: object) -> bool:
         known = _number_of(field_value) if isinstance(field_value, str) else field_value
         return isinstance(known, int | float) and not isinstance(known, bool) and compare(known, number)
 
@@ -344,7 +348,7 @@ def _number_of(text: str) -> float | int | None:
         return None
 
 
-def _equal(actual: Any, text: str, number: float | None) -> bool:
+def _equal(actual: object, text: str, number: float | None) -> bool:
     if isinstance(actual, list):
         return any(_equal(item, text, number) for item in actual)
     if isinstance(actual, bool):
@@ -354,7 +358,7 @@ def _equal(actual: Any, text: str, number: float | None) -> bool:
     return bool(actual == text)
 
 
-def _matches(value: Token) -> Callable[[Any], bool]:
+def _matches(value: Token) -> Callable[[object], bool]:
     try:
         pattern = re.compile(value.text.removeprefix(_REGEX))
     except (re.error, OverflowError, RecursionError) as error:
@@ -362,12 +366,12 @@ def _matches(value: Token) -> Callable[[Any], bool]:
     return lambda field_value: any(pattern.search(text) for text in _texts(field_value))
 
 
-def _contains(text: str) -> Callable[[Any], bool]:
+def _contains(text: str) -> Callable[[object], bool]:
     needle = text.casefold()
     return lambda field_value: any(needle in text.casefold() for text in _texts(field_value))
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: object) -> list[str]:
     if value is None:
         return []
     if isinstance(value, str):

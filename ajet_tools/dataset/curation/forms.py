@@ -13,6 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -228,8 +229,9 @@ def may_give_away(texts: pl.Series, forms: pl.Series, answers: Sequence[pl.Serie
     gives_away = pl.repeat(False, len(texts), eager=True)
     for answer in answers:
         some = (has_cue | (answer.str.count_matches(r"[^\s\x1c-\x1f]+") > _PHRASE)).fill_null(False).arg_true()
-        questions, answer_forms = forms.gather(some), normals(answer.gather(some)).str.strip_chars(" .")
-        digits = answer_forms.str.extract(r"^-?0*([1-9][0-9]{1,14})$").fill_null("")
+        questions = forms.gather(some)
+        answer_forms: Any = normals(answer.gather(some)).str.strip_chars(" .")
+        digits: Any = answer_forms.str.extract(r"^-?0*([1-9][0-9]{1,14})$").fill_null("")
         whole = (digits != "") & ~digits.is_in([str(number) for number in range(len(_NUMBERS))])
         is_said = (
             questions.str.contains(answer_forms, literal=True)

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.curation.filter import Filter
@@ -19,7 +20,7 @@ from ajet_tools.dataset.files.blocks import Block, Row
 if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
 
-Kept = tuple[Block, Any]
+Kept = tuple[Block, npt.NDArray[np.integer[Any]]]
 
 _AT_ONCE = 64
 """Rows given to a judge at the same time."""
@@ -63,7 +64,7 @@ class Keep:
                 self.filter.note(block)
             self.filter.check()
 
-    def _kept(self, block: Block) -> Any:
+    def _kept(self, block: Block) -> npt.NDArray[np.integer[Any]]:
         left = np.ones(len(block), bool)
         for fitting, reason in self._conditions(block):
             out = left & ~fitting
@@ -75,7 +76,7 @@ class Keep:
         kept = np.flatnonzero(left)
         return self._verify(block, kept) if self.judge else kept
 
-    def _conditions(self, block: Block) -> Iterator[tuple[Any, str | Callable[[int], str]]]:
+    def _conditions(self, block: Block) -> Iterator[tuple[npt.NDArray[np.bool_], str | Callable[[int], str]]]:
         """Which rows meet each condition, and why the others are left out."""
         if self.languages:
             detected = [language_of(text) for text in block.texts]
@@ -91,7 +92,7 @@ class Keep:
             self.on_left_out(next(iter(block.rows([index]))), reason)
         return False
 
-    def _verify(self, block: Block, indices: Any) -> Any:
+    def _verify(self, block: Block, indices: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.integer[Any]]:
         judge = self.judge
         assert judge is not None
         import asyncio

@@ -31,7 +31,7 @@ _CHATS = (
 """Columns that may hold the reply, or change the task: only the row tells."""
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _Path = tuple[str, ...]
-_Part = Any
+_Part = str | pl.Series
 """Text that is the same in all rows, or a polars series."""
 
 
@@ -88,7 +88,7 @@ def _answer_in(structure: Structure) -> _Path:
     return ("answer",) if "answer" in structure else ("metadata", "answer")
 
 
-def _lines(structure: Structure, values: Mapping[_Path, Any]) -> Any:
+def _lines(structure: Structure, values: Mapping[_Path, pl.Series]) -> pl.Series:
     """Rows of one structure, of which there are at least one; null where they ask or answer nothing."""
     question, answer = asking(structure) or "", _answer_in(structure)
     kinds = dict(leaves(structure))
@@ -105,7 +105,7 @@ def _lines(structure: Structure, values: Mapping[_Path, Any]) -> Any:
     return pl.select(pl.when(fits[0] & fits[1]).then(_joined([*parts, "}"]))).to_series()
 
 
-def _ids(structure: Structure, known: Mapping[_Path, Any]) -> Any:
+def _ids(structure: Structure, known: Mapping[_Path, _Part]) -> pl.Series:
     """The ids that tasks have by their content, as `Task` makes them."""
     metadata = {name: (inner, (name,)) for name, inner in structure.items() if name not in FIELDS}
     metadata |= {name: (inner, ("metadata", name)) for name, inner in structure.get("metadata", {}).items()}
@@ -116,7 +116,7 @@ def _ids(structure: Structure, known: Mapping[_Path, Any]) -> Any:
     return pl.Series(ids, dtype=pl.String)
 
 
-def _spelt(inner: Any, path: _Path, known: Mapping[_Path, Any], *, sort: bool = False) -> list[_Part]:
+def _spelt(inner: object, path: _Path, known: Mapping[_Path, _Part], *, sort: bool = False) -> list[_Part]:
     """A value as `json.dumps` spells it."""
     if not isinstance(inner, dict):
         return [known[path]]
@@ -131,12 +131,12 @@ def _object(items: Sequence[Sequence[_Part]]) -> list[_Part]:
     return [*(parts or ["{"]), "}"]
 
 
-def _joined(parts: Sequence[_Part]) -> Any:
+def _joined(parts: Sequence[_Part]) -> pl.Series:
     """The parts of each row, one after the other; one of them at least is a series."""
     some: list[Any] = []
     for is_text, group in groupby(parts, key=lambda part: isinstance(part, str)):
         same = list(group)
-        some += ["".join(same)] if is_text else same
+        some += ["".join(map(str, same))] if is_text else same
     return pl.select(
         pl.concat_str([pl.lit(part, pl.String) if isinstance(part, str) else part for part in some])
     ).to_series()

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
@@ -53,7 +54,7 @@ def _connect(path: Path | None = None) -> Any:
     """A database with our functions: in memory, or in a file, where it may be larger than that."""
     import duckdb
 
-    def languages(some: Any) -> Any:
+    def languages(some: pa.Array) -> pa.Array:
         return pa.array([None if text is None else language_of(text) for text in some.to_pylist()], pa.string())
 
     connection = duckdb.connect(str(path or ":memory:"), config={"threads": 1, "memory_limit": "1GB"})
@@ -82,7 +83,7 @@ class Where:
         if str(kind) not in ("BOOLEAN", '"NULL"'):
             raise ConfigError(f"{text!r} is not a condition: its result is {kind}, not true or false")
 
-    def mask(self, block: Block) -> Any:
+    def mask(self, block: Block) -> npt.NDArray[np.bool_]:
         """Which rows of a block fit, as a numpy array."""
         try:
             frame = block.frame(self._wanted)
@@ -99,7 +100,7 @@ class Where:
             fits[rows.project(f'"{_ROW}"').to_arrow_table().column(0).to_numpy()] = True
         return fits
 
-    def _rows(self, frame: pl.DataFrame, texts: Any) -> Any:
+    def _rows(self, frame: pl.DataFrame, texts: pl.Series | None) -> Any:
         """The columns and those that are derived, with the number of each row."""
         known = {name.casefold() for name in frame.columns}
         more = [] if texts is None or "text" in known else [texts.alias("text")]
@@ -108,7 +109,7 @@ class Where:
         return rows.project(", ".join(["*", *derived]))
 
 
-def _named(dtype: Any, text: str) -> Any:
+def _named(dtype: pl.Struct, text: str) -> pl.Struct | None:
     """The struct type with the fields that a text names; None where it names none."""
     fields = {member.name: member.dtype for member in dtype.fields if member.name.casefold() in text}
     inner = {
@@ -125,7 +126,7 @@ def _paths(schema: Mapping[str, object], before: str = "") -> Iterator[str]:
             yield from _paths(dtype.to_schema(), f"{before}{name}.")
 
 
-def _as_arrow(frame: pl.DataFrame) -> Any:
+def _as_arrow(frame: pl.DataFrame) -> pa.Table:
     """A frame with the types that DuckDB has. Raises ConfigError where two names differ in case alone."""
     names = {name.casefold(): name for name in frame.columns}
     if twice := [name for name in frame.columns if names[name.casefold()] != name]:
@@ -210,7 +211,7 @@ def _plain(relation: Any) -> tuple[Any, set[str]]:
     return relation.project(", ".join(kinds)), wide
 
 
-def _columns(query: str, path: str, result_schema: Any, wide: set[str]) -> Columns:
+def _columns(query: str, path: str, result_schema: pa.Schema, wide: set[str]) -> Columns:
     """The columns of a result: those that a table has and the SELECT gives as they are, as the table has them."""
     columns, tables = Columns.of(path, result_schema), tables_of(path)
     fields = {name: Place(json=True) if name in wide else place for name, place in columns.fields.items()}

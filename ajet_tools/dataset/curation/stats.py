@@ -42,7 +42,7 @@ class Lengths:
         self.total += length * times
         self._bins[length if length < _EXACT_UP_TO else _EXACT_UP_TO + _steps(length)] += times
 
-    def add_all(self, lengths: Any) -> None:
+    def add_all(self, lengths: pl.Series) -> None:
         """A polars series of lengths."""
         for length, times in lengths.value_counts().iter_rows():
             self.add(length, times)
@@ -89,7 +89,7 @@ class Field:
     most: float | None = None
     """Of numbers."""
 
-    def add(self, value: Any, times: int = 1) -> None:
+    def add(self, value: object, times: int = 1) -> None:
         self.present += times * (value is not None)
         self.kinds[kind_of(value)] += times
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -189,7 +189,7 @@ def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True
     Numbers of rows and of different texts, and lengths, are never.
     """
     stats = Stats(by=by)
-    forms, hashes = Forms(), list[Any]()
+    forms, hashes = Forms(), list[pl.Series]()
     for block in blocks:
         stats.chars.add_all(block.texts.str.len_chars())
         stats.words.add_all(block.texts.str.count_matches(r"\S+"))
@@ -254,7 +254,7 @@ def _answer(values: Mapping[str, object]) -> str | None:
     return None
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 

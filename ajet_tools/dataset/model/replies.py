@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 _THOUGHT_END = "</think>"
 _DECODER = json.JSONDecoder(strict=False)
@@ -13,7 +12,7 @@ _INNER_LIST = re.compile(r'^\{\s*"\w+"\s*:\s*(\[)', re.MULTILINE)
 _LISTED = ("tasks", "rows", "items", "data", "examples")
 
 
-def rows_in(text: str) -> tuple[list[Any], str | None]:
+def rows_in(text: str) -> tuple[list[object], str | None]:
     """The rows, and what is wrong with the reply: `not JSON` or `incomplete JSON` with where, or None.
 
     What was whole before a cut is kept. Thoughts before the rows are skipped; a row may hold the tag that ends them.
@@ -25,7 +24,7 @@ def rows_in(text: str) -> tuple[list[Any], str | None]:
     return rows, problem
 
 
-def _read(text: str) -> tuple[list[Any], str | None, int]:
+def _read(text: str) -> tuple[list[object], str | None, int]:
     """The rows, what is wrong, and the end of what was read."""
     start = _first(text)
     if start is None:
@@ -33,7 +32,7 @@ def _read(text: str) -> tuple[list[Any], str | None, int]:
         return [], f"not JSON: {shown_text[:120]!r}" if shown_text else "not JSON: the reply is empty", 0
     listed = text[start] == "["
     at = start + 1 if listed else start
-    rows: list[Any] = []
+    rows: list[object] = []
     while True:
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string too
         if at >= len(text):
@@ -60,11 +59,11 @@ def _first(text: str) -> int | None:
     return None
 
 
-def _half(rows: list[Any]) -> str:
+def _half(rows: list[object]) -> str:
     return f"incomplete JSON: the reply ends, or breaks, in row {len(rows) + 1}"
 
 
-def _unwrap(rows: list[Any]) -> list[Any]:
+def _unwrap(rows: list[object]) -> list[object]:
     """`{"tasks": [...]}` is the list in it."""
     if len(rows) == 1 and isinstance(rows[0], dict):
         for name in _LISTED:

@@ -11,7 +11,6 @@ import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.dataset.curation.filter import task_id_of
@@ -102,7 +101,7 @@ class Kinds:
     kinds: set[str] = field(default_factory=set)
     fields: dict[str, Kinds] = field(default_factory=dict)
 
-    def observe(self, value: Any) -> None:
+    def observe(self, value: object) -> None:
         self.kinds.add(kind_of(value))
         for name, inner in value.items() if isinstance(value, Mapping) else ():
             self.fields.setdefault(name, Kinds()).observe(inner)
@@ -153,7 +152,7 @@ def _id_by_content(values: Mapping[str, object]) -> str | None:
     return task_id_of({name: value for name, value in values.items() if name not in OURS})
 
 
-def _changed(before: Any, after: Any, path: str = "") -> Iterator[str]:
+def _changed(before: object, after: object, path: str = "") -> Iterator[str]:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for name in dict.fromkeys((*before, *after)):
             yield from _changed(before.get(name), after.get(name), f"{path}.{name}" if path else name)
@@ -161,7 +160,7 @@ def _changed(before: Any, after: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
-def _check_kinds(before: Any, after: Any, shape: Kinds | None, path: str) -> None:
+def _check_kinds(before: object, after: object, shape: Kinds | None, path: str) -> None:
     known = {_KINDS[one] for one in (*(shape.kinds if shape is not None else ()), kind_of(before))}
     known.discard("null")
     kind = _KINDS[kind_of(after)]

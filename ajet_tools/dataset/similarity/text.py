@@ -23,7 +23,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -74,7 +73,7 @@ def normal(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def normals(texts: Any, form: Callable[[str], str] = normal) -> Any:
+def normals(texts: pl.Series, form: Callable[[str], str] = normal) -> pl.Series:
     """The normal forms of a polars series. `form` makes them of what is not ASCII, for which all agree."""
     plain = texts.str.len_bytes() == texts.str.len_chars()
     spaced = texts.str.contains("  ", literal=True) | texts.str.starts_with(" ") | texts.str.ends_with(" ")
@@ -91,7 +90,7 @@ def normals(texts: Any, form: Callable[[str], str] = normal) -> Any:
     return normalized
 
 
-def _has_control(texts: Any) -> Any:
+def _has_control(texts: pl.Series) -> pl.Series:
     """Which of them have a control character. A regular expression takes five times as long."""
     array = texts.to_arrow(compat_level=pl.CompatLevel.oldest())
     _, starts, data = (buffer or b"" for buffer in array.buffers())
