@@ -76,6 +76,17 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.strip().endswith("[]")
 
 
+def test_every_command_is_there_without_any_extra() -> None:
+    code = """
+import importlib, pkgutil, sys
+sys.modules |= dict.fromkeys(("torch", "transformers", "peft", "ray", "trinity", "vllm", "verl", "tinker", "textual"))
+import ajet_tools.cli
+for module in pkgutil.walk_packages(ajet_tools.cli.__path__, "ajet_tools.cli."):
+    importlib.import_module(module.name)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["filter {0} chars<9 -o {1}", "export {0} -o {1}", "mix {0}=1 -o {1}"])
 def test_commands_of_rows_load_nothing_that_they_do_not_need(tmp_path: Path, command: str) -> None:

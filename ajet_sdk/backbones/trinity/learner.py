@@ -9,10 +9,8 @@ import asyncio
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -25,13 +23,13 @@ import httpx
 import ajet_sdk
 from ajet_sdk.backbones.trinity.launch import environment
 from ajet_sdk.engines.http import without_certificates
-from ajet_sdk.errors import AjetError, ConfigError, EngineUnavailable, TrainingError
+from ajet_sdk.errors import ConfigError, EngineUnavailable, TrainingError
 from ajet_sdk.gateway.gateway import listening_socket
-from ajet_sdk.reporting.output import echo
-from ajet_sdk.rollout.event_loop import run_to_end
-from ajet_sdk.trainer_service.server import serve
 
 T = TypeVar("T")
+
+_PROCESS = "ajet_sdk.backbones.trinity.learner_process"
+"""Loads torch, which this module does not."""
 
 _START, _STOP, _PAUSE = 120.0, 10.0, 0.2
 """Seconds that it has to answer, and to end; and between two looks."""
@@ -95,7 +93,7 @@ def _start(options: dict[str, object], state: Path, log: Path, key: dict[str, st
         handed = {"state": str(state.resolve()), "listener": listener.fileno(), "parent": os.getpid()}
         begin, port = stream.tell(), listener.getsockname()[1]
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, json.dumps({**options, **handed})],
+            [sys.executable, "-m", _PROCESS, json.dumps({**options, **handed})],
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
@@ -130,30 +128,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-# In the child
-
-
-def main() -> None:
-    """Serve until SIGTERM, or until the parent is gone."""
-    options = json.loads(sys.argv[1])
-    threading.Thread(target=_end_with, args=(options.pop("parent"),), daemon=True).start()
-    listener = socket.socket(fileno=options.pop("listener"))
-    state = Path(options.pop("state"))
-    try:
-        run_to_end(serve(listener, state=state, api_key=os.environ["TINKER_API_KEY"], device="cpu", **options))
-    except AjetError as error:
-        echo(f"ajet: {error}", err=True)
-        raise SystemExit(1) from None
-
-
-def _end_with(parent: int) -> None:
-    """End at once when the parent is gone: the state on disk is whole at any time."""
-    while os.getppid() == parent:
-        time.sleep(_PAUSE)
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main()
