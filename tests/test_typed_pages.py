@@ -242,6 +242,7 @@ def surroundings(programs: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_the_first_screen_does_what_it_shows(tmp_path: Path) -> None:
     """As the slow test does, from this checkout; the program that the pages show is the starter's."""
     (tmp_path / "clone").mkdir()

@@ -336,6 +336,7 @@ def test_a_blocked_loop_is_warned_about_once(caplog: pytest.LogCaptureFixture) -
     assert len(warned) == 1 and "test_episode.py" in warned[0]
 
 
+@pytest.mark.slow
 def test_a_hung_loop_is_replaced_and_who_was_held_up_is_tried_again(short_grace: None) -> None:
     released = threading.Event()
 

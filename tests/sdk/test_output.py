@@ -58,6 +58,7 @@ def test_only_our_own_colours_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) 
     assert obeyed(said.replace("\x1b[31;1mred\x1b[0m", "").replace("\x1b[31mb\x1b[0m", "")) == []
 
 
+@pytest.mark.slow
 @given(text=st.one_of(st.just(EVIL), FOREIGN))
 def test_json_stays_the_same_json(text: str) -> None:
     line = output.json_line({"text": text, text: 1})

@@ -81,6 +81,7 @@ def test_a_run_scores_every_task(tmp_path: Path) -> None:
     assert rows(report.directory, "SELECT count(*) AS n FROM episodes WHERE split = 'val'") == [{"n": 12}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [run, train])
 def test_a_run_whose_ledger_does_not_balance_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any

@@ -113,6 +113,7 @@ def test_whatever_a_workflow_returns_is_recorded(tmp_path: Path) -> None:
     assert all(str(episode.output) is not None for episode in episodes)  # what is shown of it later cannot raise
 
 
+@pytest.mark.slow
 def test_a_text_that_never_comes_is_a_time_out(tmp_path: Path) -> None:
     class Hangs:
         def __str__(self) -> str:

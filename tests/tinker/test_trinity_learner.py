@@ -130,6 +130,7 @@ def check_scores(model: Any, sampled: list[Sampled]) -> None:
         np.testing.assert_allclose(reply.logprobs, exact.numpy(), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_runners_sample_with_the_weights_that_trinity_gave_its_model_last(
     server: Server, service: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

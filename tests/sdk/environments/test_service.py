@@ -191,6 +191,7 @@ def test_a_fault_is_said_and_stays_in_its_process(
     env.release(), other.release()
 
 
+@pytest.mark.slow
 def test_a_request_that_takes_too_long_ends_its_process_and_those_it_started(counter: Path) -> None:
     with hosted(f"{counter}:Counter", InstanceLimits(timeout=2)) as (url, instances):
         env = GymEnv(url, "count", "0")
@@ -395,6 +396,7 @@ def test_a_killed_instance_is_infrastructure_and_never_a_reward_of_0(service: tu
     assert not instances.listed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["raises", "takes too long"])
 def test_the_instance_of_a_rollout_that_dies_is_ended(service: tuple[str, Instances], how: str) -> None:
     url, instances = service

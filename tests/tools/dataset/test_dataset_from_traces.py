@@ -649,6 +649,7 @@ def test_personal_data_does_not_reach_the_grader(private: Path, model_server: An
     assert "[email 1]" in sent and "bob@example.org" not in sent and "sk-abcdef" not in sent
 
 
+@pytest.mark.slow
 def test_prose_for_a_grade_is_asked_again_and_then_refused(service: Path, model_server: Any) -> None:
     def say(body: dict[str, Any], number: int) -> str:
         _system, first, *said = body["messages"]
