@@ -71,6 +71,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2000)  # three minutes on a quiet machine: it starts first
 def test_wheel_and_source_archive_are_built_and_work_where_nothing_else_is(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path)
     venv.create(tmp_path / "fresh", with_pip=True)
