@@ -19,8 +19,7 @@ from ajet_sdk.errors import AjetError
 from ajet_tools.text.grammar import FilterError
 from ajet_tools.trace.queries.episodes import ListedEpisode, unended_rows
 from ajet_tools.trace.queries.filters import Filter, parse
-from ajet_tools.trace.queries.index import Cancelled
-from ajet_tools.trace.queries.listing import Listing, open_listing
+from ajet_tools.trace.queries.listing import Cancelled, Listing, open_listing
 from ajet_tools.tui.trace.episode_list import CAUSE_COLUMN, EPISODE_COLUMNS, Finder, UnfinishedRows
 from ajet_tools.tui.trace.selection import SelectionScreen
 from ajet_tools.tui.widgets.lines import StatusLine

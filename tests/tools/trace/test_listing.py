@@ -17,10 +17,9 @@ from ajet_sdk.protocols import Stop, TraceReader
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
-from ajet_tools.trace.queries import index, listing
+from ajet_tools.trace.queries import listing
 from ajet_tools.trace.queries.filters import parse
-from ajet_tools.trace.queries.index import Cancelled
-from ajet_tools.trace.queries.listing import COLUMNS, Listing, open_listing
+from ajet_tools.trace.queries.listing import COLUMNS, Cancelled, Listing, open_listing
 from ajet_tools.trace.queries.search import search
 from tests.serving import live_trace
 
@@ -140,7 +139,7 @@ def test_a_filter_fits_the_same_episodes_in_spans_and_in_one_query(
     reader: TraceReader, everything: dict[str, dict[str, Any]], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "_SPAN", 7)
-    monkeypatch.setattr(index, "_SPAN", 7)
+    monkeypatch.setattr(listing, "_TOKEN_SPAN", 7)
     parsed = parse(text)
     told: list[tuple[int, int]] = []
     found = open_listing(reader, "run", parsed, sort="tokens", progress=lambda done, of: told.append((done, of)))
@@ -249,7 +248,7 @@ def test_a_live_run_is_listed_filtered_and_searched_while_it_goes_on(tmp_path: P
 
 
 class Watched:
-    """A reader that keeps the questions, and lets something happen after the first of each refresh."""
+    """A reader that keeps the questions, and lets something happen after the second."""
 
     def __init__(self, reader: TraceReader, happens: Callable[[], None]) -> None:
         self._reader, self._happens = reader, happens
@@ -260,7 +259,7 @@ class Watched:
     def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
         found = self._reader.query(sql, parameters, stop)
         self.asked.append(sql)
-        if len(self.asked) == 1:
+        if len(self.asked) == 2:
             self._happens()
         return found
 
@@ -283,7 +282,7 @@ def test_what_is_new_is_few_questions_also_while_more_ends(tmp_path: Path) -> No
         watched = Watched(reader, more)
         grown = found.refreshed(watched)
         assert grown.ids()[0] == "run-10" and grown.count == 11
-        assert len(watched.asked) == 2, "which there are, what is counted of them: nothing is read anew"
+        assert len(watched.asked) == 2, "how many there are, and which"
         grown = grown.refreshed(watched)
         assert grown.ids()[:2] == ["run-11", "run-10"] and grown.count == 12 and len(watched.asked) == 4
         fresh = open_listing(reader, "run")
