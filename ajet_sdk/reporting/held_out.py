@@ -1,7 +1,7 @@
 """Analysis of validations: rewards by set of tasks, drops, and whether training carries over.
 
-Two validations are compared by the mean rewards of the same tasks, paired. The interval of their difference is
-mean ± t · s / sqrt(n) over n tasks, at 95 % for all comparisons together (Bonferroni).
+Two validations are compared by the mean rewards of the same tasks, in pairs, with the interval of `reporting.paired`:
+95 % for all comparisons together (Bonferroni).
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+from ajet_sdk.reporting.paired import paired
 from ajet_sdk.types import Episode, Task
 
 if TYPE_CHECKING:
@@ -69,28 +70,18 @@ class Change:
         )
 
 
-def paired(before: Mapping[str, float], after: Mapping[str, float], comparisons: int = 1) -> Change | None:
-    """The change on tasks that are in both, by id; None for fewer than `MIN_TASKS`.
+def compare(before: Mapping[str, float], after: Mapping[str, float], comparisons: int = 1) -> Change | None:
+    """The change on tasks that are in both, by id; None for fewer than `MIN_TASKS`, or too few for an interval.
 
     `comparisons` is the number of comparisons made together; it widens the intervals.
     """
     shared = sorted(before.keys() & after.keys())
     if len(shared) < MIN_TASKS:
         return None
-    differences = [after[task] - before[task] for task in shared]
-    t = _student(1 - 0.025 / comparisons, len(shared) - 1)
-    mean, half = fmean(differences), t * stdev(differences) / math.sqrt(len(shared))
-    return Change(
-        fmean(before[t] for t in shared), fmean(after[t] for t in shared), mean - half, mean + half, len(shared)
-    )
-
-
-def _student(share: float, degrees: int) -> float:
-    """The quantile of Student's t distribution, to 1 % from 7 degrees of freedom on (Abramowitz and Stegun, 26.7.5)."""
-    z = NormalDist().inv_cdf(share)
-    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / degrees + second / degrees**2 + third / degrees**3
+    test = paired([after[task] - before[task] for task in shared], level=1 - 0.05 / comparisons)
+    if test.low is None or test.high is None:
+        return None
+    return Change(fmean(before[t] for t in shared), fmean(after[t] for t in shared), test.low, test.high, test.n)
 
 
 def sets_of(tasks: Sequence[Task], keys: Sequence[str]) -> dict[str, set[str]]:
@@ -132,7 +123,7 @@ def dropped(before: Mapping[str, float], after: Mapping[str, float], sets: Mappi
     within = {"": before.keys(), **sets}
     fell = {}
     for name, ids in within.items():
-        change = paired({t: r for t, r in before.items() if t in ids}, after, len(within))
+        change = compare({t: r for t, r in before.items() if t in ids}, after, len(within))
         if change is not None and change.high < 0:
             fell[name] = change
     return fell

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting import html, output
-from ajet_sdk.reporting.held_out import drop_message, dropped, not_carried_over, paired, task_rewards, without_signal
+from ajet_sdk.reporting.held_out import compare, drop_message, dropped, not_carried_over, task_rewards, without_signal
 from ajet_sdk.reporting.notices import STEPS, discarded, unstable, warning_signs
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.reporting.trackers import TRACKERS, TrackedRun, Tracker
@@ -145,7 +145,7 @@ class Loggers:
             sound = task_rewards(trace, self._run_id, first, step, greedy=greedy, sound=True)
             signal = without_signal(trace, self._run_id)
         fell, failing = dropped(before, after, sets), dropped(*sound, sets)
-        carried = not_carried_over(self.history["train/reward"], paired(before, after), step)
+        carried = not_carried_over(self.history["train/reward"], compare(before, after), step)
         drop, failures = (
             drop_message(fell, first),
             drop_message(failing, first, "the share of sound validation episodes"),

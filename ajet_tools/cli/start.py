@@ -19,6 +19,7 @@ from ajet_sdk import run
 from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.paired import paired
 from ajet_sdk.reporting.results import view_command
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.trace.reader import episodes, open_trace
@@ -26,7 +27,6 @@ from ajet_tools.cli.from_agent import Agent, job_files, read_agent
 from ajet_tools.cli.trace.view import view as open_viewer
 from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.text.tables import console, table
-from ajet_tools.trace.compare.paired import paired
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config

@@ -15,9 +15,9 @@ from ajet_sdk.config.config import Config
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.paired import Paired
 from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, split_arguments
 from ajet_tools.cli.options import AsJson, expand_options, print_json
-from ajet_tools.trace.compare.paired import Paired
 from ajet_tools.tuning.prompts import Reflect, Tuned, tune
 
 app = typer.Typer(add_completion=False)

@@ -20,10 +20,10 @@ from ajet_sdk import run as sdk
 from ajet_sdk.agent.decorators import workflow
 from ajet_sdk.capture.observe import trace
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
+from ajet_sdk.reporting.paired import Paired, paired
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Episode, Task
 from ajet_tools.text.clean import message_text, reply_of
-from ajet_tools.trace.compare.paired import Paired, paired
 from ajet_tools.tuning.source import Prompts, placeholders, prompts_of
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from ajet_sdk.errors import QueryError
+from ajet_sdk.reporting.paired import Paired
 from ajet_sdk.types import Episode
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.trace.options import Where
@@ -31,7 +32,6 @@ from ajet_tools.trace.compare.diff import (
     diff_runs,
     episode_at,
 )
-from ajet_tools.trace.compare.paired import Paired
 from ajet_tools.trace.compare.requests import message_diff
 from ajet_tools.trace.locate import open_named
 

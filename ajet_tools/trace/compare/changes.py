@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from statistics import fmean, pvariance
 
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.reporting.paired import paired
 from ajet_sdk.trace.reader import episodes
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace.compare.attempts import ComparedAttempt, Divergence, align, attempt_of
-from ajet_tools.trace.compare.paired import paired
 from ajet_tools.trace.queries.steps import StepEpisode
 from ajet_tools.trace.queries.tokens import EpisodeFacts
 

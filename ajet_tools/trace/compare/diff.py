@@ -12,6 +12,7 @@ from typing import Literal
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.reporting.paired import Paired, paired
 from ajet_sdk.samples.prefixes import common_prefix, common_start
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.template import clean
@@ -19,7 +20,6 @@ from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Episode
 from ajet_tools.text.clean import flat_keys, reply_of
 from ajet_tools.trace.compare.changes import Finding, by_task, changes_of_tasks, failures, measures, rewards
-from ajet_tools.trace.compare.paired import Paired, paired
 from ajet_tools.trace.compare.requests import requests_of
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.queries.steps import StepEpisode, Steps, rewards_by_step, step_episodes

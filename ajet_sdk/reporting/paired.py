@@ -15,12 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-EXACT = 20
+EXACT = 16
 """Pairs up to which every choice of signs is looked at."""
 
 _DRAWS = 20_000
-
-_LEVEL = 0.95
 
 _CHUNK = 500
 
@@ -38,16 +36,22 @@ class Paired:
     low: float | None
     high: float | None
     level: float | None
-    """Coverage of the interval; slightly above 0.95 if exact."""
+    """Coverage of the interval; slightly above what was asked for if exact."""
     exact: bool
     smallest_p: float
     """The smallest p that n pairs allow; above 0.05, no difference can be significant."""
 
 
-def paired(differences: Sequence[float], *, seed: int = 0) -> Paired:
-    """Test whether the mean of paired differences is 0. `seed` is that of the draws, above `EXACT` pairs.
+def paired(differences: Sequence[float], *, level: float = 0.95, seed: int = 0) -> Paired:
+    """Test whether the mean of paired differences is 0.
 
-    Raises ValueError for no differences.
+    Args:
+        differences: one per pair.
+        level: least coverage of the interval; of m comparisons made together 1 - 0.05 / m (Bonferroni).
+        seed: of the draws, above `EXACT` pairs.
+
+    Raises:
+        ValueError: there are no differences.
     """
     values = np.asarray(differences, dtype=np.float64)
     n = len(values)
@@ -55,7 +59,7 @@ def paired(differences: Sequence[float], *, seed: int = 0) -> Paired:
         raise ValueError("there are no pairs to compare")
     exact, smallest = n <= EXACT, 2.0 ** (1 - n)
     mean = float(values.mean())
-    if smallest > 1 - _LEVEL:
+    if not int((1 - level) / 2 * (2**n if exact else _DRAWS)):
         return Paired(n, mean, None, None, None, None, exact, smallest)
     sums, sizes = _every_subset(values) if exact else _drawn_subsets(values, seed)
     total = float(values.sum())
@@ -64,7 +68,7 @@ def paired(differences: Sequence[float], *, seed: int = 0) -> Paired:
     p = extreme / len(sums) if exact else (extreme + 1) / (len(sums) + 1)
     means = np.sort(sums[sizes > 0] / sizes[sizes > 0])
     parts = len(means) + 1
-    outside = int((1 - _LEVEL) / 2 * parts)
+    outside = int((1 - level) / 2 * parts)
     low, high = float(means[outside - 1]), float(means[len(means) - outside])
     return Paired(n, mean, p, low, high, 1 - 2 * outside / parts, exact, smallest)
 
@@ -82,6 +86,6 @@ def _drawn_subsets(values: _Array, seed: int) -> tuple[_Array, _Array]:
     draw = np.random.default_rng(seed)
     parts = []
     for _ in range(_DRAWS // _CHUNK):
-        chosen = draw.integers(0, 2, (_CHUNK, len(values))).astype(np.float64)
+        chosen = draw.integers(0, 2, (_CHUNK, len(values)), np.uint8).astype(np.float64)
         parts.append((chosen @ values, chosen.sum(axis=1)))
     return np.concatenate([s for s, _ in parts]), np.concatenate([n for _, n in parts])

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from ajet_tools.trace.compare.paired import EXACT, paired
+from ajet_sdk.reporting.paired import EXACT, paired
 
 
 def by_hand(differences: list[Fraction]) -> float:
