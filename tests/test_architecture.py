@@ -254,6 +254,7 @@ IN_FUNCTIONS = {
         "asyncio",
         "duckdb",
         "httpx",
+        "jinja2",
         "openai",
         "polars",
         "pyarrow",

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import ConfigError, NoReward
-from ajet_sdk.types import Task
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
+    from ajet_sdk.types import Task
 
 
 def text_of(output: object) -> str:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ajet_sdk.tasks.task_rows import SHARD, SPLITS
-from ajet_sdk.types import Task
+
+if TYPE_CHECKING:
+    from ajet_sdk.types import Task
 
 HELD_OUT = "val"
 

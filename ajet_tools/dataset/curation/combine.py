@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,8 @@ import polars as pl
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.dataset.curation.filter import has_dotted_key
-from ajet_tools.dataset.files.blocks import Block, Irregular, LineBlock, encodable, join, text_of
-from ajet_tools.dataset.files.lines import as_json, types_at
+from ajet_tools.dataset.files.blocks import Block, LineBlock, encodable, join, text_of
+from ajet_tools.dataset.files.lines import json_at
 from ajet_tools.dataset.files.tables import count_rows, read_blocks
 from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.similarity.text import normal, normals
@@ -276,23 +274,15 @@ class Splitter:
 
 def _strata(block: Block, field: str, indices: npt.NDArray[np.integer[Any]]) -> pl.Series:
     """What rows have at a field, as JSON, in a polars series: by the column where it tells, else by the rows."""
-    strata = pl.repeat(None, len(block), dtype=pl.String, eager=True)
     path = tuple(field.split("."))
     if isinstance(block, LineBlock) and not has_dotted_key(block, [path]):
-        with suppress(Irregular):
-            column, types = block.columns([path])[path], types_at(block.lines, path)
-            for kind, names in _KINDS.items():
-                if len(some := types.is_in(names).arg_true()):
-                    cells = as_json(column.gather(some), kind, partial(json.dumps, ensure_ascii=False))
-                    strata = strata.scatter(some, cells)
-    chosen = strata.gather(indices)
-    left = chosen.is_null().arg_true()
-    if not len(left):
-        return chosen
-    values = (value_at(row.values, field) for row in block.rows(indices[left.to_numpy()]))
-    texts = [encodable(json.dumps(value, sort_keys=True, ensure_ascii=False)) for value in values]
-    return chosen.scatter(left, pl.Series(texts, dtype=pl.String))
+        values = json_at(block.lines if len(indices) == len(block) else block.lines.gather(indices), path)
+        if values is not None:
+            names = values.unique()
+            return values.replace_strict(names, [_stratum(json.loads(name or "null")) for name in names])
+    values_of_rows = (value_at(row.values, field) for row in block.rows(indices))
+    return pl.Series([_stratum(value) for value in values_of_rows], dtype=pl.String)
 
 
-_KINDS = {"text": ["VARCHAR"], "integer": ["UBIGINT", "BIGINT"], "bool": ["BOOLEAN"], "null": ["NULL"]}
-"""Kinds of values that a column of text shows as they are, by DuckDB's words."""
+def _stratum(value: object) -> str:
+    return encodable(json.dumps(value, sort_keys=True, ensure_ascii=False))

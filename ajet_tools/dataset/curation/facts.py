@@ -5,6 +5,7 @@ Columns of a block answer for most rows; the row itself is read where they canno
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ import polars as pl
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
-from ajet_tools.dataset.curation.forms import given_away, may_give_away
+from ajet_tools.dataset.curation.forms import CUES, given_away, may_give_away
 from ajet_tools.dataset.curation.schema import ANSWERS
 from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, encodable, text_of
 from ajet_tools.dataset.files.hashes import normalize
@@ -81,11 +82,18 @@ def facts_of(block: LineBlock) -> BlockFacts:
 def facts_of_rows(block: LineBlock) -> BlockFacts:
     """By rows alone, which say the same."""
     kinds = [(index, kinds_of(row.values), 1) for index, row in enumerate(block.rows())]
-    each, nothing = (
-        np.ones(len(block), bool),
-        [pl.repeat(None, len(block), dtype=pl.String, eager=True) for _ in range(3)],
-    )
+    each, nothing = np.ones(len(block), bool), [_nothing(block) for _ in range(3)]  # each is changed in place
     return BlockFacts(kinds, *_read_rows(block, nothing, each, ~each, each))
+
+
+def _nothing(block: LineBlock) -> pl.Series:
+    return pl.repeat(None, len(block), dtype=pl.String, eager=True)
+
+
+@functools.cache
+def _wording() -> str:
+    """An expression for each run of words of our prompts."""
+    return "|".join(map(re.escape, wording()))
 
 
 class _Columns:
@@ -151,22 +159,26 @@ class _Columns:
 
     def tasks(self) -> list[pl.Series]:
         """`text`, `id` and `answer` of tasks that the columns show."""
-        ids = self._columns[("task_id",)] if ("task_id",) in self._columns else self._forms.clear(len(self._forms))
-        inner, top = (self._columns.get(path, ids.clear(len(ids))) for path in (("metadata", "answer"), ("answer",)))
+        ids, inner, top = (self._columns.get(path) for path in (("task_id",), ("metadata", "answer"), ("answer",)))
+        ids = _nothing(self._block) if ids is None else pl.select(pl.when(ids != "").then(ids)).to_series()
+        if inner is None or top is None:
+            answer = _nothing(self._block) if inner is top else top if inner is None else inner
+        else:
+            answer = pl.select(pl.when(pl.Series(self._inner)).then(inner).otherwise(top)).to_series()
         signs = pl.Series(self._signs)
-        answer = pl.select(
-            pl.when(signs != "").then(signs + pl.when(pl.Series(self._inner)).then(inner).otherwise(top))
-        ).to_series()
-        return [self._forms, pl.select(pl.when(ids != "").then(ids)).to_series(), answer]
+        return [self._forms, ids, pl.select(pl.when(signs != "").then(signs + answer)).to_series()]
 
     def given_away(self) -> npt.NDArray[np.bool_]:
         """Rows that may give their answer away or repeat a prompt, as a numpy array."""
         answers = [self._columns[path] for path in _ANSWERS if path in self._columns]
+        wording_runs = _wording()
+        # one expression for both takes no longer than for one of them; few texts have either
+        marked = self._forms.str.contains(f"{CUES}|{wording_runs}").fill_null(False)
         suspects = may_give_away(
-            self._block.texts, self._forms, [answer for answer in answers if answer.null_count() < len(answer)]
+            self._block.texts, self._forms, marked, [answer for answer in answers if answer.null_count() < len(answer)]
         )
-        # one expression of all runs takes a third of the time of `contains_any`
-        suspects |= self._forms.str.contains("|".join(map(re.escape, wording()))).fill_null(False)
+        indices = marked.arg_true()
+        suspects = suspects.scatter(indices.filter(self._forms.gather(indices).str.contains(wording_runs)), True)
         for structure, indices in self.groups:
             if structure is None or not self._is_plain(structure):
                 suspects = suspects.scatter(indices, True)

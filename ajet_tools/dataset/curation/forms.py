@@ -61,7 +61,7 @@ _CUE = re.compile(
     r"[\"'`*$({\[“‘\s]*\Z",
     re.IGNORECASE,
 )
-_CUES = (
+CUES = (
     r"hint|correct|answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|risposta|resposta|"
     r"ответ|答案|答え|정답|=|\u0307"
 )
@@ -215,16 +215,16 @@ def given_away(values: Mapping[str, object]) -> str | None:
     return None
 
 
-def may_give_away(texts: pl.Series, forms: pl.Series, answers: Sequence[pl.Series]) -> pl.Series:
+def may_give_away(texts: pl.Series, forms: pl.Series, marked: pl.Series, answers: Sequence[pl.Series]) -> pl.Series:
     """Of which rows `given_away` may say something; it says nothing of the others.
 
     Args:
         texts: the questions, as a polars series.
         forms: their normal forms.
+        marked: which of these have one of `CUES`, and maybe others.
         answers: columns of answers as text, numbers as JSON spells them.
     """
-    behind = re.escape(_BEHIND)
-    has_cue = forms.str.contains(_CUES) | texts.str.contains(rf"\?[{behind}]*[^?{behind}][^?]*$")
+    has_cue = marked | (texts.str.contains("?", literal=True) & ~texts.str.strip_chars_end(_BEHIND).str.ends_with("?"))
     plain = texts.str.len_bytes() == texts.str.len_chars()
     gives_away = pl.repeat(False, len(texts), eager=True)
     for answer in answers:

@@ -119,10 +119,10 @@ def _grouped(lines: pl.Series, paths: Mapping[str, bool]) -> list[npt.NDArray[np
     return [indices.to_numpy() for indices in groups["index"]]
 
 
-def types_at(lines: pl.Series, path: Path) -> pl.Series:
-    """What JSON has at a path of each line, in DuckDB's words (VARCHAR, UBIGINT, NULL), as a polars series.
+def json_at(lines: pl.Series, path: Path) -> pl.Series | None:
+    """What each line has at a path, as JSON in a polars series of text: null where it has nothing.
 
-    Null where there is nothing; for all lines where DuckDB cannot read one of them.
+    None where DuckDB cannot read a line (half a surrogate pair).
     """
     import duckdb
 
@@ -130,9 +130,10 @@ def types_at(lines: pl.Series, path: Path) -> pl.Series:
     try:
         with _connection().cursor() as cursor:
             table = cursor.from_arrow(lines.rename("line").to_frame().to_arrow())
-            return pl.DataFrame(table.project(f"json_type(line, '{pointer}') AS kind").to_arrow_table())["kind"]
+            values = table.project(f"json_extract(line, '{pointer}')::VARCHAR AS value").to_arrow_table()
+            return pl.DataFrame(values)["value"]
     except duckdb.Error:
-        return pl.repeat(None, len(lines), dtype=pl.String, eager=True)
+        return None
 
 
 @cache

@@ -38,7 +38,7 @@ from ajet_tools.dataset.files.sources import (
 from ajet_tools.dataset.files.values import KINDS, kind_of
 
 _DELIMITED = (".csv", ".tsv")
-_BYTES = 4 << 20
+_BYTES = 6 << 20
 _TABLE_ROWS = 1 << 16
 _TABLE_BUFFER = 1 << 20
 

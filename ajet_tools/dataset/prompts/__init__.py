@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import jinja2
-import jinja2.nodes
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.lineage import plain_text
+
+if TYPE_CHECKING:
+    import jinja2
 
 __all__ = ["Prompt", "lines_of", "load", "load_file", "phrases", "repeated", "wording"]
 
@@ -28,6 +28,8 @@ _RUN = 6
 """Words in a row that say where a sentence is from."""
 _HEADING = 3
 _EDGES = " .,;:!?()"
+_MARKUP = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
+"""What is not text in a template."""
 _ITEMS = re.compile(r"(?:^|\n)\s*-\s|\n\s*\n")
 _SENTENCES = re.compile(r"(?<=[.:!?])\s+")
 _VERSION = re.compile(r"\{#\s*version (\d+)\s*#\}")
@@ -47,6 +49,8 @@ class Prompt:
 
     def render(self, **variables: Any) -> str:
         """The text. Raises ConfigError where the template asks for what there is not, or fails."""
+        import jinja2
+
         try:
             return self.template.render(**variables).strip()
         except jinja2.TemplateError as error:
@@ -60,6 +64,8 @@ class Prompt:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         undefined=jinja2.StrictUndefined,
@@ -95,6 +101,8 @@ def load_file(path: Path) -> Prompt:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the template {path}: {error}") from error
+    import jinja2
+
     try:
         template = _environment().from_string(text)
     except jinja2.TemplateSyntaxError as error:
@@ -118,8 +126,8 @@ def repeated(text: str, said: Iterable[str]) -> str | None:
 def _runs(template: str) -> frozenset[str]:
     """Every six words in a row of a template's sentences, and its short headings (`Keep to this:`)."""
     runs = set[str]()
-    for node in _environment().parse(template).find_all(jinja2.nodes.TemplateData):
-        for sentence in (part for item in _ITEMS.split(node.data) for part in _SENTENCES.split(item.strip())):
+    for text in _MARKUP.split(template):
+        for sentence in (part for item in _ITEMS.split(text) for part in _SENTENCES.split(item.strip())):
             words = plain_text(sentence).split()
             runs.update(" ".join(words[at : at + _RUN]).strip(_EDGES) for at in range(len(words) - _RUN + 1))
             if sentence[:1].isupper() and sentence.endswith(":") and _HEADING <= len(words) < _RUN:
