@@ -177,8 +177,8 @@ class _Columns:
         suspects = may_give_away(
             self._block.texts, self._forms, marked, [answer for answer in answers if answer.null_count() < len(answer)]
         )
-        indices = marked.arg_true()
-        suspects = suspects.scatter(indices.filter(self._forms.gather(indices).str.contains(wording_runs)), True)
+        some = marked.arg_true()
+        suspects = suspects.scatter(some.filter(self._forms.gather(some).str.contains(wording_runs)), True)
         for structure, indices in self.groups:
             if structure is None or not self._is_plain(structure):
                 suspects = suspects.scatter(indices, True)
