@@ -11,6 +11,7 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,14 +28,14 @@ from textual.worker import Worker
 from ajet_sdk.errors import AjetError, QueryError
 from ajet_sdk.protocols import Stop, TraceReader
 from ajet_sdk.reporting.output import visible
-from ajet_sdk.trace.values import rows_of
+from ajet_sdk.trace.values import rows_of, value_of
 from ajet_tools.text.clean import counted, one_line
+from ajet_tools.text.tables import number
 from ajet_tools.trace.sql import console
 from ajet_tools.trace.sql.process import SqlProcess
 from ajet_tools.tui.base import Dialog
-from ajet_tools.tui.trace.screen import TraceScreen, TraceViewer
+from ajet_tools.tui.trace.screen import FittedTable, TraceScreen, TraceViewer
 from ajet_tools.tui.trace.text import TextScreen
-from ajet_tools.tui.widgets.arrow_table import ArrowTable
 from ajet_tools.tui.widgets.prompt import Prompt, remember
 
 _FIRST = "SELECT * FROM runs"
@@ -78,7 +79,7 @@ class SqlScreen(TraceScreen):
     SqlScreen SqlEditor { height: 8; border: round $primary; }
     SqlScreen SqlEditor:focus { border: round $accent; }
     SqlScreen #message { height: auto; max-height: 6; padding: 0 1; background: $panel; }
-    SqlScreen ArrowTable { height: 1fr; }
+    SqlScreen ResultTable { height: 1fr; }
     SqlScreen Tree { width: 34; display: none; border-right: solid $primary; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -105,7 +106,7 @@ class SqlScreen(TraceScreen):
             with Vertical():
                 yield SqlEditor(self.first_text or self.app.last_sql or _FIRST, show_line_numbers=False)
                 yield Static(id="message")
-                yield ArrowTable()
+                yield ResultTable()
         yield Prompt("export to", "a new file: .csv, .jsonl or .parquet", back=SqlEditor, id="file")
 
     def on_mount(self) -> None:
@@ -138,7 +139,7 @@ class SqlScreen(TraceScreen):
     @work
     async def _ask(self, sql: str) -> None:
         self._show_message("asking … F9 stops", "italic")
-        self.query_one(ArrowTable).loading = True
+        self.query_one(ResultTable).loading = True
         started, self._stop = time.perf_counter(), Stop()
         try:
             result = await self.app.ask(self._answer, sql, self._stop)
@@ -151,7 +152,7 @@ class SqlScreen(TraceScreen):
             self._show(result, time.perf_counter() - started)
             remember(self.app.queries, sql)
         finally:
-            for table in self.query(ArrowTable):  # none is left where the screen has been left meanwhile
+            for table in self.query(ResultTable):  # none is left where the screen has been left meanwhile
                 table.loading = False
 
     def _answer(self, reader: TraceReader, sql: str, stop: Stop) -> pa.Table:
@@ -163,9 +164,10 @@ class SqlScreen(TraceScreen):
     def _show(self, result: pa.Table, seconds: float) -> None:
         if result.column_names == ["explain_key", "explain_value"]:
             self.app.push_screen(TextScreen("explain", lambda: "\n".join(result["explain_value"].to_pylist())))
-        self.query_one(ArrowTable).show(result)
+        self.query_one(ResultTable).show(result)
         rows, columns = counted(len(result), "row"), counted(result.num_columns, "column")
-        self._show_message(f"{rows}, {columns}, {seconds:.2f} s", "")
+        cut = f"; the first {MOST_ROWS:,} are shown, F8 writes all" if len(result) > MOST_ROWS else ""
+        self._show_message(f"{rows}, {columns}, {seconds:.2f} s{cut}", "")
 
     def action_stop(self) -> None:
         """End the query, and the process that runs it; the next one has a new one."""
@@ -209,7 +211,7 @@ class SqlScreen(TraceScreen):
             self.query_one(SqlEditor).insert(event.node.data)
 
     def action_export(self) -> None:
-        if self.query_one(ArrowTable).table.num_columns:
+        if self.query_one(ResultTable).table.num_columns:
             self.query_one("#file", Prompt).open("result.csv")
         else:
             self._show_message("there is no result to export; F5 runs the query", "bold red")
@@ -217,31 +219,86 @@ class SqlScreen(TraceScreen):
     async def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
         path = Path(event.text)
         try:
-            count = await asyncio.to_thread(console.save_result, self.query_one(ArrowTable).table, path)
+            count = await asyncio.to_thread(console.save_result, self.query_one(ResultTable).table, path)
         except AjetError as error:
             event.prompt.show_error(str(error))
             return
         event.prompt.close()
         self._show_message(f"{counted(count, 'row')} written to {path}", "")
 
-    def on_arrow_table_selected(self, event: ArrowTable.Selected) -> None:
+    def on_data_table_cell_selected(self) -> None:
         """An id is opened; any other value is shown whole."""
-        if event.column in _IDS and isinstance(event.value, str):
-            self.app.open_found(event.value)
+        table = self.query_one(ResultTable)
+        column, value = table.column, table.value
+        if column in _IDS and isinstance(value, str):
+            self.app.open_found(value)
         else:
-            self.app.push_screen(TextScreen(event.column, lambda: console.spelled(event.value)))
+            self.app.push_screen(TextScreen(column, lambda: console.spelled(value)))
 
     def action_copy(self) -> None:
-        table = self.query_one(ArrowTable)
-        if len(table.table):
-            self.app.copy(console.spelled(table.value), table.table.column_names[table.cursor[1]])
+        table = self.query_one(ResultTable)
+        if table.row_count:
+            self.app.copy(console.spelled(table.value), table.column)
 
     def action_copy_result(self) -> None:
         """The first thousand rows, for a spreadsheet."""
-        table = self.query_one(ArrowTable).table.slice(0, 1000)
+        table = self.query_one(ResultTable).table.slice(0, 1000)
         lines = ["\t".join(table.column_names)]
         lines += ["\t".join(" ".join(console.spelled(v).split()) for v in row.values()) for row in rows_of(table)]
         self.app.copy("\n".join(lines), counted(len(table), "row"))
+
+
+MOST_ROWS = 2_000
+"""Rows of a result that are shown: a DataTable measures every cell, these in half a second."""
+_WIDEST = 48
+"""Characters of a value in its cell."""
+
+
+class ResultTable(FittedTable):
+    """The first rows of a result."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("home,g", "scroll_top", "First row", show=False),
+        Binding("end,G", "scroll_bottom", "Last row", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(zebra_stripes=True)
+        self.table: pa.Table = pa.table({})
+
+    def show(self, table: pa.Table) -> None:
+        """Another result, from its first row."""
+        self.table = table
+        self.clear(columns=True)
+        self.add_columns(*(Text(one_line(name, _WIDEST)) for name in table.column_names))
+        columns = ([_text(value_of(value)) for value in column[:MOST_ROWS]] for column in table.columns)
+        self.add_rows(zip(*columns, strict=True))
+
+    @property
+    def column(self) -> str:
+        """The name of the column under the cursor."""
+        name: str = self.table.column_names[self.cursor_column]
+        return name
+
+    @property
+    def value(self) -> object:
+        """What stands under the cursor."""
+        return value_of(self.table[self.cursor_column][self.cursor_row])
+
+
+def _text(value: object) -> Text:
+    """A value in a cell."""
+    if value is None:
+        return Text("")
+    if isinstance(value, bool):
+        return Text(str(value).lower())
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        value = int(value)
+    if isinstance(value, int | float):
+        return Text(number(value), justify="right")
+    if isinstance(value, list):
+        value = value[:_WIDEST]
+    return Text(one_line(value if isinstance(value, str | list | dict) else str(value), _WIDEST))
 
 
 class QueriesScreen(Dialog[str]):

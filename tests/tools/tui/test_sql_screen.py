@@ -16,9 +16,8 @@ from textual.widgets import Input, Static, Tree
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_tools.tui.trace.run import RunScreen
-from ajet_tools.tui.trace.sql import SqlEditor, SqlScreen
+from ajet_tools.tui.trace.sql import ResultTable, SqlEditor, SqlScreen
 from ajet_tools.tui.trace.text import TextScreen
-from ajet_tools.tui.widgets.arrow_table import ArrowTable
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +31,7 @@ def shown(pilot: Pilot[None]) -> str:
 
 
 def result(pilot: Pilot[None]) -> pa.Table:
-    return pilot.app.screen.query_one(ArrowTable).table
+    return pilot.app.screen.query_one(ResultTable).table
 
 
 async def opened(pilot: Pilot[None], until: Any, sql: str = "") -> SqlScreen:
@@ -126,18 +125,19 @@ async def test_a_large_result_scrolls_with_a_cursor(
     async with viewing(training_trace) as pilot:
         await opened(pilot, until, "SELECT range AS n, 'x' || range AS t, NULL AS nothing FROM range(300000)")
         await until(pilot, lambda: "300,000 rows, 3 columns" in said(pilot))
-        table = pilot.app.screen.query_one(ArrowTable)
+        table = pilot.app.screen.query_one(ResultTable)
         table.focus()
         await pilot.press("end", "right")
-        assert table.cursor == (299_999, 1) and table.value == "x299999" and "299,999" in shown(pilot)
+        await until(pilot, lambda: table.cursor_coordinate == (1_999, 1) and "1,999" in shown(pilot))
+        assert table.value == "x1999" and "the first 2,000 are shown" in said(pilot)
         await pilot.press("pageup", "up", "home", "down", "left")
-        assert table.cursor == (1, 0) and " n " in shown(pilot)
+        assert table.cursor_coordinate == (1, 0) and " n " in shown(pilot)
         await pilot.press("y")
         assert pilot.app.clipboard == "1"
         await pilot.press("Y")
         assert pilot.app.clipboard.startswith("n\tt\tnothing\n0\tx0\tnull\n1\tx1")
-        await pilot.click(ArrowTable, offset=(12, 3))
-        assert table.cursor == (2, 1)
+        await pilot.click(ResultTable, offset=(12, 3))
+        assert table.cursor_coordinate == (2, 1)
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ async def test_enter_opens_an_id_and_shows_anything_else_whole(
     async with viewing(training_trace) as pilot:
         await opened(pilot, until, "SELECT run_id, name, config FROM runs ORDER BY run_id")
         await until(pilot, lambda: "3 rows" in said(pilot))
-        pilot.app.screen.query_one(ArrowTable).focus()
+        pilot.app.screen.query_one(ResultTable).focus()
         await pilot.press("down", "right", "enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, TextScreen) and "not markup" in shown(pilot))
         assert all(part in shown(pilot) for part in ("[bold red]not markup[/]", "\\x07", "\\u202e", "字字"))
