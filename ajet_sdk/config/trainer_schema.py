@@ -134,6 +134,11 @@ class Algorithm(Section):
         return self.adv_estimator in ("grpo", "rloo", "opo") or (self.adv_estimator == "dpo" and not self.stored)
 
     @property
+    def divides(self) -> bool:
+        """Advantages are divided by the standard deviation of their group."""
+        return self.adv_estimator == "grpo" and self.normalize_std
+
+    @property
     def has_kl_in_reward(self) -> bool:
         """Whether the divergence from the initial model is part of the reward."""
         return self.use_kl_in_reward and self.adv_estimator in ("grpo", "rloo", "opo")

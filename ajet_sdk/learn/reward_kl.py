@@ -9,17 +9,21 @@ arXiv:2203.02155, section 3.5; Ahmadian et al. 2024, arXiv:2402.14740, eq. 1). S
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
 from ajet_sdk.learn.batches import trained_positions
 from ajet_sdk.learn.objective import kl_estimate
-from ajet_sdk.types import Episode, Reward, Sample
+from ajet_sdk.types import Episode, LedgerEntry, Outcome, Reward, Sample
 
 
 def less_kl(
-    episodes: Sequence[Episode], samples: Sequence[Sample], reference: Sequence[torch.Tensor], coef: float
+    episodes: Sequence[Episode],
+    samples: Sequence[Sample],
+    reference: Sequence[torch.Tensor],
+    coef: float,
+    equal: Collection[tuple[str, str]] = (),
 ) -> tuple[list[Episode], float]:
     """The episodes with a negative reward for the divergence of each agent's tokens, and its mean per token, in nats.
 
@@ -28,6 +32,8 @@ def less_kl(
         samples: all that the policy sampled in them.
         reference: for each sample the first model's log-probabilities of its trained tokens.
         coef: weight of the divergence.
+        equal: episodes and agents of `without_signal`, which get no such reward: divided by a standard deviation,
+            attempts that earned the same would be trained at full strength by their divergence alone.
     """
     divergence: dict[tuple[str, str], float] = defaultdict(float)
     tokens = 0
@@ -38,7 +44,8 @@ def less_kl(
         tokens += len(sampled)
     of_episode: dict[str, list[Reward]] = defaultdict(list)
     for (episode_id, agent), nats in divergence.items():
-        of_episode[episode_id].append(Reward(name="kl", value=-nats, weight=coef, agent=agent))
+        if (episode_id, agent) not in equal:
+            of_episode[episode_id].append(Reward(name="kl", value=-nats, weight=coef, agent=agent))
     rewarded = [
         episode.model_copy(update={"rewards": (*episode.rewards, *of_episode[episode.episode_id])})
         if episode.rewards and episode.status == "succeeded"
@@ -46,3 +53,12 @@ def less_kl(
         for episode in episodes
     ]
     return rewarded, sum(divergence.values()) / max(1, tokens)
+
+
+def without_signal(episodes: Sequence[Episode], ledger: Sequence[LedgerEntry]) -> set[tuple[str, str]]:
+    """Episode id and agent of what the rewards do not train, by their ledger: all attempts of a group earned the same."""
+    calls = {call.call_id: call for episode in episodes for call in episode.calls}
+    agents: dict[Outcome, set[tuple[str, str]]] = defaultdict(set)
+    for row in ledger:
+        agents[row.outcome].add((calls[row.call_id].episode_id, calls[row.call_id].agent))
+    return agents["zero_advantage"] - agents["trained"]

@@ -177,6 +177,30 @@ def test_the_divergence_from_the_first_model_lowers_the_reward(tmp_path: Path, t
     assert [one.reason for one in audit(config.directory).unchecked] == ["rewards less a KL penalty that is not stored"]
 
 
+@pytest.mark.slow
+def test_a_divergence_alone_is_no_signal(tmp_path: Path, tiny_model: Path) -> None:
+    """Divided by a deviation, it would train a group whose attempts all failed at full strength."""
+
+    @ajet.judge
+    def nothing_for_even_tasks(output: str, task: Task) -> float:
+        return len(output) / 10 if task.main_query in ("Say yes.", "Say maybe.", "Say well.") else 0.0
+
+    config = job(
+        tmp_path, tiny_model, total_steps=4, use_kl_loss=True, kl_loss_coef=5.0, val_before_train=False,
+        algorithm={"use_kl_in_reward": True}, optim={"lr": 0.02, "warmup_steps": 1},
+    )  # fmt: skip
+    train(config, workflow=talk, judge=nothing_for_even_tasks)
+    earned = "SELECT episode_id, sum(value) AS total FROM rewards GROUP BY episode_id"
+    groups = f"SELECT step, group_id, max(total) AS most FROM episodes JOIN ({earned}) USING (episode_id) GROUP BY ALL"
+    ledger = f"SELECT outcome, most > 0 AS earns FROM ledger JOIN episodes USING (episode_id) JOIN ({groups}) "
+    ledger += "USING (group_id)"
+    with open_trace(config.directory) as reader:
+        rows = reader.query(f"{ledger} WHERE split = 'train'").to_pylist()
+        diverged = reader.query("SELECT max(value) AS kl FROM metrics WHERE name = 'train/reward_kl'").to_pylist()
+    assert diverged[0]["kl"] > 1e-3
+    assert {(row["outcome"], row["earns"]) for row in rows} == {("trained", True), ("zero_advantage", False)}
+
+
 @pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "sft"])
 def test_an_estimator_without_a_divergence_in_the_reward_is_refused(estimator: str) -> None:
     algorithm = {"adv_estimator": estimator, "use_kl_in_reward": True}

@@ -24,7 +24,7 @@ from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.determinism import in_order, step_hash
-from ajet_sdk.learn.reward_kl import less_kl
+from ajet_sdk.learn.reward_kl import less_kl, without_signal
 from ajet_sdk.learn.scores import TokenScores, trained_calls
 from ajet_sdk.learn.teacher import Teacher, distill, open_teacher, unscored
 from ajet_sdk.protocols import Sampling
@@ -254,10 +254,10 @@ class TrainingRun:
         """`less_kl`, and the metrics of the rewards as they were."""
         whole = self._build(episodes, estimator="opd")  # all that the policy sampled
         async with self.sampler.exclusive():
-            reference = await asyncio.to_thread(
-                self.trainer.reference_logprobs, whole.samples, self._sampling(episodes)
-            )
-        rewarded, kl = less_kl(episodes, whole.samples, reference, self.common.kl_loss_coef)
+            score = self.trainer.reference_logprobs
+            reference = await asyncio.to_thread(score, whole.samples, self._sampling(episodes))
+        equal = without_signal(episodes, self._build(episodes).ledger) if self.common.algorithm.divides else ()
+        rewarded, kl = less_kl(episodes, whole.samples, reference, self.common.kl_loss_coef, equal)
         metrics = {name: value for name, value in whole.metrics.items() if name.startswith("train/reward")}
         return rewarded, metrics | {"train/reward_kl": kl}
 
