@@ -56,7 +56,7 @@ def less_kl(
 
 
 def without_signal(episodes: Sequence[Episode], ledger: Sequence[LedgerEntry]) -> set[tuple[str, str]]:
-    """Episode id and agent of what the rewards do not train, by their ledger: all attempts of a group earned the same."""
+    """Episode id and agent of what the rewards, by their ledger, do not train: all attempts earned the same."""
     calls = {call.call_id: call for episode in episodes for call in episode.calls}
     agents: dict[Outcome, set[tuple[str, str]]] = defaultdict(set)
     for row in ledger:

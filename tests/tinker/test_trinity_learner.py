@@ -21,7 +21,7 @@ from ajet_sdk.backbones.trinity.learner import run_learner
 from ajet_sdk.backbones.trinity.sampler import ServiceSampler
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.local.loading import load_model
-from ajet_sdk.errors import ConfigError, ContextOverflow, EngineUnavailable, RequestRefused, TrainingError
+from ajet_sdk.errors import ConfigError, ContextOverflow, EngineError, EngineUnavailable, RequestRefused, TrainingError
 from ajet_sdk.protocols import Sampled, Sampling
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from tests.tinker.servers import IDS, Server, datum, train
@@ -160,6 +160,9 @@ def test_runners_sample_with_the_weights_that_trinity_gave_its_model_last(
             await sampler.sample(IDS, Sampling(grammar="start: x"), "e/a")
         wrapper.path = saved.replace("sampler-7", "sampler-8")
         with pytest.raises(EngineUnavailable):
+            await sampler.sample(IDS, hot, "e/a")
+        wrapper.path = saved.replace("-sampler-7", "")
+        with pytest.raises(EngineError, match="do not tell the step"):
             await sampler.sample(IDS, hot, "e/a")
         await sampler.aclose()
         return [*first, later]

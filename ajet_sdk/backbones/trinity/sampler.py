@@ -15,7 +15,7 @@ from ajet_sdk.engines.tinker.costs import Costs
 from ajet_sdk.engines.tinker.sampler import TinkerSampler
 from ajet_sdk.engines.tinker.sdk import Session
 from ajet_sdk.engines.vllm.completions import choices_of, request_body
-from ajet_sdk.errors import EngineUnavailable, TrainingError
+from ajet_sdk.errors import EngineError, EngineUnavailable, TrainingError
 from ajet_sdk.protocols import Sampled, Sampling
 
 if TYPE_CHECKING:
@@ -65,11 +65,20 @@ class ServiceSampler:
         return await sampler.sample(prompt_ids, sampling, session)
 
     def _open(self, path: str) -> TinkerSampler:
-        """The weights at a path of the service, or those of the base model at a path here."""
+        """The weights at a path of the service, or those of the base model at a path here.
+
+        Raises EngineError where a path of the service does not tell its step.
+        """
+        at_service = path.startswith("tinker://")
         version = _VERSION.search(path)
+        if at_service and version is None:
+            raise EngineError(
+                f"the weights at {path} do not tell the step that they are of: Trinity's names for them end in "
+                "-sampler-N. This release of trinity-rft names them otherwise; install the one that ajet[trinity] pins"
+            )
         longest = self._session.max_model_len(self._session.model) or self.max_model_len
         return TinkerSampler(
-            self._session.weights(path if path.startswith("tinker://") else None),
+            self._session.weights(path if at_service else None),
             self._tokenizer,
             Costs.of(self._config),
             model_name=self.model,
