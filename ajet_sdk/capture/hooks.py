@@ -26,12 +26,11 @@ from ajet_sdk.capture.patches import Patches
 from ajet_sdk.capture.processes import patch_threads_and_processes
 from ajet_sdk.capture.routing import Fallback
 from ajet_sdk.capture.uncaptured import patch_grpc, patch_sockets
-from ajet_sdk.capture.urllib3 import patch_requests, patch_urllib3
+from ajet_sdk.capture.urllib3 import patch_urllib3
 
 LIBRARIES: dict[str, Callable[[ModuleType, Patches, Fallback], None]] = {
     "httpx": patch_httpx,
     "httpx2": patch_httpx,
-    "requests": patch_requests,
     "aiohttp": patch_aiohttp,
     "urllib3": patch_urllib3,
     "http.client": patch_http_client,

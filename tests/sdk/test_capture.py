@@ -478,7 +478,7 @@ def test_a_left_over_thread_cannot_reach_a_model_after_the_episode(world: World)
 def test_everything_is_restored_at_the_end() -> None:
     def wrapped() -> list[Any]:
         clients = [m.Client.send for m in (httpx, httpx2)] + [m.AsyncClient.send for m in (httpx, httpx2)]
-        others = [requests.Session.send, aiohttp.ClientSession._request, threading.Thread.start]
+        others = [urllib3.HTTPConnectionPool.urlopen, aiohttp.ClientSession._request, threading.Thread.start]
         return [*clients, *others, ThreadPoolExecutor.submit, subprocess.Popen.__init__, *sys.meta_path]
 
     before = wrapped()
