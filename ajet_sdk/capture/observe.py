@@ -6,27 +6,34 @@ import atexit
 import itertools
 import logging
 import os
+import random
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from ajet_sdk.agent.context import ActiveEpisode, ObservedExchange, Verdict, current_episode, observer
 from ajet_sdk.capture.hooks import HOOKS, installed
 from ajet_sdk.capture.remote import never_raise
+from ajet_sdk.capture.settings import ObservationSettings
 from ajet_sdk.errors import AjetError
 from ajet_sdk.gateway.episode import observed_call
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.samples.prefixes import PrefixIndex
 from ajet_sdk.trace.encoding import REMOVED, Record, scrub
+from ajet_sdk.trace.limits import Limits, delete_beyond
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Event, Run, Status, Task, new_id, now
 
 log = logging.getLogger("ajet")
 
 _FIRST_WRITE = 5.0
+_AGAIN = 60.0
+"""Seconds until the next file is tried again."""
 
 
 class trace:
@@ -37,13 +44,32 @@ class trace:
     read while the agent runs.
 
     Args:
-        path: a `.duckdb` file, or a directory in which each process gets a file of its own.
+        path: a `.duckdb` file, or a directory in which each process writes files of its own.
+        rotate: when a process begins its next file in the directory: at a size ("64MB"), at an age ("1d"), or at the
+            first of several. The default is 64 MB or a day.
+        keep: what the directory keeps of this machine's files: "30d" since their last change, "2GB" in all, "100
+            files", or several limits. As a file is begun, the oldest beyond are deleted, except those being written.
+        mask: what is removed from all texts before they are stored: regular expressions, or a function that is given a
+            text and returns what is stored. A text with which it fails is not stored.
+        sample: the share of episodes that are recorded, from 0 to 1; of calls outside of a workflow, of calls.
+
+    Raises:
+        ConfigError: a limit, an expression or a share is not valid.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        rotate: str | Sequence[str] | None = None,
+        keep: str | Sequence[str] | None = None,
+        mask: Sequence[str] | Callable[[str], str] | None = None,
+        sample: float = 1.0,
+    ) -> None:
+        settings = ObservationSettings.of(Path(path), rotate, keep, mask, sample)
         self._hooks = installed()
         self._hooks.__enter__()
-        self._observation: Observation | None = Observation(Path(path))
+        self._observation: Observation | None = Observation(settings)
         self._outer = HOOKS.observing, observer.get()
         HOOKS.observing = self._observation.process_episode
         observer.set(self._observation)
@@ -76,12 +102,13 @@ class trace:
 class ObservedEpisode:
     """An observed episode; records its calls."""
 
-    def __init__(self, put: Callable[..., None]) -> None:
+    def __init__(self, put: Callable[..., None] | None, clean: Callable[[Any], Any]) -> None:
+        """`put` stores records, None: the episode is not recorded; `clean` masks the texts of a value."""
         self.episode_id = new_id()
         self.output: object = None
         self.active = ActiveEpisode(self.episode_id, self)
         self.started_at = now()
-        self._put = put
+        self._put, self._clean = put, clean
         self.events: list[Event] = []
         self._index = PrefixIndex()
         self._indices = itertools.count()
@@ -98,49 +125,99 @@ class ObservedEpisode:
 
     def observed(self, exchange: ObservedExchange) -> None:
         """Record a call."""
-        self._put(self._index.add(observed_call(self.episode_id, next(self._indices), exchange)))
+        if self._put is None:
+            return
+        call = observed_call(self.episode_id, next(self._indices), exchange)
+        texts = {name: self._clean(getattr(call, name)) for name in ("request", "response", "error")}
+        self._put(self._index.add(call.model_copy(update=texts)))
 
     def happened(self, event: Event) -> None:
         """Record an event, for example a tool call."""
         self.events.append(event)
 
 
+class _TraceFile:
+    """One file that a process writes, with the run that stands for it."""
+
+    def __init__(self, path: Path, name: str, sample: float) -> None:
+        self.started = time.time()
+        self.run = Run(name=name, backbone="trace", config={"sample": sample} if sample < 1 else {})
+        self.writer = TraceWriter(path, on_error="warn")
+        self.writer.put(self.run)
+        self._gateway = Gateway(self.writer).start()
+        self.writer.flush(_FIRST_WRITE)  # the first takes longest, and calls come only then
+
+    def close(self) -> None:
+        ended = self.run.model_copy(update={"status": "finished", "ended_at": now()})
+        never_raise(lambda: self.writer.put(ended))
+        never_raise(self._gateway.close)
+        never_raise(self.writer.close)
+
+
 class Observation:
     """The recording of one `ajet.trace`. A file that can't be written causes one warning."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, settings: ObservationSettings) -> None:
+        self._settings = settings
         self._lock = threading.Lock()
         self._pid = -1
-        self._writer: TraceWriter | None = None
-        self._gateway: Gateway | None = None
-        self._run: Run | None = None
-        self._process: ObservedEpisode | None = None
         self._open()
 
     def _open(self) -> None:
         """Open this process's file; a forked child gets its own where `path` is a directory."""
         self._pid = os.getpid()
-        self._writer = self._gateway = self._process = None
-        self._run = Run(name=f"{socket.gethostname()} {self._pid}", backbone="trace")
-        try:
-            self._writer = TraceWriter(self._file(), on_error="warn")
-            self._put(self._run)
-            self._gateway = Gateway(self._writer).start()
-            self._writer.flush(_FIRST_WRITE)  # the first takes longest, and calls come only then
-        except Exception as error:  # noqa: BLE001  # the boundary: an agent in service must not notice
-            log.warning("ajet.trace(%s): nothing is recorded: %s: %s", self._path, type(error).__name__, error)
+        self._writing = threading.Lock()
+        self._rotation: threading.Thread | None = None
+        self._rotates_from = 0.0
+        self._process: ObservedEpisode | None = None
+        self._unseen = ObservedEpisode(None, self._settings.clean)
+        self._file: _TraceFile | None = None
+        self._file = self._begin()
 
-    def _file(self) -> Path:
-        if self._path.suffix == ".duckdb" and not self._path.is_dir():
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            return self._path
-        self._path.mkdir(parents=True, exist_ok=True)
-        return self._path / f"{socket.gethostname()}-{self._pid}-{new_id()[:8]}.duckdb"
+    def _begin(self) -> _TraceFile | None:
+        """The next file, once there is room for it; None, with a warning, where it cannot be written."""
+        path, host = self._settings.path, socket.gethostname()
+        try:
+            if path.suffix == ".duckdb" and not path.is_dir():
+                path.parent.mkdir(parents=True, exist_ok=True)
+            else:
+                path.mkdir(parents=True, exist_ok=True)
+                if self._settings.keep != Limits():
+                    delete_beyond(self._settings.keep, path, f"{host}-")
+                path = path / f"{host}-{self._pid}-{new_id()[:8]}.duckdb"
+            return _TraceFile(path, f"{host} {self._pid}", self._settings.sample)
+        except Exception as error:  # noqa: BLE001  # the boundary: an agent in service must not notice
+            log.warning("ajet.trace(%s): nothing is recorded: %s: %s", path, type(error).__name__, error)
+            return None
 
     def _put(self, *records: Record) -> None:
-        if self._writer is not None:
-            self._writer.put(*records)
+        with self._writing:
+            file = self._file
+            if file is None:
+                return
+            run_id = {"run_id": file.run.run_id}
+            file.writer.put(*(r.model_copy(update=run_id) if isinstance(r, Episode) else r for r in records))
+            old = time.time() - file.started
+            if (
+                self._rotation is None
+                and old >= self._rotates_from
+                and self._settings.rotate.reached(file.writer.path, old)
+            ):
+                self._rotation = threading.Thread(target=self._rotate, name="ajet-trace-rotate", daemon=True)
+                self._rotation.start()
+
+    def _rotate(self) -> None:
+        """Begin the next file, then close the full one. Where that fails the full one is gone on with for a minute."""
+        fresh = self._begin()
+        with self._lock, self._writing:
+            full = self._file
+            if fresh is None or full is None:
+                self._rotates_from = time.time() - (full.started if full else 0.0) + _AGAIN
+            else:
+                self._file, self._process, self._rotates_from = fresh, None, 0.0
+        if fresh is not None and full is not None:
+            full.close()
+        self._rotation = None
 
     def _here(self) -> None:
         if self._pid != os.getpid():
@@ -148,13 +225,18 @@ class Observation:
                 if self._pid != os.getpid():
                     self._open()
 
+    def _is_sampled(self) -> bool:
+        return self._settings.sample >= 1 or random.random() < self._settings.sample
+
     def process_episode(self) -> ActiveEpisode:
         """The episode of calls outside of decorated functions."""
         self._here()
+        if not self._is_sampled():
+            return self._unseen.active
         with self._lock:
             if self._process is None:
                 # Recorded at its start: a process in service is seldom ended in good order.
-                self._process = process = ObservedEpisode(self._put)
+                self._process = process = ObservedEpisode(self._put, self._settings.clean)
                 never_raise(lambda: self._record(process, "process", {}, "succeeded", None))
             return self._process.active
 
@@ -162,16 +244,19 @@ class Observation:
     def episode(self, name: str, arguments: Mapping[str, object]) -> Iterator[ObservedEpisode]:
         """Record the block as an episode; an exception is recorded and raised."""
         self._here()
-        seen = ObservedEpisode(self._put)
+        is_sampled = self._is_sampled()
+        seen = ObservedEpisode(self._put if is_sampled else None, self._settings.clean)
         token = current_episode.set(seen.active)
         try:
             yield seen
         except BaseException as raised:
             error = raised
-            never_raise(lambda: self._record(seen, name, arguments, "failed", error))
+            if is_sampled:
+                never_raise(lambda: self._record(seen, name, arguments, "failed", error))
             raise
         else:
-            never_raise(lambda: self._record(seen, name, arguments, "succeeded", None))
+            if is_sampled:
+                never_raise(lambda: self._record(seen, name, arguments, "succeeded", None))
         finally:
             current_episode.reset(token)
 
@@ -183,18 +268,18 @@ class Observation:
         status: Status,
         error: BaseException | None,
     ) -> None:
-        metadata = scrub({key: _plain(value) for key, value in arguments.items()})
+        clean = self._settings.clean
+        metadata = clean(scrub({key: _plain(value) for key, value in arguments.items()}))
         query = next((value for value in metadata.values() if isinstance(value, str) and value != REMOVED), "")
         self._put(
             Episode(
                 episode_id=seen.episode_id,
-                run_id=self._run.run_id if self._run else "",
                 group_id=seen.episode_id,
                 task=Task(main_query=query, env_type=name, metadata=metadata),
-                output=_plain(seen.output),
-                events=tuple(seen.events),
+                output=clean(_plain(seen.output)),
+                events=tuple(Event(**clean(event.model_dump())) for event in seen.events),
                 status=status,
-                error=None if error is None else f"{type(error).__name__}: {error}",
+                error=None if error is None else clean(f"{type(error).__name__}: {error}"),
                 cause=None if error is None else type(error).__name__,
                 started_at=seen.started_at,
                 ended_at=now(),
@@ -203,20 +288,17 @@ class Observation:
 
     def flush(self, timeout: float) -> None:
         """Wait until all records are in the file."""
-        if self._writer is not None:
-            self._writer.flush(timeout)
+        if self._file is not None:
+            self._file.writer.flush(timeout)
 
     def close(self) -> None:
         """Close the run and the file; never raises."""
         if self._pid != os.getpid():
             return
-        if self._run is not None:
-            ended = self._run.model_copy(update={"status": "finished", "ended_at": now()})
-            never_raise(lambda: self._put(ended))
-        if self._gateway is not None:
-            never_raise(self._gateway.close)
-        if self._writer is not None:
-            never_raise(self._writer.close)
+        if (rotation := self._rotation) is not None:
+            rotation.join()
+        if self._file is not None:
+            self._file.close()
 
 
 def _plain(value: object) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -20,9 +21,15 @@ from ajet_sdk.agent.context import current_episode, observer
 from ajet_sdk.agent.decorators import workflow
 from ajet_sdk.capture.observe import trace
 from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.trace.encoding import REMOVED
+from ajet_sdk.trace.limits import bytes_of
+from ajet_sdk.trace.owner import owners
+from ajet_sdk.trace.reader import episodes, open_trace
+from ajet_sdk.types import Event
+from ajet_tools.trace.files.check import check
 
 
 @pytest.fixture
@@ -207,3 +214,131 @@ def test_a_kill_loses_the_newest_calls_only(elsewhere: OpenEpisode, tmp_path: Pa
     messages = rows(path, "select messages_suffix from calls order by index")
     stored = [int(json.loads(row["messages_suffix"])[-1]["content"]) for row in messages]
     assert stored == list(range(len(stored))) and len(stored) <= seen + 1
+
+
+def sizes(directory: Path) -> list[int]:
+    return [bytes_of(file) for file in directory.glob("*.duckdb")]
+
+
+@pytest.mark.slow
+def test_a_month_of_a_service_stays_within_its_limits(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+    """Thirty days as thirty files, the oldest of which go; what is kept has every call, and memory does not grow."""
+    directory, day, kept = tmp_path / "served", 50, 4_000_000
+    long, threads, answered = "word " * 400, threading.active_count(), list[str]()
+    with trace(directory, rotate="300kB", keep=[f"{kept // 10**6}MB", "90d"]) as tracing:
+        watching = observer.get()
+        assert watching is not None
+        while len({file.name for file in directory.glob("*.duckdb")} | set(answered)) < 30:
+            for number in range(day):
+                with watching.episode("serve", {"question": f"{number} {long}"}):
+                    ask(elsewhere, f"{number} {long}")
+            tracing.flush()
+            answered = [*dict.fromkeys([*answered, *(file.name for file in directory.glob("*.duckdb"))])]
+            assert sum(sizes(directory)) < kept + 2_000_000, (
+                "the limit, the file that is written, and one that is begun"
+            )
+        assert threading.active_count() <= threads + 8
+    assert len(answered) >= 30 > len(sizes(directory))
+    kept_rows = rows(
+        directory, "select count(*) n from episodes join calls using (episode_id) join runs using (run_id)"
+    )
+    assert kept_rows[0]["n"] >= day
+    assert check(*directory.glob("*.duckdb")) == []
+    assert rows(directory, "select count(*) n from runs where status != 'finished'") == [{"n": 0}]
+
+
+def test_no_call_is_lost_between_two_files(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+    directory, number = tmp_path / "served", 60
+    with trace(directory, rotate="30kB"), ThreadPoolExecutor(4) as pool:
+        watching = observer.get()
+        assert watching is not None
+
+        def turn(i: int) -> None:
+            with watching.episode("serve", {"question": str(i)}):
+                ask(elsewhere, f"{i} " + "word " * 200)
+                ask(elsewhere, f"{i} again")
+
+        list(pool.map(turn, range(number)))
+    assert len(sizes(directory)) > 1
+    counts = "select count(*) calls, count(distinct episode_id) episodes from calls join episodes using (episode_id)"
+    assert rows(directory, counts) == [{"calls": 2 * number, "episodes": number}]
+    with open_trace(directory) as reader:
+        asked = [call.request["messages"][0]["content"] for episode in episodes(reader) for call in episode.calls]
+    assert sorted(asked) == sorted(text for i in range(number) for text in (f"{i} " + "word " * 200, f"{i} again"))
+
+
+def test_old_files_go_as_a_process_begins_its_own(tmp_path: Path) -> None:
+    directory = tmp_path / "served"
+    for _ in range(3):
+        trace(directory).close()
+    old, *others = directory.glob("*.duckdb")
+    os.utime(old, (0, 0))
+    stranger = directory / "elsewhere-1-0.duckdb"
+    stranger.write_bytes(b"of another machine")
+    os.utime(stranger, (0, 0))
+    trace(directory, keep="30d").close()
+    assert not old.exists() and stranger.exists() and all(file.exists() for file in others)
+    with trace(directory) as living:
+        mine = {owner.trace for owner in owners(directory)}
+        for file in directory.glob("*.duckdb"):
+            os.utime(file, (0, 0))
+        trace(directory, keep=["1s", "1 files"]).close()
+        assert mine <= {file.name for file in directory.glob("*.duckdb")}, "a file that is written is never deleted"
+        living.flush()
+
+
+def test_what_the_user_names_is_masked_before_it_is_stored(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+    def mask(text: str) -> str:
+        if "broken" in text:
+            raise KeyError(text)
+        return text.replace("Ada", "X")
+
+    for name, by in (("patterns", [r"\b\d{16}\b", "Ada"]), ("function", mask)):
+        with trace(tmp_path / f"{name}.duckdb", mask=by):  # type: ignore[arg-type]
+            watching = observer.get()
+            assert watching is not None
+            with (
+                pytest.raises(ValueError),
+                watching.episode("pay", {"card": "4111111111111111", "who": ["Ada"]}) as seen,
+            ):
+                ask(elsewhere, "Ada pays broken" if name == "function" else "Ada pays with 4111111111111111")
+                seen.output = {"to": "Ada"}
+                seen.happened(Event(name="add", arguments={"who": "Ada"}, result={"to": "Ada"}))
+                raise ValueError("Ada has no money")
+        with open_trace(tmp_path / f"{name}.duckdb") as reader:
+            stored = str([reader.query(f"select * from {table}").to_pylist() for table in ("calls", "episodes")])
+        assert "Ada" not in stored and ("4111111111111111" not in stored or name == "function")
+        assert REMOVED in stored and "has no money" in stored
+
+
+def test_a_share_of_the_episodes_is_recorded(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+    with trace(tmp_path / "none.duckdb", sample=0.0), observer.get().episode("solve", {}):  # type: ignore[union-attr]
+        assert ask(elsewhere, "one") == "answer to one"
+    assert rows(tmp_path / "none.duckdb", "select count(*) n from calls") == [{"n": 0}]
+    with trace(tmp_path / "half.duckdb", sample=0.5):
+        watching = observer.get()
+        assert watching is not None
+        for _ in range(100):
+            with watching.episode("solve", {}):
+                pass
+        ask(elsewhere, "outside")
+    [row] = rows(tmp_path / "half.duckdb", "select count(*) n from episodes where task->>'env_type' = 'solve'")
+    assert 20 < row["n"] < 80  # by chance once in 10^9
+    assert rows(tmp_path / "half.duckdb", "select config->>'sample' s from runs") == [{"s": "0.5"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rotate": "soon"}, 'rotate takes "30d", "2GB" or "100 files"'),
+        ({"keep": "3 months"}, "keep takes"),
+        ({"sample": 2.0}, "sample is a share from 0 to 1"),
+        ({"mask": ["("]}, "mask takes regular expressions"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trace(tmp_path / "served", **arguments)
+    with pytest.raises(ConfigError, match="for a directory of trace files"):
+        trace(tmp_path / "one.duckdb", keep="30d")
+    assert observer.get() is None

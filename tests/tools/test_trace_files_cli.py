@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -95,3 +97,22 @@ def test_a_live_trace_is_checked_and_otherwise_left_alone(path: Path) -> None:
     with TraceWriter(path):
         said = ajet("prune", str(path), "--run", "aaa", "--yes", code=1)
         assert f"process {os.getpid()}" in said or f"pid {os.getpid()}" in said
+
+
+SERVICE = "import sys, ajet; tracing = ajet.trace(sys.argv[1]); print('ready', flush=True); input(); tracing.close()"
+
+
+@pytest.mark.slow
+def test_prune_takes_the_finished_files_of_a_directory_that_a_service_writes_to(path: Path) -> None:
+    command = [sys.executable, "-c", SERVICE, str(path.parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None and service.stdout.readline() == "ready\n"
+        [live] = set(path.parent.glob("*.duckdb")) - {path}
+        done = CliRunner().invoke(app, ["trace", "prune", str(path.parent), "--older-than", "0s", "--yes"])
+        assert done.exit_code == 0, done.output
+        assert f"being written: {live}" in done.stderr
+        kept = runs(path.parent)
+        assert len(kept) == 1 and kept[0] not in ("aaa", "bbb")
+        assert f"no run '{kept[0]}'" in ajet("prune", str(path.parent), "--run", kept[0], "--yes", code=2)
+        service.communicate("\n")
+    assert service.returncode == 0

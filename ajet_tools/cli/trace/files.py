@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import datetime, timezone
 from itertools import groupby
@@ -17,6 +17,8 @@ from rich.markup import escape
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import echo
+from ajet_sdk.trace.limits import age, bytes_of, size
+from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.trace.options import Where
@@ -26,11 +28,12 @@ from ajet_tools.trace import queries
 from ajet_tools.trace.files.audit import Audit, audit
 from ajet_tools.trace.files.check import INVARIANTS
 from ajet_tools.trace.files.check import check as check_trace
-from ajet_tools.trace.files.prune import RunSize, age, beyond_size, run_sizes, size
+from ajet_tools.trace.files.prune import RunSize, beyond_size, run_sizes
 from ajet_tools.trace.files.prune import older_than as older
 from ajet_tools.trace.files.prune import prune as prune_file
-from ajet_tools.trace.files.rewrite import OnStage, bytes_of, refuse_live
+from ajet_tools.trace.files.rewrite import OnStage, refuse_live
 from ajet_tools.trace.locate import located_files
+from ajet_tools.trace.queries.base import rows
 
 app = typer.Typer(add_completion=False)
 
@@ -56,7 +59,8 @@ def prune(
 ) -> None:
     """Delete whole runs with their episodes, calls, metrics and feedback, after asking.
 
-    Live traces are refused. --keep-size always keeps the newest run. Checkpoints and logs are kept.
+    Files that are being written are passed over; if all are, that is an error. --keep-size always keeps the newest run.
+    Checkpoints and logs are kept.
 
     \b
     ajet trace prune --older-than 30d --dry-run
@@ -68,9 +72,15 @@ def prune(
     if as_json and not (yes or dry_run):
         raise ConfigError("--json never asks for confirmation; add --yes or --dry-run")
     files = [file for trace in _traces(path).values() for file in trace]
-    for file in files:
-        refuse_live(file, "prune")
-    gone = _chosen(files, older_than, run or (), keep_size)
+    live = settled_owners(files)
+    if len(live) == len(files):
+        refuse_live(files[0], "prune")
+    elif live:
+        echo(f"Passed over, because they are being written: {', '.join(map(str, live))}", err=True)
+    files = [file for file in files if file not in live]
+    with open_trace(*live) if live else nullcontext() as reader:
+        alive = {run["run_id"] for run in rows(reader, "SELECT run_id FROM runs")} if reader else set()
+    gone = [entry for entry in _chosen(files, older_than, run or (), keep_size) if entry[1].run_id not in alive]
     before = sum(map(bytes_of, files))
     if not as_json:
         _print_pruned(gone)
@@ -92,8 +102,8 @@ def _chosen(
     files: Sequence[Path], older_than: str | None, prefixes: Sequence[str], keep_size: str | None
 ) -> list[tuple[Path, RunSize]]:
     """The runs to drop with their files, oldest first."""
-    limit = age(older_than) if older_than else None
-    room = size(keep_size) if keep_size else None
+    limit = age(older_than, "--older-than") if older_than else None
+    room = size(keep_size, "--keep-size") if keep_size else None
     sizes: list[tuple[Path, RunSize]] = []
     for file in files:
         with open_trace(file) as reader:
@@ -117,13 +127,13 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
         return
     out = render.console()
     several = len({file for file, _ in gone}) > 1
-    rows = []
+    table = []
     for file, run in gone:
         row: dict[str, object] = {"run": run.run_id[:12], "name": run.name, "status": run.status, "last": run.last}
         row |= {"episodes": run.episodes, "calls": run.calls, "feedback": run.feedback, "about": decimal(run.bytes)}
-        rows.append({"file": str(file), **row} if several else row)
-    count = "1 run goes" if len(rows) == 1 else f"{len(rows):,} runs go"
-    out.print(render.table(rows, out.width, title=f"{count}, with all that belongs to it", right=["about"]))
+        table.append({"file": str(file), **row} if several else row)
+    count = "1 run goes" if len(table) == 1 else f"{len(table):,} runs go"
+    out.print(render.table(table, out.width, title=f"{count}, with all that belongs to it", right=["about"]))
 
 
 @app.command()

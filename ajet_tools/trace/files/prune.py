@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
-from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.trace.limits import bytes_of
 from ajet_sdk.trace.schema import TABLES
-from ajet_tools.trace.files.rewrite import OnStage, bytes_of, copy_rows, equal, fingerprint, has, rewriting
+from ajet_tools.trace.files.rewrite import OnStage, copy_rows, equal, fingerprint, has, rewriting
 from ajet_tools.trace.queries.base import rows
-
-_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_SIZES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +28,6 @@ class RunSize:
     feedback: int
     bytes: int
     """About its share of the file."""
-
-
-def age(text: str) -> timedelta:
-    """`30d`, `12h`, `2w`, `45m`. Raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([mhdw])\s*", text.lower())
-    if not match:
-        raise ConfigError(f"--older-than takes a number with m, h, d or w, such as 30d (got {text!r})")
-    return timedelta(seconds=float(match[1]) * _UNITS[match[2]])
-
-
-def size(text: str) -> int:
-    """`500MB`, `2GiB`, `1000000`, in bytes. Raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|)\s*", text.lower())
-    if not match or match[2] not in _SIZES:
-        raise ConfigError(f"--keep-size takes a number with kB, MB or GB, such as 500MB (got {text!r})")
-    return int(float(match[1]) * _SIZES[match[2]])
 
 
 _OWNERS = """

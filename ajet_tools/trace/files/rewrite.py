@@ -17,6 +17,7 @@ import duckdb
 from ajet_sdk.errors import TraceError, TraceLocked
 from ajet_sdk.trace.database import check_version, explain, open_to_write
 from ajet_sdk.trace.gathered import attach
+from ajet_sdk.trace.limits import bytes_of, log_of
 from ajet_sdk.trace.owner import process_started, retract, settled_owner
 from ajet_sdk.trace.reader import trace_files
 from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, SINCE, STORAGE_VERSION, create_statements
@@ -29,15 +30,6 @@ OnStage = Callable[[str], None]
 _SMALL = 16 << 20
 _SMALL_BLOCK = 16384
 """DuckDB gives each table whole blocks of 256 KiB: most of a small file is then empty."""
-
-
-def bytes_of(path: Path) -> int:
-    """The size of a trace file with the log beside it."""
-    return sum(part.stat().st_size for part in (path, _log(path)) if part.exists())
-
-
-def _log(path: Path) -> Path:
-    return path.with_name(path.name + ".wal")
 
 
 def refuse_live(path: Path, what: str) -> None:
@@ -69,7 +61,7 @@ def rewriting(path: Path, what: str) -> Iterator[duckdb.DuckDBPyConnection]:
         raise explain(path, error) from error
     finally:
         remove_draft(draft)
-        remove_draft(_log(draft))
+        remove_draft(log_of(draft))
 
 
 def _draft_of(path: Path) -> Path:
@@ -112,8 +104,8 @@ def _of_this_version(source: Path, copy: Path) -> Path:
         if attach(connection, {0: source})[source] == SCHEMA_VERSION:
             return source
     shutil.copy(source, copy)
-    if _log(source).exists():
-        shutil.copy(_log(source), _log(copy))
+    if log_of(source).exists():
+        shutil.copy(log_of(source), log_of(copy))
     _settle(copy)
     return copy
 
@@ -126,8 +118,8 @@ def _settle(path: Path) -> None:
     """Bring what is still in the log into the file, and the file to this version."""
     open_to_write(path, brief=True).close()
     retract(path, writes=True)
-    if _log(path).exists():
-        raise TraceError(f"{_log(path)} could not be merged into {path}; is the disk full?")
+    if log_of(path).exists():
+        raise TraceError(f"{log_of(path)} could not be merged into {path}; is the disk full?")
 
 
 def copy_rows(connection: duckdb.DuckDBPyConnection, table: str, where: str = "true") -> None:

@@ -13,11 +13,12 @@ import duckdb
 import pytest
 
 from ajet_sdk.errors import ConfigError, TraceLocked, TraceVersionError
+from ajet_sdk.trace.limits import age, size
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
 from ajet_tools.trace.files.check import check
-from ajet_tools.trace.files.prune import age, beyond_size, older_than, prune, run_sizes, size
+from ajet_tools.trace.files.prune import beyond_size, older_than, prune, run_sizes
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
@@ -110,14 +111,14 @@ def test_what_is_no_trace_is_refused_and_untouched(tmp_path: Path) -> None:
 
 
 def test_ages_and_sizes_are_read_or_refused() -> None:
-    assert age("30d") == timedelta(days=30) and age(" 1.5H ") == timedelta(minutes=90)
-    assert size("500MB") == 500_000_000 and size("2 GiB") == 2 << 30 and size("10") == 10
+    assert age("30d", "keep") == timedelta(days=30) and age(" 1.5H ", "keep") == timedelta(minutes=90)
+    assert size("500MB", "keep") == 500_000_000 and size("2 GiB", "keep") == 2 << 30 and size("10", "keep") == 10
     for text in ("", "30", "d", "-3d", "3 months"):
-        with pytest.raises(ConfigError, match="--older-than"):
-            age(text)
+        with pytest.raises(ConfigError, match="keep takes"):
+            age(text, "keep")
     for text in ("", "MB", "-1MB", "5PB"):
-        with pytest.raises(ConfigError, match="--keep-size"):
-            size(text)
+        with pytest.raises(ConfigError, match="keep takes"):
+            size(text, "keep")
 
 
 KILLED = """

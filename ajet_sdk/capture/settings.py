@@ -1,0 +1,90 @@
+"""What `ajet.trace` was called with: limits of files, what is masked, the share that is recorded."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.trace.encoding import REMOVED
+from ajet_sdk.trace.limits import Limits
+
+log = logging.getLogger("ajet")
+
+_ROTATE = ("64MB", "1d")
+
+
+@dataclass(frozen=True)
+class ObservationSettings:
+    """The arguments, checked."""
+
+    path: Path
+    rotate: Limits
+    keep: Limits
+    mask: Callable[[str], str] | None
+    sample: float
+
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        rotate: str | Sequence[str] | None,
+        keep: str | Sequence[str] | None,
+        mask: Sequence[str] | Callable[[str], str] | None,
+        sample: float,
+    ) -> ObservationSettings:
+        """Raises ConfigError."""
+        if not 0 <= sample <= 1:
+            raise ConfigError(f"sample is a share from 0 to 1 (got {sample})")
+        single = path.suffix == ".duckdb" and not path.is_dir()
+        if single and (rotate or keep):
+            raise ConfigError(f"rotate and keep are for a directory of trace files, and {path} is one file")
+        begun = Limits() if single else Limits.of(_ROTATE if rotate is None else rotate, "rotate")
+        return cls(path.absolute(), begun, Limits.of(keep or (), "keep"), _masking(mask), sample)
+
+    def clean(self, value: Any) -> Any:
+        """A value of JSON with its texts masked."""
+        if self.mask is None or value is None:
+            return value
+        return _mapped(value, self.mask)
+
+
+def _masking(mask: Sequence[str] | Callable[[str], str] | None) -> Callable[[str], str] | None:
+    """A function of a text that never raises. Raises ConfigError."""
+    if mask is None:
+        return None
+    if not callable(mask):
+        try:
+            pattern = re.compile("|".join(f"(?:{part})" for part in ([mask] if isinstance(mask, str) else mask)))
+        except re.error as error:
+            raise ConfigError(f"mask takes regular expressions: {error} in {mask!r}") from None
+        return lambda text: pattern.sub(REMOVED, text)
+    failed: list[str] = []
+
+    def masked(text: str) -> str:
+        try:
+            return str(mask(text))
+        except Exception as error:  # noqa: BLE001  a user's function
+            if not failed:
+                failed.append(repr(error))
+                log.warning(
+                    "ajet.trace: mask failed, so that texts are not stored: %s: %s", type(error).__name__, error
+                )
+            return REMOVED
+
+    return masked
+
+
+def _mapped(value: Any, text: Callable[[str], str]) -> Any:
+    """A value of JSON with this done to each of its texts; keys stay."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(item, text) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mapped(item, text) for item in value]
+    return value

@@ -1,0 +1,102 @@
+"""Limits of trace files by age, size and number, and the deletion of what is beyond them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.trace.owner import owners
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SIZES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def age(text: str, of: str) -> timedelta:
+    """`30d`, `12h`, `2w`, `45m`, `10s`. Raises ConfigError, which names the option `of`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", text.lower())
+    if not match:
+        raise ConfigError(f"{of} takes a number with s, m, h, d or w, such as 30d (got {text!r})")
+    return timedelta(seconds=float(match[1]) * _UNITS[match[2]])
+
+
+def size(text: str, of: str) -> int:
+    """`500MB`, `2GiB`, `1000000`, in bytes. Raises ConfigError, which names the option `of`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|)\s*", text.lower())
+    if not match or match[2] not in _SIZES:
+        raise ConfigError(f"{of} takes a number with kB, MB or GB, such as 500MB (got {text!r})")
+    return int(float(match[1]) * _SIZES[match[2]])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a file, or the files of a directory, may reach; None: no limit."""
+
+    age: timedelta | None = None
+    size: int | None = None
+    """In bytes."""
+    files: int | None = None
+
+    @classmethod
+    def of(cls, texts: str | Sequence[str], name: str) -> Limits:
+        """`30d`, `2GB`, `100 files`, or several of them. Raises ConfigError, which names the parameter."""
+        limits: dict[str, timedelta | int] = {}
+        for text in [texts] if isinstance(texts, str) else texts:
+            if match := re.fullmatch(r"\s*(\d+)\s*files\s*", text):
+                limits["files"] = int(match[1])
+            elif re.search(r"b\s*$", text.lower()):
+                limits["size"] = size(text, name)
+            else:
+                try:
+                    limits["age"] = age(text, name)
+                except ConfigError:
+                    raise ConfigError(
+                        f'{name} takes "30d", "2GB" or "100 files", or a list of them (got {text!r})'
+                    ) from None
+        return cls(**limits)  # type: ignore[arg-type]
+
+    def reached(self, path: Path, age: float) -> bool:
+        """By a file that is so many seconds old."""
+        return (self.age is not None and age >= self.age.total_seconds()) or (
+            self.size is not None and bytes_of(path) >= self.size
+        )
+
+
+def bytes_of(path: Path) -> int:
+    """The size of a trace file with the log beside it; 0 where there is none."""
+    total = 0
+    for part in (path, log_of(path)):
+        try:
+            total += part.stat().st_size
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def log_of(path: Path) -> Path:
+    """Where DuckDB keeps what is not yet in the file itself."""
+    return path.with_name(path.name + ".wal")
+
+
+def delete_beyond(limits: Limits, directory: Path, prefix: str) -> list[Path]:
+    """Delete the oldest trace files whose names begin so, as long as a limit is passed; files being written stay.
+
+    Files count by the time of their last change. Returns what was deleted.
+    """
+    written = {owner.trace for owner in owners(directory.resolve()) if owner.alive}
+    traces = [(path.stat().st_mtime, path) for path in directory.glob("*.duckdb") if path.name.startswith(prefix)]
+    total, number, deleted = sum(bytes_of(path) for _, path in traces), len(traces), list[Path]()
+    for changed, path in sorted(traces):
+        expired = limits.age is not None and time.time() - changed > limits.age.total_seconds()
+        too_many = limits.files is not None and number > limits.files
+        if path.name in written or not (expired or too_many or (limits.size is not None and total > limits.size)):
+            continue
+        total, number = total - bytes_of(path), number - 1
+        path.unlink(missing_ok=True)
+        log_of(path).unlink(missing_ok=True)
+        deleted.append(path)
+    return deleted
