@@ -316,7 +316,12 @@ class TraceWriter:
             self._failure = type(error)(*error.args)  # without its traceback, whose frames hold the connection
         elif not self._warned:
             self._warned = True
-            _LOG.warning("%s. The agent continues, but some records are lost.", error)
+            _LOG.warning(
+                "%s. The agent continues. Its records wait in memory (%d at most) and are lost if the process ends"
+                " before this does. Given a directory, each process writes files of its own.",
+                error,
+                _QUEUE_RECORDS,
+            )
         with self._changed:
             self._changed.notify_all()
 

@@ -342,3 +342,21 @@ def test_arguments_that_mean_nothing_are_refused(tmp_path: Path, arguments: dict
     with pytest.raises(ConfigError, match="for a directory of trace files"):
         trace(tmp_path / "one.duckdb", keep="30d")
     assert observer.get() is None
+
+
+@pytest.mark.slow
+def test_a_file_that_another_process_writes_is_waited_for(
+    elsewhere: OpenEpisode, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "shared.duckdb"
+    holder = "import sys, ajet; tracing = ajet.trace(sys.argv[1]); print('ready', flush=True); input(); tracing.close()"
+    command = [sys.executable, "-c", holder, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None and service.stdout.readline() == "ready\n"
+        with trace(path) as tracing:
+            ask(elsewhere, "meanwhile")
+            assert "wait in memory" in caplog.text and "lost if the process ends" in caplog.text
+            service.communicate("\n")
+            tracing.flush(60)
+    assert rows(path, "select count(*) n from calls") == [{"n": 1}]
+    assert rows(path, "select count(*) n from runs") == [{"n": 2}]
