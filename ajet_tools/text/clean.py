@@ -102,3 +102,12 @@ def short_ids(ids: Sequence[str], least: int = 8) -> dict[str, str]:
     while n < longest and len({i[:n] for i in distinct}) < len(distinct):
         n += 1
     return {i: i[:n] for i in ids}
+
+
+_ZERO_WIDTH = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufe0e\ufe0f\ufeff"))
+"""Characters of no width that join or restyle their neighbours: terminals disagree about how wide the result is."""
+
+
+def drop_zero_width(text: str) -> str:
+    """The text without the characters that make its width another in another terminal."""
+    return text.translate(_ZERO_WIDTH)

@@ -97,7 +97,7 @@ def test_ls_of_a_directory_a_file_and_all_below(experiment: Path, monkeypatch: p
 
 def test_show_an_episode_without_taking_its_text_for_anything_else(experiment: Path) -> None:
     text = ajet("show", "abc", str(experiment))
-    for part in ("You calculate.", "What is 2+2?", '→ calc({"a": "[b]"})', "0.75", "3 trained"[2:], "cafe02"):
+    for part in ("You calculate.", "What is 2+2?", '{"a": "[b]"}', "0.75", "tokens trained", "cafe02"):
         assert part in text, part
     assert "[bold red]not markup[/] :smile: \\x1b[31mred\\x1b]0;title\\x07 \\u202eback" in text
     assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
@@ -16,12 +18,20 @@ from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.trace.reader import calls_of, episodes, ledger_balance
 from ajet_sdk.types import Episode
 from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.trace.conversation import call_view, conversation, episode_head
 from ajet_tools.cli.trace.options import Fitting, NoPager, OfRun, Where, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line, short_ids
 from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
+from ajet_tools.trace.episode.blocks import (
+    Block,
+    branch_title,
+    call_blocks,
+    conversation_blocks,
+    overview_blocks,
+    summarize,
+)
+from ajet_tools.trace.episode.overview import read_overview
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.episodes import ListedEpisode
 from ajet_tools.trace.queries.filters import parse
@@ -33,6 +43,12 @@ app = typer.Typer(add_completion=False)
 _CHUNK = 1000
 _RUNS = 20
 _UNBOOKED = 20
+_FIRST, _LAST = 10, 30
+"""Calls of a long conversation that are shown."""
+_SPOKEN = ("messages", "input", "prompt", "system", "instructions")
+"""What of a request is shown as messages."""
+_LONGEST = 4000
+"""Characters of a message that are shown."""
 
 
 @app.command()
@@ -218,11 +234,37 @@ def _episode_json(reader: TraceReader, episode_id: str) -> Mapping[str, object]:
 
 
 def _show_episode(reader: TraceReader, episode_id: str, out: Console, full: bool) -> None:
-    known = episodes(reader, episode_ids=[episode_id], superseded=True)
-    ledger = queries.ledger_of_episode(reader, episode_id)
-    out.print(episode_head(known[0] if known else Episode(episode_id=episode_id), ledger, live=not known))
-    for part in conversation(queries.call_rows(reader, episode_id), ledger, full=full):
-        out.print(part)
+    """As the viewer shows it, each message once."""
+    overview = read_overview(reader, episode_id)
+    out.print(summarize(overview))
+    _print_blocks(out, overview_blocks(overview), full)
+    said: set[tuple[str, str]] = set()
+    for number, branch in enumerate(overview.tree.branches):
+        if len(overview.tree.branches) > 1:
+            out.print(Rule(Text(visible(branch_title(branch))), align="left"))
+        blocks = list(_new_blocks(conversation_blocks(overview, number), said))
+        said.update((block.title, block.text) for block in blocks)
+        cut = branch.chain[_FIRST:-_LAST] if not full and len(branch.chain) > _FIRST + _LAST else ()
+        last = next((n for n, block in enumerate(blocks) if cut and block.call_id in branch.chain[-_LAST:]), 0)
+        _print_blocks(out, (block for block in blocks[:last] if block.call_id not in cut), full)
+        if cut:
+            out.print(f"{counted(len(cut), 'call')} left out here; --full shows all\n", style="yellow")
+        _print_blocks(out, blocks[last:], full)
+
+
+def _new_blocks(blocks: Iterable[Block], said: Set[tuple[str, str]]) -> Iterator[Block]:
+    """The blocks of a conversation without the messages at its beginning that another one shows."""
+    begins = True
+    for block in blocks:
+        begins = begins and not block.facts and (block.message is None or (block.title, block.text) in said)
+        if block.message is None or not begins:
+            yield block
+
+
+def _print_blocks(out: Console, blocks: Iterable[Block], full: bool) -> None:
+    for block in blocks:
+        most = None if full else _LONGEST
+        out.print(block.render(markdown=False, unfolded=True, most=most, whole="--full shows all"))
 
 
 def _call_json(reader: TraceReader, call_id: str) -> Mapping[str, object]:
@@ -233,8 +275,27 @@ def _call_json(reader: TraceReader, call_id: str) -> Mapping[str, object]:
 
 
 def _show_call(reader: TraceReader, call_id: str, out: Console, full: bool) -> None:
-    for part in call_view(queries.call_row(reader, call_id), full=full):
-        out.print(part)
+    row = queries.call_row(reader, call_id)
+    request = {name: value for name, value in json.loads(row["request"]).items() if name not in _SPOKEN}
+    out.print(
+        render.fields(
+            [
+                ("call", row["call_id"]),
+                ("episode", row["episode_id"]),
+                ("extends", row["parent_call_id"]),
+                ("agent", " ".join(filter(None, (row["agent"], row["target_tag"])))),
+                ("phase", row["phase"]),
+                ("trainable", row["trainable"]),
+                ("log-probability", f"{sum(row['logprobs']):.4f} in all" if row["logprobs"] else None),
+                ("sampling", row["sampling"]),
+                ("request", json.dumps(request, ensure_ascii=False) if full else one_line(request, _LONGEST)),
+                ("started", row["started_at"]),
+                ("ended", row["ended_at"]),
+                ("ledger", ", ".join(row["ledger"] or [])),
+            ]
+        )
+    )
+    _print_blocks(out, call_blocks(read_overview(reader, row["episode_id"]), call_id), full)
 
 
 @app.command()

@@ -17,7 +17,6 @@ from ajet_tools.text.clean import reply_of
 
 CUT = 12_000
 """Characters of a message that are shown before it is opened whole."""
-_CUT_LINES = 400
 _PRETTY = 1_000_000
 """Characters of JSON that are parsed to be laid out anew."""
 _ONE_LINE = 64
@@ -362,10 +361,7 @@ def pretty(value: object) -> str:
         return "[nested too deeply to show]"
 
 
-def cut(text: str) -> tuple[str, int]:
-    """The beginning of a long text, and how many characters are left out (0: it is whole)."""
-    head = text[:CUT]
-    lines = head.split("\n")
-    if len(lines) > _CUT_LINES:
-        head = "\n".join(lines[:_CUT_LINES])
+def cut(text: str, most: int = CUT) -> tuple[str, int]:
+    """The beginning of a long text, `most` characters and a line for 30, and how many characters are left out."""
+    head = "\n".join(text[:most].split("\n")[: most // 30])
     return head, len(text) - len(head)

@@ -1,14 +1,13 @@
 """Every SQL statement that the tools ask of a trace, as functions of a reader."""
 
 from ajet_tools.trace.queries.base import Found, episode_of_call, find, find_run
-from ajet_tools.trace.queries.calls import call_row, call_rows, ledger_of_episode
+from ajet_tools.trace.queries.calls import call_row, ledger_of_episode
 from ajet_tools.trace.queries.episodes import episode_ids
 from ajet_tools.trace.queries.runs import failures, ledger_totals, metrics, overview
 
 __all__ = [
     "Found",
     "call_row",
-    "call_rows",
     "episode_ids",
     "episode_of_call",
     "failures",

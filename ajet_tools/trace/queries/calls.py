@@ -10,8 +10,8 @@ from ajet_sdk.trace.schema import WHOLE_CALLS
 from ajet_tools.trace.queries.base import episode_of_call, rows
 
 
-class _CallFields(TypedDict):
-    """`request` and `response` are JSON texts."""
+class CallRow(TypedDict):
+    """One call with its whole prompt and request. `request`, `response`, `messages`, `sampling` are JSON texts."""
 
     call_id: str
     index: int
@@ -27,11 +27,6 @@ class _CallFields(TypedDict):
     error: str | None
     parent_call_id: str | None
     prefix_messages: int | None
-
-
-class CallRow(_CallFields):
-    """One call with its whole prompt and request. `messages` and `sampling` are JSON texts."""
-
     episode_id: str
     messages: str | None
     prompt_ids: list[int] | None
@@ -46,15 +41,6 @@ class CallRow(_CallFields):
     cut_tokens: int | None
     ledger: list[str] | None
     """`outcome: tokens` of each of its entries."""
-
-
-class NewInCall(_CallFields):
-    """One call with only what its parent's messages don't have. `messages_suffix` is JSON text."""
-
-    messages_suffix: str | None
-    prompt_tokens: int | None
-    output_tokens: int | None
-    seconds: float
 
 
 class LedgerRow(TypedDict):
@@ -142,20 +128,6 @@ def call_row(reader: TraceReader, call_id: str) -> CallRow:
         FROM ({WHOLE_CALLS.format(calls="mine")}) whole WHERE call_id = $1"""
     matches: list[CallRow] = rows(reader, sql, call_id, episode_of_call(reader, call_id))
     return matches[0]
-
-
-def call_rows(reader: TraceReader, episode_id: str) -> list[NewInCall]:
-    """The calls of an episode in order of completion."""
-    return rows(
-        reader,
-        """
-        SELECT call_id, index, agent, target_tag, trainable, model, policy_version, parent_call_id, prefix_messages,
-          messages_suffix, request, response, prefix_len + len(prompt_suffix) AS prompt_tokens,
-          len(output_ids) AS output_tokens, finish_reason, phase, error,
-          round(epoch(ended_at - started_at), 2) AS seconds
-        FROM calls WHERE episode_id = $1 ORDER BY index, started_at""",
-        episode_id,
-    )
 
 
 def ledger_of_episode(reader: TraceReader, episode_id: str) -> list[LedgerRow]:

@@ -24,11 +24,11 @@ from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.review.journal import Mark
 from ajet_tools.dataset.review.review import Review
-from ajet_tools.text.clean import message_text
+from ajet_tools.text.clean import drop_zero_width, message_text
 from ajet_tools.tui.dataset.edit import EditScreen
 from ajet_tools.tui.dataset.screen import DatasetViewer, ReviewScreen
 from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
-from ajet_tools.tui.widgets.long_text import FindInText, LongText, drop_zero_width
+from ajet_tools.tui.widgets.long_text import FindInText, LongText
 from ajet_tools.tui.widgets.prompt import Prompt
 
 

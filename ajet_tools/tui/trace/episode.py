@@ -14,12 +14,12 @@ from textual.containers import Container
 from textual.widgets import Static
 
 from ajet_tools.text.clean import counted, one_line
+from ajet_tools.trace.episode.blocks import Block, conversation_blocks, find_blocks, overview_blocks, summarize
 from ajet_tools.trace.episode.messages import pretty
 from ajet_tools.trace.episode.overview import EpisodeOverview, explain_forks, read_overview, refresh_overview
-from ajet_tools.tui.trace.episode_tree import CallTree, summarize
+from ajet_tools.tui.trace.episode_tree import CallTree
 from ajet_tools.tui.trace.screen import TraceScreen
 from ajet_tools.tui.trace.text import TextScreen
-from ajet_tools.tui.widgets.blocks import Block, conversation_blocks, find_blocks, overview_blocks
 from ajet_tools.tui.widgets.lines import KeyLine
 from ajet_tools.tui.widgets.messages import Messages
 from ajet_tools.tui.widgets.prompt import Prompt

@@ -5,7 +5,7 @@ An episode in a few lines: how it ended, what it was worth, how much there is of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,13 +17,13 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
 
-from ajet_tools.text.clean import one_line
-from ajet_tools.text.tables import counted, number
+from ajet_tools.text.clean import drop_zero_width, one_line
+from ajet_tools.text.tables import number
+from ajet_tools.trace.episode.blocks import branch_title, format_tokens
 from ajet_tools.trace.episode.messages import gist
 from ajet_tools.trace.episode.overview import EpisodeOverview
 from ajet_tools.trace.episode.tree import Branch, TreeRow
-from ajet_tools.tui.widgets.blocks import branch_title, format_tokens
-from ajet_tools.tui.widgets.long_text import LineView, drop_zero_width
+from ajet_tools.tui.widgets.long_text import LineView
 
 _DEEPEST = 6
 
@@ -163,54 +163,3 @@ def _head(branch: Branch) -> Text:
     if fork.extra_tokens:
         line.append(f" +{fork.extra_tokens:,} tok", style="dim")
     return line
-
-
-_STATUS = {"succeeded": "bold green", "failed": "bold red", "running": "bold cyan", "timeout": "bold yellow"}
-
-_SIGNS = {"succeeded": "✓", "failed": "✗", "running": "▶", "timeout": "‖", "aborted": "‖", "cut off": "‖"}
-
-
-def summarize(overview: EpisodeOverview, new: int = 0) -> Text:
-    """The episode in a few lines; `new` is the number of unread messages."""
-    row, calls = overview.row, list(overview.calls.values())
-    line = Text.assemble(
-        (f"{_SIGNS.get(overview.status, '·')} {overview.status}", _STATUS.get(overview.status, "bold yellow"))
-    )
-    line.append("" if overview.reward is None else f"  reward {number(overview.reward)}", style="bold")
-    line.append("  " + " · ".join(fact for fact in _counts(overview) if fact))
-    if row and (row["error"] or row["cause"]):
-        line.append(
-            f"\n{drop_zero_width(one_line(_first_line(row['error'] or '', row['cause'] or ''), 200))}", style="red"
-        )
-    query = overview.task.get("main_query") or ""
-    if query:
-        line.append(f"\n{drop_zero_width(one_line(query, 300))}", style="italic")
-    line.append("" if calls or row is None else "\nthe episode made no call", style="yellow")
-    line.append(f"\n{counted(new, 'message')} new: end goes there and follows" if new else "", style="bold yellow")
-    return line
-
-
-def _first_line(error: str, cause: str) -> str:
-    """The line of an error with its message: the last one if the error begins with a traceback."""
-    lines = error.strip().splitlines() or [""]
-    line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    return line if cause in line else f"{cause}: {line}"
-
-
-def _counts(overview: EpisodeOverview) -> Iterator[str]:
-    """The episode's status and size."""
-    row, calls = overview.row, list(overview.calls.values())
-    if row:
-        yield f"step {row['step']} {row['split']}"
-        yield f"attempt {row['attempt']}" + (
-            f" of a group of {len(overview.attempts)}" if len(overview.attempts) > 1 else ""
-        )
-    yield counted(len(calls), "call")
-    agents = len({call.agent for call in calls})
-    yield counted(agents, "agent") if agents > 1 else ""
-    lines = sum(1 for branch in overview.tree.branches if branch.timeline is not None)
-    yield counted(lines, "timeline") if lines else ""
-    tokens = sum(len(call.output_ids) for call in calls if call.output_ids is not None)
-    yield f"{counted(tokens, 'token')} sampled" if tokens else ""
-    yield f"{row['seconds']:,.2f} s" if row and row["seconds"] is not None else ""
-    yield overview.episode_id[:12]

@@ -19,6 +19,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ajet_sdk.reporting.output import visible
+from ajet_tools.text.clean import drop_zero_width
 from ajet_tools.tui.widgets.prompt import Prompt
 
 
@@ -163,20 +164,11 @@ class FindInText:
             event.prompt.close()
 
 
-_ZERO_WIDTH = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufe0e\ufe0f\ufeff"))
-"""Characters of no width that join or restyle their neighbours: terminals disagree about how wide the result is."""
-
-
 def fit_text(text: str, width: int, *, right: bool = False) -> str:
     """The text on one line in exactly `width` cells, cut with an ellipsis or padded on one side."""
-    plain = visible(" ".join(text[: 4 * width + 16].split()).translate(_ZERO_WIDTH))
+    plain = visible(drop_zero_width(" ".join(text[: 4 * width + 16].split())))
     length = cell_len(plain)
     if length > width:
         return set_cell_size(set_cell_size(plain, max(0, width - 1)).rstrip() + "…", width) if width else ""
     padding = " " * (width - length)
     return padding + plain if right else plain + padding
-
-
-def drop_zero_width(text: str) -> str:
-    """The text without the characters that make its width another in another terminal."""
-    return text.translate(_ZERO_WIDTH)

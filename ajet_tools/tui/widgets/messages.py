@@ -23,9 +23,9 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.strip import Strip
 
-from ajet_tools.tui.widgets.blocks import Block
+from ajet_tools.text.markdown import MARKDOWN_THEME
+from ajet_tools.trace.episode.blocks import Block
 from ajet_tools.tui.widgets.long_text import LineView
-from ajet_tools.tui.widgets.markdown import MARKDOWN_THEME
 
 _GUTTER = 2
 _CACHED_BLOCKS = 400

@@ -84,7 +84,7 @@ def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:
     arguments = ["trace", "export", str(runs), "--include-validation", "--filter", "decoding=greedy"]
     lines = CliRunner().invoke(app, arguments).stdout.splitlines()
     assert [json.loads(line)["decoding"] for line in lines] == ["greedy"] * 6
-    assert "3 (val greedy)" in CliRunner().invoke(app, ["trace", "show", "onevalgreedy0", str(runs)]).stdout
+    assert "step 3 val greedy" in CliRunner().invoke(app, ["trace", "show", "onevalgreedy0", str(runs)]).stdout
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_trials_stand_apart_from_training_and_validation(runs: Path) -> None:
     assert trace("ls", str(runs), "-f", "split=trial")["count"] == 6
     [_, run] = trace("ls", str(runs))["runs"]
     assert (run["last_trial"], run["last_train"], run["last_val"]) == (0.75, 0.25, 0.5)
-    assert "3 (trial)" in CliRunner().invoke(app, ["trace", "show", "onetrialsampled0", str(runs)]).stdout
+    assert "step 3 trial ·" in CliRunner().invoke(app, ["trace", "show", "onetrialsampled0", str(runs)]).stdout
 
     def splits(*options: str) -> Counter[str]:
         arguments = ["trace", "export", str(runs), "--run", "one", "--include-validation", *options]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ajet_tools.tui.widgets.markdown import MARKDOWN_THEME, render_markdown
+from ajet_tools.text.markdown import MARKDOWN_THEME, render_markdown
 
 PIECES = [
     "*", "**", "_", "`", "```\n", "~~~\n", "> ", "- ", "1. ", "7) ", "|", "|-|-|\n", "\n", "\n\n", "a", "word ",

@@ -13,13 +13,12 @@ from rich.text import Text
 
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.types import Call, Event
-from ajet_tools.text.clean import one_line, short_ids
+from ajet_tools.text.clean import drop_zero_width, one_line, short_ids
+from ajet_tools.text.markdown import render_markdown
 from ajet_tools.text.tables import counted, number
-from ajet_tools.trace.episode.messages import Message, cut, pretty
+from ajet_tools.trace.episode.messages import CUT, Message, conversation, cut, pretty
 from ajet_tools.trace.episode.overview import EpisodeOverview
 from ajet_tools.trace.episode.tree import Branch, Fork
-from ajet_tools.tui.widgets.long_text import drop_zero_width
-from ajet_tools.tui.widgets.markdown import render_markdown
 
 Kind = Literal["text", "markdown", "reasoning", "tool", "error", "note"]
 _ROLES = {"system": "dim", "user": "green", "assistant": "cyan", "tool": "magenta", "?": "red"}
@@ -62,8 +61,17 @@ class Block:
         shown = (part.text[:_GUESSED] for part in self.parts if part.kind != "reasoning")
         return 2 + sum(1 + text.count("\n") + len(text) // max(1, width) for text in shown)
 
-    def render(self, *, markdown: bool, unfolded: bool) -> RenderableType:
-        """The block as something to lay out: every text cut where it is long, none taken for markup."""
+    def render(
+        self, *, markdown: bool, unfolded: bool, most: int | None = CUT, whole: str = "o opens it whole"
+    ) -> RenderableType:
+        """The block as something to lay out: no text is taken for markup.
+
+        Args:
+            markdown: lay out replies as Markdown.
+            unfolded: show the reasoning.
+            most: characters of a text, where a longer one is cut.
+            whole: how to see all of one that was cut.
+        """
         head = Text.assemble(
             (drop_zero_width(self.title), f"bold {self.style}".strip()), (f"  {drop_zero_width(self.facts)}", "dim")
         )
@@ -71,18 +79,18 @@ class Block:
         for n, part in enumerate(self.parts):
             apart = n and part.title and part.kind != "tool"
             shown += [Text("")] if apart else []
-            shown.append(_part(part, markdown, unfolded))
+            shown.append(_part(part, markdown, unfolded, most, whole))
         return Group(*shown, Text(""))
 
 
 _GUESSED = 12_000
 
 
-def _part(part: Part, markdown: bool, unfolded: bool) -> RenderableType:
+def _part(part: Part, markdown: bool, unfolded: bool, most: int | None, whole: str) -> RenderableType:
     if part.kind == "reasoning" and not unfolded:
         lines = part.text.count("\n") + 1
         return Text(f"  ▸ reasoning, {counted(lines, 'line')}; space unfolds it", style="italic dim")
-    text, more = cut(part.text)
+    text, more = (part.text, 0) if most is None else cut(part.text, most)
     text = drop_zero_width(visible(text)).expandtabs(4)
     body: RenderableType = render_markdown(text) if part.kind == "markdown" and markdown else Text(text)
     if isinstance(body, Text):
@@ -94,7 +102,7 @@ def _part(part: Part, markdown: bool, unfolded: bool) -> RenderableType:
         style = "bold magenta" if part.kind == "tool" else "bold"
         shown.insert(0, Text(f"  {drop_zero_width(one_line(part.title, 200))}", style=style))
     if more:
-        shown.append(Text(f"  … {more:,} more characters; o opens it whole", style="bold yellow"))
+        shown.append(Text(f"  … {more:,} more characters; {whole}", style="bold yellow"))
     return Group(*shown)
 
 
@@ -116,6 +124,13 @@ def conversation_blocks(overview: EpisodeOverview, branch: int) -> Iterator[Bloc
     for call_id in at.chain:
         if call_id not in seen:
             yield _no_reply(overview.calls[call_id], overview, ids)
+
+
+def call_blocks(overview: EpisodeOverview, call_id: str) -> Iterator[Block]:
+    """The messages of a call's request, and its reply."""
+    call = overview.calls[call_id]
+    for message in conversation([call]):
+        yield _message(message, call, overview, {call_id: call_id}, {}, False)
 
 
 def _message(
@@ -265,7 +280,7 @@ def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
 
 def _event(event: Event) -> Part:
     seconds = (event.ended_at - event.started_at).total_seconds()
-    ended = event.error or pretty(event.result)
+    ended = f"error: {event.error}" if event.error else pretty(event.result)
     return Part("tool", f"{pretty(event.arguments)}\n{ended}", f"→ {event.name}  {seconds:.2f} s")
 
 
@@ -303,3 +318,55 @@ def find_blocks(overview: EpisodeOverview, needle: str) -> list[tuple[int, str]]
             if block.key not in matches and wanted in f"{block.title}\n{block.text}".casefold():
                 matches[block.key] = branch
     return [(branch, key) for key, branch in matches.items()]
+
+
+_COLORS = {"succeeded": "bold green", "failed": "bold red", "running": "bold cyan", "timeout": "bold yellow"}
+
+_SIGNS = {"succeeded": "✓", "failed": "✗", "running": "▶", "timeout": "‖", "aborted": "‖", "cut off": "‖"}
+
+
+def summarize(overview: EpisodeOverview, new: int = 0) -> Text:
+    """The episode in a few lines; `new` is the number of unread messages."""
+    row, calls = overview.row, list(overview.calls.values())
+    line = Text.assemble(
+        (f"{_SIGNS.get(overview.status, '·')} {overview.status}", _COLORS.get(overview.status, "bold yellow"))
+    )
+    line.append("" if overview.reward is None else f"  reward {number(overview.reward)}", style="bold")
+    line.append("  " + " · ".join(fact for fact in _counts(overview) if fact))
+    if row and (row["error"] or row["cause"]):
+        line.append(
+            f"\n{drop_zero_width(one_line(_first_line(row['error'] or '', row['cause'] or ''), 200))}", style="red"
+        )
+    query = overview.task.get("main_query") or ""
+    if query:
+        line.append(f"\n{drop_zero_width(one_line(query, 300))}", style="italic")
+    line.append("" if calls or row is None else "\nthe episode made no call", style="yellow")
+    line.append(f"\n{counted(new, 'message')} new: end goes there and follows" if new else "", style="bold yellow")
+    return line
+
+
+def _first_line(error: str, cause: str) -> str:
+    """The line of an error with its message: the last one if the error begins with a traceback."""
+    lines = error.strip().splitlines() or [""]
+    line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+    return line if cause in line else f"{cause}: {line}"
+
+
+def _counts(overview: EpisodeOverview) -> Iterator[str]:
+    """The episode's status and size."""
+    row, calls = overview.row, list(overview.calls.values())
+    if row:
+        decoding = row["decoding"] if row["split"] == "val" or row["decoding"] == "greedy" else None
+        yield " ".join(filter(None, (f"step {row['step']}", row["split"], decoding)))
+        yield f"attempt {row['attempt']}" + (
+            f" of a group of {len(overview.attempts)}" if len(overview.attempts) > 1 else ""
+        )
+    yield counted(len(calls), "call")
+    agents = len({call.agent for call in calls})
+    yield counted(agents, "agent") if agents > 1 else ""
+    lines = sum(1 for branch in overview.tree.branches if branch.timeline is not None)
+    yield counted(lines, "timeline") if lines else ""
+    tokens = sum(len(call.output_ids) for call in calls if call.output_ids is not None)
+    yield f"{counted(tokens, 'token')} sampled" if tokens else ""
+    yield f"{row['seconds']:,.2f} s" if row and row["seconds"] is not None else ""
+    yield overview.episode_id[:12]
