@@ -35,6 +35,7 @@ log = logging.getLogger("ajet")
 _QUIET = 30.0
 """Seconds between two lines about the progress of a step or validation, where there is no terminal."""
 
+_SHOWN = ("val/reward", "val/greedy_reward", "val/loss")
 _KNOWN = ("console", "tensorboard", *TRACKERS)
 
 
@@ -260,7 +261,8 @@ class Display:
             self.say(f"step {step:>{self._width}}/{self._total}  {_columns(metrics, _TRAIN)}  {remaining} left")
         validation = {k: v for k, v in metrics.items() if k.startswith("val/")}
         if validation:
-            shown = [(n, n.removeprefix("val/").replace("_", " "), "{:.3f}") for n in validation if _is_shown(n)]
+            names = [n for n in validation if n in _SHOWN or n.startswith("val/pass@")]
+            shown = [(n, n.removeprefix("val/").replace("_", " "), "{:.3f}") for n in names]
             self.say(f"step {step:>{self._width}}/{self._total}  validation: {_columns(metrics, shown)}")
             for name, values in _by_set(validation).items():
                 self.say(f"{'':{2 * self._width + 8}}{name}: {values}")
@@ -299,10 +301,6 @@ def _by_set(metrics: Mapping[str, float]) -> dict[str, str]:
             greedy = metrics.get(f"val/greedy_reward/{key}={of}")
             lines[key].append(f"{of} {value:.3f}" + ("" if greedy is None else f" (greedy {greedy:.3f})"))
     return {key: "  ".join(values) for key, values in lines.items()}
-
-
-def _is_shown(name: str) -> bool:
-    return name in ("val/reward", "val/greedy_reward", "val/loss") or name.startswith("val/pass@")
 
 
 def _columns(metrics: Mapping[str, float], wanted: Sequence[tuple[str, str, str]]) -> str:

@@ -190,10 +190,6 @@ def _check_indent(text: object, width: int | str = 4, *_: object, **__: object) 
     spend_on((str(text).count("\n") + 1) * (len(width) if isinstance(width, str) else width))
 
 
-def _check_trim(text: object, chars: object = "", *_: object) -> None:
-    spend(len(str(text)) * len(str(chars or "")))
-
-
 def _check_parts(_: object, count: int, *fill: object, **__: object) -> None:
     check_width(count)
     spend(2 * ITEM * count)
@@ -207,7 +203,7 @@ def _check_joined(values: object, d: object = "", *_: object, **__: object) -> N
 CHECKS: dict[str, Callable[..., None]] = {
     "center": lambda _, *widths, **named: check_width(*widths, *named.values()),
     "indent": _check_indent,
-    "trim": _check_trim,
+    "trim": lambda text, chars="", *_: spend(len(str(text)) * len(str(chars or ""))),
     **dict.fromkeys(("batch", "slice"), _check_parts),
     "format": lambda text, *values, **named: check_format(str(text), (*values, *named.values())),
     "replace": lambda text, old, new, *_, **__: _check_replace(str(text), old, new),

@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 from ajet_sdk.judges.math import number
+from ajet_sdk.tasks.lineage import plain_text
 from ajet_sdk.types import Episode, Feedback, Task
 from ajet_tools.dataset.from_traces.choice import Opinion, opinion
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
@@ -93,14 +94,12 @@ def has_placeholder(text: str) -> bool:
 
 def task_key(task: Task) -> str:
     """A digest of what is asked, in upper and lower case alike and whatever the white space."""
-    asked = [(str(m.get("role")), _plain(spoken(m))) for m in task.init_messages] or [("", _plain(task.main_query))]
+    asked = [(str(m.get("role")), plain_text(spoken(m))) for m in task.init_messages] or [
+        ("", plain_text(task.main_query))
+    ]
     more = {} if task.init_messages else {k: v for k, v in task.metadata.items() if k != "answer"}
     text = json.dumps([asked, more], ensure_ascii=True, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 # Where the question stands

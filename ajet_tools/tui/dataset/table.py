@@ -62,7 +62,7 @@ def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], roo
 
     columns: list[Column[NumberedRow]] = [
         Column("row", "row", 7, lambda row: f"{row['number'] + 1:,}", right=True),
-        Column("question", "question", 36, of(_format_question), most=500, tone=tone),
+        Column("question", "question", 36, of(lambda values: text_of(values)[:_CUT]), most=500, tone=tone),
     ]
     if any(answer_of(row) is not None for row in rows):
         columns.append(
@@ -82,10 +82,6 @@ def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], roo
 
 def _verification_tone(row: NumberedRow) -> str:
     return {"yes": "good", "no": "bad"}.get(verification_of(row["values"]), "")
-
-
-def _format_question(values: Values) -> str:
-    return text_of(values)[:_CUT]
 
 
 def _format_answer(values: Values) -> str:

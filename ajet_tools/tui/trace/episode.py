@@ -248,7 +248,7 @@ class EpisodeScreen(TraceScreen):
     def action_raw(self) -> None:
         call = self._loaded.calls.get(self._call_id or "") if self.overview else None
         if call is None:
-            self._no_call()
+            self.notify("this belongs to no call: j goes to the first message", timeout=3)
             return
 
         def text() -> str:
@@ -256,9 +256,6 @@ class EpisodeScreen(TraceScreen):
             return "\n".join(f"{name}\n{pretty(value)}\n" for name, value in whole.items())
 
         self.app.push_screen(TextScreen(f"call {call.index} {call.call_id}", text))
-
-    def _no_call(self) -> None:
-        self.notify("this belongs to no call: j goes to the first message", timeout=3)
 
     def action_tokens(self) -> None:
         if self.overview is None:
