@@ -160,10 +160,12 @@ def test_diff_of_agents_that_talk_at_once_and_of_hostile_text(tmp_path: Path) ->
             writer.put(call(episode, "wolf", ["hi"], "ho"), call(episode, "sheep", ["hi"], "baa"))
             writer.put(call(episode, "wolf", ["hi", "ho", "go on"], last))
             writer.put(Episode(episode_id=episode, run_id="r"))
-        writer.put(Call(episode_id="cc", request={"input": "one"}, response={"output": "two"}))
+        writer.put(Call(episode_id="cc", request={"input": EVIL}, response={"output": EVIL}))
     said = ajet("trace", "diff", "aa", "bb", str(tmp_path))
     assert "First difference after 5 messages:\nassistant (wolf)\n-  same\n" in said
     assert "+  [bold red]x[/] \\x1b[31mred\\x07 \\u202eback" in said and "\x1b" not in said and "\x07" not in said
+    said = ajet("trace", "diff", "aa", "cc", str(tmp_path))
+    assert "+   [bold red]x[/] \\x1b[31mred\\x07 \\u202eback" in said and "\x1b" not in said and "\x07" not in said
     cut = json.loads(ajet("trace", "diff", "aa", "cc", str(tmp_path), "--json"))
     assert cut["b"]["cause"] is None and cut["shared_tokens"] is None and cut["same_messages"] == 0
 

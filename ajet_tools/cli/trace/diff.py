@@ -12,17 +12,18 @@ from typing import Annotated, Literal
 import typer
 
 from ajet_sdk.errors import QueryError
+from ajet_sdk.reporting.output import visible
 from ajet_sdk.reporting.paired import Paired
 from ajet_sdk.types import Episode
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.trace.options import Where
 from ajet_tools.text import tables as render
-from ajet_tools.text.clean import message_text, one_line
+from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import diff_text
 from ajet_tools.trace import queries
+from ajet_tools.trace.compare.attempts import ComparedMessage
 from ajet_tools.trace.compare.changes import finding_lines
 from ajet_tools.trace.compare.diff import (
-    AgentMessage,
     At,
     DiffPart,
     EpisodeDiff,
@@ -31,8 +32,8 @@ from ajet_tools.trace.compare.diff import (
     diff_episodes,
     diff_runs,
     episode_at,
+    text_diff,
 )
-from ajet_tools.trace.compare.requests import message_diff
 from ajet_tools.trace.locate import open_named
 
 app = typer.Typer(add_completion=False)
@@ -128,8 +129,8 @@ def _episodes_json(result: EpisodeDiff) -> dict[str, object]:
     }
 
 
-def _messages_json(messages: Sequence[AgentMessage]) -> list[dict[str, object]]:
-    return [{"call_id": entry.call_id, "agent": entry.agent, "message": dict(entry.message)} for entry in messages]
+def _messages_json(messages: Sequence[ComparedMessage]) -> list[dict[str, object]]:
+    return [asdict(entry) for entry in messages]
 
 
 def _facts(episode: Episode) -> dict[str, object]:
@@ -185,14 +186,14 @@ def _print_episodes(result: EpisodeDiff) -> None:
 def _print_apart(part: DiffPart) -> None:
     """Messages that replace each other; the first is compared line by line if both have the same role."""
     a, b = part.a[:1], part.b[:1]
-    if not a or not b or (a[0].agent, a[0].message.get("role")) != (b[0].agent, b[0].message.get("role")):
+    if not a or not b or (a[0].agent, a[0].role) != (b[0].agent, b[0].role):
         _print_messages(part.a, "-", "red")
         _print_messages(part.b, "+", "green")
         return
     out = render.console()
     agent = "" if a[0].agent == "default" else f" ({a[0].agent})"
-    out.print(one_line(f"{a[0].message.get('role', '?')}{agent}"), style="bold")
-    out.print(diff_text(message_diff(a[0].message, b[0].message)))
+    out.print(one_line(f"{a[0].role}{agent}"), style="bold")
+    out.print(diff_text(text_diff(a[0].text, b[0].text)))
     more = [
         f"{render.counted(len(messages) - 1, 'more message')} {of}"
         for messages, of in ((part.a, "in A"), (part.b, "in B"))
@@ -207,14 +208,14 @@ def _cell(value: object) -> str | None:
     return None if value is None else one_line(value, 60)
 
 
-def _print_messages(messages: Sequence[AgentMessage], sign: str, style: str) -> None:
+def _print_messages(messages: Sequence[ComparedMessage], sign: str, style: str) -> None:
     out = render.console()
     for entry in messages[:_MESSAGES]:
         agent = "" if entry.agent == "default" else f" ({entry.agent})"
-        out.print(one_line(f"{sign} {entry.message.get('role', '?')}{agent}"), style=f"bold {style}")
-        lines = message_text(entry.message).splitlines() or ["(empty)"]
+        out.print(one_line(f"{sign} {entry.role}{agent}"), style=f"bold {style}")
+        lines = entry.text.splitlines() or ["(empty)"]
         for line in lines[:_LINES]:
-            out.print(f"{sign}   {line[:2000]}", style=style)
+            out.print(f"{sign}   {visible(line[:2000])}", style=style)
         if len(lines) > _LINES:
             out.print(f"{sign}   … and {len(lines) - _LINES} more lines", style="dim")
     if len(messages) > _MESSAGES:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -15,12 +14,11 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.paired import Paired, paired
 from ajet_sdk.samples.prefixes import common_prefix, common_start
 from ajet_sdk.samples.timelines import merge
-from ajet_sdk.tokens.template import clean
 from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Episode
-from ajet_tools.text.clean import flat_keys, reply_of
+from ajet_tools.text.clean import flat_keys
+from ajet_tools.trace.compare.attempts import ComparedMessage, compared_messages
 from ajet_tools.trace.compare.changes import Finding, by_task, changes_of_tasks, failures, measures, rewards
-from ajet_tools.trace.compare.requests import requests_of
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.queries.steps import StepEpisode, Steps, rewards_by_step, step_episodes
 
@@ -28,26 +26,12 @@ _IDENTITY = ("ajet.experiment_name", "ajet.experiment_dir")
 
 
 @dataclass(frozen=True)
-class AgentMessage:
-    """One message of a conversation, and the call that it was new in."""
-
-    agent: str
-    message: Mapping[str, object]
-    call_id: str
-
-    @property
-    def key(self) -> str:
-        """Its content in a canonical form, to compare messages of different clients."""
-        return json.dumps([self.agent, clean(self.message)], sort_keys=True, ensure_ascii=False, default=str)
-
-
-@dataclass(frozen=True)
 class DiffPart:
     """A part of two conversations: equal in both, or replaced."""
 
     same: bool
-    a: tuple[AgentMessage, ...]
-    b: tuple[AgentMessage, ...]
+    a: tuple[ComparedMessage, ...]
+    b: tuple[ComparedMessage, ...]
 
 
 @dataclass(frozen=True)
@@ -92,37 +76,25 @@ def episode_at(reader: TraceReader, episode_id: str) -> Episode:
 
 
 def diff_episodes(a: Episode, b: Episode) -> EpisodeDiff:
-    """Align what was said in two episodes, message by message."""
-    said_a, said_b = list(_conversation(a)), list(_conversation(b))
-    matcher = difflib.SequenceMatcher(None, [s.key for s in said_a], [s.key for s in said_b], autojunk=False)
-    parts = tuple(
-        DiffPart(op == "equal", tuple(said_a[i1:i2]), tuple(said_b[j1:j2]))
-        for op, i1, i2, j1, j2 in matcher.get_opcodes()
-    )
+    """Align what was said in two episodes, message by message, as the viewer compares attempts."""
+    said_a, said_b = compared_messages(a.calls), compared_messages(b.calls)
+    keys_a, keys_b = ([(message.role, message.agent, message.text) for message in side] for side in (said_a, said_b))
+    matcher = difflib.SequenceMatcher(None, keys_a, keys_b, autojunk=False)
+    parts = tuple(DiffPart(op == "equal", said_a[i1:i2], said_b[j1:j2]) for op, i1, i2, j1, j2 in matcher.get_opcodes())
     return EpisodeDiff(a, b, parts, _shared_tokens(a, b))
 
 
-def _conversation(episode: Episode) -> Iterator[AgentMessage]:
-    """Every message once: those that no earlier request had, and the replies."""
-    known: dict[str, list[list[str]]] = defaultdict(list)
-    for request in requests_of(episode.calls):
-        messages = request.body.get("messages")
-        if not isinstance(messages, list):
-            asked = request.body.get("prompt", request.body.get("input"))
-            messages = [] if asked is None else [{"role": "user", "content": asked}]
-        entries = [
-            AgentMessage(
-                request.agent, m if isinstance(m, Mapping) else {"role": "?", "content": m}, request.calls[0].call_id
-            )
-            for m in messages
-        ]
-        keys = [message.key for message in entries]
-        old = max((common_start(keys, before) for before in known[request.agent]), default=0)
-        yield from entries[old:]
-        for call in request.calls:
-            reply = AgentMessage(request.agent, reply_of(call.response), call.call_id)
-            known[request.agent].append([*keys, reply.key])
-            yield reply
+_BEFORE, _SHOWN = 400, 8000
+"""Characters of a text before its first difference, and of all of it, that are compared line by line."""
+
+
+def text_diff(a: str, b: str) -> list[str]:
+    """Two texts line by line around their first difference, `-` as in the first and `+` as in the second."""
+    start = max(0, common_start(a, b) - _BEFORE)
+    pieces = (f"{'…' if start else ''}{text[start : start + _SHOWN]}" for text in (a, b))
+    before, after = ([f"  {line}" for line in piece.splitlines()] for piece in pieces)
+    lines = list(difflib.unified_diff(before, after, lineterm="", n=2))[3:]
+    return ["…" if line.startswith("@@") else line for line in lines]
 
 
 def _shared_tokens(a: Episode, b: Episode) -> int | None:
