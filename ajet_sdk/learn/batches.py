@@ -88,7 +88,8 @@ def micro_batches(
     inputs: Sequence[Tokens],
     budget: int,
     together: Sequence[Sequence[int]] | None = None,
-    pairs_per_token: int = 0,
+    *,
+    share: bool = False,
 ) -> list[Group]:
     """The samples, by their `inputs`, in rows of those that begin alike (`trees.trees_of`), and rows of like length in
     groups of which rows × longest row stays within `budget` tokens.
@@ -98,7 +99,7 @@ def micro_batches(
     """
     units: list[tuple[int, list[list[int]]]] = []
     for which in together or [range(len(inputs))]:
-        trees = list(trees_of(inputs, which, budget, pairs_per_token))
+        trees = list(trees_of(inputs, which, budget, share=share))
         if together is None:
             units += [(size, [row]) for size, row in trees]
         else:

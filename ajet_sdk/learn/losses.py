@@ -50,7 +50,7 @@ def score(
 
     hook = model.get_output_embeddings().register_forward_pre_hook(gather)
     try:
-        logits_NV = model(**batch.rows.inputs(model.dtype), use_cache=False).logits[0]
+        logits_NV = model(**batch.rows.inputs(), use_cache=False).logits[0]
     finally:
         hook.remove()
     if logits_NV.dtype in (torch.bfloat16, torch.float16):

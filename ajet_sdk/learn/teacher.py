@@ -30,7 +30,7 @@ from ajet_sdk.learn.activations import tokens_of_a_pass
 from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_inputs, trained_positions
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.modes import policy_pass
-from ajet_sdk.learn.trees import pairs_per_token
+from ajet_sdk.learn.trees import shares_prefixes
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.tokens.huggingface import HFTokenizer
@@ -132,7 +132,7 @@ class LocalTeacher:
     ) -> None:
         self.model, self._tokens, self._tokenizer, self._student = model, micro_batch_tokens, tokenizer, student
         with policy_pass(student):
-            self._pairs_per_token = min(pairs_per_token(model), pairs_per_token(student))  # of shared rows
+            self._shares = shares_prefixes(model) and shares_prefixes(student)
 
     async def logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
         return await asyncio.to_thread(self._logprobs, samples, sampling)
@@ -141,7 +141,7 @@ class LocalTeacher:
         logprobs: list[Floats] = [np.zeros(0, np.float32)] * len(samples)
         device = next(self.model.parameters()).device
         inputs = [trained_inputs(sample) for sample in samples]
-        for group in micro_batches(inputs, self._tokens, pairs_per_token=self._pairs_per_token):
+        for group in micro_batches(inputs, self._tokens, share=self._shares):
             members = [samples[i] for i in group.members]
             batch = collate(members, sampling, device, self._tokenizer, group.row_sizes)
             with torch.no_grad():

@@ -20,7 +20,7 @@ from ajet_sdk.learn.losses import loss_of, score, units
 from ajet_sdk.learn.modes import policy_pass
 from ajet_sdk.learn.objective import LossSettings, Scored, token_weights
 from ajet_sdk.learn.scores import Tally, TokenScores
-from ajet_sdk.learn.trees import pairs_per_token
+from ajet_sdk.learn.trees import shares_prefixes
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.types import Sample
 
@@ -156,7 +156,7 @@ class Trainer:
         checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
         self.micro_batch_tokens = settings.micro_batch_tokens or tokens_of_a_pass(model, checkpointing=checkpointing)
         with policy_pass(model):
-            self._pairs_per_token = pairs_per_token(model)
+            self._shares = shares_prefixes(model)
         self._adapter, self._threads = hasattr(model, "disable_adapter"), torch.get_num_threads()
         wanted = settings.loss.has_reference or settings.has_reference
         self.reference = self._freeze() if wanted and not self._adapter else None
@@ -256,7 +256,7 @@ class Trainer:
     ) -> Iterator[tuple[list[int], MicroBatch]]:
         """Micro-batches, each with the positions of its samples."""
         inputs = [trained_inputs(sample) for sample in samples]
-        for group in micro_batches(inputs, self.micro_batch_tokens, together, self._pairs_per_token):
+        for group in micro_batches(inputs, self.micro_batch_tokens, together, share=self._shares):
             members = [samples[i] for i in group.members]
             yield group.members, collate(members, sampling, self.device, self.tokenizer, group.row_sizes)
 

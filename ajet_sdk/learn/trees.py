@@ -2,18 +2,25 @@
 
 A row holds the tree of its sequences' prefixes, depth first: what follows token j in any of them lies behind it, up to
 `ends[j]`. So token i sees token j where j <= i < ends[j], and its position in its sequence is its depth. A row of one
-sequence is a tree without branches, and its mask is the causal one. Letters of shapes: B rows, T their padded length.
+sequence is a tree without branches, and its attention is the causal one.
+
+Letters of shapes: B rows, T their padded length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 from ajet_sdk.engines.local.forward import distance, rope_kinds, tolerance, unsupported_reason
 
@@ -52,32 +59,29 @@ def lay_out(sequences: Sequence[Tokens]) -> Tree:
 
 
 def trees_of(
-    sequences: Sequence[Tokens], which: Sequence[int], budget: int, pairs_per_token: int
+    sequences: Sequence[Tokens], which: Sequence[int], budget: int, *, share: bool
 ) -> Iterator[tuple[int, list[int]]]:
     """Those of `which` sequences that are laid out in one row, and its length.
 
-    A sequence joins the row of the one before it in order of its tokens where what it shares costs more than the
-    attention that it adds: in a row with branches all pairs of tokens are computed, else half of them. A row with
-    branches is at most `budget` tokens long, or a quarter longer than the longest sequence. `pairs_per_token` 0: each
-    sequence has a row of its own.
+    With `share` a sequence joins the row of the one before it in order of its tokens where they begin alike. A row with
+    branches is at most `budget` tokens long, or a quarter longer than the longest sequence. Without, each sequence has
+    a row of its own.
     """
-    if not pairs_per_token or not which:
+    if not share or not which:
         yield from ((len(sequences[i]), [i]) for i in which)
         return
     limit = max(budget, max(len(sequences[i]) for i in which) * 5 // 4)
     row: list[int] = []
-    size = pairs = 0
+    size = 0
     for i, shared in _sorted(sequences, which):
-        length = len(sequences[i])
-        joined = size + length - shared
-        more = joined**2 - pairs - length**2 // 2
-        if row and joined <= limit and shared * pairs_per_token > more:
+        joined = size + len(sequences[i]) - shared
+        if row and joined <= limit and shared:
             row.append(i)
-            size, pairs = joined, joined**2
+            size = joined
         else:
             if row:
                 yield size, row
-            row, size, pairs = [i], length, length**2 // 2
+            row, size = [i], len(sequences[i])
     yield size, row
 
 
@@ -99,16 +103,86 @@ class Rows:
     depths_BT: torch.Tensor | None = None
     """None, as `ends_BT`: no row has branches. A causal model never looks right, so that padding needs no mask."""
     ends_BT: torch.Tensor | None = None
+    """On the CPU: attention reads it in each layer."""
 
-    def inputs(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """What a model of transformers is called with; the mask is added to its attention scores."""
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """What a model of transformers is called with; in place of a mask its attention gets the ends (`_attend`)."""
         if self.depths_BT is None or self.ends_BT is None:
             return {"input_ids": self.ids_BT}
-        at_T = torch.arange(self.ends_BT.shape[1], device=self.ends_BT.device)
-        hidden_BTT = (at_T[:, None] < at_T) | (at_T[:, None] >= self.ends_BT[:, None, :])
-        mask_BTT = torch.zeros(hidden_BTT.shape, dtype=dtype, device=hidden_BTT.device)
-        mask_B1TT = mask_BTT.masked_fill_(hidden_BTT, -torch.inf)[:, None]
-        return {"input_ids": self.ids_BT, "position_ids": self.depths_BT, "attention_mask": mask_B1TT}
+        ends_B11T = self.ends_BT[:, None, None, :]
+        return {"input_ids": self.ids_BT, "position_ids": self.depths_BT, "attention_mask": ends_B11T}
+
+
+class Run(NamedTuple):
+    """Tokens of a row without a branch between them: each sees those before it in the run, and all of some runs."""
+
+    size: int
+    above: tuple[int, ...]
+    """The indices of the runs that it continues, the first first."""
+
+
+@lru_cache(maxsize=8)
+def _runs(ends: bytes) -> tuple[Run, ...]:
+    """The runs of a row in their order, by the bytes of its 64-bit `ends_T`."""
+    ends_T = np.frombuffer(ends, np.int64)
+    at_T = np.arange(len(ends_T))
+    begins = np.flatnonzero((at_T == 0) | (ends_T != np.roll(ends_T, 1)) | (at_T >= np.roll(ends_T, 1)))
+    runs: list[Run] = []
+    path: list[tuple[int, int]] = []
+    for number, (start, stop) in enumerate(pairwise([*begins, len(ends_T)])):
+        while path and path[-1][1] <= start:
+            path.pop()
+        runs.append(Run(int(stop - start), tuple(index for index, _ in path)))
+        path.append((number, int(ends_T[start])))
+    return tuple(runs)
+
+
+@lru_cache(maxsize=256)
+def _mask(before: int, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What is added to the scores of so many tokens for so many before them, all seen, and for their own."""
+    return torch.full((size, before + size), -torch.inf, dtype=dtype, device=device).triu(before + 1)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of transformers' `sdpa`, and that of rows with branches run by run: no hidden pair is computed.
+
+    Args:
+        query: (B, heads, T, D), as key and value of maybe fewer heads.
+        attention_mask: the ends of a row's tokens, 64-bit integers of shape (B, 1, 1, T); or any that `sdpa` takes.
+    """
+    if attention_mask is None or attention_mask.dtype != torch.int64:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+    heads = query.shape[1] // key.shape[1]
+    settings = {"scale": more.get("scaling"), "dropout_p": more.get("dropout", 0.0)}
+    rows = []
+    for ends_T, *row in zip(attention_mask[:, 0, 0].numpy(), *(x.split(1) for x in (query, key, value)), strict=True):
+        runs = _runs(ends_T.tobytes())
+        sizes = [run.size for run in runs]
+        queries, keys, values = row[0].split(sizes, 2), *(repeat_kv(x, heads).split(sizes, 2) for x in row[1:])
+        attended = []
+        for number, run in enumerate(runs):
+            seen = [*run.above, number]
+            before = sum(runs[index].size for index in run.above)
+            mask = _mask(before, run.size, query.dtype, query.device) if before and run.size > 1 else None
+            attended.append(
+                scaled_dot_product_attention(
+                    queries[number],
+                    torch.cat([keys[index] for index in seen], 2),
+                    torch.cat([values[index] for index in seen], 2),
+                    attn_mask=mask,
+                    is_causal=not before,
+                    **settings,
+                )
+            )
+        rows.append(torch.cat(attended, 2))
+    return torch.cat(rows).transpose(1, 2).contiguous(), None
 
 
 def grid(
@@ -127,25 +201,24 @@ def grid(
         used = len(tree.ids_T)
         ids_BT[row, :used], depths_BT[row, :used], ends_BT[row, :used] = tree.ids_T, tree.depths_T, tree.ends_T
     places = [row * width + at for row, tree in enumerate(trees) for at in tree.places]
-    tensors = [torch.from_numpy(part).to(device) for part in (ids_BT, depths_BT, ends_BT)]
+    tensors = [torch.from_numpy(ids_BT).to(device), torch.from_numpy(depths_BT).to(device), torch.from_numpy(ends_BT)]
     branches = any((tree.ends_T < len(tree.ends_T)).any() for tree in trees)
     return Rows(*(tensors if branches else tensors[:1])), places
 
 
-def pairs_per_token(model: PreTrainedModel) -> int:
-    """How many pairs of tokens cost as much in attention as one token costs in all other layers; 0 where the model
-    cannot take a tree.
+def shares_prefixes(model: PreTrainedModel) -> bool:
+    """Whether rows with branches give what their sequences give one by one.
 
-    That is where attention takes no mask (flash), does not see the whole context (sliding windows, state spaces), or
-    turns positions by the length of a pass; and where a trial gives other logits than sequence by sequence, for which
-    the model must be in the mode of passes without dropout.
+    They don't where the model's attention is not transformers' `sdpa`, does not see the whole context (sliding windows,
+    state spaces), or turns positions by the length of a pass; and where a trial gives other logits, for which the model
+    must be in the mode of passes without dropout.
     """
     config = model.config.get_text_config()
     by_length = any("dynamic" in kind or kind == "longrope" for kind, _ in rope_kinds(config))
-    plain = getattr(model.config, "_attn_implementation", "eager") in ("sdpa", "eager")
-    if by_length or not plain or unsupported_reason(config) or not _trial(model):
-        return 0
-    return 6 * int(config.hidden_size)  # 24 H² of matrices against 4 H for a query with a key and its value
+    if by_length or getattr(model.config, "_attn_implementation", "") != "sdpa" or unsupported_reason(config):
+        return False
+    AttentionInterface.register("sdpa", _attend)
+    return _trial(model)
 
 
 def _trial(model: PreTrainedModel) -> bool:
@@ -155,7 +228,7 @@ def _trial(model: PreTrainedModel) -> bool:
     rows, places = grid(sequences, [len(sequences)], model.device)
     try:
         with torch.no_grad():
-            logits = model(**rows.inputs(model.dtype), use_cache=False).logits[0]
+            logits = model(**rows.inputs(), use_cache=False).logits[0]
             for at, tokens in zip(places, sequences, strict=True):
                 alone = model(input_ids=torch.from_numpy(tokens)[None].to(model.device), use_cache=False).logits[0]
                 if not distance(logits[torch.from_numpy(at).to(model.device)], alone) <= tolerance(model):

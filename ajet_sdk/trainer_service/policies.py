@@ -27,7 +27,7 @@ from ajet_sdk.learn.batches import MicroBatch, micro_batches
 from ajet_sdk.learn.checkpoint import read_weights, save_model
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss
-from ajet_sdk.learn.trees import grid, pairs_per_token
+from ajet_sdk.learn.trees import grid, shares_prefixes
 from ajet_sdk.trainer_service.data import Batch, PromptScores
 from ajet_sdk.types import Floats
 
@@ -79,7 +79,7 @@ class BaseModel:
         self.max_model_len: int = min(filter(None, (max_model_len, longest)), default=8192)
         self.vocabulary = int(self.model.get_input_embeddings().num_embeddings)
         self.threads = torch.get_num_threads()
-        self.pairs_per_token = pairs_per_token(self.model)
+        self.shares = shares_prefixes(self.model)
         self._kinds = _layers(self.model)
 
     def policy_module(self, lora: Lora | None) -> PreTrainedModel:
@@ -191,7 +191,7 @@ class Policy:
         torch.set_num_threads(self.base.threads)  # each thread has a number of its own
         logprobs: list[Floats] = [np.zeros(0, np.float32)] * len(batch.ids)
         total = 0.0
-        for group in micro_batches(batch.ids, self._pass_tokens, pairs_per_token=self.base.pairs_per_token):
+        for group in micro_batches(batch.ids, self._pass_tokens, share=self.base.shares):
             micro = self._micro_batch(batch, group.members, group.row_sizes)
             with torch.set_grad_enabled(backward):
                 scored = score(self.module, micro, entropy=False)

@@ -237,7 +237,7 @@ def test_lower_precision_weights_have_masters() -> None:
 def test_gradients_of_many_samples_add_up_in_bfloat16(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean over a thousand copies of a sample, one a pass or all in one row, has the gradient of the sample."""
     if not shared:
-        monkeypatch.setattr("ajet_sdk.learn.trainer.pairs_per_token", lambda _: 0)
+        monkeypatch.setattr("ajet_sdk.learn.trainer.shares_prefixes", lambda _: False)
     model = tiny(dtype=torch.bfloat16)
     one = batch(model, 4, rows=1)
 

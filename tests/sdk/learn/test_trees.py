@@ -34,7 +34,7 @@ from ajet_sdk.learn.batches import micro_batches, trained_inputs
 from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.scores import TokenScores
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
-from ajet_sdk.learn.trees import grid, lay_out, pairs_per_token
+from ajet_sdk.learn.trees import _runs, grid, lay_out, shares_prefixes
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Sample, Span, Timeline
 
@@ -50,7 +50,6 @@ TAKES: dict[str, Callable[[], Any]] = {
         GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.2)
     ),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
-    "llama, eager": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="eager")),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)),
     "opt": lambda: OPTForCausalLM(
         OPTConfig(
@@ -68,6 +67,7 @@ TAKES: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=True)),
 }
 REFUSES: dict[str, Callable[[], Any]] = {
+    "eager": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="eager")),
     "alibi": lambda: BloomForCausalLM(
         BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=2, n_head=2, initializer_range=0.2)
     ),
@@ -138,50 +138,58 @@ def test_a_token_sees_what_is_before_it_in_its_sequence(sequences: list[list[int
         for n, i in enumerate(places):
             seen = [j for j in range(len(tree.ids_T)) if j <= i < tree.ends_T[j]]
             assert seen == places[: n + 1].tolist()
+    runs, starts = _runs(tree.ends_T.tobytes()), [0]
+    for run in runs:
+        starts.append(starts[-1] + run.size)
+    for number, run in enumerate(runs):
+        above = [i for index in run.above for i in range(starts[index], starts[index + 1])]
+        for i in range(starts[number], starts[number + 1]):
+            assert [*above, *range(starts[number], i + 1)] == [j for j in range(i + 1) if i < tree.ends_T[j]]
+    assert starts[-1] == len(tree.ids_T)
 
 
-def test_the_mask_says_what_is_seen_and_padding_sees_itself() -> None:
+def test_padding_sees_itself() -> None:
     rows, places = grid([np.array(ids) for ids in ([1, 2], [1, 3], [4])], [2, 1])
     assert rows.ids_BT.tolist() == [[1, 2, 3], [4, 0, 0]]
     assert [at.tolist() for at in places] == [[0, 1], [0, 2], [3]]
-    inputs = rows.inputs(torch.float32)
+    inputs = rows.inputs()
     assert inputs["position_ids"].tolist() == [[0, 1, 1], [0, 0, 0]]
-    assert (inputs["attention_mask"][:, 0] == 0).tolist() == [
-        [[True, False, False], [True, True, False], [True, False, True]],
-        [[True, False, False], [False, True, False], [False, True, True]],
+    assert inputs["attention_mask"][:, 0, 0].tolist() == [[3, 2, 3], [1, 3, 3]]
+    assert [_runs(ends.numpy().tobytes()) for ends in inputs["attention_mask"][:, 0, 0]] == [
+        ((1, ()), (1, (0,)), (1, (0,))),
+        ((1, ()), (2, ())),
     ]
-    assert list(grid([np.array([1, 2])], [1])[0].inputs(torch.float32)) == ["input_ids"]
+    assert list(grid([np.array([1, 2])], [1])[0].inputs()) == ["input_ids"]
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20), st.integers(1, 8)), max_size=20),
     st.integers(5, 120),
-    st.sampled_from([0, 10, 10_000]),
+    st.booleans(),
 )
 def test_rows_hold_every_sample_once_and_keep_the_budget(
-    found: list[tuple[int, int, int]], budget: int, pairs: int
+    found: list[tuple[int, int, int]], budget: int, share: bool
 ) -> None:
     inputs = [np.array([prompt] * length + [10 + i] * own) for i, (prompt, length, own) in enumerate(found)]
-    groups = micro_batches(inputs, budget, pairs_per_token=pairs)
+    groups = micro_batches(inputs, budget, share=share)
     assert sorted(i for group in groups for i in group.members) == list(range(len(inputs)))
     alone = max((len(ids) for ids in inputs), default=0) * 5 // 4
     for group in groups:
         assert sum(group.row_sizes) == len(group.members)
         shape = grid([inputs[i] for i in group.members], group.row_sizes)[0].ids_BT.shape
         assert shape.numel() <= budget or (shape[0] == 1 and shape[1] <= alone)
-        assert pairs or set(group.row_sizes) == {1}
+        assert share or set(group.row_sizes) == {1}
 
 
 def test_a_long_prompt_is_shared_though_it_fills_the_budget() -> None:
     prompt = np.arange(1000)
-    [group] = micro_batches([np.append(prompt, [i] * 20) for i in range(8)], 256, pairs_per_token=3000)
+    [group] = micro_batches([np.append(prompt, [i] * 20) for i in range(8)], 256, share=True)
     assert group.row_sizes == [8]
 
 
-def test_what_shares_little_has_a_row_of_its_own() -> None:
-    """Joined, each pair of tokens would be computed, though hardly any sees the other."""
-    inputs = [np.array([0, *[i] * 200]) for i in range(1, 5)]
-    [group] = micro_batches(inputs, 1000, pairs_per_token=1000)
+def test_what_shares_nothing_has_a_row_of_its_own() -> None:
+    inputs = [np.array([*[i] * 200]) for i in range(1, 5)]
+    [group] = micro_batches(inputs, 1000, share=True)
     assert group.row_sizes == [1, 1, 1, 1]
 
 
@@ -190,7 +198,7 @@ def test_what_shares_little_has_a_row_of_its_own() -> None:
 def test_no_gradient_changes(name: str, lora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, samples = tiny(TAKES[name]), groups_and_branches()
     model = with_lora(model) if lora and name != "gpt2" else model  # its layers are no linear ones
-    assert pairs_per_token(model) == 6 * 16
+    assert shares_prefixes(model)
     loss = LossSettings(loss_aggregation="turn", ratio_level="sequence", entropy_coef=0.01)
     sampling = {"a1.30": Sampling(temperature=0.7), "b0.30": Sampling(top_k=5)}
     computed: list[int] = []
@@ -198,7 +206,7 @@ def test_no_gradient_changes(name: str, lora: bool, monkeypatch: pytest.MonkeyPa
     seen = []
     for shares in (True, False):
         if not shares:
-            monkeypatch.setattr("ajet_sdk.learn.trainer.pairs_per_token", lambda _: 0)
+            monkeypatch.setattr("ajet_sdk.learn.trainer.shares_prefixes", lambda _: False)
         trainer = Trainer(model, TrainerSettings(lr=0.0, loss=loss, grad_clip=1e9))
         gradients: list[torch.Tensor] = []
         monkeypatch.setattr(trainer.optimizer, "step", lambda t=trainer, g=gradients: g.extend(
@@ -223,7 +231,7 @@ def test_no_gradient_changes(name: str, lora: bool, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", REFUSES)
 def test_a_model_that_takes_no_tree_is_trained_sample_by_sample(name: str) -> None:
     model = tiny(REFUSES[name])
-    assert pairs_per_token(model) == 0
+    assert not shares_prefixes(model)
     shapes: list[torch.Size] = []
     model.register_forward_pre_hook(lambda _, __, given: shapes.append(given["input_ids"].shape), with_kwargs=True)
     Trainer(model, TrainerSettings(lr=0.0)).step(groups_and_branches()[:4])
@@ -233,7 +241,7 @@ def test_a_model_that_takes_no_tree_is_trained_sample_by_sample(name: str) -> No
 def test_flash_attention_takes_no_mask() -> None:
     model = tiny(TAKES["llama"])
     model.config._attn_implementation = "flash_attention_2"
-    assert pairs_per_token(model) == 0
+    assert not shares_prefixes(model)
 
 
 def test_checkpointed_activations_change_no_gradient() -> None:
@@ -248,5 +256,5 @@ def test_checkpointed_activations_change_no_gradient() -> None:
 
 def test_equal_samples_cost_the_tokens_of_one() -> None:
     samples = [groups_and_branches()[0]] * 8
-    [group] = micro_batches([trained_inputs(one) for one in samples], 100, pairs_per_token=96)
+    [group] = micro_batches([trained_inputs(one) for one in samples], 100, share=True)
     assert grid([trained_inputs(samples[i]) for i in group.members], group.row_sizes)[0].ids_BT.shape == (1, PROMPT + 3)
