@@ -158,7 +158,8 @@ def _attend(
         attention_mask: the ends of a row's tokens, 64-bit integers of shape (B, 1, 1, T); or any that `sdpa` takes.
     """
     if attention_mask is None or attention_mask.dtype != torch.int64:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+        plain: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+        return plain
     heads = query.shape[1] // key.shape[1]
     settings = {"scale": more.get("scaling"), "dropout_p": more.get("dropout", 0.0)}
     rows = []
