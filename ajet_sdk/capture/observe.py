@@ -182,15 +182,22 @@ class Observation:
                 path.parent.mkdir(parents=True, exist_ok=True)
             else:
                 path.mkdir(parents=True, exist_ok=True)
-                if self._settings.keep != Limits():
-                    delete_beyond(self._settings.keep, path, f"{host}-")
+                self._delete_old(path, f"{host}-")
                 path = path / f"{host}-{self._pid}-{new_id()[:8]}.duckdb"
             return _TraceFile(path, f"{host} {self._pid}", self._settings.sample)
         except Exception as error:  # noqa: BLE001  # the boundary: an agent in service must not notice
             log.warning("ajet.trace(%s): nothing is recorded: %s: %s", path, type(error).__name__, error)
             return None
 
+    def _delete_old(self, directory: Path, prefix: str) -> None:
+        if self._settings.keep != Limits():
+            try:
+                delete_beyond(self._settings.keep, directory, prefix)
+            except OSError as error:  # another process deletes too, or they are another user's
+                log.warning("ajet.trace(%s): old files could not be deleted: %s", directory, error)
+
     def _put(self, *records: Record) -> None:
+        self._here()  # an episode may go on in a forked child
         with self._writing:
             file = self._file
             if file is None:

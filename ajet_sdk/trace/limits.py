@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -88,7 +89,10 @@ def delete_beyond(limits: Limits, directory: Path, prefix: str) -> list[Path]:
     Files count by the time of their last change. Returns what was deleted.
     """
     written = {owner.trace for owner in owners(directory.resolve()) if owner.alive}
-    traces = [(path.stat().st_mtime, path) for path in directory.glob("*.duckdb") if path.name.startswith(prefix)]
+    traces = []
+    for path in directory.glob("*.duckdb"):
+        with suppress(FileNotFoundError):  # another process deletes too
+            traces += [(path.stat().st_mtime, path)] if path.name.startswith(prefix) else []
     total, number, deleted = sum(bytes_of(path) for _, path in traces), len(traces), list[Path]()
     for changed, path in sorted(traces):
         expired = limits.age is not None and time.time() - changed > limits.age.total_seconds()
