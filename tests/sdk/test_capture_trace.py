@@ -247,6 +247,7 @@ def test_a_month_of_a_service_stays_within_its_limits(elsewhere: OpenEpisode, tm
     assert rows(directory, "select count(*) n from runs where status != 'finished'") == [{"n": 0}]
 
 
+@pytest.mark.slow
 def test_no_call_is_lost_between_two_files(elsewhere: OpenEpisode, tmp_path: Path) -> None:
     directory, number = tmp_path / "served", 60
     with trace(directory, rotate="30kB"), ThreadPoolExecutor(4) as pool:
