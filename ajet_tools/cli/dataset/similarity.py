@@ -236,7 +236,7 @@ def split(
         if near:
             texts: list[str] = []
             for block in read_some(again(), source, bar):
-                keys += keys_of(block, by)
+                keys.extend(keys_of(block, by))
                 texts += block.texts.to_list()
             keys = together(keys, texts, similarity, seed=seed, numbers=not ignore_numbers, on_progress=bar.show)
         shape, tables = Shape(), rows.tables(source)

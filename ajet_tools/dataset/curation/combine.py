@@ -177,12 +177,15 @@ def key_of(values: Mapping[str, object], by: str | None = None, where: str = "a 
     return normal(text_of(values)) or json.dumps(values, sort_keys=True, ensure_ascii=False, default=str)
 
 
-def keys_of(block: Block, by: str | None = None) -> list[str]:
-    """`key_of` of each row of a block."""
+def keys_of(block: Block, by: str | None = None) -> pl.Series | list[str]:
+    """`key_of` of each row of a block, as a polars series where no key holds half a surrogate pair."""
     if by is not None:
         return [key_of(row.values, by, row.where) for row in block.rows()]
-    keys: list[str] = normals(block.texts).to_list()
-    blank = [index for index, key in enumerate(keys) if not key]
+    forms = normals(block.texts)
+    blank = (forms == "").arg_true().to_list()
+    if not blank:
+        return forms
+    keys: list[str] = forms.to_list()
     for index, row in zip(blank, block.rows(blank), strict=True):
         keys[index] = key_of(row.values)
     return keys
@@ -229,16 +232,15 @@ class Splitter:
         """Values of the field to stratify by that there were, as JSON."""
         return set(self._counts)
 
-    def sides(self, block: Block, keys: Sequence[str]) -> npt.NDArray[np.integer[Any]]:
+    def sides(self, block: Block, keys: pl.Series | Sequence[str]) -> npt.NDArray[np.integer[Any]]:
         """The sides of the next rows, by their `keys_of`, or the keys of rows that they go with; a numpy array.
 
         Raises TaskError.
         """
         if self._stratify is None:
             return _sides(_places(self._seed, keys), self.fractions)
-        hashes, first, rows = np.unique(
-            np.fromiter(map(hash, keys), np.int64, len(keys)), return_index=True, return_inverse=True
-        )
+        texts = keys if isinstance(keys, pl.Series) else pl.Series(map(encodable, keys), dtype=pl.String)
+        hashes, first, rows = np.unique(texts.hash().to_numpy(), return_index=True, return_inverse=True)
         places = np.full(len(hashes), np.nan)
         for known, their in self._known:
             at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
