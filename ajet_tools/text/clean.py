@@ -39,61 +39,6 @@ def flat_keys(document: Mapping[str, object], prefix: str = "") -> Iterator[tupl
             yield f"{prefix}{name}", value
 
 
-def message_text(message: Mapping[str, object]) -> str:
-    """The text of a message, safe to print: reasoning, content (parts joined) and tool calls."""
-    return visible(spoken(message))
-
-
-def spoken(message: Mapping[str, object]) -> str:
-    """The text of a message, unescaped."""
-    parts: list[str] = []
-    reasoning = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(reasoning, str) and reasoning:
-        parts.append(f"(reasoning) {reasoning}")
-    parts.append(content_text(message.get("content")))
-    for call in _list(message.get("tool_calls")):
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if isinstance(function, Mapping):
-            arguments = function.get("arguments")
-            spelled = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            parts.append(f"→ {function.get('name')}({spelled})")
-    return "\n".join(part for part in parts if part)
-
-
-def content_text(content: object) -> str:
-    """A message's content as text: of several parts each its text, else its JSON."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    return "\n".join(
-        part["text"]
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
-        else json.dumps(part, ensure_ascii=False, default=str)
-        for part in _list(content) or [content]
-    )
-
-
-def _list(value: object) -> Sequence[object]:
-    return value if isinstance(value, list) else ()
-
-
-def reply_of(response: Mapping[str, object]) -> Mapping[str, object]:
-    """The message that a response holds, whatever its dialect."""
-    choices = _list(response.get("choices"))
-    first = choices[0] if choices and isinstance(choices[0], Mapping) else {}
-    if isinstance(first.get("message"), Mapping):
-        message: Mapping[str, object] = first["message"]
-        return message
-    if isinstance(first.get("text"), str):
-        return {"role": "assistant", "content": first["text"]}
-    if "content" in response:
-        return {"role": "assistant", "content": response["content"]}
-    if "output" in response:
-        return {"role": "assistant", "content": response["output"]}
-    return {"role": "assistant", "content": dict(response) if response else None}
-
-
 def short_ids(ids: Sequence[str], least: int = 8) -> dict[str, str]:
     """Each id cut to the shortest length, at least `least`, at which all differ; in their order."""
     distinct = set(ids)

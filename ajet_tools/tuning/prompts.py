@@ -23,7 +23,8 @@ from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.reporting.paired import Paired, paired
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Episode, Task
-from ajet_tools.text.clean import message_text, reply_of
+from ajet_tools.text.clean import visible
+from ajet_tools.text.messages import parts_of, reply_messages, request_messages
 from ajet_tools.tuning.source import Prompts, placeholders, prompts_of
 
 if TYPE_CHECKING:
@@ -192,9 +193,9 @@ class _Evaluation:
 def _told(episode: Episode, score: float) -> dict[str, object]:
     """An episode for the reflecting model: task, transcript, reward and reasons."""
     transcript_lines = [
-        f"{message.get('role', '')}: {message_text(message)}"
+        f"{parts.role}: {visible(parts.text)}"
         for call in episode.calls[-1:]
-        for message in (*(call.request.get("messages") or ()), reply_of(call.response))
+        for parts in map(parts_of, [*request_messages(call.request), *reply_messages(call.response)])
     ]
     reasons = [reward.reason for reward in episode.rewards if reward.reason]
     known = (

@@ -18,7 +18,7 @@ from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.agreement import final_of, stands_in, votes
 from ajet_tools.dataset.verify.judge import graded
 from ajet_tools.dataset.verify.verdict import RowVerdict, independent
-from ajet_tools.text.clean import spoken
+from ajet_tools.text.messages import parts_of
 from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.export.job import Record
 
@@ -115,7 +115,7 @@ class EpisodeGrader:
 
 def _transcript(record: Record) -> str:
     transcripts = [
-        "\n".join(f"[{m.get('role', '?')}] {spoken(m)}" for m in conversation.messages)
+        "\n".join(f"[{m.get('role', '?')}] {parts_of(m).text}" for m in conversation.messages)
         for conversation in conversations(record.episode)
     ]
     episode = record.episode

@@ -25,7 +25,7 @@ from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.from_traces.sources import Sources
 from ajet_tools.dataset.from_traces.tasks import TaskPool, has_placeholder, rejected_row, traced_tasks
 from ajet_tools.dataset.verify.verdict import RowVerdict
-from ajet_tools.text.clean import spoken
+from ajet_tools.text.messages import parts_of
 from ajet_tools.trace.export import tokens
 from ajet_tools.trace.export.job import Job, Record
 from ajet_tools.trace.export.messages import write_messages
@@ -325,7 +325,9 @@ class _RowBuilder:
             for line in file:
                 row = json.loads(line)
                 learnt = row["chosen"] if "chosen" in row else row["messages"]
-                if self._options.redact and any(has_placeholder(spoken(m)) for m in learnt if m["role"] == "assistant"):
+                if self._options.redact and any(
+                    has_placeholder(parts_of(m).text) for m in learnt if m["role"] == "assistant"
+                ):
                     self.made.left_out["rows with a reply of personal data or a secret, now redacted"] += 1
                     continue
                 episodes = [row[name] for name in _EPISODES if row.get(name)]

@@ -18,7 +18,7 @@ from ajet_tools.dataset.from_traces.choice import Opinion, opinion
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.verify.agreement import final_of
 from ajet_tools.dataset.verify.verdict import question_of
-from ajet_tools.text.clean import spoken
+from ajet_tools.text.messages import parts_of
 from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.export.job import Record
 from ajet_tools.trace.redact_rules import KINDS
@@ -94,7 +94,7 @@ def has_placeholder(text: str) -> bool:
 
 def task_key(task: Task) -> str:
     """A digest of what is asked, in upper and lower case alike and whatever the white space."""
-    asked = [(str(m.get("role")), plain_text(spoken(m))) for m in task.init_messages] or [
+    asked = [(str(m.get("role")), plain_text(parts_of(m).text)) for m in task.init_messages] or [
         ("", plain_text(task.main_query))
     ]
     more = {} if task.init_messages else {k: v for k, v in task.metadata.items() if k != "answer"}
@@ -143,12 +143,12 @@ def _of_task(task: Task, all_conversations: Sequence[Conversation]) -> _Question
     query = task.main_query.strip()
     located_messages = [(c, i, m) for c in all_conversations for i, m in enumerate(c.messages)]
     for conversation, at, message in located_messages:
-        if query and message.get("role") == "user" and spoken(message).strip() == query:
+        if query and message.get("role") == "user" and parts_of(message).text.strip() == query:
             return _cut(conversation, at)
-    if not query or any(m.get("role") == "tool" and spoken(m).strip() == query for _, _, m in located_messages):
+    if not query or any(m.get("role") == "tool" and parts_of(m).text.strip() == query for _, _, m in located_messages):
         return _last_of(all_conversations[0])  # a served request that brings a tool's result has that as its query
     for conversation, at, message in located_messages:
-        if message.get("role") == "user" and query in spoken(message):
+        if message.get("role") == "user" and query in parts_of(message).text:
             return _cut(conversation, at)
     first = all_conversations[0]
     return _cut(first, _last_user(first.messages[: first.turns[0][1]]))
@@ -171,7 +171,7 @@ def _task(stored: Task, question: _Question) -> Task:
     messages = [dict(message) for message in question.messages]
     if question.own:
         return stored if stored.init_messages or not messages else stored.model_copy(update={"init_messages": messages})
-    query = spoken(messages[-1]).strip() if messages else stored.main_query
+    query = parts_of(messages[-1]).text.strip() if messages else stored.main_query
     moved = {k: query if v == stored.main_query and v else v for k, v in stored.metadata.items() if k != "answer"}
     return Task(main_query=query, init_messages=messages, env_type=stored.env_type, metadata=moved)
 
@@ -205,7 +205,7 @@ def _answer(
         return stored, "task", None
     if accept_output and feedback_opinion.correction is None and "up" in feedback_opinion.kinds:
         output = episode.output if question.own and episode.output not in (None, "") else None
-        liked = output if isinstance(output, str | int | float) else spoken(question.reply or {}).strip()
+        liked = output if isinstance(output, str | int | float) else parts_of(question.reply or {"role": "?"}).content.strip()
         value = _value(liked)
         if liked != "":
             return (liked, "wording", None) if value is None else (value, "output", None)

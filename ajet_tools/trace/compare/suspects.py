@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, pstdev
 
 from ajet_sdk.reporting.notices import answer_text, phrases
-from ajet_tools.text.clean import one_line, reply_of, spoken
+from ajet_tools.text.clean import one_line
+from ajet_tools.text.messages import parts_of, reply_messages
 from ajet_tools.trace.compare.changes import LEAST_COUNT, Finding, differ
 from ajet_tools.trace.queries.steps import StepEpisode, TrainedCall
 
@@ -136,7 +137,7 @@ def pushed(calls: Sequence[TrainedCall]) -> Iterator[Finding]:
     """
     by_term: dict[str, dict[int, float]] = defaultdict(dict)
     for i, call in enumerate(calls):
-        for term in _terms(reply_of(json.loads(call["response"]))):
+        for term in _terms(json.loads(call["response"])):
             by_term[term][i] = call["advantage"]
     least, spread = max(_REPLIES, len(calls) // 20), pstdev([call["advantage"] for call in calls]) if calls else 0.0
     common = {term: of for term, of in by_term.items() if len({calls[i]["task_id"] for i in of}) > 1}
@@ -157,11 +158,11 @@ def pushed(calls: Sequence[TrainedCall]) -> Iterator[Finding]:
             yield Finding("pushed", f"pushed {word}, by mean advantage and number of replies: {listed}", episodes=ids)
 
 
-def _terms(reply: Mapping[str, object]) -> list[str]:
+def _terms(response: Mapping[str, object]) -> list[str]:
     """The tools that a reply calls, and the n-grams of its text, each once."""
-    tools = reply.get("tool_calls")
-    names = [tool["function"]["name"] for tool in tools] if isinstance(tools, list) else []
-    words = _WORD.findall(spoken(reply))
+    reply = [parts_of(message) for message in reply_messages(response)]
+    names = [tool.name for parts in reply for tool in parts.tool_calls]
+    words = _WORD.findall("\n".join(parts.text for parts in reply))
     runs = (words[at : at + size] for size in range(1, _WORDS + 1) for at in range(len(words) - size + 1))
     terms = [*(f"the tool {one_line(name, 40)}" for name in names), *(_quoted(" ".join(run), 40) for run in runs)]
     return list(dict.fromkeys(terms))

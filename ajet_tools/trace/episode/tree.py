@@ -17,7 +17,8 @@ from ajet_sdk.samples.splits import HINTS, Side, explain
 from ajet_sdk.samples.timelines import Decode, Merged, merge
 from ajet_sdk.tokens.template import ChatTemplate, clean
 from ajet_sdk.types import Call, Phase, Split, Timeline
-from ajet_tools.trace.episode.messages import Fingerprints, fingerprint, reply_messages, request_messages
+from ajet_tools.text.messages import request_messages
+from ajet_tools.trace.episode.messages import Fingerprints, fingerprint, replies
 
 _DIFFERENCE = 6
 """Tokens of each side that are shown where two calls part."""
@@ -229,21 +230,21 @@ class _Calls:
         if isinstance(named, str) and named in self._responses:
             return self._responses[named]
         return next(
-            (self._ended[p] for p in reversed(self._prefixes(request_messages(call))) if p in self._ended), None
+            (self._ended[p] for p in reversed(self._prefixes(request_messages(call.request))) if p in self._ended), None
         )
 
     def expected(self, call: Call) -> tuple[Call | None, int]:
         """The last call with most messages in common, else the last; and how many."""
-        prefixes = self._prefixes(request_messages(call))
+        prefixes = self._prefixes(request_messages(call.request))
         for n in range(len(prefixes), 0, -1):
             if prefixes[n - 1] in self._said:
                 return self._said[prefixes[n - 1]], n
         return self.last, 0
 
     def add(self, call: Call) -> None:
-        prefixes = self._prefixes(request_messages(call))
+        prefixes = self._prefixes(request_messages(call.request))
         self._said.update(dict.fromkeys(prefixes, call))
-        whole = self._prefixes(reply_messages(call), prefixes[-1] if prefixes else 0)
+        whole = self._prefixes(replies(call), prefixes[-1] if prefixes else 0)
         if whole:
             self._ended.setdefault(whole[-1], call)
         response_id = call.response.get("id")
@@ -294,7 +295,7 @@ def _open(
     """A new branch, and why the call does not go on in the one of the call before it."""
     if before is not None:
         chain = (*draft.trunk, *draft.calls[: draft.calls.index(before.call_id) + 1]) if draft else ()
-        n = len(request_messages(before)) + len(reply_messages(before))
+        n = len(request_messages(before.request)) + len(replies(before))
         fork = _by_messages(call, before, n, "parallel_branch") if draft else None
         return _Draft([call.call_id], chains.get(before.call_id, chain), before.call_id, fork)
     expected, n = earlier.expected(call)
@@ -308,8 +309,8 @@ def _open(
 
 def _share(old: Call, new: Call) -> bool:
     """Whether two calls have a message in common."""
-    return not {*map(fingerprint, request_messages(old)), *map(fingerprint, reply_messages(old))}.isdisjoint(
-        map(fingerprint, request_messages(new))
+    return not {*map(fingerprint, request_messages(old.request)), *map(fingerprint, replies(old))}.isdisjoint(
+        map(fingerprint, request_messages(new.request))
     )
 
 
@@ -325,7 +326,7 @@ def _cause(old: Call, new: Call) -> tuple[str, str]:
 
 def _side(call: Call) -> Side | None:
     """A call as `explain` compares it; None where its messages are not of the usual form."""
-    messages, reply = request_messages(call), reply_messages(call)
+    messages, reply = request_messages(call.request), replies(call)
     if not all(isinstance(message, Mapping) for message in (*messages, *reply[:1])):
         return None
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Call, Episode
-from ajet_tools.text.clean import reply_of
+from ajet_tools.text.messages import reply_of
 
 Message = Mapping[str, object]
 

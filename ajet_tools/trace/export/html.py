@@ -23,7 +23,8 @@ from ajet_sdk.reporting.output import visible
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Episode, Feedback, Timeline
-from ajet_tools.text.clean import kind_of, message_text
+from ajet_tools.text.clean import kind_of
+from ajet_tools.text.messages import parts_of
 from ajet_tools.trace.decoding import Vocabulary, shown, token_text, vocabulary
 from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.export.job import Job, Record
@@ -132,7 +133,7 @@ def _conversation(number: int, conversation: Conversation) -> Iterator[str]:
         role = str(message.get("role", ""))
         style = role if role in _ROLES else "other"
         whose = f" <small>call {_esc(replies[place])}</small>" if place in replies else ""
-        body = html.escape(message_text(message)) or "<i>empty</i>"
+        body = html.escape(visible(parts_of(message).text)) or "<i>empty</i>"
         yield f'<div class="message {style}"><b>{_esc(role)}</b>{whose}<pre>{body}</pre></div>'
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 from ajet_sdk.types import Episode
-from ajet_tools.text.clean import content_text
+from ajet_tools.text.messages import content_text
 from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import json_line

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from ajet_sdk.samples.prefixes import PLACE
 from ajet_sdk.types import Call, Episode, Event
-from ajet_tools.text.clean import reply_of
+from ajet_tools.text.messages import reply_of
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import json_line
 

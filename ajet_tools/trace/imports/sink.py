@@ -15,7 +15,8 @@ from ajet_sdk.trace.database import open_to_write
 from ajet_sdk.trace.owner import owner_of, retract
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Feedback, LedgerEntry, Metric, Run, Task, Trained
-from ajet_tools.text.clean import message_text
+from ajet_tools.text.clean import visible
+from ajet_tools.text.messages import content_text
 
 _CHUNK = 64
 
@@ -169,7 +170,7 @@ def task_of(
     """
     listed = [m for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
     at = max((i for i, m in enumerate(listed) if m.get("role") == "user"), default=None)
-    asked = "" if at is None else message_text({"role": "user", "content": listed[at].get("content")})
+    asked = "" if at is None else visible(content_text(listed[at].get("content")))
     before = [] if at is None else listed[: at + 1]
     history = [dict(m) for m in before] if any(m.get("role") == "assistant" for m in before) else []
     known = own or ({} if asked or metadata else {"task_id": stable_id("task", episode_id)})

@@ -168,6 +168,12 @@ _MESSAGE = ("content", "content[*].text", "reasoning_content", "reasoning", "nam
 
 _TOOLS = ("tool_calls[*].function.name", "tool_calls[*].function.arguments")
 
+_ANTHROPIC = ("$.content", "$.content[*].text")
+
+_ITEMS = ("$.output", "$.output[*].content[*].text", "$.output[*].arguments")
+
+_INPUT = ("$.input", "$.input[*].content", "$.input[*].content[*].text", "$.input[*].output")
+
 _RESPONSE = [f"$.choices[*].message.{part}" for part in (*_MESSAGE, *_TOOLS)]
 
 
@@ -194,8 +200,8 @@ def _joined_text(column: str, *paths: str) -> str:
 
 
 IN_CALL = f"""({_joined_text("c.messages_suffix", *(f"$[*].{part}" for part in (*_MESSAGE, *_TOOLS)))}
-  OR {_joined_text("c.response", *_RESPONSE, "$.choices[*].text", "$.content", "$.output")}
-  OR c.messages_suffix IS NULL AND {_joined_text("c.request", "$.prompt", "$.input")}
+  OR {_joined_text("c.response", *_RESPONSE, "$.choices[*].text", *_ANTHROPIC, *_ITEMS)}
+  OR c.messages_suffix IS NULL AND {_joined_text("c.request", "$.prompt", "$.instructions", *_INPUT)}
   OR {matches("c.error")})"""
 """A condition on a row `c` of `calls`, with `call_parameters`."""
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
-from ajet_tools.text.clean import reply_of, spoken
+from ajet_tools.text.messages import parts_of, reply_messages, request_messages
 from ajet_tools.trace.queries.fields import CallTexts, call_spans, calls_with, episodes_with
 
 _SPAN = 10_000
@@ -94,11 +94,9 @@ def _texts(row: CallTexts) -> Iterator[tuple[str, str | None]]:
     """The texts that are new in a call, with their roles."""
     asked = [] if row["messages_suffix"] is None else json.loads(row["messages_suffix"])
     if row["request"] is not None:
-        request = json.loads(row["request"])
-        asked = [{"role": "user", "content": request.get("prompt", request.get("input"))}]
-    for message in [*asked, reply_of(json.loads(row["response"] or "{}"))]:
-        if isinstance(message, Mapping):
-            yield str(message.get("role", "?")), spoken(message)
+        asked = request_messages(json.loads(row["request"]))
+    for parts in map(parts_of, [*asked, *reply_messages(json.loads(row["response"] or "{}"))]):
+        yield parts.role, parts.text
     yield "error", row["error"]
 
 

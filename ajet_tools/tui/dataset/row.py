@@ -24,7 +24,8 @@ from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.review.journal import Mark
 from ajet_tools.dataset.review.review import Review
-from ajet_tools.text.clean import drop_zero_width, message_text
+from ajet_tools.text.clean import drop_zero_width
+from ajet_tools.text.messages import parts_of
 from ajet_tools.tui.dataset.edit import EditScreen
 from ajet_tools.tui.dataset.screen import DatasetViewer, ReviewScreen
 from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
@@ -180,7 +181,8 @@ def _format_message(message: object) -> str:
     if not isinstance(message, Mapping):
         return _to_text(message)
     role = message.get("role", message.get("from", "?"))
-    return f"{role}: {message_text({**message, 'content': message.get('content', message.get('value'))})}"
+    parts = parts_of({**message, "role": str(role), "content": message.get("content", message.get("value"))})
+    return f"{role}: {visible(parts.text)}"
 
 
 def _other_fields(values: Mapping[str, object]) -> Iterator[str]:

@@ -14,8 +14,8 @@ from textual.containers import Container
 from textual.widgets import Static
 
 from ajet_tools.text.clean import counted, one_line
+from ajet_tools.text.messages import pretty
 from ajet_tools.trace.episode.blocks import Block, conversation_blocks, find_blocks, overview_blocks, summarize
-from ajet_tools.trace.episode.messages import pretty
 from ajet_tools.trace.episode.overview import EpisodeOverview, explain_forks, read_overview, refresh_overview
 from ajet_tools.tui.trace.episode_tree import CallTree
 from ajet_tools.tui.trace.screen import TraceScreen

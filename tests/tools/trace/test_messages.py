@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 
 from ajet_sdk.types import Call
-from ajet_tools.trace.episode.messages import (
-    CUT,
-    conversation,
-    cut,
-    fingerprint,
-    gist,
-    reply_messages,
-    request_messages,
-)
+from ajet_tools.text.messages import request_messages
+from ajet_tools.trace.episode.messages import CUT, conversation, cut, fingerprint, gist, replies
 
 
 def call(messages: Any, reply: Any = None, **more: Any) -> Call:
@@ -94,7 +87,7 @@ def test_every_message_of_every_request_stands_in_the_conversation() -> None:
         shown = conversation(calls)
         marks = [fingerprint(m.raw) for m in shown]
         for one in calls:
-            assert all(fingerprint(m) in marks for m in request_messages(one) + reply_messages(one))
+            assert all(fingerprint(m) in marks for m in request_messages(one.request) + replies(one))
             assert sum(m.is_reply for m in shown if m.call_id == one.call_id) == 1
         whole = calls[-1].request["messages"]
         assert all(marks.count(fingerprint(m)) >= whole.count(m) for m in whole), (
@@ -172,7 +165,7 @@ def test_odd_contents_are_kept() -> None:
     bare = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "B" * 2_000_000}}
     (found,) = conversation([call([user([image, linked, bare, {"type": "odd", "x": 1}, 7])])])
     assert found.content.split("\n") == [
-        "[image, image/png, 3 kB]", "[image, https://x.org/a.png]", "[image, 1.5 MB]", '{"type": "odd", "x": 1}', "7",
+        "[image, image/png, 3 kB, 4ac7f9]", "[image, https://x.org/a.png]", "[image, 1.5 MB, 110deb]", '{"type": "odd", "x": 1}', "7",
     ]  # fmt: skip
     odd = said(
         {"a": 1}, tool_calls=["x", {"function": None}, tool("1", "f", "not json"), tool("2", "g", "[" * 100_000)]
@@ -188,10 +181,20 @@ def test_odd_contents_are_kept() -> None:
     assert legacy[0].tool_calls[0].name == "old"
 
 
+def test_two_images_of_one_size_are_two_messages() -> None:
+    def screenshot(letter: str, source: str) -> dict[str, Any]:
+        return user([{"type": "image_url", "image_url": {"url": source + letter}}])
+
+    for source in ("data:image/png;base64," + "A" * 4000, "https://x.org/" + "a" * 200):
+        shots = [screenshot(letter, source) for letter in "AB"]
+        found = conversation([call(shots[:1], said("first")), call(shots[1:], said("second"))])
+        assert [m.content for m in found][1::2] == ["first", "second"] and found[0].content != found[2].content
+
+
 def test_a_call_without_a_reply_has_none() -> None:
-    assert reply_messages(call([user("a")])) == []
-    assert reply_messages(call([user("a")], said(None), error="undelivered")) == []
-    assert reply_messages(call([user("a")], said("half"), error="undelivered")) == [said("half")]
+    assert replies(call([user("a")])) == []
+    assert replies(call([user("a")], said(None), error="undelivered")) == []
+    assert replies(call([user("a")], said("half"), error="undelivered")) == [said("half")]
 
 
 def test_a_long_text_is_cut_and_says_how_much_is_left() -> None:

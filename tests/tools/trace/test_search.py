@@ -112,3 +112,14 @@ def test_a_text_that_utf8_cannot_hold(tmp_path: Path) -> None:
         writer.put(Call(episode_id="e", request={"messages": [{"role": "user", "content": "needle \ud800"}]}))
     with open_trace(tmp_path) as reader:
         assert places(search(reader, "NEEDLE \udfff"))[0].startswith("e "), "both were written as a question mark"
+
+
+def test_what_is_found_in_items_of_openais_responses_is_what_a_person_reads(tmp_path: Path) -> None:
+    shown = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": 'say "plum"'}]}
+    result = {"type": "function_call_output", "call_id": "f", "output": 'a "fig"'}
+    request = {"instructions": "Be brief.", "input": [{"role": "user", "content": "hi"}, result]}
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(Call(call_id="c", episode_id="e", request=request, response={"output": [shown]}))
+    with open_trace(tmp_path / "trace.duckdb") as trace:
+        for needle, place in (('"plum"', "e c assistant"), ('"fig"', "e c tool"), ("be brief", "e c system")):
+            assert places(search(trace, needle)) == [place]

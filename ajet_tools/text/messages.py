@@ -1,0 +1,249 @@
+"""Messages of any dialect, taken apart and as text: chat, text completions, Anthropic's messages, OpenAI's responses.
+
+What has no form that is known here is its JSON, so that nothing a model or a client wrote is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+_PRETTY = 1_000_000
+"""Characters of JSON that are parsed to be laid out anew."""
+_ONE_LINE = 64
+_LINK = 120
+"""Characters of a link that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that a model asked for."""
+
+    id: str
+    name: str
+    written: str
+    """The arguments as they were sent."""
+
+    @property
+    def arguments(self) -> str:
+        """The arguments laid out to be read; what is no JSON stays as it was written."""
+        return lay_out(self.written)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageParts:
+    """What a message consists of."""
+
+    role: str
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    answers: str = ""
+    """For the result of a tool: the id of the call."""
+
+    @property
+    def text(self) -> str:
+        """The whole message: reasoning, content, tool calls with their arguments as they were sent."""
+        reasoning = f"(reasoning) {self.reasoning}" if self.reasoning else ""
+        calls = (f"→ {call.name}({call.written})" for call in self.tool_calls)
+        return "\n".join(part for part in (reasoning, self.content, *calls) if part)
+
+
+def parts_of(raw: object) -> MessageParts:
+    """A message of any dialect, or an item of OpenAI's responses, taken apart."""
+    if not isinstance(raw, Mapping):
+        return MessageParts("?", pretty(raw))
+    role = raw.get("role")
+    if not isinstance(role, str):
+        return _item(raw)
+    answers, texts, calls = _word(raw.get("tool_call_id")), list[str](), list[ToolCall]()
+    reasoning = [next((text for key in _REASONING if isinstance(text := raw.get(key), str)), "")]
+    for part in _listed(raw.get("content")):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(part, Mapping):
+            texts.append(_part(part))
+        elif kind == "tool_use":
+            calls.append(ToolCall(_word(part.get("id")), _word(part.get("name")), _word(part.get("input"))))
+        elif kind == "tool_result":
+            answers = answers or _word(part.get("tool_use_id"))
+            role = "tool" if role == "user" else role
+            texts.append(_joined(part.get("content")))
+        elif kind == "thinking" and isinstance(part.get("thinking"), str):
+            reasoning.append(part["thinking"])
+        else:
+            texts.append(_part(part))
+    if isinstance(raw.get("refusal"), str) and raw["refusal"]:
+        texts.append(f"[refusal] {raw['refusal']}")
+    calls += map(_tool_call, _listed(raw.get("tool_calls")))
+    if isinstance(raw.get("function_call"), Mapping):
+        calls.append(_tool_call({"function": raw["function_call"]}))
+    return MessageParts(role, _lines(texts), _lines(reasoning), tuple(calls), answers)
+
+
+def _item(raw: Mapping[str, object]) -> MessageParts:
+    """An item of OpenAI's responses that is no message."""
+    kind = raw.get("type")
+    if kind == "function_call":
+        call = ToolCall(_word(raw.get("call_id")), _word(raw.get("name")), _word(raw.get("arguments")))
+        return MessageParts("assistant", tool_calls=(call,))
+    if kind == "function_call_output":
+        return MessageParts("tool", _joined(raw.get("output")), answers=_word(raw.get("call_id")))
+    if kind == "reasoning":
+        thought = _joined(raw.get("content")) or _joined(raw.get("summary"))
+        return MessageParts("assistant", reasoning=thought or "[not shown by the provider]")
+    return MessageParts("?", pretty(raw))
+
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_MEDIA = ("image", "audio", "video", "file", "document")
+
+
+def request_messages(request: Mapping[str, object]) -> list[object]:
+    """The messages of a request as they were sent, whatever its dialect."""
+    if "messages" in request:
+        messages, system = request["messages"], request.get("system")
+    elif "input" in request:
+        messages, system = request["input"], request.get("instructions")
+    else:
+        messages, system = request.get("prompt"), None
+    before: list[object] = [] if system in (None, "", []) else [{"role": "system", "content": system}]
+    if messages is None:
+        return before
+    if "prompt" in request and isinstance(messages, list) and all(isinstance(part, int) for part in messages):
+        return [*before, {"role": "user", "content": f"[{len(messages):,} token ids]"}]
+    listed = messages if isinstance(messages, list) else [messages]
+    return [*before, *({"role": "user", "content": part} if isinstance(part, str) else part for part in listed)]
+
+
+def reply_messages(response: Mapping[str, object], *, failed: bool = False) -> list[object]:
+    """The messages of a reply: one, or the items of OpenAI's responses; none where nothing came.
+
+    `failed`: the call ended with an error, so that a reply without content is none.
+    """
+    reply = reply_of(response)
+    content = reply.get("content")
+    if "choices" not in response and "content" not in response and isinstance(content, list):
+        return list(content)
+    empty = not response or (failed and not any(v for k, v in reply.items() if k != "role"))
+    return [] if empty else [reply]
+
+
+def _listed(content: object) -> Iterable[object]:
+    if content is None:
+        return ()
+    return content if isinstance(content, list) else (content,)
+
+
+def _lines(texts: Iterable[str]) -> str:
+    return "\n".join(text for text in texts if text)
+
+
+def _joined(content: object) -> str:
+    return _lines(map(_part, _listed(content)))
+
+
+def _part(part: object) -> str:
+    """One part of a content as text; what is no text as a word."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping):
+        if isinstance(part.get("text"), str):
+            return str(part["text"])
+        kind = str(part.get("type", ""))
+        medium = next((medium for medium in _MEDIA if medium in kind), None)
+        if medium:
+            return f"[{medium}{_source(part)}]"
+    return pretty(part)
+
+
+def _source(part: Mapping[str, object]) -> str:
+    """Where an image comes from, or its size and a digest that tells it from another; never its bytes."""
+    texts = list(_strings(part))
+    data = next((text for text in texts if text.startswith("data:")), None)
+    if data is not None:
+        return f", {data[5:60].partition(';')[0]}, {_bytes(data)}"
+    link = next((text for text in texts if text.startswith(("http://", "https://", "file:"))), None)
+    if link is not None:
+        return f", {link if len(link) <= _LINK else f'{link[:_LINK]}… {_digest(link)}'}"
+    largest = max(texts, key=len, default="")
+    return f", {_bytes(largest)}" if len(largest) > 200 else ""
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _strings(inner)
+
+
+def _bytes(base64: str) -> str:
+    size = len(base64) * 3 // 4
+    return f"{f'{size / 1e6:.1f} MB' if size >= 1e6 else f'{max(1, size // 1000)} kB'}, {_digest(base64)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=3).hexdigest()
+
+
+def _tool_call(call: object) -> ToolCall:
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
+        return ToolCall("", "?", pretty(call))
+    return ToolCall(_word(call.get("id")), _word(function.get("name")), _word(function.get("arguments")))
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else "" if value is None else _json(value)
+
+
+def lay_out(text: str) -> str:
+    """JSON laid out to be read; any other text as it is."""
+    if len(text) > _PRETTY:
+        return text
+    try:
+        return pretty(json.loads(text))
+    except (ValueError, RecursionError):
+        return text
+
+
+def pretty(value: object) -> str:
+    """A value as JSON to be read: on one line where it is short."""
+    short = _json(value)
+    return short if len(short) <= _ONE_LINE else _json(value, indent=2)
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str, indent=indent)
+    except RecursionError:
+        return "[nested too deeply to show]"
+
+
+def content_text(content: object) -> str:
+    """A message's content as text from which nothing is left out: of each part its text, else its JSON."""
+    return "\n".join(
+        part
+        if isinstance(part, str)
+        else part["text"]
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+        else _json(part)
+        for part in _listed(content)
+    )
+
+
+def reply_of(response: Mapping[str, object]) -> Mapping[str, object]:
+    """The message that a response holds, whatever its dialect."""
+    choices = response.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
+    if isinstance(first.get("message"), Mapping):
+        message: Mapping[str, object] = first["message"]
+        return message
+    if isinstance(first.get("text"), str):
+        return {"role": "assistant", "content": first["text"]}
+    if "content" in response:
+        return {"role": "assistant", "content": response["content"]}
+    if "output" in response:
+        return {"role": "assistant", "content": response["output"]}
+    return {"role": "assistant", "content": dict(response) if response else None}
