@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from ajet_sdk.agent.model import Model
 from ajet_sdk.config.config import Config
+from ajet_sdk.dialects.message_parts import parts_of, reply_messages, request_messages
 from ajet_sdk.engines.budget import Price, Usage
 from ajet_sdk.errors import ConfigError, MissingResource, NoReward
 from ajet_sdk.judges import llm_prompts as prompts
@@ -252,8 +253,9 @@ def material_of(
     if show == "transcript" and episode is not None:
         answer = "\n\n".join(part for part in (transcript(episode), f"[output] {answer}") if part)
     reference = task.metadata.get(reference_key)
-    prompt_messages = [message for message in task.init_messages if message.get("content")]
-    query = task.main_query or "\n\n".join(f"[{m.get('role', 'user')}] {m['content']}" for m in prompt_messages)
+    query = task.main_query or "\n\n".join(
+        _shown({"role": "user", **message}) for message in task.init_messages if message.get("content")
+    )
     return Material(query, answer, "" if reference is None else str(reference))
 
 
@@ -262,20 +264,16 @@ def transcript(episode: Episode) -> str:
     last = {call.agent: call for call in episode.calls if call.phase == "rollout" and not call.error}
     parts = []
     for agent, call in last.items():
-        reply = (call.response.get("choices") or [{}])[0].get("message") or {}
-        conversation = [*(call.request.get("messages") or ()), *([{"role": "assistant", **reply}] if reply else [])]
-        lines = [
-            f"[{message.get('role', '?')}] {_said(message)}" for message in conversation if isinstance(message, Mapping)
-        ]
+        lines = list(map(_shown, [*request_messages(call.request), *reply_messages(call.response)]))
         parts.append("\n".join([f"--- {agent} ---", *lines] if len(last) > 1 else lines))
     return "\n\n".join(parts)
 
 
-def _said(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
-    calls = [call.get("function") or {} for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
-    return "\n".join([text, *(f"{call.get('name')}({call.get('arguments')})" for call in calls)]).strip()
+def _shown(message: object) -> str:
+    """A message without its reasoning, which is no part of what a user sees."""
+    parts = parts_of(message)
+    calls = (f"{call.name}({call.written})" for call in parts.tool_calls)
+    return f"[{parts.role}] " + "\n".join([parts.content, *calls]).strip()
 
 
 def open_llm(config: Config) -> LlmJudge:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Protocol
 from ajet_sdk import run as sdk
 from ajet_sdk.agent.decorators import workflow
 from ajet_sdk.capture.observe import trace
+from ajet_sdk.dialects.message_parts import parts_of, reply_messages, request_messages
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.reporting.paired import Paired, paired
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Episode, Task
 from ajet_tools.text.clean import visible
-from ajet_tools.text.messages import parts_of, reply_messages, request_messages
 from ajet_tools.tuning.source import Prompts, placeholders, prompts_of
 
 if TYPE_CHECKING:

@@ -142,7 +142,7 @@ def expand(
     verify: VerifyHow = "agreement:3",
     verifying: VerifyOptions,
     learning: LearningOptions,
-    temperature: Temperature = 1.0,
+    temperature: Temperature = GenerationConfig.temperature,
     asking: ModelOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -268,17 +268,19 @@ def from_docs(
         list[str] | None,
         typer.Option(help="knowledge or few-shot (the default with --seeds); repeat it to alternate."),
     ] = None,
-    chunk_size: Annotated[int, typer.Option(help="Maximum characters of a document part in a prompt.")] = 5120,
+    chunk_size: Annotated[
+        int, typer.Option(help="Maximum characters of a document part in a prompt.")
+    ] = DocsConfig.chunk_size,
     encoding: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Encoding of text, Markdown and HTML that is not UTF-8, such as latin-1."),
     ] = None,
     passes: Annotated[
         int, typer.Option(min=1, help="Maximum number of times that a part is asked to reach --count.")
-    ] = 3,
+    ] = DocsConfig.passes,
     verify: VerifyHow = "llm",
     verifying: VerifyOptions,
-    temperature: Temperature = 0.7,
+    temperature: Temperature = DocsConfig.temperature,
     asking: ModelOptions,
     as_json: AsJson = False,
 ) -> None:

@@ -101,7 +101,7 @@ class OutputOptions:
     ] = None
     template: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Use this prompt (Jinja) instead of the built-in ones.")
-    ] = None
+    ] = CallSettings.template
     eval: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE", help="Reject rows that are in this evaluation set; repeatable."),
@@ -111,11 +111,11 @@ class OutputOptions:
         typer.Option(
             min=0.5, max=1, help="Similarity (share of equal characters) from which a row is a near duplicate."
         ),
-    ] = 0.8
+    ] = CallSettings.similarity
     max_same_form: Annotated[
         int | None,
         typer.Option(min=1, help="Keep at most N rows that differ only in numbers and names."),
-    ] = None
+    ] = CallSettings.max_same_form
     min_new_forms: Annotated[
         float,
         typer.Option(
@@ -124,7 +124,7 @@ class OutputOptions:
             metavar="SHARE",
             help="Stop if a smaller share of 100 rows has a new form (text without numbers and names), twice in a row.",
         ),
-    ] = 0.1
+    ] = CallSettings.min_new_forms
     embeddings: Embeddings = None
     meaning: Meaning = 0.9
     validation: Annotated[
@@ -133,12 +133,12 @@ class OutputOptions:
             metavar="SHARE",
             help="Fraction of validation rows, made from their own seeds or documents. Default: 0.1 with five or more.",
         ),
-    ] = None
+    ] = CallSettings.validation
     format: Annotated[str, typer.Option(metavar="jsonl|parquet", help="Output format.")] = "jsonl"
-    per_call: Annotated[int, typer.Option(min=1, help="Rows requested per call.")] = 4
-    shots: Annotated[int, typer.Option(min=1, help="Examples per prompt.")] = 4
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a reply.")] = 4096
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0
+    per_call: Annotated[int, typer.Option(min=1, help="Rows requested per call.")] = CallSettings.per_call
+    shots: Annotated[int, typer.Option(min=1, help="Examples per prompt.")] = CallSettings.shots
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a reply.")] = CallSettings.max_tokens
+    seed: Annotated[int, typer.Option(help="Random seed.")] = CallSettings.seed
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an earlier run in --out; answered calls are not repeated.")
     ] = False

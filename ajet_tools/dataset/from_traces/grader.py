@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.engines.budget import BudgetSpent
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
@@ -18,7 +19,6 @@ from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.agreement import final_of, stands_in, votes
 from ajet_tools.dataset.verify.judge import graded
 from ajet_tools.dataset.verify.verdict import RowVerdict, independent
-from ajet_tools.text.messages import parts_of
 from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.export.job import Record
 

@@ -16,6 +16,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.choice import Choice, choose
@@ -25,7 +26,6 @@ from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.from_traces.sources import Sources
 from ajet_tools.dataset.from_traces.tasks import TaskPool, has_placeholder, rejected_row, traced_tasks
 from ajet_tools.dataset.verify.verdict import RowVerdict
-from ajet_tools.text.messages import parts_of
 from ajet_tools.trace.export import tokens
 from ajet_tools.trace.export.job import Job, Record
 from ajet_tools.trace.export.messages import write_messages

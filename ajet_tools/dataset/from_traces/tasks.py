@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.judges.math import number
 from ajet_sdk.tasks.lineage import plain_text
 from ajet_sdk.types import Episode, Feedback, Task
@@ -18,7 +19,6 @@ from ajet_tools.dataset.from_traces.choice import Opinion, opinion
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.verify.agreement import final_of
 from ajet_tools.dataset.verify.verdict import question_of
-from ajet_tools.text.messages import parts_of
 from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.export.job import Record
 from ajet_tools.trace.redact_rules import KINDS
@@ -205,7 +205,11 @@ def _answer(
         return stored, "task", None
     if accept_output and feedback_opinion.correction is None and "up" in feedback_opinion.kinds:
         output = episode.output if question.own and episode.output not in (None, "") else None
-        liked = output if isinstance(output, str | int | float) else parts_of(question.reply or {"role": "?"}).content.strip()
+        liked = (
+            output
+            if isinstance(output, str | int | float)
+            else parts_of(question.reply or {"role": "?"}).content.strip()
+        )
         value = _value(liked)
         if liked != "":
             return (liked, "wording", None) if value is None else (value, "output", None)

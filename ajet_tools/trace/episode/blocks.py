@@ -11,11 +11,11 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from ajet_sdk.dialects.message_parts import pretty
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.types import Call, Event
 from ajet_tools.text.clean import drop_zero_width, one_line, short_ids
 from ajet_tools.text.markdown import render_markdown
-from ajet_tools.text.messages import pretty
 from ajet_tools.text.tables import counted, number
 from ajet_tools.trace.episode.messages import CUT, Message, conversation, cut
 from ajet_tools.trace.episode.overview import EpisodeOverview

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import is_
 
+from ajet_sdk.dialects.message_parts import MessageParts, lay_out, parts_of, reply_messages, request_messages
 from ajet_sdk.types import Call
-from ajet_tools.text.messages import MessageParts, lay_out, parts_of, reply_messages, request_messages
 
 CUT = 12_000
 """Characters of a message that are shown before it is opened whole."""

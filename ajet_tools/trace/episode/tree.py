@@ -13,11 +13,11 @@ from typing import Literal
 
 import numpy as np
 
+from ajet_sdk.dialects.message_parts import request_messages
 from ajet_sdk.samples.splits import HINTS, Side, explain
 from ajet_sdk.samples.timelines import Decode, Merged, merge
 from ajet_sdk.tokens.template import ChatTemplate, clean
 from ajet_sdk.types import Call, Phase, Split, Timeline
-from ajet_tools.text.messages import request_messages
 from ajet_tools.trace.episode.messages import Fingerprints, fingerprint, replies
 
 _DIFFERENCE = 6

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ajet_sdk.dialects.message_parts import reply_of
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Call, Episode
-from ajet_tools.text.messages import reply_of
 
 Message = Mapping[str, object]
 

@@ -18,13 +18,13 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Episode, Feedback, Timeline
 from ajet_tools.text.clean import kind_of
-from ajet_tools.text.messages import parts_of
 from ajet_tools.trace.decoding import Vocabulary, shown, token_text, vocabulary
 from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.export.job import Job, Record

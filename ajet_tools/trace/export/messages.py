@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
+from ajet_sdk.dialects.message_parts import content_text
 from ajet_sdk.types import Episode
-from ajet_tools.text.messages import content_text
 from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import json_line

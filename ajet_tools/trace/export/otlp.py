@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import BinaryIO
 
+from ajet_sdk.dialects.message_parts import reply_of
 from ajet_sdk.samples.prefixes import PLACE
 from ajet_sdk.types import Call, Episode, Event
-from ajet_tools.text.messages import reply_of
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import json_line
 

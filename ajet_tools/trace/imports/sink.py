@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 
+from ajet_sdk.dialects.message_parts import content_text
 from ajet_sdk.errors import TraceError, TraceLocked
 from ajet_sdk.samples.prefixes import place_all
 from ajet_sdk.trace.database import open_to_write
@@ -16,7 +17,6 @@ from ajet_sdk.trace.owner import owner_of, retract
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Feedback, LedgerEntry, Metric, Run, Task, Trained
 from ajet_tools.text.clean import visible
-from ajet_tools.text.messages import content_text
 
 _CHUNK = 64
 

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ajet_sdk.dialects.message_parts import parts_of, reply_messages, request_messages
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
-from ajet_tools.text.messages import parts_of, reply_messages, request_messages
 from ajet_tools.trace.queries.fields import CallTexts, call_spans, calls_with, episodes_with
 
 _SPAN = 10_000

@@ -19,13 +19,13 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Static
 
+from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.review.journal import Mark
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.text.clean import drop_zero_width
-from ajet_tools.text.messages import parts_of
 from ajet_tools.tui.dataset.edit import EditScreen
 from ajet_tools.tui.dataset.screen import DatasetViewer, ReviewScreen
 from ajet_tools.tui.widgets.lines import KeyLine, TitleLine

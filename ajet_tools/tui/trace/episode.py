@@ -13,8 +13,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.widgets import Static
 
+from ajet_sdk.dialects.message_parts import pretty
 from ajet_tools.text.clean import counted, one_line
-from ajet_tools.text.messages import pretty
 from ajet_tools.trace.episode.blocks import Block, conversation_blocks, find_blocks, overview_blocks, summarize
 from ajet_tools.trace.episode.overview import EpisodeOverview, explain_forks, read_overview, refresh_overview
 from ajet_tools.tui.trace.episode_tree import CallTree

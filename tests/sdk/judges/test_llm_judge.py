@@ -20,14 +20,14 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError, EngineUnavailable, NoReward
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.judges.llm import LlmJudge
+from ajet_sdk.judges.llm import LlmJudge, material_of
 from ajet_sdk.judges.llm_prompts import Material
 from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.judges.model import ScriptedModel
 from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.samples.build import build
-from ajet_sdk.types import Episode, Task
+from ajet_sdk.types import Call, Episode, Task
 from tests.serving import completing
 
 TASK = Task(main_query="What is 6 times 7?", metadata={"answer": "42"})
@@ -325,3 +325,17 @@ def test_without_a_model_it_says_which_key(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("DASHSCOPE_API_KEY", "a|b")
     judge = load_judge(load_config(values={"task_judge": {"judge_type": "llm", "alien_llm_model": "qwen"}}))
     assert "dashscope" in judge.model.model.base_url and judge.model.model.api_key == "a"
+
+
+def test_a_transcript_shows_parts_as_text_and_no_reasoning() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}
+    asked = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}]
+    tool = {"function": {"name": "look", "arguments": '{"at":1}'}}
+    reply = {"content": "A cat", "reasoning_content": "hidden", "tool_calls": [tool]}
+    call = Call(episode_id="e", request={"messages": asked}, response={"choices": [{"message": reply}]})
+    episode = Episode(task=TASK, calls=[call])
+    shown = material_of("cat", Task(init_messages=asked), episode, show="transcript")
+    head = "[user] What is it?\n[image, image/png, 3 kB, "
+    assert shown.query.startswith(head) and len(shown.query) < 80
+    assert shown.answer.startswith(head)
+    assert shown.answer.endswith('[assistant] A cat\nlook({"at":1})\n\n[output] cat')

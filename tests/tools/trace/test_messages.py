@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ajet_sdk.dialects.message_parts import request_messages
 from ajet_sdk.types import Call
-from ajet_tools.text.messages import request_messages
 from ajet_tools.trace.episode.messages import CUT, conversation, cut, fingerprint, gist, replies
 
 
@@ -165,7 +165,8 @@ def test_odd_contents_are_kept() -> None:
     bare = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "B" * 2_000_000}}
     (found,) = conversation([call([user([image, linked, bare, {"type": "odd", "x": 1}, 7])])])
     assert found.content.split("\n") == [
-        "[image, image/png, 3 kB, 4ac7f9]", "[image, https://x.org/a.png]", "[image, 1.5 MB, 110deb]", '{"type": "odd", "x": 1}', "7",
+        "[image, image/png, 3 kB, 4ac7f9]", "[image, https://x.org/a.png]", "[image, 1.5 MB, 110deb]",
+        '{"type": "odd", "x": 1}', "7",
     ]  # fmt: skip
     odd = said(
         {"a": 1}, tool_calls=["x", {"function": None}, tool("1", "f", "not json"), tool("2", "g", "[" * 100_000)]

@@ -55,7 +55,7 @@ def parts_of(raw: object) -> MessageParts:
     """A message of any dialect, or an item of OpenAI's responses, taken apart."""
     if not isinstance(raw, Mapping):
         return MessageParts("?", pretty(raw))
-    role = raw.get("role")
+    role = raw.get("role", "?" if "content" in raw and "type" not in raw else None)
     if not isinstance(role, str):
         return _item(raw)
     answers, texts, calls = _word(raw.get("tool_call_id")), list[str](), list[ToolCall]()
@@ -238,8 +238,7 @@ def reply_of(response: Mapping[str, object]) -> Mapping[str, object]:
     choices = response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
     if isinstance(first.get("message"), Mapping):
-        message: Mapping[str, object] = first["message"]
-        return message
+        return {"role": "assistant", **first["message"]}
     if isinstance(first.get("text"), str):
         return {"role": "assistant", "content": first["text"]}
     if "content" in response:
