@@ -67,7 +67,7 @@ def opened(open_it: Callable[[TraceApp], None], *keys: str) -> Prepare:
 
 def screens(run: str, episode: str, group: list[str]) -> dict[str, Prepare]:
     """Each picture's name, and how to come there."""
-    sql = "SELECT step, split, count(*) AS episodes, avg(value) AS reward\n"
+    sql = "SELECT step, split, decoding, count(*) AS episodes, avg(value) AS reward\n"
     sql += "FROM episodes JOIN rewards USING (episode_id)\n"
     return {
         "runs": opened(lambda app: None),
