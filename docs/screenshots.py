@@ -21,7 +21,7 @@ from textual.pilot import Pilot
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.trace.locate import open_located
-from ajet_tools.tui.base import DARK, LIGHT
+from ajet_tools.tui.base import DARK
 from ajet_tools.tui.dataset.app import DatasetApp
 from ajet_tools.tui.trace.app import TraceApp
 
@@ -29,11 +29,11 @@ SIZE = (110, 34)
 Prepare = Callable[[Pilot[None]], Awaitable[None]]
 
 
-async def picture(reader: TraceReader, where: Path, out: Path, name: str, prepare: Prepare, theme: str = DARK) -> None:
+async def picture(reader: TraceReader, where: Path, out: Path, name: str, prepare: Prepare) -> None:
     """One screen, once its workers have answered."""
     app = TraceApp(reader, where)
     async with app.run_test(size=SIZE) as pilot:
-        app.theme = theme
+        app.theme = DARK
         await quiet(pilot)
         await prepare(pilot)
         await quiet(pilot)
@@ -76,11 +76,9 @@ def screens(run: str, episode: str, group: list[str]) -> dict[str, Prepare]:
         "episodes": opened(lambda app: app.open_episodes(run)),
         "episode": opened(lambda app: app.open_episode(episode)),
         "tokens": opened(lambda app: app.open_tokens(episode), "m", *["right"] * 4),
-        "tokens-logprob": opened(lambda app: app.open_tokens(episode), "2", "l"),
         "compare": opened(lambda app: app.open_compare(group)),
         "feedback": opened(lambda app: app.open_feedback(episode)),
         "sql": opened(lambda app: app.open_sql(sql + "GROUP BY ALL ORDER BY ALL")),
-        "keys": opened(lambda app: app.open_run(run), "f1"),
     }
 
 
@@ -112,7 +110,6 @@ async def main(trace: Path, out: Path) -> None:
     where, found = trace.relative_to(above), chosen(reader)
     for name, prepare in screens(*found).items():
         await picture(reader, where, out, name, prepare)
-    await picture(reader, where, out, "run-light", screens(*found)["run"], LIGHT)
     reader.close()
 
 
