@@ -41,7 +41,11 @@ SEEN = {
         """How many customers live in {city}?
         Count the customers in {city}.
         I need the number of our customers who come from {city}.
-        {city}: how many people there are customers of ours?""",
+        {city}: how many people there are customers of ours?
+        In {city}, how many customers do we have?
+        How large is the group of customers living in {city}?
+        Size of our customer base in {city}?
+        Give me a count of everybody from {city} who is a customer.""",
         """What is the number of customers based in {city}?
         Tell me how big our clientele in {city} is, as a count of customers.""",
     ),
@@ -50,7 +54,11 @@ SEEN = {
         """Which customers in {city} are older than {age}?
         Names of the customers from {city} whose age is over {age}.
         List everybody in {city} who is a customer and above {age}.
-        Who of our {city} customers has passed the age of {age}?""",
+        Who of our {city} customers has passed the age of {age}?
+        Customers of {city} aged over {age}: their names?
+        Name every customer in {city} with more than {age} years.
+        I want to write to customers from {city} older than {age}: what are they called?
+        In {city}, who among the customers is over {age}?""",
         """Give the names of {city} customers whose age is more than {age}.
         Show all the customers living in {city} that are beyond {age} years.""",
     ),
@@ -59,7 +67,11 @@ SEEN = {
         """Which {cat} cost less than {price}?
         List the names of all {cat} that are cheaper than {price}.
         I have {price} at most, and want {cat} below that: which ones are there?
-        Show products among the {cat} with a price under {price}.""",
+        Show products among the {cat} with a price under {price}.
+        Names of the {cat} that can be had for under {price}?
+        Which of our {cat} do we sell for below {price}?
+        My budget is {price}. Name all {cat} that cost less.
+        Look for {cat} with prices smaller than {price} and list their names.""",
         """What {cat} can I get for less than {price}?
         Find every one of the {cat} priced lower than {price}, by name.""",
     ),
@@ -68,7 +80,11 @@ SEEN = {
         """What is the average price of {cat}?
         How much do {cat} cost on average?
         Take all {cat} together: what is their mean price?
-        Average over the prices of our {cat}, please.""",
+        Average over the prices of our {cat}, please.
+        Mean price over all {cat}?
+        What do {cat} go for, on average?
+        Compute the average of what {cat} cost.
+        I would like to know the average price of our {cat}.""",
         """On average, what do we charge for {cat}?
         Give me the mean cost that customers see for {cat}.""",
     ),
@@ -77,7 +93,11 @@ SEEN = {
         """The {k} most expensive {cat}?
         List the {k} {cat} with the highest price, from the top.
         Which {k} {cat} cost most? Dearest first.
-        Rank the {cat} by price, downwards, and name the first {k}.""",
+        Rank the {cat} by price, downwards, and name the first {k}.
+        Give me the names of the {k} dearest {cat}, beginning with the dearest.
+        Sort {cat} from expensive to cheap; what are the first {k}?
+        Top {k} among the {cat} by price, highest first.
+        Of all {cat}, which {k} have the biggest price? In descending order.""",
         """Name the {k} priciest {cat}, in descending order of price.
         Show me which {k} of the {cat} are most expensive, highest price first.""",
     ),
@@ -86,7 +106,11 @@ SEEN = {
         """How many orders of {year} were {status}?
         Count the {status} orders in {year}.
         Of what was ordered in {year}, how many orders have status {status}?
-        {year}: number of orders that are marked {status}.""",
+        {year}: number of orders that are marked {status}.
+        What count of orders placed in {year} is {status}?
+        During {year}, how many orders ended up {status}?
+        How many of the orders from {year} are {status} ones?
+        Give the number of {status} orders for the year {year}.""",
         """In {year}, what number of orders were {status}?
         Tell me how many orders got {status} during the year {year}.""",
     ),
@@ -95,7 +119,11 @@ SEEN = {
         """How many orders per status in {year}?
         Count the orders of {year} by status.
         For each status, the number of orders that we had in {year}.
-        Orders in {year}: show every status with its count.""",
+        Orders in {year}: show every status with its count.
+        Group the orders of {year} by status and count them.
+        How do the orders of {year} split up by status?
+        Status by status, how many orders did {year} bring?
+        Number of orders in {year}, per status.""",
         """For every status, how many orders were there in {year}?
         Break the {year} orders down by status.""",
     ),
@@ -104,7 +132,11 @@ SEEN = {
         """How many orders did {name} place?
         Count the orders that belong to {name}.
         How often did our customer {name} order something?
-        {name} is a customer: what is the number of orders?""",
+        {name} is a customer: what is the number of orders?
+        Number of orders from {name}?
+        How many times did {name} buy from us, counted in orders?
+        Give me the order count of the customer {name}.
+        Look up {name} and count the orders.""",
         """What is the number of orders made by {name}?
         Tell me how many times {name} has placed an order.""",
     ),
@@ -113,7 +145,11 @@ SEEN = {
         """How many units of the {product} were sold?
         Total quantity sold of the product {product}.
         Add up all ordered items: how many are the {product}?
-        The {product}: how many pieces did customers buy altogether?""",
+        The {product}: how many pieces did customers buy altogether?
+        How often was the {product} sold, in pieces?
+        Number of units that we sold of the {product}?
+        What is the sum of ordered quantities for the {product}?
+        Sales of the {product}, in units?""",
         """What total quantity of the {product} has been sold?
         Tell me how many pieces of the {product} went over the counter.""",
     ),
@@ -122,7 +158,11 @@ SEEN = {
         """What is the average rating of the {product}?
         How many stars does the {product} get on average?
         Reviews of the {product}: their mean number of stars.
-        Average stars that reviewers gave the {product}.""",
+        Average stars that reviewers gave the {product}.
+        Mean star rating for the {product}?
+        How do reviewers rate the {product}, on average?
+        What is the mean of the stars in reviews of the {product}?
+        Tell me the average number of stars given to the {product}.""",
         """How well is the {product} rated on average, in stars?
         Give the mean over the review stars for the {product}.""",
     ),
@@ -131,7 +171,11 @@ SEEN = {
         """How many customers over {age} per city?
         Count customers older than {age} by city.
         For each city, give the number of customers who are above {age}.
-        Show cities with how many of their customers passed {age}.""",
+        Show cities with how many of their customers passed {age}.
+        Number of customers aged above {age}, by city.
+        In each city, how many of our customers are over {age}?
+        Group customers older than {age} by city, with counts.
+        City by city: how many customers have more than {age} years?""",
         """Per city, how many customers are more than {age} years old?
         Break down the customers beyond age {age} by city.""",
     ),
@@ -140,7 +184,11 @@ SEEN = {
         """How many orders came from customers in {city} in {year}?
         Count the {year} orders of people who live in {city}.
         Number of orders that our {city} customers placed in {year}?
-        Customers of {city} ordered how many times during {year}?""",
+        Customers of {city} ordered how many times during {year}?
+        How many orders did we get from {city} customers in {year}?
+        Orders in {year} by customers from {city}: how many?
+        During {year}, how often did customers living in {city} order?
+        For {year}, count what customers from {city} ordered, in orders.""",
         """What number of orders did customers in {city} make in the course of {year}?
         In {year}, how many orders are from {city} customers?""",
     ),
@@ -148,7 +196,11 @@ SEEN = {
         "select max(salary) from employees where role = '{role}' and store_id = {store}",
         """What is the highest salary of a {role} in store {store}?
         Store {store}: how much does the best paid {role} earn?
-        Find the maximum salary among employees with role {role} in store number {store}.""",
+        Find the maximum salary among employees with role {role} in store number {store}.
+        How much does a {role} in store {store} get at most?
+        Among everyone who is {role} in store {store}, what is the largest salary?
+        Maximum pay of a {role} working in store {store}?
+        What salary has the best paid {role} of store {store}?""",
         """In store {store}, what is the most that any {role} earns?
         Give me the top salary for the role {role} at store {store}.""",
     ),
@@ -157,7 +209,12 @@ SEEN = {
         "where suppliers.country = '{country}' and products.price < {price}",
         """Which products below {price} come from suppliers in {country}?
         Names of products that cost less than {price} and have a supplier in {country}.
-        {country} has suppliers of ours: list their products under {price}.""",
+        {country} has suppliers of ours: list their products under {price}.
+        Name the products under {price} that a supplier from {country} delivers.
+        Which products from {country} suppliers cost less than {price}?
+        Our suppliers in {country}: what products of theirs are priced below {price}?
+        List products with a price under {price} whose supplier is in {country}.
+        What can we get from suppliers in {country} for less than {price}? Names only.""",
         """What do suppliers from {country} sell us at a price lower than {price}? Product names.
         Show products whose supplier sits in {country} and that are cheaper than {price}.""",
     ),
@@ -166,7 +223,11 @@ SEEN = {
         """How many of the {product} are in stock in all stores?
         Total stock of the product {product}.
         Add up over the stores what is left of the {product}.
-        The {product}: how many pieces lie in stock altogether?""",
+        The {product}: how many pieces lie in stock altogether?
+        How many pieces of the {product} do we have left, all stores together?
+        Sum of the stock of the {product} across stores?
+        What is our whole stock of the {product}?
+        Over all stores, how many units of the {product} are there in stock?""",
         """What quantity of the {product} do all our stores have in stock?
         Tell me the stock of the {product}, over all stores.""",
     ),
@@ -175,7 +236,11 @@ SEEN = {
         "where payments.method = '{method}' and orders.year = {year}",
         """How much was paid by {method} for orders of {year}?
         Sum of the payments with method {method} for what was ordered in {year}.
-        Orders in {year}: what is the total amount that came in by {method}?""",
+        Orders in {year}: what is the total amount that came in by {method}?
+        What is the sum of {method} payments for orders of {year}?
+        Money that came in by {method} for the orders of {year}?
+        How much did customers pay by {method} on orders from {year}, in total?
+        Add up the {method} payments belonging to orders of {year}.""",
         """What total amount did we receive by {method} for {year} orders?
         For orders of the year {year}, add up the payments made by {method}.""",
     ),
@@ -184,9 +249,49 @@ SEEN = {
         "where stores.city = '{city}' and employees.salary > {salary}",
         """How many employees of the store in {city} earn more than {salary}?
         Count the staff in the {city} store with a salary above {salary}.
-        {city} has a store: how many people working there get over {salary}?""",
+        {city} has a store: how many people working there get over {salary}?
+        How many people employed in the {city} store make more than {salary}?
+        Number of employees with a salary over {salary} in the store of {city}?
+        In our {city} store, how many of the staff are paid above {salary}?
+        At the store in {city}, how many employees have a salary higher than {salary}?""",
         """What is the number of employees at our store in {city} whose salary exceeds {salary}?
         Tell me how many of the people in the {city} store have a salary beyond {salary}.""",
+    ),
+    "reviews_by": family(
+        "select count(*) from reviews join customers on customers.id = reviews.customer_id "
+        "where customers.name = '{name}'",
+        """How many reviews did {name} write?
+        Count the reviews that come from {name}.
+        Number of reviews by the customer {name}?
+        How often has {name} reviewed something?
+        {name} writes reviews: how many are there?
+        Look up the reviewer {name} and count the reviews.
+        How many products did {name} review?""",
+        """What is the number of reviews written by {name}?
+        Tell me how many reviews we have got from {name}.""",
+    ),
+    "earns": family(
+        "select name from employees where role = '{role}' and salary > {salary}",
+        """Which employees with the role {role} earn more than {salary}?
+        Names of everybody with role {role} whose salary is over {salary}.
+        List each {role} with a salary above {salary}.
+        Who works as {role} and gets more than {salary}?
+        Employees who are {role} and paid over {salary}: their names?
+        Name every {role} that makes more than {salary}.
+        I look for people with role {role} on a salary of more than {salary}.""",
+        """What are the names of employees of role {role} whose pay is beyond {salary}?
+        Show me who among those employed as {role} has a salary higher than {salary}.""",
+    ),
+    "city_age": family(
+        "select avg(age) from customers where city = '{city}'",
+        """How old are customers in {city} on average?
+        Average age of the customers from {city}?
+        What is the mean age of our {city} customers?
+        Take all customers in {city}: what is their average age?
+        Compute the average age of people in {city} who are customers.
+        Customers of {city}: mean of their ages?""",
+        """On average, what age do the customers living in {city} have?
+        Give me the mean over the ages of {city} customers.""",
     ),
 }
 NEW = {
@@ -195,7 +300,11 @@ NEW = {
         "where customers.city = '{city}' and customers.age > {age}",
         """How many stars do {city} customers over {age} give on average?
         Average stars in reviews by customers from {city} who are older than {age}.
-        Customers in {city} above {age}: what is the mean of the stars in their reviews?""",
+        Customers in {city} above {age}: what is the mean of the stars in their reviews?
+        What is the average rating by customers of {city} aged over {age}?
+        How do {city} customers older than {age} rate, on average, in stars?
+        Mean stars given by {city} customers with more than {age} years?
+        Take the reviews of customers in {city} above {age}: average stars?""",
         """What is the mean rating from {city} customers of more than {age} years?
         On average, how many stars come from people in {city} beyond {age}?""",
     ),
@@ -204,7 +313,10 @@ NEW = {
         """The {k} oldest customers in {city}?
         Name the {k} customers of {city} with the highest age, oldest first.
         List our {city} customers by age, downwards; the first {k} names only.
-        Who are the {k} oldest people that buy from us in {city}?""",
+        Who are the {k} oldest people that buy from us in {city}?
+        Give the names of the {k} oldest customers from {city}, starting with the oldest.
+        In {city}, which {k} customers have the most years? Oldest first.
+        Customers of {city} sorted by age from the top: who are the first {k}?""",
         """Which {k} customers in {city} are oldest, in descending order of age?
         Top {k} of the {city} customers by age, names from the oldest on.
         Sort the people who buy in {city} from old to young and tell me the first {k}.
@@ -215,7 +327,11 @@ NEW = {
         "select name from employees where role = '{role}' order by salary desc limit {k}",
         """The {k} best paid employees with the role {role}?
         Name the {k} employees who are {role} and have the highest salary, highest first.
-        Rank everybody with role {role} by salary, downwards, and give the first {k} names.""",
+        Rank everybody with role {role} by salary, downwards, and give the first {k} names.
+        Who are the {k} employees of role {role} with the best pay, best first?
+        Give me the {k} highest paid among role {role}, by name and from the top.
+        Employees who work as {role}, sorted by salary from the top: the first {k} names?
+        Which {k} people with role {role} have the biggest salary, in descending order?""",
         """Which {k} of those who work as {role} earn most, in descending order of salary?
         Top {k} salaries among the role {role}: the names, from the best paid on.
         Sort employees of role {role} from high to low pay and tell me the first {k} names.
