@@ -216,11 +216,11 @@ def test_spiders_and_birds_files_are_tasks(tutorial: Import, tmp_path: Path, mon
 @pytest.mark.slow
 def test_the_commands_of_the_readme_make_the_data(tutorial: Import, tmp_path: Path) -> None:
     options = ["--scripted", f"{HERE / 'sql_writer.py'}:reply", "--strategy", "same-style", "--cells",
-               "family=city_stars,oldest,best_paid", "--verify", f"judge:{HERE / 'sql_judge.py'}:right:3",
+               "family=city_stars,oldest,best_paid", "--verify", f"judge:{HERE / 'sql_judge.py'}:right:5",
                "--validation", "0", "--min-new-forms", "0", "--yes"]  # fmt: skip
     done = CliRunner().invoke(
         app,
-        ["dataset", "expand", str(HERE / "seeds_new.jsonl"), "--count", "64", "--out", str(tmp_path / "new"), *options],
+        ["dataset", "expand", str(HERE / "seeds_new.jsonl"), "--count", "96", "--out", str(tmp_path / "new"), *options],
     )
     assert done.exit_code == 0, done.output
     made = [json.loads(line) for line in (tmp_path / "new" / "train.jsonl").read_text().splitlines()]

@@ -275,19 +275,6 @@ SEEN = {
         """Name the {k} {cat} that cost the least, in ascending order of price.
         Show me which {k} of the {cat} are cheapest, lowest price first.""",
     ),
-    "youngest": family(
-        "select name from customers where city = '{city}' order by age limit {k}",
-        """The {k} youngest customers in {city}?
-        Name the {k} customers of {city} with the lowest age, youngest first.
-        List our {city} customers by age, upwards; the first {k} names only.
-        Who are the {k} youngest people that buy from us in {city}?
-        Give the names of the {k} youngest customers from {city}, starting with the youngest.
-        In {city}, which {k} customers have the fewest years? Youngest first.
-        Customers of {city} sorted by age from the bottom: who are the first {k}?
-        Sort customers in {city} from young to old; who are the first {k}?""",
-        """Which {k} customers in {city} are youngest, in ascending order of age?
-        Of everybody we serve in {city}, give the {k} with the smallest age, youngest first.""",
-    ),
     "store_paid": family(
         "select name from employees where store_id = {store} order by salary desc limit {k}",
         """The {k} best paid employees of store {store}?
@@ -301,30 +288,44 @@ SEEN = {
         """Which {k} people in store {store} earn most, in descending order of salary?
         Show me the names of the {k} top earners at store {store}, highest salary first.""",
     ),
-    "low_paid": family(
-        "select name from employees where role = '{role}' order by salary limit {k}",
-        """The {k} worst paid employees with the role {role}?
-        Name the {k} employees who are {role} and have the lowest salary, lowest first.
-        Rank everybody with role {role} by salary, upwards, and give the first {k} names.
-        Who are the {k} employees of role {role} with the smallest pay, smallest first?
-        Give me the {k} lowest paid among role {role}, by name and from the bottom.
-        Employees who work as {role}, sorted by salary from the bottom: the first {k} names?
-        Which {k} people with role {role} have the smallest salary, in ascending order?
-        Sort those who are {role} from low to high salary; who are the first {k}?""",
-        """Which {k} of those who work as {role} earn least, in ascending order of salary?
-        Show me the names of the {k} employed as {role} with the least pay, lowest salary first.""",
+    "store_low": family(
+        "select name from employees where store_id = {store} order by salary limit {k}",
+        """The {k} worst paid employees of store {store}?
+        Name the {k} employees of store {store} with the lowest salary, lowest first.
+        Rank everybody in store {store} by salary, upwards, and give the first {k} names.
+        Who are the {k} people in store {store} with the smallest pay, smallest first?
+        Give me the {k} lowest paid in store {store}, by name and from the bottom.
+        Employees of store {store}, sorted by salary from the bottom: the first {k} names?
+        Which {k} employees in store {store} have the smallest salary, in ascending order?
+        Sort the staff of store {store} from low to high salary; who are the first {k}?""",
+        """Which {k} people in store {store} earn least, in ascending order of salary?
+        Show me the names of the {k} with the least pay at store {store}, lowest salary first.""",
     ),
-    "big_payments": family(
-        "select amount from payments where method = '{method}' order by amount desc limit {k}",
-        """The {k} largest payments by {method}?
-        List the {k} highest amounts that were paid by {method}, highest first.
-        Rank the {method} payments by amount, downwards, and give the first {k} amounts.
-        Which {k} amounts are the biggest among payments by {method}? In descending order.
-        Payments by {method}, sorted by amount from the top: the first {k}?
-        Give me the {k} biggest amounts paid by {method}, beginning with the biggest.
-        Sort {method} payments from large to small; what are the first {k} amounts?""",
-        """What are the {k} greatest amounts that came in by {method}, in descending order?
-        Show me the top {k} of the {method} payments, highest amount first.""",
+    "top_ages": family(
+        "select age from customers where city = '{city}' order by age desc limit {k}",
+        """How old are the {k} oldest customers in {city}?
+        The {k} highest ages among customers in {city}, highest first.
+        List the ages of our {city} customers, downwards; the first {k} only.
+        What are the ages of the {k} oldest people that buy from us in {city}?
+        Give the ages of the {k} oldest customers from {city}, starting with the highest.
+        Which {k} ages are the highest in {city} among customers? In descending order.
+        Sort the ages of customers in {city} from old to young; what are the first {k}?
+        Ages of customers of {city}, sorted from the top: the first {k}?""",
+        """What are the {k} greatest ages of customers in {city}, in descending order?
+        Show me how old the {k} oldest of the {city} customers are, highest age first.""",
+    ),
+    "low_ages": family(
+        "select age from customers where city = '{city}' order by age limit {k}",
+        """How old are the {k} youngest customers in {city}?
+        The {k} lowest ages among customers in {city}, lowest first.
+        List the ages of our {city} customers, upwards; the first {k} only.
+        What are the ages of the {k} youngest people that buy from us in {city}?
+        Give the ages of the {k} youngest customers from {city}, starting with the lowest.
+        Which {k} ages are the lowest in {city} among customers? In ascending order.
+        Sort the ages of customers in {city} from young to old; what are the first {k}?
+        Ages of customers of {city}, sorted from the bottom: the first {k}?""",
+        """What are the {k} smallest ages of customers in {city}, in ascending order?
+        Show me how old the {k} youngest of the {city} customers are, lowest age first.""",
     ),
     "name_stars": family(
         "select avg(reviews.stars) from reviews join customers on customers.id = reviews.customer_id "
