@@ -24,7 +24,9 @@ NEW = {
         What is the average rating by customers of {city} aged over {age}?
         How do {city} customers older than {age} rate, on average, in stars?
         Mean stars given by {city} customers with more than {age} years?
-        Take the reviews of customers in {city} above {age}: average stars?""",
+        Take the reviews of customers in {city} above {age}: average stars?
+        Average the stars that our {city} customers past {age} have given.
+        For {city} customers older than {age}, what mean do the stars of their reviews have?""",
         """What is the mean rating from {city} customers of more than {age} years?
         On average, how many stars come from people in {city} beyond {age}?""",
     ),
@@ -36,7 +38,13 @@ NEW = {
         Who are the {k} oldest people that buy from us in {city}?
         Give the names of the {k} oldest customers from {city}, starting with the oldest.
         In {city}, which {k} customers have the most years? Oldest first.
-        Customers of {city} sorted by age from the top: who are the first {k}?""",
+        Customers of {city} sorted by age from the top: who are the first {k}?
+        Who in {city} are our {k} customers with the largest age, from the largest down?
+        Order the customers in {city} by how old they are, oldest at the top, and name {k}.
+        {k} names, please: the customers of {city} that are oldest, in order.
+        Find the {k} most aged customers living in {city}; begin with the oldest.
+        Of all our customers in {city}, name the {k} who are oldest, from old to young.
+        Our oldest {k} in {city}: what are the names of these customers?""",
         """Which {k} customers in {city} are oldest, in descending order of age?
         Top {k} of the {city} customers by age, names from the oldest on.
         Sort the people who buy in {city} from old to young and tell me the first {k}.
@@ -51,7 +59,13 @@ NEW = {
         Who are the {k} employees of role {role} with the best pay, best first?
         Give me the {k} highest paid among role {role}, by name and from the top.
         Employees who work as {role}, sorted by salary from the top: the first {k} names?
-        Which {k} people with role {role} have the biggest salary, in descending order?""",
+        Which {k} people with role {role} have the biggest salary, in descending order?
+        Who with the role {role} are our {k} employees with the largest salary, from the largest down?
+        Order everybody whose role is {role} by salary, largest at the top, and name {k}.
+        {k} names, please: the employees with role {role} that earn the most, in order.
+        Find the {k} employees with the role {role} who get the most money; begin with the best paid.
+        Of all employees with the role {role}, name the {k} who are best paid, from high to low.
+        Our {k} top earners among role {role}: what are the names of these employees?""",
         """Which {k} of those who work as {role} earn most, in descending order of salary?
         Top {k} salaries among the role {role}: the names, from the best paid on.
         Sort employees of role {role} from high to low pay and tell me the first {k} names.
