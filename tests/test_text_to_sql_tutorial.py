@@ -24,7 +24,17 @@ from ajet_tools.cli.app import app
 from ajet_tools.dataset.similarity.held_out import near_copies
 
 HERE = Path(__file__).parents[1] / "tutorial" / "example_text_to_sql"
-MODULES = ("families", "questions", "shop", "spider", "sql_agent", "sql_database", "sql_expert", "sql_judge", "sql_writer")
+MODULES = (
+    "families",
+    "questions",
+    "shop",
+    "spider",
+    "sql_agent",
+    "sql_database",
+    "sql_expert",
+    "sql_judge",
+    "sql_writer",
+)
 SETS = ("train", "new", "held_out", "held_out_new", "held_out_unseen")
 QUESTION = "How many customers in Oslo are older than 40?"
 GOLD = "select count(*) from customers where city = 'Oslo' and age > 40"
