@@ -90,6 +90,15 @@ def _nothing(block: LineBlock) -> pl.Series:
     return pl.repeat(None, len(block), dtype=pl.String, eager=True)
 
 
+def _blank(column: pl.Series) -> _Mask:
+    """Where a column has nothing but white space, or nothing."""
+    blank = (column < "!") | (column >= "\x80")  # by the first character, which is quick; the others are visible
+    some = blank.fill_null(True).arg_true()
+    is_blank = ~column.gather(some).str.contains(r"[^\s\x1c-\x1f]").fill_null(False)
+    mask: _Mask = pl.repeat(False, len(column), eager=True).scatter(some, is_blank).to_numpy()
+    return mask
+
+
 @functools.cache
 def _wording() -> str:
     """An expression for each run of words of our prompts."""
@@ -141,7 +150,7 @@ class _Columns:
         if name is None or (name,) not in self._columns:
             return
         if name not in self._blank:
-            self._blank[name] = ~self._columns[(name,)].str.contains(r"[^\s\x1c-\x1f]").fill_null(False).to_numpy()
+            self._blank[name] = _blank(self._columns[(name,)])
         self.unclear[indices] = self._blank[name][indices]
         metadata = structure.get("metadata")
         inner = isinstance(metadata, dict) and "answer" in metadata

@@ -224,11 +224,15 @@ def may_give_away(texts: pl.Series, forms: pl.Series, marked: pl.Series, answers
         marked: which of these have one of `CUES`, and maybe others.
         answers: columns of answers as text, numbers as JSON spells them.
     """
-    has_cue = marked | (texts.str.contains("?", literal=True) & ~texts.str.strip_chars_end(_BEHIND).str.ends_with("?"))
+    open_ended = (~texts.str.strip_chars_end(_BEHIND).str.ends_with("?")).fill_null(False).arg_true()
+    behind_question = open_ended.filter(texts.gather(open_ended).str.contains("?", literal=True))
+    has_cue = marked.clone().scatter(behind_question, True)
     plain = texts.str.len_bytes() == texts.str.len_chars()
     gives_away = pl.repeat(False, len(texts), eager=True)
     for answer in answers:
-        some = (has_cue | (answer.str.count_matches(r"[^\s\x1c-\x1f]+") > _PHRASE)).fill_null(False).arg_true()
+        long = (answer.str.len_bytes() > 2 * _PHRASE).fill_null(False).arg_true()  # words with a blank between them
+        phrases = long.filter(answer.gather(long).str.count_matches(r"[^\s\x1c-\x1f]+") > _PHRASE)
+        some = (has_cue.clone().scatter(phrases, True) & answer.is_not_null()).arg_true()
         questions = forms.gather(some)
         answer_forms: Any = normals(answer.gather(some)).str.strip_chars(" .")
         digits: Any = answer_forms.str.extract(r"^-?0*([1-9][0-9]{1,14})$").fill_null("")
