@@ -104,7 +104,7 @@ def both_sides(found: list[tuple[Row, Row]]) -> list[Sample]:
 def test_a_pair_is_never_parted(found: list[tuple[Row, Row]], budget: int) -> None:
     samples = both_sides(found)
     inputs = [trained_inputs(s) for s in samples]
-    groups = [group.members for group in micro_batches(inputs, budget, units(samples, PREFERENCE), 1)]
+    groups = [group.members for group in micro_batches(inputs, budget, units(samples, PREFERENCE), share=True)]
     assert sorted(i for group in groups for i in group) == list(range(len(samples)))
     for group in groups:
         assert sorted(i ^ 1 for i in group) == sorted(group)
