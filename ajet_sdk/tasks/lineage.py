@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -57,7 +58,17 @@ def question_of(task: Task) -> str:
     if task.main_query.strip():
         return plain_text(task.main_query)
     contents = [message.get("content") for message in task.init_messages if message.get("role") != "system"]
-    return plain_text("\n".join(text for text in contents if isinstance(text, str)))
+    return plain_text("\n".join(text for content in contents for text in _texts(content)))
+
+
+def _texts(content: object) -> Iterator[str]:
+    """What a message says: a text, or the texts of its parts; what is no text, such as an image, as JSON."""
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if isinstance(text, str):
+            yield text
+        elif part is not None:
+            yield json.dumps(part, sort_keys=True, default=str)
 
 
 def same_tasks(tasks: Sequence[Task], held_out: Iterable[Task]) -> Iterator[tuple[int, Task]]:

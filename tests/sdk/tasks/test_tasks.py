@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import ConfigError, EnvironmentUnavailable, MissingResource, TaskError
+from ajet_sdk.tasks.lineage import same_tasks
 from ajet_sdk.tasks.load import TaskSets, load_tasks
 from ajet_sdk.tasks.task_rows import Row, to_task
+from ajet_sdk.types import Task
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(6)]
 
@@ -307,3 +309,17 @@ def test_what_json_cannot_hold_becomes_text() -> None:
         "price": "1.5",
         "image": "AA==",
     }
+
+
+def test_a_held_out_question_is_recognised_in_parts_and_by_its_image() -> None:
+    def task(*parts: object) -> Task:
+        return Task(init_messages=[{"role": "system", "content": "x"}, {"role": "user", "content": list(parts)}])
+
+    def image(data: str) -> dict[str, object]:
+        return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+    text = {"type": "text", "text": "What is  shown?"}
+    plain = Task(init_messages=[{"role": "user", "content": "what is shown?"}])
+    assert [place for place, _ in same_tasks([task(text)], [plain])] == [0]
+    two = [task(text, image("A")), task(text, image("B"))]
+    assert [place for place, _ in same_tasks(two, [task(text, image("B"))])] == [1]
