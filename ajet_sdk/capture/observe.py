@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from ajet_sdk.agent.context import ActiveEpisode, ObservedExchange, Verdict, current_episode, observer
 from ajet_sdk.capture.hooks import HOOKS, installed
@@ -102,7 +101,7 @@ class trace:
 class ObservedEpisode:
     """An observed episode; records its calls."""
 
-    def __init__(self, put: Callable[..., None] | None, clean: Callable[[Any], Any]) -> None:
+    def __init__(self, put: Callable[..., None] | None, clean: Callable[[object], object]) -> None:
         """`put` stores records, None: the episode is not recorded; `clean` masks the texts of a value."""
         self.episode_id = new_id()
         self.output: object = None
@@ -186,7 +185,8 @@ class Observation:
                 path = path / f"{host}-{self._pid}-{new_id()[:8]}.duckdb"
             return _TraceFile(path, f"{host} {self._pid}", self._settings.sample)
         except Exception as error:  # noqa: BLE001  # the boundary: an agent in service must not notice
-            log.warning("ajet.trace(%s): nothing is recorded: %s: %s", path, type(error).__name__, error)
+            goes_on = "the next file cannot be begun" if self._file else "nothing is recorded"
+            log.warning("ajet.trace(%s): %s: %s: %s", path, goes_on, type(error).__name__, error)
             return None
 
     def _delete_old(self, directory: Path, prefix: str) -> None:

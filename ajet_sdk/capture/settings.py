@@ -46,7 +46,7 @@ class ObservationSettings:
         begun = Limits() if single else Limits.of(_ROTATE if rotate is None else rotate, "rotate")
         return cls(path.absolute(), begun, Limits.of(keep or (), "keep"), _masking(mask), sample)
 
-    def clean(self, value: Any) -> Any:
+    def clean(self, value: object) -> Any:
         """A value of JSON with its texts masked."""
         if self.mask is None or value is None:
             return value
@@ -79,7 +79,7 @@ def _masking(mask: Sequence[str] | Callable[[str], str] | None) -> Callable[[str
     return masked
 
 
-def _mapped(value: Any, text: Callable[[str], str]) -> Any:
+def _mapped(value: object, text: Callable[[str], str]) -> object:
     """A value of JSON with this done to each of its texts; keys stay."""
     if isinstance(value, str):
         return text(value)

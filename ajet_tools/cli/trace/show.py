@@ -238,12 +238,12 @@ def _show_episode(reader: TraceReader, episode_id: str, out: Console, full: bool
     overview = read_overview(reader, episode_id)
     out.print(summarize(overview))
     _print_blocks(out, overview_blocks(overview), full)
-    said: set[tuple[str, str]] = set()
+    printed: set[tuple[str, str]] = set()
     for number, branch in enumerate(overview.tree.branches):
         if len(overview.tree.branches) > 1:
             out.print(Rule(Text(visible(branch_title(branch))), align="left"))
-        blocks = list(_new_blocks(conversation_blocks(overview, number), said))
-        said.update((block.title, block.text) for block in blocks)
+        blocks = list(_new_blocks(conversation_blocks(overview, number), printed))
+        printed.update((block.title, block.text) for block in blocks)
         cut = branch.chain[_FIRST:-_LAST] if not full and len(branch.chain) > _FIRST + _LAST else ()
         last = next((n for n, block in enumerate(blocks) if cut and block.call_id in branch.chain[-_LAST:]), 0)
         _print_blocks(out, (block for block in blocks[:last] if block.call_id not in cut), full)
@@ -252,11 +252,11 @@ def _show_episode(reader: TraceReader, episode_id: str, out: Console, full: bool
         _print_blocks(out, blocks[last:], full)
 
 
-def _new_blocks(blocks: Iterable[Block], said: Set[tuple[str, str]]) -> Iterator[Block]:
+def _new_blocks(blocks: Iterable[Block], printed: Set[tuple[str, str]]) -> Iterator[Block]:
     """The blocks of a conversation without the messages at its beginning that another one shows."""
     begins = True
     for block in blocks:
-        begins = begins and not block.facts and (block.message is None or (block.title, block.text) in said)
+        begins = begins and not block.facts and (block.message is None or (block.title, block.text) in printed)
         if block.message is None or not begins:
             yield block
 
