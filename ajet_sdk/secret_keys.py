@@ -11,7 +11,7 @@ LEAVES = frozenset((str, int, float, bool, type(None)))
 """Types of JSON scalars."""
 
 
-def is_secret(key: object, beside: Mapping[Any, Any] | None = None) -> bool:
+def is_secret(key: object, beside: Mapping[object, object] | None = None) -> bool:
     """Whether a key names a secret. `beside` is its mapping: a `token` next to a `logprob` is part of a reply."""
     sampled = key == "token" and beside is not None and "logprob" in beside
     return isinstance(key, str) and names_secret(key) and not sampled
@@ -28,7 +28,7 @@ def masked(value: object, by: str, address: Callable[[str, str], str] = public) 
     if type(value) in LEAVES:
         return value
     if isinstance(value, dict | Mapping):  # the first is a quick answer
-        result = dict[Any, Any]()
+        result = dict[object, object]()
         for key, item in value.items():
             hidden = is_secret(key, value)
             key = address(key, by) if type(key) is str else key

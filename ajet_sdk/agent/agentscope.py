@@ -153,7 +153,7 @@ def _robust() -> object:
         """
 
         def __init__(
-            self, model_name: str = "qwen3-max", stream: bool = False, max_try: int = 4, **kwargs: Any
+            self, model_name: str = "qwen3-max", stream: bool = False, max_try: int = 4, **kwargs: object
         ) -> None:
             self.keys = dashscope_keys()
             self.max_try = max_try

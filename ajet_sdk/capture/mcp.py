@@ -27,7 +27,7 @@ def patch_mcp(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
     patches.replace(module.ClientSession, "call_tool", _call_tool(module.ClientSession.call_tool))
 
 
-def _call_tool(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _call_tool(original: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(original)
     async def call_tool(
         self: object, name: str, arguments: JsonView | None = None, *args: object, **kwargs: object

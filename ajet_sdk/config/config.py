@@ -82,7 +82,7 @@ class Config(Section):
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _translated: Translation = PrivateAttr(default_factory=Translation)
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: object) -> None:
         source = Source({}, {})
         source.merge({"ajet": {name: _plain(value) for name, value in values.items()}}, "argument")
         self._read(source, translate(source))

@@ -106,7 +106,7 @@ class Source:
                 self._forget(path)
                 self.origins[path] = origin
 
-    def set(self, path: str, value: Any) -> None:
+    def set(self, path: str, value: object) -> None:
         """Apply an override to the document."""
         nested: Any = value
         for step in reversed(path.split(".")):

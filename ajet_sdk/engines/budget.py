@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 from ajet_sdk.errors import AjetError, ConfigError
 
@@ -63,7 +62,7 @@ class Usage:
             self.cost = (self.cost or 0.0) + other.cost
 
 
-def tokens_of(content: Any) -> int:
+def tokens_of(content: object) -> int:
     """About how many tokens a text or a list of messages is: four characters of Latin script each, or one of others."""
     if isinstance(content, str):
         wide = 0 if content.isascii() else sum(1 for character in content if ord(character) > 0x2E7F)

@@ -33,7 +33,7 @@ class Halted(EngineError):
 class Transport(Protocol):
     """Posts JSON: an `Endpoint`, or what answers in this process."""
 
-    async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+    async def post(self, route: str, body: Mapping[str, object]) -> dict[str, Any]: ...
 
     async def aclose(self) -> None: ...
 
@@ -127,7 +127,7 @@ class ModelClient:
         temperature: float = 1.0,
         max_tokens: int = 2048,
         seed: int | None = None,
-        response_format: Mapping[str, Any] | None = None,
+        response_format: Mapping[str, object] | None = None,
     ) -> list[TextReply]:
         """The replies to one request, not kept; at least one. Raises BudgetSpent, EngineError."""
         request = {"messages": [dict(message) for message in messages], "temperature": temperature,
@@ -147,7 +147,7 @@ class ModelClient:
 
     async def once(
         self,
-        request: Mapping[str, Any],
+        request: Mapping[str, object],
         ask: Callable[[], Awaitable[list[str]]],
         kept_errors: tuple[type[AjetError], ...] = (),
     ) -> list[str]:
@@ -211,10 +211,10 @@ class ModelClient:
     async def _request(
         self,
         route: str,
-        request: Mapping[str, Any],
-        prompt: Sequence[Any],
+        request: Mapping[str, object],
+        prompt: Sequence[object],
         most_output: int,
-        read: Callable[[Mapping[str, Any]], list[T]],
+        read: Callable[[Mapping[str, object]], list[T]],
     ) -> list[T]:
         """What `read` makes of one answer, which the budget admits and is charged for."""
         async with self._slots:
@@ -234,7 +234,7 @@ class ModelClient:
             self.budget.settle(reserved, input_tokens if isinstance(input_tokens, int) else guessed, output_tokens)
             return read(answer)
 
-    async def _post(self, route: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def _post(self, route: str, request: Mapping[str, object]) -> dict[str, Any]:
         """One answer; a parameter that the server refuses is said otherwise, or left out, from then on."""
         while True:
             body = self._body(request)
@@ -244,7 +244,7 @@ class ModelClient:
                 if not self._drop_parameter(refused, body):
                     raise
 
-    def _body(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _body(self, request: Mapping[str, object]) -> dict[str, Any]:
         body = {"model": self.model, **{name: value for name, value in request.items() if name not in self._unknown}}
         if "max_tokens" in self._unknown and "max_tokens" in request:
             body["max_completion_tokens"] = request["max_tokens"]
@@ -252,7 +252,7 @@ class ModelClient:
             body["response_format"] = {"type": "json_object"}
         return body
 
-    def _drop_parameter(self, refused: RequestRefused, body: Mapping[str, Any]) -> bool:
+    def _drop_parameter(self, refused: RequestRefused, body: Mapping[str, object]) -> bool:
         """Whether the refusal names a parameter that can be said otherwise, or left out, from now on."""
         message = f"{refused.parameter} {refused}"
         sent = [name for name in _OPTIONAL if name in body]
@@ -266,7 +266,7 @@ class ModelClient:
             self._unknown.add(named)
         return named is not None
 
-    def _read_choices(self, answer: Mapping[str, Any]) -> list[TextReply]:
+    def _read_choices(self, answer: Mapping[str, object]) -> list[TextReply]:
         choices = read_reply(answer, "chat/completions", self.base_url).choices
         contents = [choice.message and choice.message.content for choice in choices]
         return [

@@ -312,7 +312,7 @@ class Endpoint:
         self._clients.clear()
 
 
-def _status_of(error: Any) -> int:
+def _status_of(error: object) -> int:
     """The HTTP status that an error in a response of status 200 stands for: that of its code, as OpenRouter's is."""
     code = str(error.get("code")) if isinstance(error, dict) else ""
     return int(code) if code.isdecimal() and 400 <= int(code) < 600 else 502

@@ -329,7 +329,7 @@ def _spelling(message: Message) -> list[tuple[str | None, Any]]:
     return list(zip(map(_id_of, _calls_of(message)), written, strict=True))
 
 
-def _likeness(spelt: Sequence[list[tuple[str | None, Any]]], call: _Call) -> tuple[int, int]:
+def _likeness(spelt: Sequence[list[tuple[str | None, object]]], call: _Call) -> tuple[int, int]:
     """How many messages of an earlier call have the ids of these, and how many their spelling too."""
     spelt_before = [_spelling(message) for message in [*call.formed, call.formed_reply or {}]]
     ids = sum([i for i, _ in a] == [i for i, _ in b] for a, b in zip(spelt, spelt_before, strict=True))

@@ -87,7 +87,7 @@ class RemoteEngine:
 
     def _body(self, ask: Ask, with_ids: bool) -> dict[str, Any]:
         sampling, subject = ask.sampling, "prompt" if ask.messages is None else "messages"
-        body: dict[str, Any] = {"model": self.model, subject: ask.prompt if ask.messages is None else ask.messages}
+        body: dict[str, object] = {"model": self.model, subject: ask.prompt if ask.messages is None else ask.messages}
         if ask.tools is not None:
             body["tools"] = ask.tools
         body.update(ask.options)
@@ -158,7 +158,7 @@ class RemoteEngine:
 
 
 def _choice(
-    choice: ReplyChoice, message: Mapping[str, Any] | None, ids: list[int] | None, wanted: bool, known: bool
+    choice: ReplyChoice, message: Mapping[str, object] | None, ids: list[int] | None, wanted: bool, known: bool
 ) -> Choice:
     """`message` as it came, whose other keys are the agent's too."""
     whole = bool(choice.values) and None not in choice.values

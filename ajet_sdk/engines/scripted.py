@@ -196,7 +196,7 @@ def _check_message(reply: Mapping[str, object]) -> None:
         raise EngineError(f"a scripted message cannot be rendered: {wrong}")
 
 
-async def _in_a_thread(replies: Callable[[Ask], Any], ask: Ask) -> Any:
+async def _in_a_thread(replies: Callable[[Ask], object], ask: Ask) -> Any:
     """What a sync function says, from a daemon thread: a hung one keeps neither the loop nor the process."""
 
     def call() -> Any:

@@ -139,7 +139,7 @@ class OpenEpisode:
         put: Callable[[Call], None] | None,
         run: Callable[[Coroutine[object, object, None]], Future[None]],
         end_keys: Callable[[OpenEpisode, bool], None],
-        door: Any = None,
+        door: object = None,
         amend: Callable[[str, str, str], None] | None = None,
     ) -> None:
         self.spec = spec

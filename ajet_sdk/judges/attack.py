@@ -78,7 +78,7 @@ class Attack:
 
 
 async def attack_judge(
-    judge: Any,
+    judge: object,
     tasks: Sequence[Task] = (),
     *,
     threshold: float | None = None,
@@ -206,12 +206,12 @@ def _function(task: Task) -> str:
     return called[1] if called else "double"
 
 
-def _runs_tests(judge: Any) -> bool:
+def _runs_tests(judge: object) -> bool:
     parts = [part.judge for part in judge.parts] if isinstance(judge, CombinedJudge) else [judge]
     return any(isinstance(part, CodeJudge) for part in parts)
 
 
-def _scripted(judge: Any) -> Any:
+def _scripted(judge: object) -> Any:
     """The judge, with `gullible` as its model."""
     if isinstance(judge, RubricJudge):
         raise ConfigError(

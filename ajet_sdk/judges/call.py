@@ -79,7 +79,7 @@ async def answer_of(call: JudgeCall) -> Any:
 
 
 async def judge_stored(
-    judge: Any, episodes: Sequence[Episode], ask: Callable[[JudgeCall], Awaitable[Any]] = answer_of
+    judge: object, episodes: Sequence[Episode], ask: Callable[[JudgeCall], Awaitable[object]] = answer_of
 ) -> list[Verdict]:
     """The verdicts of any judge on episodes that have their output, in their order; a group's judge sees all of them.
 

@@ -31,7 +31,7 @@ class WeightedJudge:
     """In front of the names of its rewards; None: the judge's own."""
 
 
-def _name_of(judge: Any) -> str:
+def _name_of(judge: object) -> str:
     return str(getattr(judge, "name", None) or getattr(judge, "__name__", None) or type(judge).__name__)
 
 
@@ -50,7 +50,7 @@ class CombinedJudge:
         parts: judges with their weights.
     """
 
-    def __init__(self, parts: Sequence[WeightedJudge | tuple[Any, float]]) -> None:
+    def __init__(self, parts: Sequence[WeightedJudge | tuple[object, float]]) -> None:
         self.parts = [part if isinstance(part, WeightedJudge) else WeightedJudge(*part) for part in parts]
         if not any(part.weight for part in self.parts):
             raise ConfigError("a combined judge needs at least one judge with a nonzero weight")

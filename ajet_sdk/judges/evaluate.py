@@ -109,7 +109,7 @@ def labelled_row(row: object, place: int) -> Labelled:
 
 
 async def evaluate(
-    judge: Any,
+    judge: object,
     labelled: Sequence[Labelled],
     *,
     repeats: int = 3,
@@ -154,7 +154,7 @@ async def evaluate(
     return evaluation
 
 
-def _anew(judge: Any, repeat: int) -> Any:
+def _anew(judge: object, repeat: int) -> Any:
     """The judge, whose model is asked anew; a function is merely called again."""
     if isinstance(judge, CombinedJudge):
         return CombinedJudge([WeightedJudge(_anew(part.judge, repeat), part.weight, part.name) for part in judge.parts])
@@ -166,7 +166,7 @@ def _anew(judge: Any, repeat: int) -> Any:
 
 
 async def _round(
-    judge: Any, labelled: Sequence[Labelled], room: asyncio.Semaphore, done: Callable[[int], None]
+    judge: object, labelled: Sequence[Labelled], room: asyncio.Semaphore, done: Callable[[int], None]
 ) -> list[Verdict | str]:
     """The verdicts in their order; a string is why there is none."""
     groups: dict[str, list[int]] = {}
@@ -184,7 +184,7 @@ async def _round(
     return [verdict_at[index] for index in range(len(labelled))]
 
 
-async def verdicts_on(judge: Any, episodes: Sequence[Episode]) -> Sequence[Verdict | str]:
+async def verdicts_on(judge: object, episodes: Sequence[Episode]) -> Sequence[Verdict | str]:
     """The verdicts of any judge; a string is why there is none. Raises ConfigError."""
     try:
         return await judge_stored(judge, episodes)

@@ -78,7 +78,7 @@ class LlmJudge:
         base_url: str | None = None,
         api_key: str | None = None,
         mode: Mode = "pointwise",
-        examples: Sequence[Mapping[str, Any] | Example] = (),
+        examples: Sequence[Mapping[str, object] | Example] = (),
         min_score: float = 0.0,
         max_score: float = 1.0,
         success_threshold: float | None = None,
@@ -217,8 +217,8 @@ class LlmJudge:
     async def _ask(
         self,
         text: str,
-        schema: Mapping[str, Any],
-        read: Callable[[Mapping[str, Any]], T],
+        schema: Mapping[str, object],
+        read: Callable[[Mapping[str, object]], T],
         group: Sequence[Material],
         repeat: int,
     ) -> T:
@@ -229,14 +229,14 @@ class LlmJudge:
     def _range(self) -> tuple[float, float]:
         return self.min_score, self.max_score
 
-    def _read_grade(self, reply: Mapping[str, Any]) -> Grade:
+    def _read_grade(self, reply: Mapping[str, object]) -> Grade:
         score = number_in(reply.get("score"))
         if score is None or not self.min_score <= score <= self.max_score:
             raise ValueError(f'"score" must be a number from {self.min_score:g} to {self.max_score:g}')
         return Grade(score, _reason(reply))
 
 
-def _reason(reply: Mapping[str, Any]) -> str:
+def _reason(reply: Mapping[str, object]) -> str:
     return " ".join(str(reply.get("reason") or "no reason given").split())
 
 

@@ -106,7 +106,7 @@ class JudgeModel:
 
     async def ask(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         schema: Mapping[str, Any],
         read: Callable[[Mapping[str, Any]], T],
         *,
@@ -253,7 +253,7 @@ def open_model(
     return Model(url, key, name)
 
 
-def object_schema(**properties: Any) -> dict[str, Any]:
+def object_schema(**properties: object) -> dict[str, Any]:
     """The JSON schema of an object that has these properties, all of them and no other."""
     return {
         "type": "object",

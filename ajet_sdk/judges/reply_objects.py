@@ -34,7 +34,7 @@ def object_in(reply: str, fields: Collection[str] = (), quoted: Sequence[str] = 
         quoted: what the reply may quote: what is judged, and its task.
     """
     text = _TAGGED.sub(lambda match: "_" * len(match[0]), _without_thoughts(reply, quoted))
-    objects, stated, outside, end = 0, list[dict[str, Any]](), list[str](), 0
+    objects, stated, outside, end = 0, list[dict[str, object]](), list[str](), 0
     for start, behind, value in _objects(text):
         outside.append(text[end:start])
         objects, end = objects + 1, behind
@@ -76,7 +76,7 @@ def _objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
         yield start, position, value
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise ValueError("an object names a field twice")

@@ -71,7 +71,7 @@ def judged(value: Any, name: str) -> Verdict:
     return Verdict((Reward(name=name, value=_number(value, source)),), success)
 
 
-def judged_group(values: Any, name: str, count: int) -> list[Verdict]:
+def judged_group(values: object, name: str, count: int) -> list[Verdict]:
     """What a group judge gave each of `count` episodes, in their order. Raises NoReward as `judged` does."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         returned_count = f"{len(values)}" if isinstance(values, (list, tuple)) else _short(values)

@@ -72,7 +72,7 @@ def matches(pattern: re.Pattern[str], output: str, answer: object) -> bool:
     return bool(groups) and (groups[-1] or "").strip() == text_of(answer).strip()
 
 
-def on_answer(compare: Callable[[Any, Any], bool], key: str) -> Any:
+def on_answer(compare: Callable[[object, object], bool], key: str) -> Any:
     """A judge that compares an output with the answer of its task, by a metadata key."""
     if key == "answer":  # then a task without it is found before the first episode
         return compare

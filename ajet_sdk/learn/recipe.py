@@ -141,7 +141,7 @@ _PROBE, _WARM_UP = "ajet_sdk.learn.probe", "ajet_sdk.learn.warm_up"
 """Loaded only if a model is made, since they import torch."""
 
 
-async def with_model(config: Config, agent: tuple[Any, Any, Sequence[Task]] | None = None) -> Config:
+async def with_model(config: Config, agent: tuple[object, object, Sequence[Task]] | None = None) -> Config:
     """Make a recipe's model; returns the config with its directory, which runs of other seeds do not replace.
 
     `agent` is the workflow, judge and tasks to measure it with, by default those of the config. Raises as
@@ -197,7 +197,7 @@ MARK = ".ajet"
 def recipe_of(path: Path) -> dict[str, Any]:
     """The record beside the model at `path` (`recipe`: the key; `seed`); empty where no recipe made it."""
     mark = path / MARK
-    record: dict[str, Any] = json.loads(mark.read_text()) if mark.is_file() else {}
+    record: dict[str, object] = json.loads(mark.read_text()) if mark.is_file() else {}
     return record
 
 

@@ -90,7 +90,7 @@ def forces_calls(choice: object, tools: Sequence[Mapping[str, object]]) -> bool:
     return bool(forced)
 
 
-def allowed_tools(choice: Any, tools: Sequence[JsonView]) -> list[JsonView]:
+def allowed_tools(choice: object, tools: Sequence[JsonView]) -> list[JsonView]:
     """The tools that `tool_choice` leaves. Raises RequestRefused where it names one that is not there."""
     if not isinstance(choice, Mapping):
         return list(tools)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.config.model_source import check_source, refuse_code
 from ajet_sdk.errors import ConfigError
@@ -108,7 +108,7 @@ class HFTokenizer:
             from transformers import GenerationConfig
 
             try:
-                config: Any = GenerationConfig.from_pretrained(path)
+                config: object = GenerationConfig.from_pretrained(path)
             except OSError:
                 config = None
             ids = getattr(config, "eos_token_id", None)

@@ -138,12 +138,12 @@ def _task_or_problem(row: Row) -> Task | str:
         return str(error)
 
 
-def task_of_row(where: str, values: Mapping[str, Any]) -> Task:
+def task_of_row(where: str, values: Mapping[str, object]) -> Task:
     """The task that a row is, whether or not it was measured before. Raises TaskError."""
     return to_task(TaskRow(where, _strip(values)), {})
 
 
-def _strip(values: Mapping[str, Any]) -> dict[str, Any]:
+def _strip(values: Mapping[str, object]) -> dict[str, Any]:
     """The row as it was before any calibration, so that a second one meets the same task; without its provenance."""
     bare = {name: value for name, value in values.items() if name != "provenance"}
     metadata = values.get("metadata")
@@ -253,7 +253,7 @@ def outside_band(measured: Measurement, keep: Band) -> str:
     return f"{side}: solved in {measured.solved} of {measured.attempts} attempts"
 
 
-def with_difficulty(values: Mapping[str, Any], measured: Measurement) -> dict[str, Any]:
+def with_difficulty(values: Mapping[str, object], measured: Measurement) -> dict[str, Any]:
     """The row with `metadata.pass_rate` and `metadata.difficulty`; a difficulty that the row had stays."""
     old_metadata = values.get("metadata")
     metadata = dict(old_metadata) if isinstance(old_metadata, Mapping) else {}

@@ -66,7 +66,7 @@ def _code(config: Config, class_path: str) -> list[str]:
     return [name, hashlib.blake2b(text, digest_size=16).hexdigest()]
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

@@ -56,7 +56,7 @@ class ViewerApp(App[None]):
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         palette_commands = list(self.palette_commands())
         yield from palette_commands
-        keys: dict[tuple[str, str], tuple[Any, list[str]]] = {}
+        keys: dict[tuple[str, str], tuple[object, list[str]]] = {}
         for active in screen.active_bindings.values():
             binding, shown = active.binding, self.get_key_display(active.binding)
             listed = binding.show or active.node is screen
@@ -68,7 +68,7 @@ class ViewerApp(App[None]):
             if does not in known:
                 yield SystemCommand(does, f"key {' '.join(of)}", self._run_later(action, node))
 
-    def _run_later(self, action: str, node: Any) -> Callable[[], None]:
+    def _run_later(self, action: str, node: object) -> Callable[[], None]:
         def act() -> None:
             self.call_later(self.run_action, action, node)
 
@@ -218,7 +218,7 @@ class HelpScreen(Dialog[None]):
         self.query_one(VerticalScroll).focus()
 
 
-def _group_of(node: Any) -> str:
+def _group_of(node: object) -> str:
     """The screen's own keys, the app's, or those of a part of the screen."""
     if isinstance(node, Screen):
         return _OWN

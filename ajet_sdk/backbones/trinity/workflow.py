@@ -7,7 +7,7 @@ call's share there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -134,7 +134,7 @@ def _batch(node: Node[AnySampler], episodes: Sequence[Episode]) -> Batch:
 _nodes: dict[str, Node[AnySampler]] = {}
 
 
-def _node(job: Mapping[str, Any], model: ModelWrapper) -> Node[AnySampler]:
+def _node(job: Mapping[str, object], model: ModelWrapper) -> Node[AnySampler]:
     def sampler(config: Config, tokenizer: HFTokenizer) -> AnySampler:
         if is_on_cpu(config):
             return ServiceSampler(model, config, tokenizer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 from ray.exceptions import RayActorError
@@ -70,7 +70,7 @@ class AjetManager:
         self._runners = [self._start(node) for node in _nodes()]
 
     @classmethod
-    def create(cls, *args: Any, **kwargs: Any) -> AjetManager:
+    def create(cls, *args: object, **kwargs: object) -> AjetManager:
         return cls(*args, **kwargs)
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:

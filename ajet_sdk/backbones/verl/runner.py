@@ -46,7 +46,7 @@ def write_job(path: Path, job: Job, val: Sequence[Task], model: str, traces: Pat
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text())
+    content: dict[str, object] = json.loads(path.read_text())
     return content
 
 

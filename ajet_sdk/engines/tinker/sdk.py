@@ -100,7 +100,7 @@ class Session:
         """The service's name for messages."""
         return public(self.url) if self.url else "the hosted service"
 
-    def call(self, action: str, function: Callable[[], Any]) -> Any:
+    def call(self, action: str, function: Callable[[], object]) -> Any:
         """Call the SDK and wait, in a context without an episode: its requests are not an agent's."""
         started = in_thread(lambda: _future(contextvars.Context().run(function)).result(), f"ajet-tinker {action}")
         try:
@@ -323,7 +323,7 @@ class SdkWeights:
 def _future(value: object) -> Future[Any]:
     """Convert the SDK's result to a standard future; newer SDKs return futures in more places."""
     if hasattr(value, "future"):
-        inner: Future[Any] = value.future()
+        inner: Future[object] = value.future()
         return inner
     if isinstance(value, Future):
         return value

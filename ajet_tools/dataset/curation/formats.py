@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
@@ -141,7 +141,7 @@ def _prompt_of(values: _Values) -> tuple[list[dict[str, object]], set[str]]:
     raise Unfit("that ask nothing")
 
 
-def _chat(value: Any) -> list[dict[str, object]]:
+def _chat(value: object) -> list[dict[str, object]]:
     """Messages, of OpenAI's or ShareGPT's form; empty where it is no list of messages."""
     if not isinstance(value, list) or not all(isinstance(m, Mapping) for m in value):
         return []
@@ -152,11 +152,11 @@ def _chat(value: Any) -> list[dict[str, object]]:
     return []
 
 
-def _reply(value: Any) -> list[dict[str, object]]:
+def _reply(value: object) -> list[dict[str, object]]:
     return [{"role": "assistant", "content": value}] if _is_text(value) else _chat(value)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 

@@ -7,7 +7,6 @@ import json
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from ajet_sdk.errors import ConfigError
 
@@ -40,7 +39,7 @@ def digest(parts: Iterable[bytes]) -> str:
     return hasher.hexdigest()
 
 
-def digest_of_values(values: Any) -> str:
+def digest_of_values(values: object) -> str:
     """Of anything that JSON can hold; the order of keys does not matter."""
     return digest([json.dumps(values, sort_keys=True, ensure_ascii=True, default=str).encode()])
 

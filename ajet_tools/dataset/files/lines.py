@@ -182,7 +182,7 @@ def decode(lines: pl.Series, wanted: Sequence[Wanted]) -> dict[Wanted, Any] | No
     escaped = lines.filter(lines.str.contains(r"\\u[dD][89a-fA-F]"))
     if any(map(HALF_PAIR.search, escaped)):  # polars has a NUL there
         return None
-    known: dict[Wanted, Any] = {}
+    known: dict[Wanted, object] = {}
     for dtype, paths in _together(wanted):
         try:
             decoded = lines.str.json_decode(dtype)

@@ -120,7 +120,7 @@ def unpacked_name(name: str) -> str:
 
 
 @contextmanager
-def explain_errors(file: Any) -> Iterator[None]:
+def explain_errors(file: object) -> Iterator[None]:
     """An error of the system, or of Arrow, as a TaskError that names the file."""
     try:
         yield

@@ -41,7 +41,7 @@ def values_of(array: pa.Array, name: str) -> list[Any]:
         if types.is_struct(array.type):
             names = [array.type.field(i).name for i in range(array.type.num_fields)]
             fields = [values_of(item, name) for item in array.flatten()]
-            rows: list[Any] = [dict(zip(names, values, strict=True)) for values in zip(*fields, strict=True)]
+            rows: list[object] = [dict(zip(names, values, strict=True)) for values in zip(*fields, strict=True)]
         elif types.is_list(array.type) or types.is_large_list(array.type):
             items = values_of(array.flatten(), name)
             ends = accumulate((length or 0 for length in array.value_lengths().to_pylist()), initial=0)

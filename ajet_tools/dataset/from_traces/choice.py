@@ -146,7 +146,7 @@ def _facts(reader: TraceReader, ids: Sequence[str]) -> dict[str, dict[str, Any]]
         SELECT e.episode_id, e.task_id, e.status, e.cause, e.infrastructure, e.is_success, {REWARD} AS reward,
           CASE WHEN {OF_VALIDATION} THEN 'val' WHEN split = 'val' THEN 'train' ELSE split END AS split
         FROM episodes e WHERE e.episode_id IN (SELECT unnest(?::VARCHAR[]))"""
-    facts_by_id: dict[str, dict[str, Any]] = {}
+    facts_by_id: dict[str, dict[str, object]] = {}
     for start in range(0, len(ids), _LOOKUP):
         for row in rows(reader, sql, list(ids[start : start + _LOOKUP])):
             facts_by_id[row["episode_id"]] = row

@@ -216,7 +216,7 @@ def _answer(
     return None, None, None
 
 
-def _value(liked: Any) -> Any:
+def _value(liked: object) -> Any:
     """What an output that people liked says is the answer, where a rule can tell: `42` of `So the answer is 42.`
 
     None where none can.

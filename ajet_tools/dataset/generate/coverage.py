@@ -61,7 +61,7 @@ class Axis:
             return self.values[bisect_left(self.bounds, len(text_of(row).split()))]
         if not self.path:
             return asked.get(self.name)
-        value: Any = row
+        value: object = row
         for name in self.path:
             value = value.get(name) if isinstance(value, Mapping) else None
         return str(value) if str(value) in self.values else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.engines.budget import tokens_of
 from ajet_sdk.engines.client import ModelClient
@@ -180,7 +180,7 @@ class FromDocs(Generation[DocsAttempt]):
         ]
         return DocsAttempt(number, side.name, count, messages, seed, provenance, chunk, kind)
 
-    def _read_row(self, attempt: DocsAttempt, row: Any) -> tuple[dict[str, object], Mapping[str, object]]:
+    def _read_row(self, attempt: DocsAttempt, row: object) -> tuple[dict[str, object], Mapping[str, object]]:
         """A row that is grounded in the chunk."""
         return read_question(attempt, row, self.shape if attempt.kind == "few-shot" else None)
 

@@ -72,7 +72,7 @@ class LearningValue:
         """What decides on a row beside the row, to compare a resumed run with what was begun."""
         return {"attempts": self.k, "pass_rate": str(self.band), "conditions": self.known.held_under}
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
+    async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
         """The verdict; its details are the measurement. Raises TaskError where no trial at all says anything."""
         try:
             measured = await self._measure(task_of_row("row", row))

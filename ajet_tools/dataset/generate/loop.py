@@ -124,7 +124,7 @@ class Generation(ABC, Generic[A]):
         """
 
     @abstractmethod
-    def _read_row(self, attempt: A, row: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    def _read_row(self, attempt: A, row: object) -> tuple[dict[str, Any], Mapping[str, Any]]:
         """A row of a reply with its provenance. Raises Unusable where it does not hold by itself."""
 
     def _is_exhausted(self, side: Side) -> bool:
@@ -145,7 +145,7 @@ class Generation(ABC, Generic[A]):
 
     async def run(self) -> GenerationResult:
         """Until there are as many rows as the config says, or it has to stop: `result.stopped` says why."""
-        stopping: asyncio.Task[Any] = asyncio.create_task(self.stop.wait())
+        stopping: asyncio.Task[object] = asyncio.create_task(self.stop.wait())
         number = 0
         try:
             try:

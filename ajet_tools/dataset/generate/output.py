@@ -103,7 +103,7 @@ class Directory:
         if not file.is_file():
             return None
         try:
-            begun: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            begun: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
             if "options" not in begun:
                 raise ValueError("it was written by another version of ajet")
             return begun
@@ -143,7 +143,7 @@ class Directory:
                 "Pass the same options, or choose another directory with --out"
             )
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
+    def begin(self, facts: Mapping[str, object]) -> None:
         """Note what decides the rows."""
         try:
             self.own.mkdir(parents=True, exist_ok=True)
@@ -157,14 +157,14 @@ def write(
     result: GenerationResult,
     facts: Facts,
     seeds: Sequence[Row] = (),
-    documents: Sequence[Mapping[str, Any]] = (),
+    documents: Sequence[Mapping[str, object]] = (),
 ) -> list[Path]:
     """Write what there is, each file whole; a split without a row gets none. Returns the files.
 
     A table has the types of the seeds, where those are from one and the rows fit.
     """
     splits = {"train": (directory.train(), result.train), "validation": (directory.validation(), result.validation)}
-    files: list[tuple[Path, Sequence[Mapping[str, Any]]]] = [
+    files: list[tuple[Path, Sequence[Mapping[str, object]]]] = [
         *splits.values(),
         (directory.path / "rejected.jsonl", [rejected.as_row() for rejected in result.rejected]),
         (directory.path / "documents.jsonl", documents),
@@ -195,7 +195,7 @@ def write(
     return written
 
 
-def similarities(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+def similarities(rows: Sequence[Mapping[str, object]]) -> list[float]:
     """For each row, the share of words in common with the row before it that is nearest; of long datasets, a sample."""
     step = max(1, math.ceil(len(rows) / COMPARED))
     examples = [Example.of("", row) for row in rows[::step]]
@@ -211,7 +211,7 @@ def digest_of(rows: Sequence[Row]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _describe_changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
+def _describe_changes(before: Mapping[str, object], now: Mapping[str, object], path: str = "") -> list[str]:
     changes = []
     for name in dict.fromkeys((*before, *now)):
         old, new = before.get(name), now.get(name)

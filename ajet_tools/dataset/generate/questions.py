@@ -59,7 +59,7 @@ class DocsAttempt(WriterCall):
 
 
 def read_question(
-    attempt: DocsAttempt, row: Any, shape: RowShape | None
+    attempt: DocsAttempt, row: object, shape: RowShape | None
 ) -> tuple[dict[str, object], dict[str, object]]:
     """A row of the right shape whose quotation is in the chunk, with its provenance. Raises Unusable for another."""
     try:

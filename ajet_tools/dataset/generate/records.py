@@ -74,7 +74,7 @@ class CallSettings:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least {bound} (got {getattr(self, name)})")
 
     def provenance(
-        self, prompt: Prompt, model: str, seed: int, origin: Mapping[str, Any], parameters: Mapping[str, Any]
+        self, prompt: Prompt, model: str, seed: int, origin: Mapping[str, object], parameters: Mapping[str, object]
     ) -> dict[str, Any]:
         """Where the rows of a call come from: what they were made of, by which prompt and model, and how."""
         asked = {"temperature": self.temperature, "max_tokens": self.max_tokens, "seed": seed}
@@ -268,7 +268,7 @@ class Candidate:
 class Unusable(Exception):
     """A row of a reply that does not hold: `reason` to count by, `detail` to look at, and where it is from."""
 
-    def __init__(self, reason: str, detail: str, provenance: Mapping[str, Any]) -> None:
+    def __init__(self, reason: str, detail: str, provenance: Mapping[str, object]) -> None:
         super().__init__(reason, detail)
         self.reason, self.detail, self.provenance = reason, detail, provenance
 
@@ -280,8 +280,8 @@ class Rejected:
     reason: str
     """One of few phrases, to count by."""
     detail: str
-    row: Mapping[str, Any] | None
-    provenance: Mapping[str, Any]
+    row: Mapping[str, object] | None
+    provenance: Mapping[str, object]
     reply: str | None = None
 
     def as_row(self) -> dict[str, Any]:
@@ -296,7 +296,7 @@ class Rejected:
 class GenerationResult:
     """What a run came to so far. `stopped` is why it ended before there were as many rows as asked for."""
 
-    train: list[dict[str, Any]] = field(default_factory=list)
+    train: list[dict[str, object]] = field(default_factory=list)
     validation: list[dict[str, Any]] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     surplus: int = 0

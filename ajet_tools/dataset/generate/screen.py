@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.tasks.lineage import plain_text
@@ -111,7 +111,7 @@ class Screen:
         return None
 
 
-def _text_in(values: Any) -> str:
+def _text_in(values: object) -> str:
     """All text of a row, at any depth."""
     if isinstance(values, Mapping):
         return "\n".join(_text_in(value) for value in values.values())

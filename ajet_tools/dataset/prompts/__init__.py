@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.lineage import plain_text
@@ -47,7 +47,7 @@ class Prompt:
     wording: frozenset[str]
     """Runs of words of its own sentences, as plain text, which no row has a reason to repeat."""
 
-    def render(self, **variables: Any) -> str:
+    def render(self, **variables: object) -> str:
         """The text. Raises ConfigError where the template asks for what there is not, or fails."""
         import jinja2
 

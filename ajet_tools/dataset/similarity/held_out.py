@@ -113,7 +113,7 @@ def export_rows(
 
 
 def _export_table(
-    reader: TraceReader, episode_ids: Sequence[str], format: Format, target: Path, **how: Any
+    reader: TraceReader, episode_ids: Sequence[str], format: Format, target: Path, **how: object
 ) -> Exported:
     """Rows of JSON in the form that the file's name says; a table of tokens is Parquet under any name."""
     if format == "tokens":

@@ -118,12 +118,12 @@ class CombinedVerifier:
     def calls(self) -> int:
         return sum(part.verifier.calls for part in self.parts)
 
-    async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
+    async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
         if not self.parts:
             return RowVerdict(True, "not verified")
         if len(self.parts) == 1:
             return await self.parts[0].verifier.check(row, self.parts[0].endpoint or endpoint)
-        records: list[dict[str, Any]] = []
+        records: list[dict[str, object]] = []
         for group in self.groups:
             verdicts = list[RowVerdict]()
             for part in group:

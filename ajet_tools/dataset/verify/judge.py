@@ -40,7 +40,7 @@ class JudgeVerifier:
     (a wrong answer, put in both places, is rewarded too) and warned about: ask for K answers then.
     """
 
-    def __init__(self, judge: Any, spec: str, *, k: int = 0, seed: int = 0, timeout: float = 60.0) -> None:
+    def __init__(self, judge: object, spec: str, *, k: int = 0, seed: int = 0, timeout: float = 60.0) -> None:
         self.name, self.calls = spec, k
         self._judge, self._seed, self._timeout = judge, seed, timeout
         if is_group_judge(judge):  # also raises SignatureError for a workflow
@@ -83,7 +83,7 @@ class JudgeVerifier:
             return RowVerdict(True, f"the judge accepts {accepted} of {self.calls} independent answers", details)
         return RowVerdict(False, "the judge accepts too few independent answers", details)
 
-    async def _probe(self, task: Task, answer: Any) -> None:
+    async def _probe(self, task: Task, answer: object) -> None:
         wrong = _other_answer(answer)
         outcome = await self._reward(
             task.model_copy(update={"metadata": {**task.metadata, "answer": wrong}}), _to_output(wrong)
@@ -95,7 +95,7 @@ class JudgeVerifier:
                 self.name, self.name,
             )  # fmt: skip
 
-    async def _reward(self, task: Task, output: Any) -> tuple[float, bool] | RowVerdict:
+    async def _reward(self, task: Task, output: object) -> tuple[float, bool] | RowVerdict:
         """The reward and whether it is full marks; a Verdict where the judge failed."""
         try:
             episode = Episode(task=task, output=output)
@@ -126,12 +126,12 @@ def _last_line(reply: str) -> str:
     return answer.strip() if marked and answer.strip() else reply.strip()
 
 
-def _to_output(answer: Any) -> Any:
+def _to_output(answer: object) -> Any:
     """An agent says a number as text."""
     return str(answer) if isinstance(answer, int | float) else answer
 
 
-def _other_answer(answer: Any) -> Any:
+def _other_answer(answer: object) -> Any:
     """An answer of the same kind that is another."""
     if isinstance(answer, bool):
         return not answer
@@ -178,5 +178,5 @@ async def graded(judge: LlmJudge, material: Material, least: float, details: Map
     return RowVerdict(score >= least, grade.reason, {**details, "score": score})
 
 
-def _shown(answer: Any) -> str:
+def _shown(answer: object) -> str:
     return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.judges.code import TESTS, code_in, run_tests
@@ -64,7 +63,7 @@ class ProgramVerifier:
         async with self.running:
             return await run_code(code, stdin=stdin, limits=self.limits, unfenced=self.unfenced)
 
-    async def _run_tests(self, code: str, tests: Any, entry_point: Any) -> RowVerdict:
+    async def _run_tests(self, code: str, tests: object, entry_point: object) -> RowVerdict:
         async with self.running:
             tested = await run_tests(code, tests, entry_point, limits=self.limits, unfenced=self.unfenced)
         if not tested.total:
