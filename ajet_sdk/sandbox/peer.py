@@ -172,7 +172,7 @@ class Peer:
             try:
                 content, printed, after = fields
                 result = self.decode(content)
-                changed = [self.decode(value) for value in after]
+                changed = [self.decode(value) for value in after] if operation == "in place" else []
             except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError):
                 self.gone = True
                 raise Gone("the program sent what is no value") from None

@@ -238,3 +238,23 @@ def test_arrays_cross_by_value() -> None:
 def test_tests_that_do_not_call_the_program_are_the_datas_fault(tests: str) -> None:
     with pytest.raises(NoReward, match="do not call the program"):
         reward("candidate = check = lambda *a: 2", {"tests": tests})
+
+
+PEER = """
+import sys
+def side():
+    frame = sys._getframe()
+    while not hasattr(frame.f_locals.get("self"), "perform"):
+        frame = frame.f_back
+    return type(frame.f_locals["self"])
+"""
+
+
+def test_a_call_within_an_assert_changes_no_argument_whatever_the_program_sends() -> None:
+    forged = f"""{PEER}
+def order(xs):
+    send = side().send
+    side().send = lambda self, *message: send(self, *message[:-1], [["list", []]])
+    return []
+"""
+    assert reward(forged, {"tests": "xs = [3, 1, 2]\nassert order(xs) == sorted(xs)"}) == 0.0
