@@ -41,4 +41,6 @@ def finish_of(reason: object) -> Finish | None:
     """
     if not isinstance(reason, str):
         return None
-    return FINISH.get(reason) or FINISH.get(reason.rpartition(":")[2].strip().lower().replace("-", "_"))
+    before, _, last = reason.rpartition(":")
+    known = before in ("", "function_call_filter", *FINISH)
+    return FINISH.get(reason) or (FINISH.get(last.strip().lower().replace("-", "_")) if known else None)

@@ -42,7 +42,7 @@ _REMEDIES = {
     402: "the account behind {key} has no credit left: add some, or set the key of another account",
     403: "check the API key: {key} has no access to the model {model!r} here",
     404: "check the base URL {url} (most end in /v1) and the model's name {model!r}: one of them does not exist",
-    418: "check the base URL {url}: no model answers there",
+    **dict.fromkeys((405, 407, 410, 418, 451), "check the base URL {url}: no model answers there"),
 }
 """What to do, by the HTTP status of an endpoint that no other request would fare better with."""
 

@@ -35,7 +35,7 @@ LogProb = Annotated[float, Field(ge=LOWEST_LOGPROB, le=LARGEST_LOGPROB, allow_in
 
 
 class _Function(BaseModel):
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     arguments: str
 
 
@@ -61,6 +61,7 @@ class _Message(BaseModel):
     content: str | list[object] | None = None
     reasoning_content: str | None = None
     tool_calls: list[_ToolCall | _CustomToolCall] | None = None
+    function_call: _Function | None = None
 
 
 class _TokenLogprob(TypedDict, total=False):  # there is one for each token, and models take four times as long
@@ -158,7 +159,8 @@ def tool_calls_fault(calls: object) -> str | None:
     for index, call in enumerate(calls if isinstance(calls, list) else [calls]):
         function = call.get("function") if isinstance(call, Mapping) else None
         fields = function if isinstance(function, Mapping) else {}
-        named = isinstance(fields.get("name"), str) and isinstance(fields.get("arguments", ""), (str, Mapping))
+        name = fields.get("name")
+        named = isinstance(name, str) and name and isinstance(fields.get("arguments", ""), (str, Mapping))
         if not named or not isinstance(calls, list):
             return f"tool_calls[{index}] has another shape (got {call!r:.200}); expected a list of {TOOL_CALL}"
     return None

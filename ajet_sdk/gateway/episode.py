@@ -354,5 +354,5 @@ def _is_fault(error: str) -> bool:
     """Whether a call failed for another reason than what the agent asked, or that it left before the end."""
     status = error.removeprefix("HTTP ")
     if status.isdecimal():
-        return int(status) in (401, 402, 403, 404, 418, 429) or int(status) >= 500
+        return int(status) not in (400, 413, 422)  # those are of what was asked
     return not error.startswith("undelivered")

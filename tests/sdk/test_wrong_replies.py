@@ -145,7 +145,7 @@ def calling(*calls: Any) -> Json:
 EMPTY = {"role": "assistant", "content": ""}
 WRONG_REASONS = (
     "abort", "aborted", "error", "cancelled", "timeout", "insufficient_system_resource", "network_error", "null",
-    "unknown", "in_progress", "something_new",
+    "unknown", "in_progress", "something_new", "error: stop",
 )  # fmt: skip
 OF_THE_POLICY: dict[str, Body] = {
     "nothing": b"",
@@ -177,6 +177,8 @@ OF_THE_POLICY: dict[str, Body] = {
     "a message without content": chat({"role": "assistant"}),
     "a tool call of another shape": calling({"name": "search", "arguments": "{}"}),
     "a tool call without a name": calling({"id": "1", "type": "function", "function": {"arguments": "{}"}}),
+    "a tool call whose name is empty": calling({"id": "1", "function": {"name": "", "arguments": "{}"}}),
+    "a function call without a name": chat({"role": "assistant", "function_call": {"name": None, "arguments": "{}"}}),
     "a tool call whose name is null": calling({"id": "1", "function": {"name": None, "arguments": "{}"}}),
     "a tool call whose arguments are an object": calling({"id": "1", "function": {"name": "f", "arguments": {}}}),
     "a tool call that is text": calling("search"),
@@ -521,7 +523,8 @@ def test_a_judge_that_makes_do_with_a_wrong_reply_gives_no_reward(server: Server
 
 SAYS: Mapping[int, str] = {
     401: "MY_KEY (model.api_key_env), which is not set", 402: "credit", 403: "no access to the model 'policy'",
-    404: "check the base URL http", 418: "no model answers there",
+    404: "check the base URL http", 405: "no model answers there", 410: "no model answers there",
+    418: "no model answers there",
 }  # fmt: skip
 
 
