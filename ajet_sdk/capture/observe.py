@@ -25,7 +25,7 @@ from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.samples.prefixes import PrefixIndex
 from ajet_sdk.trace.encoding import REMOVED, Record, scrub
 from ajet_sdk.trace.limits import Limits, delete_beyond
-from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.trace.writer import TraceWriter, take_over
 from ajet_sdk.types import Episode, Event, Run, Status, Task, new_id, now
 
 log = logging.getLogger("ajet")
@@ -51,6 +51,8 @@ class trace:
         mask: what is removed from all texts before they are stored: regular expressions, or a function that is given a
             text and returns what is stored. A text with which it fails is not stored.
         sample: the share of episodes that are recorded, from 0 to 1; of calls outside of a workflow, of calls.
+        durable: a call's reply is returned once the call is in a journal on the disk, so that no kill loses it. The
+            next `ajet.trace` there, and whatever reads the trace, takes the journal over.
 
     Raises:
         ConfigError: a limit, an expression or a share is not valid.
@@ -64,8 +66,9 @@ class trace:
         keep: str | Sequence[str] | None = None,
         mask: Sequence[str] | Callable[[str], str] | None = None,
         sample: float = 1.0,
+        durable: bool = False,
     ) -> None:
-        settings = ObservationSettings.of(Path(path), rotate, keep, mask, sample)
+        settings = ObservationSettings.of(Path(path), rotate, keep, mask, sample, durable)
         self._hooks = installed()
         self._hooks.__enter__()
         self._observation: Observation | None = Observation(settings)
@@ -138,10 +141,10 @@ class ObservedEpisode:
 class _TraceFile:
     """One file that a process writes, with the run that stands for it."""
 
-    def __init__(self, path: Path, name: str, sample: float) -> None:
+    def __init__(self, path: Path, name: str, settings: ObservationSettings) -> None:
         self.started = time.time()
-        self.run = Run(name=name, backbone="trace", config={"sample": sample} if sample < 1 else {})
-        self.writer = TraceWriter(path, on_error="warn")
+        self.run = Run(name=name, backbone="trace", config={"sample": settings.sample} if settings.sample < 1 else {})
+        self.writer = TraceWriter(path, on_error="warn", durable=settings.durable)
         self.writer.put(self.run)
         self._gateway = Gateway(self.writer).start()
         self.writer.flush(_FIRST_WRITE)  # the first takes longest, and calls come only then
@@ -181,9 +184,10 @@ class Observation:
                 path.parent.mkdir(parents=True, exist_ok=True)
             else:
                 path.mkdir(parents=True, exist_ok=True)
+                take_over(path)
                 self._delete_old(path, f"{host}-")
                 path = path / f"{host}-{self._pid}-{new_id()[:8]}.duckdb"
-            return _TraceFile(path, f"{host} {self._pid}", self._settings.sample)
+            return _TraceFile(path, f"{host} {self._pid}", self._settings)
         except Exception as error:  # noqa: BLE001  # the boundary: an agent in service must not notice
             goes_on = "the next file cannot be begun" if self._file else "nothing is recorded"
             log.warning("ajet.trace(%s): %s: %s: %s", path, goes_on, type(error).__name__, error)

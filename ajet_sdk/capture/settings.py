@@ -27,6 +27,7 @@ class ObservationSettings:
     keep: Limits
     mask: Callable[[str], str] | None
     sample: float
+    durable: bool
 
     @classmethod
     def of(
@@ -36,6 +37,7 @@ class ObservationSettings:
         keep: str | Sequence[str] | None,
         mask: Sequence[str] | Callable[[str], str] | None,
         sample: float,
+        durable: bool,
     ) -> ObservationSettings:
         """Raises ConfigError."""
         if not 0 <= sample <= 1:
@@ -44,7 +46,7 @@ class ObservationSettings:
         if single and (rotate or keep):
             raise ConfigError(f"rotate and keep are for a directory of trace files, and {path} is one file")
         begun = Limits() if single else Limits.of(_ROTATE if rotate is None else rotate, "rotate")
-        return cls(path.absolute(), begun, Limits.of(keep or (), "keep"), _masking(mask), sample)
+        return cls(path.absolute(), begun, Limits.of(keep or (), "keep"), _masking(mask), sample, durable)
 
     def clean(self, value: object) -> Any:
         """A value of JSON with its texts masked."""

@@ -28,6 +28,7 @@ from ajet_sdk.trace.live_rows import RowsOf
 from ajet_sdk.trace.owner import ROWS_PATH, Owner, owner_of, settled_owners
 from ajet_sdk.trace.schema import SAMPLED
 from ajet_sdk.trace.sources import Attached
+from ajet_sdk.trace.writer import take_over
 from ajet_sdk.types import Call, Episode, Reward
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def open_trace(path: str | Path, *more: str | Path) -> Trace:
     """Open a trace to read: a file, a directory, or several files, read as one.
 
     No file stays open between queries, so a reader never blocks a writer. A query is run here, or by the file's writer
-    where it is open. Files that appear in a directory later are read too; what is no trace there is in `skipped`.
+    where it is open. Files that appear in a directory later are read too; what is no trace there is in `skipped`. What
+    a killed process left in a journal is written to its file first.
 
     Args:
         path: a `.duckdb` file or a directory.
@@ -59,7 +61,9 @@ def open_trace(path: str | Path, *more: str | Path) -> Trace:
         TraceVersionError: it was written by a newer version, or is another kind of DuckDB file.
         TraceLocked: another process has it open and gives no rows.
     """
-    reader = Trace([Path(directory) for directory in (path, *more)])
+    paths = [Path(directory) for directory in (path, *more)]
+    take_over(*paths)
+    reader = Trace(paths)
     reader.query("SELECT count(run_id) FROM runs")
     return reader
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 from uuid import uuid4
 
 import duckdb
@@ -18,8 +18,10 @@ import pyarrow as pa
 
 from ajet_sdk.errors import QueryError, TraceError
 from ajet_sdk.protocols import Stop
+from ajet_sdk.trace.below import in_and_below
 from ajet_sdk.trace.database import explain, insert, keep_private, open_to_write, supersede
 from ajet_sdk.trace.encoding import Record, StoredCalls, encode, size_of
+from ajet_sdk.trace.journal import IDS, Journal, id_of, left_behind, records_of, trace_of
 from ajet_sdk.trace.owner import retract
 from ajet_sdk.trace.query import RESULT_BYTES, select
 
@@ -29,7 +31,9 @@ _QUEUE_RECORDS = 65_536
 _RETRY_SECONDS = 1.0
 _BATCH = 2048
 _CLOSE_SECONDS = 5.0
+_JOURNAL_BYTES = 64 << 20
 _Command = Callable[[duckdb.DuckDBPyConnection], None]
+_T = TypeVar("_T")
 
 
 class _Order:
@@ -44,6 +48,21 @@ class _Order:
         self.done.set()
 
 
+def take_over(*places: Path) -> None:
+    """Bring what killed processes left in journals beside these files, or below directories, into the trace files."""
+    left: set[Path] = set()
+    for place in places:
+        if place.is_dir():
+            left.update(*map(left_behind, {place, *(file.parent for file in in_and_below(place))}))
+        else:
+            left.update(left_behind(place.parent, place.name))
+    for trace in set(map(trace_of, left)):
+        try:
+            TraceWriter(trace).close()
+        except TraceError as error:
+            _LOG.warning("What a killed process left in a journal beside %s is not read yet: %s", trace, error)
+
+
 class TraceWriter:
     """Owns a trace file and writes records to it in batches, off the caller's path.
 
@@ -51,6 +70,9 @@ class TraceWriter:
     run) a file that cannot be opened raises here, and one that cannot be written raises TraceError from the next `put`,
     `flush` or `close`; the records are kept and tried again. With `on_error="warn"` (a deployed agent) nothing is ever
     raised: the first failure is logged once, records are kept as long as there is room and dropped then.
+
+    With `durable` a record survives a kill, and the machine, once `put` has returned: it is in a journal beside the
+    file until it is in the file. What a killed process left in its journal is taken over as the file is opened.
 
     `path` is a file, or a directory in which this process gets a file of its own.
     """
@@ -62,6 +84,7 @@ class TraceWriter:
         on_error: Literal["raise", "warn"] = "raise",
         flush_ms: int = 250,
         flush_rows: int = 256,
+        durable: bool = False,
     ) -> None:
         path = Path(path).absolute()  # a workflow may change the working directory
         self.path = path / f"trace-{uuid4().hex[:12]}.duckdb" if path.is_dir() or not path.suffix else path
@@ -86,7 +109,10 @@ class TraceWriter:
         self._opened = False
         self._root: duckdb.DuckDBPyConnection | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._journal: Journal | None = None
         self._open_first()
+        if durable:
+            self._journal = self._kept(lambda: Journal(self.path))
         self._thread = threading.Thread(target=self._work, name="ajet-trace-writer", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -112,8 +138,20 @@ class TraceWriter:
                     self._changed.notify_all()
         if full or closed:
             self._drop("the writer is closed" if closed else "the disk is too slow")
+        elif journal := self._journal:  # queued before: it may be in the file first, but never in neither
+            self._kept(lambda: journal.append(records))
+            if journal.size > _JOURNAL_BYTES:
+                self.flush(_CLOSE_SECONDS)
         if self._failure:
             self._raise_failure()
+
+    def _kept(self, write: Callable[[], _T]) -> _T | None:
+        """Write the journal; None, as a failure of the disk is, where that fails."""
+        try:
+            return write()
+        except OSError as error:
+            self._report(explain(self.path, error))
+            return None
 
     def _raise_failure(self) -> None:
         """Raise the disk's error as a new exception, since many threads raise it and each adds its traceback."""
@@ -205,6 +243,19 @@ class TraceWriter:
             if self._raises:
                 raise
             self._report(error)
+        else:
+            for journal in left_behind(self.path.parent, self.path.name):
+                self._take_over(journal)
+
+    def _take_over(self, journal: Path) -> None:
+        """Queue what a killed process had acknowledged and not yet written; the journal goes once it is written."""
+        by_id = {id_of(record): record for record in records_of(journal)}
+        stored = " UNION ALL ".join(f"SELECT {column} AS id FROM {table}" for table, column in IDS.items())
+        known = self.query(f"SELECT id FROM ({stored}) WHERE id IN (SELECT unnest($1::VARCHAR[]))", [list(by_id)])
+        fresh = [record for name, record in by_id.items() if name not in set(known.column(0).to_pylist())]
+        self._bytes += sum(map(size_of, fresh))
+        self._queue.extend([*fresh, _Order(lambda _: journal.unlink(missing_ok=True))])
+        self._put += len(fresh) + 1
 
     def _open(self) -> None:
         root = open_to_write(self.path, again=self._opened)
@@ -301,6 +352,8 @@ class TraceWriter:
         with self._changed:
             self._bytes -= sum(size_of(item) for item in settled if not isinstance(item, _Order))
             self._written += count
+            if self._journal and self._written == self._put:
+                self._kept(self._journal.clear)
             self._changed.notify_all()
 
     def _drop(self, reason: str) -> None:
@@ -335,5 +388,7 @@ class TraceWriter:
                 root.close()
         except duckdb.Error as error:
             self._report(explain(self.path, error))
+        if final and self._journal and self._written == self._put:
+            self._kept(self._journal.remove)
         if final and self._opened:
             retract(self.path, writes=True)

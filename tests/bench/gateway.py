@@ -54,7 +54,7 @@ def _body(text: str, **more: Any) -> dict[str, Any]:
     return {"model": "policy", "messages": [{"role": "user", "content": text}], **more}
 
 
-class _Fixed:
+class Fixed:
     """An endpoint that answers one response to everything, served as the gateway is."""
 
     def __init__(self, response: dict[str, Any]) -> None:
@@ -84,7 +84,7 @@ async def _latencies() -> tuple[float, float]:
         headers = {"authorization": f"Bearer {handle.api_key}"}
         async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
             first = await client.post(f"{handle.base_url}/chat/completions", json=_body("0"), headers=headers)
-            fixed = _Fixed(first.json())
+            fixed = Fixed(first.json())
             times: dict[str, list[float]] = {handle.base_url: [], fixed.url: []}
             for number in range(ROUNDS):
                 for url, taken in times.items():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
+import random
+import signal
 import subprocess
 import sys
 import threading
@@ -28,7 +31,7 @@ from ajet_sdk.trace.encoding import REMOVED
 from ajet_sdk.trace.limits import bytes_of
 from ajet_sdk.trace.owner import owners
 from ajet_sdk.trace.reader import episodes, open_trace
-from ajet_sdk.types import Event
+from ajet_sdk.types import Call, Event
 from ajet_tools.trace.files.check import check
 
 
@@ -214,6 +217,92 @@ def test_a_kill_loses_the_newest_calls_only(elsewhere: OpenEpisode, tmp_path: Pa
     messages = rows(path, "select messages_suffix from calls order by index")
     stored = [int(json.loads(row["messages_suffix"])[-1]["content"]) for row in messages]
     assert stored == list(range(len(stored))) and len(stored) <= seen + 1
+
+
+KILLED_AGAIN_AND_AGAIN = """
+import os, sys, httpx, ajet
+for line in sys.stdin:
+    if not (child := os.fork()):
+        ajet.trace(sys.argv[1], durable=True)
+        print(os.getpid(), flush=True)
+        with httpx.Client(trust_env=False) as client:
+            for number in range(100_000):
+                text = line.strip() + "-" + str(number)
+                body = {"model": "gpt", "messages": [{"role": "user", "content": text}]}
+                client.post(sys.argv[2] + "/v1/chat/completions", json=body, headers={"authorization": sys.argv[3]})
+                print(text, flush=True)
+    os.waitpid(child, 0)
+    print("killed", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [10, pytest.param(1000, marks=pytest.mark.long)])
+def test_no_kill_loses_a_durable_call_whose_reply_was_given(elsewhere: OpenEpisode, tmp_path: Path, kills: int) -> None:
+    directory, answered, chance = tmp_path / "served", set[str](), random.Random(0)
+    command = [sys.executable, "-c", KILLED_AGAIN_AND_AGAIN, directory, elsewhere.url, f"Bearer {elsewhere.handle_key}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdin is not None and service.stdout is not None
+        for kill in range(kills):
+            service.stdin.write(f"{kill}\n")
+            service.stdin.flush()
+            child = int(service.stdout.readline())
+            answered |= {service.stdout.readline().strip() for _ in range(chance.randrange(12))}
+            os.kill(child, signal.SIGKILL)
+            while (line := service.stdout.readline().strip()) != "killed":
+                answered.add(line)
+    stored = [json.loads(row["m"])[-1]["content"] for row in rows(directory, "select messages_suffix m from calls")]
+    assert answered <= set(stored) and len(stored) == len(set(stored)) > kills
+    assert not list(directory.glob("*.journal"))
+    assert check(*directory.glob("*.duckdb")) == []
+
+
+def test_a_journal_is_taken_over_once_its_process_has_ended(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+    """It has what a caller saw and the file does not yet have, no secret, and a line that a full disk cut off."""
+    path = tmp_path / "agent.duckdb"
+    with trace(path, durable=True) as tracing:
+        [journal] = tmp_path.glob("*.journal")
+        tracing.flush()
+        assert journal.read_bytes() == b"", "what is in the file needs no journal"
+        watching = observer.get()
+        assert watching is not None
+        with watching.episode("solve", {"question": "one", "api_key": "sk-secret"}) as seen:
+            ask(elsewhere, "one")
+            seen.output = "ä\udce4"
+        kept = journal.read_bytes() or b""
+        assert b"sk-secret" not in kept
+        assert rows(path, "select count(*) n from runs") == [{"n": 1}], "a live process keeps its journal"
+        assert journal.exists()
+    assert not journal.exists(), "a process that ends in good order leaves none"
+    torn = b'\n{"Call": {"call_id": "torn", "episo'
+    lines = [f"\n{json.dumps({'Call': json.loads(call(n))})}".encode() for n in "abc"]
+    (tmp_path / f"{path.name}.1-0.journal").write_bytes(b"".join([lines[0], torn, lines[1], lines[0], lines[2][:-9]]))
+    (tmp_path / "new.duckdb.1-0.journal").write_bytes(lines[2])
+    assert rows(path, "select call_id from calls where model = 'kept' order by 1") == [
+        {"call_id": "a"},
+        {"call_id": "b"},
+    ]
+    assert rows(tmp_path, "select count(*) n from calls where model = 'kept'") == [{"n": 3}]
+    assert not list(tmp_path.glob("*.journal"))
+
+
+def call(name: str) -> str:
+    return Call(call_id=name, episode_id="e", model="kept", output_ids=[1], logprobs=[-0.5]).model_dump_json()
+
+
+def test_a_journal_that_cannot_be_written_is_a_warning(
+    elsewhere: OpenEpisode, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "agent.duckdb"
+    with trace(path, durable=True):
+        monkeypatch.setattr("os.fsync", full)
+        assert [ask(elsewhere, text) for text in "ab"] == ["answer to a", "answer to b"]
+    [record] = caplog.records
+    assert "the disk of" in record.message and "is full" in record.message
+    assert rows(path, "select count(*) n from calls") == [{"n": 2}]
 
 
 def sizes(directory: Path) -> list[int]:

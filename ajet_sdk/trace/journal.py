@@ -1,0 +1,111 @@
+"""Records that a caller may rely on before they are in the trace file: lines of JSON beside it, synced to the disk."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from ajet_sdk.trace.encoding import Record, scrub
+from ajet_sdk.types import Call, Episode, Run, new_id
+
+IDS = {"runs": "run_id", "episodes": "episode_id", "calls": "call_id"}
+"""The tables of what a journal holds, and the column by which a row is known."""
+
+_KINDS = {kind.__name__: kind for kind in (Run, Episode, Call)}
+
+
+class Journal:
+    """The journal of one writer, `TRACE.PID-ID.journal`, locked as long as its process lives.
+
+    Raises OSError where it cannot be written.
+    """
+
+    def __init__(self, trace: Path) -> None:
+        self.path = trace.with_name(f"{trace.name}.{os.getpid()}-{new_id()[:8]}.journal")
+        begun = self.path.with_suffix(".new")
+        begun.touch(0o600, exist_ok=False)
+        self._file = begun.open("ab", buffering=0)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        begun.rename(self.path)  # it appears locked
+        directory = os.open(self.path.parent, os.O_RDONLY)
+        os.fsync(directory)
+        os.close(directory)
+        self.size = 0
+        """In bytes."""
+        self._writing, self._syncing = threading.Lock(), threading.Lock()
+        self._appended = self._synced = 0
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Write records and wait for the disk; threads that append at once share that wait."""
+        lines = [{type(r).__name__: scrub(r.model_dump())} for r in records]
+        text = "".join(f"\n{json.dumps(line, default=_plain)}" for line in lines)  # a torn line ends at the next
+        with self._writing:
+            if self._file.closed:  # by another thread, which has seen these records written
+                return
+            self.size += self._file.write(text.encode()) or 0
+            self._appended += 1
+            turn = self._appended
+        with self._syncing:
+            if self._synced < turn and not self._file.closed:
+                last = self._appended
+                os.fsync(self._file)
+                self._synced = last
+
+    def clear(self) -> None:
+        """Forget all records: they are in the trace file."""
+        with self._writing:
+            self._file.truncate(0)
+            self.size = 0
+
+    def remove(self) -> None:
+        with self._writing, self._syncing:
+            self.path.unlink(missing_ok=True)
+            self._file.close()
+
+
+def _plain(value: object) -> object:
+    return value.tolist() if isinstance(value, np.ndarray) else str(value)
+
+
+def left_behind(directory: Path, trace: str | None = None) -> Iterator[Path]:
+    """The journals of a trace file, or of all in a directory, that no living process writes."""
+    for path in sorted(directory.glob(f"{'*' if trace is None else glob.escape(trace)}.*.journal")):
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # locked, or gone
+            continue
+        yield path
+
+
+def trace_of(journal: Path) -> Path:
+    """The trace file that a journal belongs to."""
+    return journal.with_suffix("").with_suffix("")
+
+
+Kept = Run | Episode | Call
+
+
+def id_of(record: Kept) -> str:
+    if isinstance(record, Run):
+        return record.run_id
+    return record.call_id if isinstance(record, Call) else record.episode_id
+
+
+def records_of(journal: Path) -> list[Kept]:
+    """What a journal holds, without a record that a kill or a full disk cut off, which nobody relies on."""
+    records: list[Kept] = []
+    for line in journal.read_bytes().split(b"\n"):
+        try:
+            records += [_KINDS[kind].model_validate(fields) for kind, fields in json.loads(line or b"{}").items()]
+        except (ValueError, ValidationError):
+            continue
+    return records
