@@ -27,6 +27,7 @@ from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.reporting.output import echo, style
 from ajet_sdk.reporting.results import TunedModel, view_command
 from ajet_tools.cli.arguments import JUDGE_HELP, AgentAndOverrides, Arguments, Conf, WithLogview, split_arguments
+from ajet_tools.cli.dry_run import print_plan
 from ajet_tools.cli.options import SkipBadRows
 from ajet_tools.cli.viewer import logview
 
@@ -181,6 +182,9 @@ def train(
         float | None,
         typer.Option(help="Dollars after which backbone tinker stops (tinker.max_cost).", show_default=False),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the episodes, tokens and cost to expect; ask no model.")
+    ] = False,
     skip_bad_rows: SkipBadRows = False,
     with_ray: Annotated[
         bool, typer.Option("--with-ray", help="Start Ray on this machine for the run, and stop it afterwards.")
@@ -201,6 +205,7 @@ def train(
     \b
     ajet train --conf math.yaml
     ajet train --conf math.yaml --backbone debug ajet.debug.debug_first_n_tasks=1
+    ajet train --conf math.yaml --dry-run
     ajet train --conf math.yaml --resume
     ajet train agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
       --model ./Qwen2.5-0.5B-Instruct
@@ -225,6 +230,9 @@ def train(
         raise ConfigError("--with-ray starts a local Ray and --with-ray-cluster joins a cluster; give only one of them")
     ray = "local" if with_ray else with_ray_cluster
     _check_flags(config, ray is not None, with_appworld, prefix)
+    if dry_run:
+        print_plan(config)
+        raise typer.Exit
     if resume:
         config = newest_experiment(config, exp_dir)
 
