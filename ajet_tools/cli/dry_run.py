@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ _PER_EPISODE = """
     FROM called WHERE p IS NOT NULL AND r IS NOT NULL"""
 
 
+_TRAINER = "ajet_sdk.learn.tinker.trainer"
+"""Imported where it is needed: it needs torch."""
 _VERBS = {"prefill": "prefilled", "sample": "sampled", "train": "trained"}
 """Keys of `tinker.prices`, and what they are paid for."""
 
@@ -72,18 +75,8 @@ def plan_of(config: Config) -> Plan:
     steps = total_steps(config, len(sets.train))
     each = len(sets.val[: common.val_tasks]) * (config.validation_attempts + 1)
     made = 0 if common.algorithm.stored else steps * config.data.train_batch_size * config.rollout.num_repeat
-    return Plan(steps, made, each * validations_left(config, 0, steps), _passes(config, steps))
-
-
-def _passes(config: Config, steps: int) -> int:
-    if config.backbone != "tinker":
-        return 0
-    from ajet_sdk.learn.tinker.scaling import Scaling
-    from ajet_sdk.learn.tinker.trainer import loss_of_service
-    from ajet_sdk.learn.trainer import TrainerSettings
-
-    loss = TrainerSettings.of(config, 0.0, steps).loss
-    return (loss_of_service(loss, Scaling()) is None) + loss.has_reference
+    passes = import_module(_TRAINER).forward_passes(config, steps) if config.backbone == "tinker" else 0
+    return Plan(steps, made, each * validations_left(config, 0, steps), passes)
 
 
 def recorded(config: Config) -> PerEpisode | None:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ from ajet_sdk.learn.tinker.scaling import Scaling, grad_norm
 from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Floats, Sample
+
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
 
 
 def loss_of_service(settings: LossSettings, scaling: Scaling) -> tuple[Loss, tuple[float, float] | None] | None:
@@ -43,6 +47,12 @@ def loss_of_service(settings: LossSettings, scaling: Scaling) -> tuple[Loss, tup
         "none": ("importance_sampling", None), "two_sided": ("ppo", bounds), "one_sided": ("cispo", bounds),
     }  # fmt: skip
     return losses.get(settings.clip_type)
+
+
+def forward_passes(config: Config, steps: int) -> int:
+    """Passes over a step's samples beside the one that trains: for a loss that no service has, and for the reference."""
+    loss = TrainerSettings.of(config, 0.0, steps).loss
+    return (loss_of_service(loss, Scaling()) is None) + loss.has_reference
 
 
 @dataclass(frozen=True, slots=True)
