@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +23,7 @@ from ajet_sdk.learn.tinker.scaling import Scaling, measure_scaling
 from ajet_sdk.run import run, train
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from tests.tinker.servers import IDS, Server
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -157,6 +160,59 @@ def test_a_server_that_is_started_again_is_waited_for(tmp_path: Path, tiny: Path
 
         train(config, workflow=talk, judge=restarting)
         assert values(config, "train/policy_version") == {1: 1.0, 2: 2.0}
+
+
+AGENT = """
+import ajet
+
+@ajet.workflow
+async def talk(question: str, model: ajet.Model) -> str:
+    return (await model.chat([{"role": "user", "content": question}]))["content"] or ""
+
+@ajet.judge
+def length(output: str) -> float:
+    return len(output) / 10
+"""
+
+
+def client(config: Config, agent: Path, *, resume: bool = False) -> subprocess.Popen[bytes]:
+    """`ajet train` on a config, as a process."""
+    file = Path(config.directory).with_suffix(".yaml")
+    file.write_text(config.dump_yaml(only_set=True))
+    command = [
+        sys.executable,
+        "-m",
+        "ajet",
+        "train",
+        f"{agent}:talk",
+        "--judge",
+        f"{agent}:length",
+        "--conf",
+        str(file),
+    ]
+    return subprocess.Popen([*command, "--resume"] if resume else command)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_ten_kills_of_the_client_end_where_the_undisturbed_run_ends(tmp_path: Path, server: Server, tiny: Path) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text(AGENT)
+    for name in ("straight", "killed"):
+        (tmp_path / name).mkdir()
+    straight, killed = (job(tmp_path / name, server, tiny, total_steps=12) for name in ("straight", "killed"))
+    assert client(straight, agent).wait() == 0
+    for kill in range(1, 11):
+        process = client(killed, agent, resume=kill > 1)
+        until(lambda step=kill: any(Path(killed.directory).glob(f"checkpoint/*/step_{step:06}/tinker.json")))
+        process.kill()
+        process.wait()
+    assert client(killed, agent, resume=True).wait() == 0
+    for name in ("train/reward", "train/loss", "train/grad_norm", "train/policy_version"):
+        # rounding depends on which requests the server batches, and adds up over twelve updates
+        assert values(killed, name) == pytest.approx(values(straight, name), rel=5e-3, abs=1e-6), name
+    with open_trace(killed.directory) as reader:
+        assert ledger_balance(reader, reader.query("SELECT run_id FROM runs").to_pylist()[0]["run_id"]) == []
 
 
 def test_what_a_service_cannot_do_is_refused_before_it_is_asked(

@@ -50,7 +50,7 @@ def loss_of_service(settings: LossSettings, scaling: Scaling) -> tuple[Loss, tup
 
 
 def forward_passes(config: Config, steps: int) -> int:
-    """Passes over a step's samples beside the one that trains: for a loss that no service has, and for the reference."""
+    """Passes over a step's samples beside the one that trains: for a loss that the service lacks, for the reference."""
     loss = TrainerSettings.of(config, 0.0, steps).loss
     return (loss_of_service(loss, Scaling()) is None) + loss.has_reference
 
