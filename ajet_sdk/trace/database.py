@@ -8,16 +8,24 @@ import os
 import re
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
 from ajet_sdk.errors import NotATrace, TraceError, TraceLocked, TraceVersionError
+from ajet_sdk.trace.digests import amending, digests_of, seal, seal_all
 from ajet_sdk.trace.owner import announce, retract, settled_owner
 from ajet_sdk.trace.query import SETTINGS
-from ajet_sdk.trace.schema import SAMPLED, SCHEMA_VERSION, STORAGE_VERSION, create_statements, upgrade_statements
+from ajet_sdk.trace.schema import (
+    SAMPLED,
+    SCHEMA_VERSION,
+    SEALED_SINCE,
+    STORAGE_VERSION,
+    create_statements,
+    upgrade_statements,
+)
 
 _LOG = logging.getLogger("ajet.trace")
 _READER_WAIT = 5.0
@@ -52,7 +60,7 @@ def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> du
         _prepare(connection, path)
         keep_private(path)
         if not again and not brief:
-            connection.execute("UPDATE runs SET status = 'interrupted' WHERE status = 'running'")
+            _interrupt(connection)
     except (duckdb.Error, OSError, TraceError) as error:
         if connection:
             connection.close()
@@ -85,10 +93,13 @@ def _connect(path: Path) -> duckdb.DuckDBPyConnection:
 
 def _prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
     """Create the tables of an empty database, or upgrade an older trace."""
-    if not has_tables(connection):
-        _all(connection, create_statements())
-    elif (version := check_version(connection, path)) < SCHEMA_VERSION:
-        _all(connection, upgrade_statements(version))
+    version = check_version(connection, path) if has_tables(connection) else 0
+    if version < SCHEMA_VERSION:
+        with transaction(connection):
+            for statement in upgrade_statements(version) if version else create_statements():
+                connection.execute(statement)
+            if version < SEALED_SINCE:
+                seal_all(connection)
 
 
 def has_tables(connection: duckdb.DuckDBPyConnection, database: str | None = None) -> bool:
@@ -145,16 +156,25 @@ def _last_block(connection: duckdb.DuckDBPyConnection, name: str) -> int:
     return int(row[0] or 0)
 
 
-def _all(connection: duckdb.DuckDBPyConnection, statements: Sequence[str]) -> None:
+@contextlib.contextmanager
+def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """All that the block writes, or nothing."""
     connection.execute("BEGIN")
     try:
-        for statement in statements:
-            connection.execute(statement)
+        yield
         connection.execute("COMMIT")
-    except duckdb.Error:
-        with contextlib.suppress(duckdb.Error):
+    except BaseException:
+        with contextlib.suppress(duckdb.Error):  # a failed commit ends the transaction itself
             connection.execute("ROLLBACK")
         raise
+
+
+def _interrupt(connection: duckdb.DuckDBPyConnection) -> None:
+    """Mark the runs of an owner that is dead."""
+    running = [run for (run,) in connection.execute("SELECT run_id FROM runs WHERE status = 'running'").fetchall()]
+    if running:
+        with transaction(connection), amending(connection, "runs", "list_contains(?, run_id)", [running]):
+            connection.execute("UPDATE runs SET status = 'interrupted' WHERE status = 'running'")
 
 
 def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str = "main") -> int:
@@ -229,20 +249,17 @@ def insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table]
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table], batch: int) -> None:
-    connection.execute("BEGIN")
-    try:
+    with transaction(connection):
         for table, rows in tables.items():
             connection.register("_batch", rows)
+            replaced = "run_id IN (SELECT run_id FROM _batch)"
             if table == "runs":
-                connection.execute("DELETE FROM runs WHERE run_id IN (SELECT run_id FROM _batch)")
+                with amending(connection, table, replaced):
+                    connection.execute(f"DELETE FROM runs WHERE {replaced}")
             connection.execute(f"INSERT INTO {table} SELECT * FROM _batch")
             connection.unregister("_batch")
+        seal(connection, [digest for table, rows in tables.items() for digest in digests_of(table, rows)])
         connection.execute("UPDATE meta SET batch = ?", [batch])
-        connection.execute("COMMIT")
-    except duckdb.Error:
-        with contextlib.suppress(duckdb.Error):  # a failed commit ends the transaction itself
-            connection.execute("ROLLBACK")
-        raise
 
 
 _LATER = "SELECT episode_id FROM episodes WHERE run_id = $run AND step > $step AND split IS DISTINCT FROM 'trial'"
@@ -260,19 +277,25 @@ def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: in
           AND (e.run_id = $run AND (e.step > $step OR e.split = 'trial')
                OR e.episode_id IS NULL AND c.started_at >= (SELECT min(started_at) FROM runs WHERE run_id = $run))
           AND c.call_id NOT IN (SELECT call_id FROM ledger) AND c.call_id NOT IN (SELECT unnest($booked::VARCHAR[]))"""
-    connection.execute("BEGIN")
-    try:
-        connection.execute(f"INSERT INTO ledger {lost}", {**values, "booked": list(booked)})
-        connection.execute(
-            "UPDATE ledger SET outcome = 'superseded' WHERE run_id = $run AND step > $step AND episode_id NOT IN "
-            "(SELECT episode_id FROM episodes WHERE run_id = $run AND split = 'trial')",
-            values,
-        )
-        connection.execute(f"UPDATE episodes SET superseded = true WHERE episode_id IN ({_LATER})", values)
+    later = "run_id = $run AND step > $step"
+    connection.execute("PRAGMA enable_optimizer")
+    with transaction(connection):
+        with amending(connection, "ledger", "run_id = $run", {"run": run_id}):
+            connection.execute(f"INSERT INTO ledger {lost}", {**values, "booked": list(booked)})
+            connection.execute(
+                f"UPDATE ledger SET outcome = 'superseded' WHERE {later} AND episode_id NOT IN "
+                "(SELECT episode_id FROM episodes WHERE run_id = $run AND split = 'trial')",
+                values,
+            )
+        with amending(connection, "episodes", f"episode_id IN ({_LATER})", values):
+            connection.execute(f"UPDATE episodes SET superseded = true WHERE episode_id IN ({_LATER})", values)
         for table in ("metrics", "trained"):
-            connection.execute(f"DELETE FROM {table} WHERE run_id = $run AND step > $step", values)
-        connection.execute("COMMIT")
-    except duckdb.Error:
-        with contextlib.suppress(duckdb.Error):
-            connection.execute("ROLLBACK")
-        raise
+            with amending(connection, table, later, values):
+                connection.execute(f"DELETE FROM {table} WHERE {later}", values)
+
+
+def undeliver(connection: duckdb.DuckDBPyConnection, episode_id: str, request_id: str, error: str) -> None:
+    """The calls of a request that have no error have this one."""
+    calls, ids = "episode_id = $episode AND request_id = $request", {"episode": episode_id, "request": request_id}
+    with transaction(connection), amending(connection, "calls", calls, ids):
+        connection.execute(f"UPDATE calls SET error = $error WHERE {calls} AND error IS NULL", {**ids, "error": error})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 OF_VALIDATION = """e.split = 'val' AND e.run_id NOT IN (
     SELECT run_id FROM runs
@@ -120,7 +120,8 @@ COLUMNS: dict[str, dict[str, str]] = {
         "at": "TIMESTAMPTZ",
     },
 }
-"""Table -> column -> type. `meta(schema_version, batch)` stands beside them: `batch` counts committed batches."""
+"""Table -> column -> type. Beside them stand `meta(schema_version, batch)`, where `batch` counts committed batches, and
+`digests(digest)`, a row for each row of these tables as it was written."""
 
 TABLES = tuple(COLUMNS)
 
@@ -182,7 +183,7 @@ def create_statements() -> list[str]:
         "CREATE TABLE meta (schema_version INTEGER, batch BIGINT)",
         f"INSERT INTO meta VALUES ({SCHEMA_VERSION}, 0)",
     ]
-    return [*meta, *map(_create_table, TABLES), CALLS_FULL]
+    return [*meta, *map(_create_table, TABLES), _DIGESTS, CALLS_FULL]
 
 
 def upgrade_statements(version: int) -> list[str]:
@@ -193,7 +194,14 @@ def upgrade_statements(version: int) -> list[str]:
         for (table, name), since in _ADDED.items()
         if SINCE.get(table, 1) <= version < since
     ]
-    return [*new, *added, CALLS_FULL, f"UPDATE meta SET schema_version = {SCHEMA_VERSION}"]
+    sealed = [_DIGESTS] if version < SEALED_SINCE else []
+    return [*new, *added, *sealed, CALLS_FULL, f"UPDATE meta SET schema_version = {SCHEMA_VERSION}"]
+
+
+SEALED_SINCE = 7
+"""The version that brought `digests`; an upgrade makes those of the rows that there are."""
+
+_DIGESTS = "CREATE TABLE digests (digest UBIGINT)"
 
 
 def columns_of(table: str, version: int) -> dict[str, str]:

@@ -26,7 +26,7 @@ from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
 from ajet_tools.trace import queries
 from ajet_tools.trace.files.audit import Audit, audit
-from ajet_tools.trace.files.check import INVARIANTS
+from ajet_tools.trace.files.check import INVARIANTS, edited
 from ajet_tools.trace.files.check import check as check_trace
 from ajet_tools.trace.files.prune import RunSize, beyond_size, run_sizes
 from ajet_tools.trace.files.prune import older_than as older
@@ -148,7 +148,8 @@ def check(
     """Check a trace for consistency and list violations with their ids. Exits with 1 if there are any.
 
     Checks columns, duplicate ids, references between tables, prompts, lengths, the ledger's balance, statuses and
-    times. Works on live traces.
+    times; and of a file at rest, by a digest of each row, whether a row was edited after it was written. Works on live
+    traces.
 
     --deep computes again what follows from calls, rewards and the recorded config, compares it with what is stored, and
     names the first row that differs. What it cannot compute (a tokenizer that is not at hand) is listed as not checked.
@@ -166,6 +167,8 @@ def check(
             broken[where] = check_trace(*files)
             if deep and not broken[where]:
                 audits[where] = audit(*files)
+            if not any(entry.invariant == "schema" for entry in broken[where]) and (changed := edited(*files)):
+                broken[where].insert(0, changed)
     sound = not any(broken.values()) and not any(entry.differs for entry in audits.values())
     if as_json:
         listed = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,13 @@ import numpy as np
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples.prefixes import common_prefix
+from ajet_sdk.trace.digests import digested
 from ajet_sdk.trace.gathered import attach
 from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.reader import calls_of, ledger_balance, open_trace, trace_files
-from ajet_sdk.trace.schema import TABLES, columns_of
+from ajet_sdk.trace.schema import SEALED_SINCE, TABLES, columns_of
 from ajet_sdk.types import OUTCOMES, Call
+from ajet_tools.text.clean import counted
 from ajet_tools.trace.queries.base import rows
 
 _NAMED = 20
@@ -56,6 +59,41 @@ def check(path: Path, *more: Path) -> list[Broken]:
         if not broken:  # the calls can be read
             broken += _differing_prompts(reader)
     return broken
+
+
+def edited(path: Path, *more: Path) -> Broken | None:
+    """Rows of files at rest that are not as ajet wrote them; None where there are none.
+
+    Nothing is known of a file that is being written, or that an ajet without digests wrote.
+    """
+    files = [file for item in (path, *more) for file in trace_files(item)]
+    ids: list[str] = []
+    gone = 0
+    for file in sorted(set(files) - settled_owners(files).keys()):
+        with duckdb.connect() as connection:
+            if attach(connection, {0: file})[file] >= SEALED_SINCE:
+                changed, left = _edited(connection)
+                ids += changed
+                gone += max(0, left - len(changed))  # the former digest of an edited row has no row either
+    shown = [*ids[: _NAMED - 1], *([f"{counted(gone, 'row')} more were written and are gone"] if gone else [])]
+    return Broken("edited", "edited after it was written", len(ids) + gone, tuple(shown)) if shown else None
+
+
+def _edited(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], int]:
+    """The rows of the file `t0` without a digest, and how many digests without a row there are."""
+    left = Counter(digest for (digest,) in connection.execute("SELECT digest FROM t0.digests").fetchall())
+    ids = []
+    for table in TABLES:
+        for batch, digests in digested(connection, table, schema="t0."):
+            for i, digest in enumerate(digests):
+                left[digest] -= 1
+                if left[digest] < 0:
+                    row = batch.slice(i, 1).to_pylist()[0]
+                    ids.append(" ".join([table, *(str(row[name]) for name in _KEYS if row.get(name) is not None)]))
+    return ids, sum(count for count in left.values() if count > 0)
+
+
+_KEYS = ("feedback_id", "call_id", "outcome", "name", "step")
 
 
 def _ask(reader: TraceReader, name: str, says: str, sql: str) -> Iterator[Broken]:

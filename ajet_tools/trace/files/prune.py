@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.trace.digests import digested
 from ajet_sdk.trace.limits import bytes_of
 from ajet_sdk.trace.schema import TABLES
 from ajet_tools.trace.files.rewrite import OnStage, copy_rows, equal, fingerprint, has, rewriting
@@ -110,12 +111,20 @@ def prune(path: Path, run_ids: Sequence[str], on_stage: OnStage = lambda _: None
         )
         for name in ("runs", "episodes", "calls", "ledger"):
             connection.execute(f"DROP VIEW temp.{name}")
+        dropped = [
+            digest
+            for table, gone in _GONE.items()
+            for _, digests in digested(connection, table, gone, schema="source.")
+            for digest in digests
+        ]
         for table in TABLES:
             if has(connection, table):
                 on_stage(f"copying {table}")
                 where = f"NOT coalesce({_GONE[table]}, false)"
                 copy_rows(connection, table, where)
                 equal(connection, table, fingerprint(connection, f"source.{table}", where))
+        kept = "SELECT digest FROM source.digests WHERE digest NOT IN (SELECT unnest(?::UBIGINT[]))"
+        connection.execute(f"INSERT INTO fresh.digests {kept}", [dropped])
         connection.execute("UPDATE fresh.meta SET batch = (SELECT batch FROM source.meta)")
     return before, bytes_of(path)
 

@@ -12,7 +12,8 @@ from types import TracebackType
 from ajet_sdk.dialects.message_parts import content_text
 from ajet_sdk.errors import TraceError, TraceLocked
 from ajet_sdk.samples.prefixes import place_all
-from ajet_sdk.trace.database import open_to_write
+from ajet_sdk.trace.database import open_to_write, transaction
+from ajet_sdk.trace.digests import amending
 from ajet_sdk.trace.owner import owner_of, retract
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Feedback, LedgerEntry, Metric, Run, Task, Trained
@@ -121,8 +122,9 @@ def _mark(path: Path, episode_ids: list[str]) -> None:
     """Note which episodes were rolled back by a resume of their run."""
     connection = open_to_write(path)
     try:
-        sql = "UPDATE episodes SET superseded = true WHERE episode_id IN (SELECT unnest(?::VARCHAR[]))"
-        connection.execute(sql, [episode_ids])
+        named = "list_contains(?, episode_id)"
+        with transaction(connection), amending(connection, "episodes", named, [episode_ids]):
+            connection.execute(f"UPDATE episodes SET superseded = true WHERE {named}", [episode_ids])
     finally:
         connection.close()
         retract(path, writes=True)

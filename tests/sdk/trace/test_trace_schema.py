@@ -84,7 +84,7 @@ def test_an_older_file_is_made_new_when_it_is_written(old: Path) -> None:
             Trained(run_id="old", step=1, episode_id="e", call_id="c", advantages=[1], logprobs=[0], entropy=[0])
         )
         writer.put(Call(call_id="d", episode_id="e", index=1, prompt_ids=[1, 2, 3], output_ids=[4]))
-    assert version(old) == SCHEMA_VERSION == 6
+    assert version(old) == SCHEMA_VERSION == 7
     with open_trace(old) as reader:
         assert reader.query("SELECT call_id, advantages FROM trained").to_pylist() == [
             {"call_id": "c", "advantages": [1.0]}
@@ -96,6 +96,9 @@ def test_an_older_file_is_made_new_when_it_is_written(old: Path) -> None:
     with TraceWriter(old):
         pass
     assert version(old) == SCHEMA_VERSION, "opening it once more changes nothing"
+    with duckdb.connect(str(old), read_only=True) as connection:
+        rows = sum(connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0] for table in COLUMNS)
+        assert connection.execute("SELECT count(*) FROM digests").fetchall() == [(rows,)]
 
 
 def test_an_upgrade_that_fails_leaves_the_older_file_whole(old: Path) -> None:

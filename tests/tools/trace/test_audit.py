@@ -242,7 +242,8 @@ def test_the_command_names_the_row_and_exits_with_1(path: Path) -> None:
             "SELECT arg_min(call_id, (c.step, c.episode_id, c.index)) FROM trained JOIN ("
             "SELECT call_id, e.step, episode_id, index FROM calls JOIN episodes e USING (episode_id)) c USING (call_id)"
         ).fetchall()
-    assert run.invoke(app, ["check", str(path)]).exit_code == 0
+    shallow = run.invoke(app, ["check", str(path)])
+    assert shallow.exit_code == 1 and shallow.output.startswith("edited: edited after it was written (")
     failed = run.invoke(app, ["check", "--deep", str(path)])
     assert failed.exit_code == 1
     assert first in failed.output and "expected" in failed.output and "stored" in failed.output

@@ -12,9 +12,13 @@ import pytest
 
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.samples.prefixes import PrefixIndex
+from ajet_sdk.trace.digests import digested
+from ajet_sdk.trace.feedback import give
+from ajet_sdk.trace.schema import COLUMNS, TABLES
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
-from ajet_tools.trace.files.check import INVARIANTS, Broken, check
+from ajet_tools.trace.files.check import INVARIANTS, Broken, check, edited
+from ajet_tools.trace.files.prune import prune
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -143,3 +147,76 @@ def test_references_hold_across_the_files_of_a_directory(tmp_path: Path) -> None
         two.put(*(r for r in made if isinstance(r, Call | Episode)))
     assert check(tmp_path) == []
     assert check(tmp_path / "one.duckdb") != []
+
+
+@pytest.mark.parametrize("column", [f"{table}.{column}" for table in TABLES for column in COLUMNS[table]])
+def test_an_edit_of_any_column_is_told_from_what_was_written(path: Path, column: str) -> None:
+    assert edited(path) is None
+    table, name = column.split(".")
+    kind = COLUMNS[table][name]
+    values = {"VARCHAR": "'no'", "JSON": "'[3]'", "BOOLEAN": f'"{name}" IS NOT TRUE', "TIMESTAMPTZ": "'2020-01-01'"}
+    value = values.get(kind, "[7]" if kind.endswith("[]") else "7")
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(f'UPDATE {table} SET "{name}" = {value} WHERE "{name}" IS DISTINCT FROM {value}')
+        rows = connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0]
+    broken = edited(path)
+    assert broken is not None and 0 < broken.count <= rows
+    assert all(id.startswith(f"{table} ") for id in broken.ids)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_rows_that_were_added_or_deleted_are_told(path: Path, table: str) -> None:
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(f"INSERT INTO {table} FROM {table} LIMIT 1")
+    assert (added := edited(path)) is not None and added.count == 1 and added.ids[0].startswith(f"{table} ")
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(f"DELETE FROM {table}")
+    assert (gone := edited(path)) is not None and "written and are gone" in gone.ids[0]
+
+
+def test_what_ajet_changes_later_is_no_edit(path: Path) -> None:
+    later = Run(run_id="r", backbone="local", status="running", started_at=START)
+    with TraceWriter(path) as writer:
+        for run in (later, later.model_copy(update={"config": {"a": 1}}), Run(run_id="old", started_at=START)):
+            writer.put(run)
+            writer.flush()
+        writer.put(Call(call_id="late", episode_id="e", index=2, request_id="q", output_ids=[1]))
+        writer.undelivered("e", "q", "gone")
+        writer.flush()
+        writer.supersede("r", 0)
+    give(path, Feedback(episode_id="e", comment="well done"))
+    with TraceWriter(path):
+        pass
+    assert edited(path) is None
+    with duckdb.connect(str(path), read_only=True) as connection:
+        assert connection.execute("SELECT error FROM calls WHERE call_id = 'late'").fetchall() == [("gone",)]
+        assert connection.execute("SELECT DISTINCT outcome FROM ledger").fetchall() == [("superseded",)]
+        assert connection.execute("SELECT DISTINCT status FROM runs").fetchall() == [("interrupted",)]
+    prune(path, ["old"])
+    assert edited(path) is None
+
+
+def test_a_pruned_file_still_tells_what_was_edited_before(path: Path) -> None:
+    with TraceWriter(path) as writer:
+        writer.put(Run(run_id="old", status="finished", started_at=START, ended_at=START))
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("UPDATE calls SET logprobs = [-1, -1] WHERE call_id = 'c0'")
+    prune(path, ["old"])
+    assert (broken := edited(path)) is not None and broken.ids == ("calls c0",)
+
+
+def test_the_digest_of_a_row_stays_the_same_for_ever() -> None:
+    """A pyarrow or DuckDB that gives a value otherwise would call every older file edited."""
+    values = {
+        "VARCHAR": "'ä \" \\'", "JSON": """'{"a": [1, 2.50], "b": null}'""", "INTEGER": "-7", "DOUBLE": "1e-7",
+        "BOOLEAN": "true", "TIMESTAMPTZ": "'2026-01-02 03:04:05.678901+00'", "INTEGER[]": "[1, NULL, 151643]",
+        "FLOAT[]": "[-0.1, 1e-5, -1234567.8, 'nan'::FLOAT, '-inf'::FLOAT, 0]",
+    }  # fmt: skip
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'Asia/Tokyo'")
+        digests = []
+        for table in ("calls", "episodes", "metrics"):
+            listed = ", ".join(f'{values[kind]}::{kind} AS "{name}"' for name, kind in COLUMNS[table].items())
+            connection.execute(f"CREATE TABLE {table} AS SELECT {listed}, NULL::INTEGER AS added_later")
+            digests += [mine for _, [mine] in digested(connection, table)]
+    assert digests == [17896618567797606894, 13616597370028185897, 6561989173625983928]

@@ -135,6 +135,7 @@ def test_a_file_of_before_reads_as_unknown(tmp_path: Path) -> None:
     connection.execute("ALTER TABLE episodes DROP COLUMN events")
     connection.execute("ALTER TABLE calls DROP COLUMN extends_call_id")
     connection.execute("ALTER TABLE calls DROP COLUMN cut_tokens")
+    connection.execute("DROP TABLE digests")
     connection.execute("UPDATE meta SET schema_version = 2")
     connection.close()
     before = old.read_bytes()

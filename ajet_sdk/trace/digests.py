@@ -1,0 +1,76 @@
+"""A digest of each row as it was written: what tells a file that was edited afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from ajet_sdk.trace.schema import TABLES
+
+_ROWS = 10_000
+_NULL = {pa.int32(): np.iinfo(np.int32).min, pa.float32(): float(np.finfo(np.float32).min)}
+"""What stands for a NULL in a list."""
+
+
+def digests_of(table: str, rows: pa.Table | pa.RecordBatch) -> list[int]:
+    """64 bits of the BLAKE2b of each row: of the values that are not NULL, with the names of their columns.
+
+    So they stay the same where a later version adds a column.
+    """
+    names = sorted(rows.schema.names)
+    prefixes = [f"\x1e{name}=".encode() for name in names]
+    digests = []
+    for values in zip(*(_as_bytes(rows.column(name)) for name in names), strict=True):
+        digest = blake2b(table.encode(), digest_size=8)
+        digest.update(b"".join([p + v for p, v in zip(prefixes, values, strict=True) if v is not None]))
+        digests.append(int.from_bytes(digest.digest(), "little"))
+    return digests
+
+
+def _as_bytes(column: pa.Array | pa.ChunkedArray) -> list[bytes | None]:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if array.null_count == len(array):
+        return [None] * len(array)
+    if pa.types.is_list(array.type):
+        flat = array.values.fill_null(_NULL[array.type.value_type]).to_numpy()
+        ends, there = array.offsets.to_numpy().tolist(), array.is_valid().to_pylist()
+        return [flat[ends[i] : ends[i + 1]].tobytes() if known else None for i, known in enumerate(there)]
+    if pa.types.is_timestamp(array.type):
+        array = array.cast(pa.int64())
+    return [None if value is None else str(value).encode() for value in array.to_pylist()]
+
+
+def digested(
+    connection: duckdb.DuckDBPyConnection, table: str, where: str = "true", values: object = None, *, schema: str = ""
+) -> Iterator[tuple[pa.RecordBatch, list[int]]]:
+    """Rows of a table, some thousand at a time, with their digests."""
+    rows = connection.sql(f"SELECT * FROM {schema}{table} WHERE {where}", params=values).to_arrow_reader(_ROWS)
+    for batch in rows:
+        yield batch, digests_of(table, batch)
+
+
+def seal(connection: duckdb.DuckDBPyConnection, digests: Sequence[int]) -> None:
+    """Store the digests of rows that are written in the same transaction."""
+    if digests:
+        connection.execute("INSERT INTO digests SELECT unnest(?::UBIGINT[])", [digests])
+
+
+def seal_all(connection: duckdb.DuckDBPyConnection) -> None:
+    """Store the digests of all rows of a file that has none."""
+    for table in TABLES:
+        seal(connection, [digest for _, digests in digested(connection, table) for digest in digests])
+
+
+@contextlib.contextmanager
+def amending(connection: duckdb.DuckDBPyConnection, table: str, where: str, values: object = None) -> Iterator[None]:
+    """The block changes or deletes rows `where`, and so do their digests: `ajet trace check` takes it for no edit."""
+    before = [digest for _, digests in digested(connection, table, where, values) for digest in digests]
+    if before:
+        connection.execute("DELETE FROM digests WHERE digest IN (SELECT unnest(?::UBIGINT[]))", [before])
+    yield
+    seal(connection, [digest for _, digests in digested(connection, table, where, values) for digest in digests])
