@@ -180,9 +180,9 @@ class Reward(_Frozen):
 
 
 class Event(_Frozen):
-    """A tool call over MCP."""
+    """A tool call over MCP; a tool call or a retrieval that an OpenTelemetry span tells of."""
 
-    kind: Literal["mcp"] = "mcp"
+    kind: Literal["mcp", "tool", "retrieval"] = "mcp"
     name: str
     """Of the tool."""
     arguments: dict[str, Any] = Field(default_factory=dict)

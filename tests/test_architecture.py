@@ -246,7 +246,7 @@ IN_FUNCTIONS = {
     *("agentscope", "bs4", "datasets", "docx", "huggingface_hub", "hydra", "math_verify", "matplotlib", "omegaconf"),
     *("gymnasium", "mcp", "openenv", "verifiers"),  # in the processes of an environment
     *("llguidance", "peft", "pypdf", "ray", "safetensors", "swanlab", "tensorboard", "tokenizers", "torch"),
-    *("google", "tinker"),  # the protobuf classes of the Tinker API
+    *("google", "opentelemetry", "tinker"),  # the protobuf classes of OTLP and of the Tinker API
     *("transformers", "trinity", "verl", "wandb"),  # not everybody has them
     *(
         "aiohttp",

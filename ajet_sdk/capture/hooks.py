@@ -25,6 +25,7 @@ from ajet_sdk.capture.mcp import patch_mcp
 from ajet_sdk.capture.patches import Patches
 from ajet_sdk.capture.processes import patch_threads_and_processes
 from ajet_sdk.capture.routing import Fallback
+from ajet_sdk.capture.spans import patch_spans
 from ajet_sdk.capture.uncaptured import patch_grpc, patch_sockets
 from ajet_sdk.capture.urllib3 import patch_urllib3
 
@@ -36,6 +37,7 @@ LIBRARIES: dict[str, Callable[[ModuleType, Patches, Fallback], None]] = {
     "http.client": patch_http_client,
     "grpc": patch_grpc,
     "mcp.client.session": patch_mcp,
+    "opentelemetry.sdk.trace": patch_spans,
     "lm15.transports": patch_lm15,
     "dspy._vendor.lm15.transports": patch_lm15,
 }

@@ -62,19 +62,20 @@ def _call_tool(original: Callable[..., Awaitable[object]]) -> Callable[..., Awai
 
 def _read(answer: CallToolResult) -> tuple[Json, str | None]:
     """The result as JSON, and its error message."""
-    result = _cut(answer.model_dump(mode="json", by_alias=True, exclude_none=True))
+    result = cut(answer.model_dump(mode="json", by_alias=True, exclude_none=True))
     if not result.get("isError"):
         return result, None
     texts = [str(part.get("text", "")) for part in result.get("content", ())]
     return result, "\n".join(filter(None, texts)) or "the tool reported an error"
 
 
-def _cut(value: object) -> Any:
+def cut(value: object) -> Any:
+    """JSON with its long texts cut off."""
     if isinstance(value, str) and len(value) > _LONGEST:
         return f"{value[:_LONGEST]}… ({len(value):,} characters)"
     if isinstance(value, dict):
-        return {key: _cut(item) for key, item in value.items()}
-    return [_cut(item) for item in value] if isinstance(value, list) else value
+        return {key: cut(item) for key, item in value.items()}
+    return [cut(item) for item in value] if isinstance(value, list) else value
 
 
 def current_span() -> tuple[str | None, str | None]:

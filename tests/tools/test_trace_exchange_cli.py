@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -83,6 +86,50 @@ def test_json_tells_the_counts(trace: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("protobuf", [True, False])
+def test_otlp_is_sent_to_a_collector(trace: Path, protobuf: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Langfuse (JSON or protobuf, a user and a password) and Phoenix (protobuf only) take it."""
+    received: list[tuple[str, dict[str, str], bytes]] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            received.append((self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+            self.send_response(200 if "protobuf" in self.headers["content-type"] or "langfuse" in self.path else 415)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing is printed."""
+
+    if protobuf:
+        service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    else:
+        monkeypatch.setitem(sys.modules, "opentelemetry.proto.collector.trace.v1.trace_service_pb2", None)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        langfuse = f"http://pk-lf:sk%2Flf@{address}/langfuse/v1/traces"
+        said = ajet("export", str(trace), "--format", "otlp", "--run", "run-1", "-o", langfuse).output
+        phoenix = ["export", str(trace), "--format", "otlp", "--run", "run-1", "-o", f"http://{address}/v1/traces"]
+        refused = ajet(*phoenix, code=0 if protobuf else 2).output
+        server.shutdown()
+    assert "2 episodes, 4 rows of otlp" in said
+    assert [path for path, _, _ in received] == ["/langfuse/v1/traces"] * 2 + ["/v1/traces"] * (2 if protobuf else 1)
+    assert received[0][1]["authorization"] == "Basic " + base64.b64encode(b"pk-lf:sk/lf").decode()
+    if protobuf:
+        request = service.ExportTraceServiceRequest.FromString(received[0][2])
+        spans = request.resource_spans[0].scope_spans[0].spans
+        assert [len(span.trace_id) for span in spans] == [16, 16] and spans[1].parent_span_id == spans[0].span_id
+        of = {a.key: a.value.string_value for a in spans[1].attributes}
+        assert of["openinference.span.kind"] == "LLM" and of["llm.input_messages.0.message.role"] == "user"
+        assert of["llm.output_messages.0.message.content"] == "3"
+    else:
+        assert "answered 415" in refused and "pip install opentelemetry-proto" in refused
+    gone = ajet("export", str(trace), "--format", "otlp", "-o", f"http://u:secret@{address}/v1/traces", code=2).output
+    assert "cannot send to http://***@127.0.0.1" in gone and "secret" not in gone
+    assert "only --format otlp" in ajet("export", str(trace), "-o", f"http://{address}/", code=2).output
+
+
 def test_through_pipes_the_trace_comes_back_equal(trace: Path, tmp_path: Path) -> None:
     back = tmp_path / "back.duckdb"
     command = [sys.executable, "-m", "ajet", "trace"]

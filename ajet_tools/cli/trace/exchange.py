@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, BinaryIO, cast
 
 import typer
 
@@ -19,6 +19,7 @@ from ajet_tools.dataset.similarity.held_out import export_rows
 from ajet_tools.text.clean import counted
 from ajet_tools.trace import queries
 from ajet_tools.trace.export import FORMATS, Exported
+from ajet_tools.trace.export.collector import Collector
 from ajet_tools.trace.imports import SOURCES, Imported, import_files
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.episodes import exported_ids
@@ -28,14 +29,22 @@ from ajet_tools.trace.queries.listing import open_listing
 app = typer.Typer(add_completion=False)
 
 _FORMAT_HELP = "tasks, messages, sharegpt, trl-prompt, trl-preference, tokens, otlp, native or html."
-_FROM_HELP = "auto, native, openai, otlp, openinference, studio, agent-lightning or verifiers."
+_FROM_HELP = "auto, native, openai, otlp, openinference, studio, agent-lightning, langsmith, langfuse or verifiers."
 
 
 @app.command()
 def export(
     path: WhereOrRun = None,
     format: Annotated[str, typer.Option("--format", help=_FORMAT_HELP)] = "messages",
-    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE|-", help="Output file; - is stdout.")] = "-",
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE|URL|-",
+            help="Output file; - is stdout. For otlp also a URL that it is sent to.",
+        ),
+    ] = "-",
     filter: Annotated[
         str | None, typer.Option("--filter", metavar="EXPR", help="Only episodes that match, as in `ajet trace ls`.")
     ] = None,
@@ -68,6 +77,7 @@ def export(
     ajet trace export launcher_record/math --format trl-preference \\
       --filter "step>10" --margin 0.5 --out pairs.jsonl
     ajet trace export --format tokens --split train --out tokens.parquet
+    ajet trace export --format otlp --out http://localhost:6006/v1/traces
     ajet trace export --format html --episode 3f2a91 --out episode.html
     ajet trace export --format native --all-runs --no-redact -o - | gzip > all.jsonl.gz
     """
@@ -77,7 +87,12 @@ def export(
         raise ConfigError(f"--split must be train, val or trial (got {split!r})")
     if out == "-" and format == "tokens" and sys.stdout.isatty():
         raise ConfigError("tokens is a binary table: write it to a file with --out, or redirect stdout")
+    to_server = out.startswith(("http://", "https://"))
+    if to_server and format != "otlp":
+        raise ConfigError(f"only --format otlp is sent to a server (got {format}); name a file with --out")
     target: Path | BinaryIO = sys.stdout.buffer if out == "-" else Path(out)
+    if to_server:
+        target = cast(BinaryIO, Collector(out))
     reader, where, run = open_named(run, path)
     with reader:
         ids = _chosen(reader, run, all_runs, episode or (), split, filter, rolled_back=format == "native")

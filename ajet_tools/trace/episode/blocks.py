@@ -275,7 +275,9 @@ def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
         yield Block("output", "output", "", "", (Part("text", text),))
     events = json.loads(row["events"] or "[]")
     if events:
-        title = f"{counted(len(events), 'tool call')} over MCP"
+        looked_up = sum(event["kind"] == "retrieval" for event in events)
+        kinds = {"tool call": len(events) - looked_up, "retrieval": looked_up}
+        title = ", ".join(counted(n, kind) for kind, n in kinds.items() if n)
         yield Block("events", title, "magenta", "", tuple(_event(Event(**event)) for event in events))
 
 

@@ -4,8 +4,8 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/ : messages are JSON texts in
 `gen_ai.output.messages`, each with a role and parts. What a part cannot say (a client's own keys, pictures) goes into
 a part of type `ajet.message` that has the message as it was, so that nothing is lost on the way back.
 
-OTLP JSON lines, one trace per line: a span for the episode, below it one for each call and each tool that was called
-over MCP (OTLP file format 1.x).
+OTLP JSON lines, one trace per line: a span for the episode, below it one for each call, tool and retrieval (OTLP file
+format 1.x). Each has OpenInference's attributes too, by which Phoenix and others show kind, messages, input and output.
 """
 
 from __future__ import annotations
@@ -80,6 +80,13 @@ def call_attributes(
         "gen_ai.usage.input_tokens": prompt,
         "gen_ai.usage.output_tokens": output,
         "error.type": call.error,
+        "llm.model_name": call.response.get("model") or call.model or None,
+        "llm.invocation_parameters": _json(call.sampling) if call.sampling else None,
+        "llm.token_count.prompt": prompt,
+        "llm.token_count.completion": output,
+        **_openinference("LLM", messages, reply),
+        **_numbered("llm.input_messages", messages or []),
+        **_numbered("llm.output_messages", [] if reply is None else [reply]),
     }
     used = {**call.request, **call.sampling}
     attributes |= {name: used.get(key) for key, name in _REQUEST.items()}
@@ -92,6 +99,30 @@ def call_attributes(
     if tools:
         attributes["gen_ai.tool.definitions"] = _json(tools)
     return {name: value for name, value in attributes.items() if value is not None and value != []}
+
+
+def _openinference(kind: str, asked: object, answered: object) -> dict[str, object]:
+    return {"openinference.span.kind": kind, "input.value": _as_value(asked), "output.value": _as_value(answered)}
+
+
+def _as_value(value: object) -> object:
+    return value if value is None or isinstance(value, str) else _json(value)
+
+
+def _numbered(name: str, messages: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """Messages as OpenInference has them: `llm.input_messages.0.message.role`."""
+    attributes: dict[str, object] = {}
+    for i, message in enumerate(messages):
+        of = f"{name}.{i}.message"
+        attributes |= {
+            f"{of}.{key}": _as_value(message.get(key)) for key in ("role", "content", "name", "tool_call_id")
+        }
+        calls = message.get("tool_calls")
+        for j, part in enumerate(map(_tool_part, calls) if isinstance(calls, list) else ()):
+            call = f"{of}.tool_calls.{j}.tool_call"
+            attributes |= {f"{call}.id": part["id"], f"{call}.function.name": part["name"]}
+            attributes[f"{call}.function.arguments"] = _as_value(part["arguments"])
+    return attributes
 
 
 def from_message(message: Mapping[str, object]) -> dict[str, object]:
@@ -226,6 +257,7 @@ def _root(episode: Episode) -> dict[str, object]:
         "gen_ai.conversation.id": episode.episode_id,
         "ajet.episode": _json_with_times(plain),
         "ajet.reward": episode.reward,
+        **_openinference("CHAIN", episode.task.main_query, episode.output),
     }
     failed = episode.status != "succeeded"
     return {
@@ -283,8 +315,10 @@ def _span(call: Call, episode: Episode) -> dict[str, object]:
 
 def _tool_span(event: Event, place: int, episode: Episode) -> dict[str, object]:
     """The episode itself holds the event whole; this is for who reads the trace elsewhere."""
+    operation = "retrieval" if event.kind == "retrieval" else "execute_tool"
     attributes = {
-        "gen_ai.operation.name": "execute_tool",
+        **_openinference("RETRIEVER" if event.kind == "retrieval" else "TOOL", event.arguments, event.result),
+        "gen_ai.operation.name": operation,
         "gen_ai.tool.name": event.name,
         "gen_ai.tool.call.arguments": _json(event.arguments),
         "gen_ai.tool.call.result": _json(event.result),
@@ -295,7 +329,7 @@ def _tool_span(event: Event, place: int, episode: Episode) -> dict[str, object]:
         "traceId": _trace_id(episode),
         "spanId": _span_id(f"{episode.episode_id}/event/{place}"),
         "parentSpanId": _span_id(episode.episode_id),
-        "name": f"execute_tool {event.name}",
+        "name": f"{operation} {event.name}",
         "kind": _INTERNAL,
         "startTimeUnixNano": nanos(event.started_at),
         "endTimeUnixNano": nanos(event.ended_at),

@@ -17,10 +17,12 @@ from typing import Any, BinaryIO, Literal, get_args
 from ajet_sdk.errors import ConfigError, TaskError, TraceError
 from ajet_sdk.tasks.json_rows import BadRows, Row, bounded, json_rows
 from ajet_sdk.types import Episode, Run
-from ajet_tools.trace.imports import native, openai, otlp, studio, verifiers
+from ajet_tools.trace.imports import native, observations, openai, otlp, studio, verifiers
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, Sink, stable_id
 
-SourceFormat = Literal["native", "openai", "otlp", "openinference", "studio", "agent-lightning", "verifiers"]
+SourceFormat = Literal[
+    "native", "openai", "otlp", "openinference", "studio", "agent-lightning", "langsmith", "langfuse", "verifiers"
+]
 SOURCES: tuple[SourceFormat, ...] = get_args(SourceFormat)
 
 Progress = Callable[[int, int], None]
@@ -102,8 +104,6 @@ def recognised(start: bytes, name: str) -> SourceFormat:
             "as one trace, or import what `ajet trace export --format native --all-runs` writes of each"
         )
     head = start.decode("utf-8", "replace")
-    if any(all(f'"{needle}"' in head for needle in needles) for needles in openai.LANGFUSE):
-        raise ConfigError(f"{name} is a Langfuse export, {openai.NOT_READ}")
     for format, needles in _SIGNS:
         if all(f'"{needle}"' in head for needle in needles):
             return format
@@ -117,6 +117,8 @@ _SIGNS: tuple[tuple[SourceFormat, tuple[str, ...]], ...] = (
     ("otlp", ("resourceSpans",)),
     ("otlp", ("resource_spans",)),
     ("agent-lightning", ("rollout_id", "span_id")),
+    ("langsmith", observations.LANGSMITH),
+    *(("langfuse", keys) for keys in observations.LANGFUSE),
     ("openinference", ("context", "trace_id", "span_id")),
     ("verifiers", ("prompt", "completion", "reward")),
     ("verifiers", ("prompt", "completion", "example_id")),
@@ -186,6 +188,8 @@ def _read(
         return openai.read(rows, bad)
     if format == "verifiers":
         return verifiers.read(rows, bad)
+    if format in ("langsmith", "langfuse"):
+        return otlp.read(rows, bad, left_out, observations.spans_of)
     return otlp.read(rows, bad, left_out)
 
 

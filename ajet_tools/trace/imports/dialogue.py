@@ -1,7 +1,8 @@
 """The request and the reply of a model call's span, in each convention for their attributes.
 
 In this order, the first that the span has: GenAI 1.37 and later (messages as attributes), GenAI 1.28 to 1.36 (a span
-event for each message), OpenLLMetry (`gen_ai.prompt.0.role`), OpenInference (`llm.input_messages.0.message.role`).
+event for each message), OpenLLMetry (`gen_ai.prompt.0.role`), OpenInference (`llm.input_messages.0.message.role`), the
+values of the call's input and output (Langfuse, LangSmith, LangChain).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ajet_sdk.capture.spans import INPUTS, KINDS, OUTPUTS, first_of, parsed
 from ajet_tools.trace.export.otlp import to_message
 from ajet_tools.trace.imports.spans import Span
 
@@ -28,21 +30,11 @@ class Dialogue:
 
 def dialogue_of(span: Span) -> Dialogue | None:
     """The messages of a span; None where it has none."""
-    for read in (_attributes, _events, _indexed, _openinference):
+    for read in (_attributes, _events, _indexed, _openinference, _values):
         dialogue = read(span)
         if dialogue is not None:
             return dialogue
     return None
-
-
-def parsed(value: object) -> object:
-    """Parsed JSON if the value is a JSON text, else the value."""
-    if isinstance(value, str) and value[:1] in ("{", "["):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
 
 
 def _attributes(span: Span) -> Dialogue | None:
@@ -194,6 +186,56 @@ def _openinference(span: Span) -> Dialogue | None:
         return None
     tools = [parsed(_inside(tool, "tool").get("json_schema")) for tool in _nested_list(span.attributes, "llm.tools")]
     return Dialogue(asked, answered[0] if answered else None, None, [tool for tool in tools if tool] or None)
+
+
+_CALLS = ("llm", "chat", "generation")
+"""What the conventions call the kind of a model call's span."""
+
+
+def is_call_kind(kind: object) -> bool:
+    return str(kind).lower() in _CALLS
+
+
+def _values(span: Span) -> Dialogue | None:
+    if not is_call_kind(first_of(span.attributes, KINDS)):
+        return None
+    asked, answered = (parsed(first_of(span.attributes, names)) for names in (INPUTS, OUTPUTS))
+    tools = asked.get("tools") if isinstance(asked, Mapping) else None
+    for key in ("messages", "prompts", "prompt", "input"):
+        asked = asked[key] if isinstance(asked, Mapping) and key in asked else asked
+    while isinstance(asked, list) and asked and isinstance(asked[0], list):
+        asked = asked[0]  # LangChain's batches have one conversation for each call
+    finish = None
+    for key in ("choices", "generations", "message", "output"):
+        answered = answered[key] if isinstance(answered, Mapping) and answered.get(key) else answered
+        while isinstance(answered, list) and answered:
+            answered = answered[0]
+        finish = finish or (_text(answered.get("finish_reason")) if isinstance(answered, Mapping) else None)
+    messages = [_value(m, "user") for m in (asked if isinstance(asked, list) else [asked]) if m is not None]
+    reply = None if answered is None else _value(answered, "assistant")
+    return Dialogue(messages, reply, finish, tools if isinstance(tools, list) else None)
+
+
+_ROLES = {"human": "user", "ai": "assistant"}
+
+
+def _value(value: object, role: str) -> Message:
+    """A message of OpenAI's or LangChain's form; of another value, its text."""
+    if not isinstance(value, Mapping):
+        return {"role": role, "content": value if isinstance(value, str) else json.dumps(value)}
+    fields = _inside(value, "kwargs") or _inside(value, "data") or value
+    kind = str(fields.get("role") or fields.get("type") or value.get("type") or role)
+    message: Message = {"role": _ROLES.get(kind, kind), "content": fields.get("content", fields.get("text"))}
+    message |= {name: fields[name] for name in ("name", "tool_call_id", "reasoning_content") if fields.get(name)}
+    calls = fields.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        message["tool_calls"] = [_call(call) if "function" in call else _langchain(call) for call in _objects(calls)]
+    return message
+
+
+def _langchain(call: Mapping[str, object]) -> dict[str, object]:
+    arguments = json.dumps(call.get("args"), ensure_ascii=False)
+    return _call({"id": call.get("id"), "name": call.get("name"), "arguments": arguments})
 
 
 def _inner(item: Mapping[str, object]) -> Message:

@@ -47,19 +47,9 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
         yield from _parse(same, bad)
 
 
-LANGFUSE = (("traceId", "startTime"), ("observations", "projectId"), ("projectId", "startTime"))
-"""Keys by which a row of a Langfuse export is known."""
-NOT_READ = (
-    "which is not supported: its times and nesting differ from every OpenAI log. Export its spans as "
-    "OpenTelemetry (--from otlp), or write rows of request and response"
-)
-
-
 def _problem(value: object) -> str | None:
     if not isinstance(value, Mapping):
         return f"is not an object (got {type(value).__name__})"
-    if any(value.keys() >= set(keys) for keys in LANGFUSE):
-        return f"is a Langfuse observation or trace, {NOT_READ}"
     if _request(value) is not None or _response(value) is not None:
         return None
     messages = value.get("messages")

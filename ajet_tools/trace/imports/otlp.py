@@ -1,4 +1,4 @@
-"""The spans of one trace as one episode: a call for each model call, rewards for each score.
+"""The spans of one trace as one episode: a call for each model call, an event for each tool, a reward for each score.
 
 OpenTelemetry traces as JSON: OTLP, the SDK's own form (OpenInference, Phoenix), agent-lightning's store.
 """
@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 
 import numpy as np
 from pydantic import ValidationError
 
+from ajet_sdk.capture.spans import INPUTS, KINDS, OUTPUTS, event_of, first_of, parsed
 from ajet_sdk.tasks.json_rows import BadRows, Row
-from ajet_sdk.types import Call, Episode, Ids, Reward, Task
-from ajet_tools.trace.imports.dialogue import Dialogue, dialogue_of, parsed
+from ajet_sdk.types import Call, Episode, Event, Ids, Reward, Task
+from ajet_tools.trace.imports.dialogue import Dialogue, dialogue_of, is_call_kind
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
-from ajet_tools.trace.imports.spans import Span, Spool, spans_of
+from ajet_tools.trace.imports.spans import Span, Spool, flat, spans_of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -38,14 +39,16 @@ def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
     calls = [_call(span, dialogue, episode_id, i, parents) for i, (span, dialogue) in enumerate(dialogues)]
     top = next((span for span in ordered if span.parent_id is None or span.parent_id not in parents), ordered[0])
     rewards = tuple(reward for span in ordered for reward in _rewards(span))
+    output = parsed(first_of(top.attributes, OUTPUTS))
     return Parsed(
         episode=Episode(
             episode_id=episode_id,
             run_id=next((str(r) for s in ordered if (r := s.resource.get("ajet.run_id"))), ""),
             task=_task(top, trace, calls, episode_id),
             split="",
-            output=parsed(top.attributes.get("output.value")) if top not in [s for s, _ in dialogues] else None,
+            output=output if top not in [s for s, _ in dialogues] else None,
             calls=tuple(calls),
+            events=tuple(event for span in ordered if (event := _event(span, trace))),
             rewards=rewards,
             status="failed" if top.error else "succeeded",
             error=top.error,
@@ -53,6 +56,11 @@ def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
             ended_at=_at(max((s.end for s in ordered if s.end is not None), default=None)),
         )
     )
+
+
+def _event(span: Span, trace: str) -> Event | None:
+    times = _at(span.start), _at(span.end)
+    return event_of(span.name, span.attributes, span.error, *times, (trace, span.span_id))
 
 
 def _own(root: Span, spans: Iterable[Span]) -> Parsed:
@@ -81,8 +89,8 @@ def _is_call(span: Span) -> bool:
     """Whether a span is a model call: by its kind if it has one, else by its attributes."""
     of = span.attributes
     operation = of.get("gen_ai.operation.name")
-    kind = str(of.get("openinference.span.kind") or of.get("gen_ai.span.kind") or of.get("traceloop.span.kind") or "")
-    if operation in _NOT_A_CALL or (kind and kind.upper() not in ("LLM", "CHAT")):
+    kind = first_of(of, KINDS)
+    if operation in _NOT_A_CALL or (kind and not is_call_kind(kind)):
         return False
     if operation in ("chat", "text_completion", "generate_content") or kind:
         return True
@@ -104,9 +112,10 @@ _SAMPLING = {
 
 def _call(span: Span, dialogue: Dialogue | None, episode_id: str, index: int, parents: Mapping[str, Span]) -> Call:
     of = span.attributes
-    model = of.get("gen_ai.response.model") or of.get("gen_ai.request.model") or of.get("llm.model_name") or ""
+    model = of.get("gen_ai.response.model") or of.get("gen_ai.request.model") or of.get("llm.model_name")
+    model = model or of.get("langfuse.observation.model.name") or ""
     sampling = {name: of[key] for key, name in _SAMPLING.items() if key in of}
-    invoked = parsed(of.get("llm.invocation_parameters"))
+    invoked = parsed(first_of(of, ("llm.invocation_parameters", "langfuse.observation.model.parameters")))
     sampling |= invoked if isinstance(invoked, dict) else {}
     request: dict[str, object] = {"messages": dialogue.messages} if dialogue else {}
     request |= {"tools": dialogue.tools} if dialogue and dialogue.tools else {}
@@ -135,7 +144,8 @@ def _call(span: Span, dialogue: Dialogue | None, episode_id: str, index: int, pa
 
 
 def _response(span: Span, dialogue: Dialogue | None, finish: str | None) -> dict[str, object]:
-    of = span.attributes
+    details = parsed(span.attributes.get("langfuse.observation.usage_details"))
+    of = {**span.attributes, **(flat({"langfuse.usage": details}) if isinstance(details, Mapping) else {})}
     response: dict[str, object] = {}
     if text_of(of.get("gen_ai.response.id")):
         response["id"] = of["gen_ai.response.id"]
@@ -143,13 +153,12 @@ def _response(span: Span, dialogue: Dialogue | None, finish: str | None) -> dict
         choice = {"index": 0, "message": dialogue.reply}
         response["choices"] = [choice if finish is None else {**choice, "finish_reason": finish}]
     names = (
-        ("prompt_tokens", ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")),
-        (
-            "completion_tokens",
-            ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"),
-        ),
-    )
-    usage = {name: next((of[key] for key in keys if key in of), None) for name, keys in names}
+        ("prompt_tokens", "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt",
+         "langfuse.usage.input"),
+        ("completion_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens",
+         "llm.token_count.completion", "langfuse.usage.output"),
+    )  # fmt: skip
+    usage = {name: first_of(of, tuple(keys)) for name, *keys in names}
     if any(value is not None for value in usage.values()):
         response["usage"] = {name: value for name, value in usage.items() if value is not None}
     return response
@@ -181,10 +190,13 @@ def _agent(span: Span, parents: Mapping[str, Span]) -> str:
 
 def _task(top: Span, trace: str, calls: Sequence[Call], episode_id: str) -> Task:
     """The outermost span's input (OpenInference's `input.value`), else the first call's question."""
-    input_value = top.attributes.get("input.value")
+    kind = first_of(top.attributes, KINDS)
+    asked = parsed(first_of(top.attributes, INPUTS)) if kind and not is_call_kind(kind) else None
     rollout = {"rollout": trace} if ":" in trace else {}
-    if isinstance(input_value, str) and top.attributes.get("openinference.span.kind") not in ("LLM", None):
-        return Task(main_query=input_value, metadata=rollout)
+    if isinstance(asked, str):
+        return Task(main_query=asked, metadata=rollout)
+    if isinstance(asked, dict) and (question := next((v for v in asked.values() if isinstance(v, str)), None)):
+        return Task(main_query=question, metadata={**asked, **rollout})
     return task_of(calls[0].request.get("messages"), rollout, episode_id)
 
 
@@ -210,14 +222,19 @@ def _at(nanoseconds: int | None) -> datetime:
     return UNKNOWN_TIME if nanoseconds is None else _EPOCH + timedelta(microseconds=nanoseconds // 1000)
 
 
-def read(rows: Iterable[Row], bad: BadRows, left_out: Counter[str]) -> Iterator[Parsed]:
+def read(
+    rows: Iterable[Row],
+    bad: BadRows,
+    left_out: Counter[str],
+    read_spans: Callable[[Mapping[str, object]], Iterator[Span]] = spans_of,
+) -> Iterator[Parsed]:
     """An episode for each trace that has a model call."""
     with Spool() as spool:
         for row in rows:
             try:
                 if not isinstance(row.value, Mapping):
                     raise TypeError("it is not an object")
-                for span in list(spans_of(row.value)):
+                for span in list(read_spans(row.value)):
                     spool.add(span)
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
                 bad.add(row.where, f"holds no spans: {error}")
@@ -237,7 +254,10 @@ def parse_traces(traces: Iterable[tuple[str, list[Span]]], bad: BadRows, left_ou
         else:
             own_attributes = {"ajet.episode", "ajet.call", "ajet.event"}
             others = sum(not own_attributes & span.attributes.keys() for span in spans)
-            others -= 0 if any("ajet.call" in span.attributes for span in spans) else len(result.episode.calls)
-            if others:
-                left_out["spans that are not model calls"] += others
+            if not any("ajet.call" in span.attributes for span in spans):
+                ids = {span.span_id for span in spans}
+                tops = (span for span in spans if span.parent_id not in ids and not _is_call(span))
+                others -= len(result.episode.calls) + len(result.episode.events) + (next(tops, None) is not None)
+            if others > 0:
+                left_out["spans that are no model calls, tools or retrievals"] += others
             yield result

@@ -66,15 +66,15 @@ def spans_of(value: Mapping[str, object]) -> Iterator[Span]:
         raise ValueError("it has no resourceSpans, no context with a trace_id, no rollout_id")
 
 
-def _get(value: Mapping[str, object], name: str) -> object:
+def get(value: Mapping[str, object], name: str) -> object:
     """A key in either spelling of protobuf's JSON."""
     return value.get(name, value.get(re.sub(r"[A-Z]", lambda m: "_" + m[0].lower(), name)))
 
 
 def _otlp(group: Mapping[str, object]) -> Iterator[Span]:
     resource = _attributes(_object(group.get("resource"), "resource").get("attributes"))
-    for scope in _objects(_get(group, "scopeSpans"), "scopeSpans"):
-        for span in _objects(scope.get("spans"), "spans"):
+    for scope in objects(get(group, "scopeSpans"), "scopeSpans"):
+        for span in objects(scope.get("spans"), "spans"):
             yield otlp_span(span, resource)
 
 
@@ -87,7 +87,7 @@ def _object(value: object, name: str) -> Mapping[str, object]:
     return {}
 
 
-def _objects(value: object, name: str) -> list[Mapping[str, object]]:
+def objects(value: object, name: str) -> list[Mapping[str, object]]:
     """A JSON array of objects; empty where there is none. Raises TypeError."""
     if value and not isinstance(value, list):
         raise TypeError(f"{name} is not a list (got {type(value).__name__})")
@@ -95,7 +95,7 @@ def _objects(value: object, name: str) -> list[Mapping[str, object]]:
 
 
 def _events(value: object) -> list[tuple[str, dict[str, object]]]:
-    return [(str(e.get("name", "")), _attributes(e.get("attributes"))) for e in _objects(value, "events")]
+    return [(str(e.get("name", "")), _attributes(e.get("attributes"))) for e in objects(value, "events")]
 
 
 def otlp_span(span: Mapping[str, object], resource: dict[str, object]) -> Span:
@@ -103,12 +103,12 @@ def otlp_span(span: Mapping[str, object], resource: dict[str, object]) -> Span:
     status = _object(span.get("status"), "status")
     failed = status.get("code") in (2, "STATUS_CODE_ERROR", "ERROR")
     return Span(
-        trace=_hex(_get(span, "traceId")),
-        span_id=_hex(_get(span, "spanId")),
-        parent_id=_hex(_get(span, "parentSpanId")) or None,
+        trace=_hex(get(span, "traceId")),
+        span_id=_hex(get(span, "spanId")),
+        parent_id=_hex(get(span, "parentSpanId")) or None,
         name=str(span.get("name", "")),
-        start=_nanos(_get(span, "startTimeUnixNano")),
-        end=_nanos(_get(span, "endTimeUnixNano")),
+        start=_nanos(get(span, "startTimeUnixNano")),
+        end=_nanos(get(span, "endTimeUnixNano")),
         error=str(status.get("message") or "error") if failed else None,
         attributes=_attributes(span.get("attributes")),
         events=_events(span.get("events")),
@@ -123,20 +123,20 @@ def _attributes(pairs: object) -> dict[str, object]:
 
 
 def _pairs(value: object) -> dict[str, object]:
-    return {str(pair["key"]): _any_value(pair.get("value")) for pair in _objects(value, "attributes")}
+    return {str(pair["key"]): _any_value(pair.get("value")) for pair in objects(value, "attributes")}
 
 
 def _any_value(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     for name in ("stringValue", "boolValue", "doubleValue", "bytesValue"):
-        content = _get(value, name)
+        content = get(value, name)
         if content is not None:
             return content
-    number = _get(value, "intValue")
+    number = get(value, "intValue")
     if number is not None:
         return _integer(number)
-    array, pairs = _get(value, "arrayValue"), _get(value, "kvlistValue")
+    array, pairs = get(value, "arrayValue"), get(value, "kvlistValue")
     if array is not None:
         values = _object(array, "arrayValue").get("values")
         return [_any_value(v) for v in values] if isinstance(values, list) else []
@@ -174,8 +174,8 @@ def _sdk(value: Mapping[str, object], context: Mapping[str, object]) -> Span:
         span_id=_hex(context["span_id"]),
         parent_id=_hex(value.get("parent_id")) or None,
         name=str(value.get("name", "")),
-        start=_moment(value.get("start_time")),
-        end=_moment(value.get("end_time")),
+        start=moment(value.get("start_time")),
+        end=moment(value.get("end_time")),
         error=str(message or "error") if str(code).upper().endswith("ERROR") else None,
         attributes=flat(_object(value.get("attributes"), "attributes")),
         events=_events(value.get("events")),
@@ -191,8 +191,8 @@ def _lightning(value: Mapping[str, object]) -> Span:
         span_id=_hex(value["span_id"]),
         parent_id=_hex(value.get("parent_id")) or None,
         name=str(value.get("name", "")),
-        start=_moment(value.get("start_time")),
-        end=_moment(value.get("end_time")),
+        start=moment(value.get("start_time")),
+        end=moment(value.get("end_time")),
         error=str(status.get("description") or "error") if failed else None,
         attributes=flat(_object(value.get("attributes"), "attributes")),
         events=_events(value.get("events")),
@@ -201,7 +201,7 @@ def _lightning(value: Mapping[str, object]) -> Span:
     )
 
 
-def _moment(value: object) -> int | None:
+def moment(value: object) -> int | None:
     """A time as nanoseconds: ISO text, seconds, or nanoseconds."""
     if value in (None, ""):
         return None

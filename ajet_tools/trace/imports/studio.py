@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ajet_sdk.capture.spans import parsed
 from ajet_sdk.errors import TraceError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.types import Run
-from ajet_tools.trace.imports.dialogue import parsed
 from ajet_tools.trace.imports.otlp import parse_traces
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed
 from ajet_tools.trace.imports.spans import Span, otlp_span

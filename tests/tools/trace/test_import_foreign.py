@@ -416,9 +416,62 @@ def test_chats_of_an_openai_log_are_tasks_of_their_own(tmp_path: Path) -> None:
         assert reader.query("SELECT DISTINCT split, step FROM episodes").to_pylist() == [{"split": None, "step": None}]
 
 
-@pytest.mark.parametrize("format", [None, "openai"])
-def test_a_langfuse_export_is_refused_by_name(tmp_path: Path, format: SourceFormat | None) -> None:
-    row = {"id": "o", "traceId": "t", "projectId": "p", "type": "GENERATION", "startTime": "2026-01-01T00:00:00Z",
-           "input": {"messages": ASKED}, "output": {"role": "assistant", "content": "4"}, "model": "m"}  # fmt: skip
-    with pytest.raises((ConfigError, TaskError), match=r"Langfuse .*, which is not supported.*--from otlp"):
-        _import(tmp_path, _lines(tmp_path / "observations.jsonl", row), format)
+FOREIGN = Path(__file__).parent / "foreign"
+"""Written by the packages themselves, in the versions of the names: what LangSmith's client sent for an agent with
+`traceable` and `wrap_openai`, as its `Run`s; what Langfuse's sent over OTLP, and the same as a page of its API."""
+
+
+@pytest.mark.parametrize("name", ["langsmith-0.15.1.jsonl", "langfuse-5.0.4.json", "langfuse-5.0.4-otlp.json"])
+def test_what_langsmith_and_langfuse_write_is_calls_tools_retrievals_and_errors(tmp_path: Path, name: str) -> None:
+    episode, *others = sorted(_import(tmp_path, FOREIGN / name), key=lambda e: e.started_at)
+    assert episode.task.main_query == "What is 30+94?" and episode.status == "succeeded"
+    assert str(episode.output) == "124" and episode.ended_at > episode.started_at
+    first, last = episode.calls
+    assert first.model == "gpt-4o-mini" and first.request["tools"][0]["function"]["name"] == "add"
+    assert first.request["messages"] == [
+        {"role": "system", "content": "Calculate."}, {"role": "user", "content": "What is 30+94?"},
+    ]  # fmt: skip
+    assert first.sampling["temperature"] == 0.5
+    assert first.response["usage"] == {"prompt_tokens": 20, "completion_tokens": 5}
+    called = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 30, "b": 94}'}}
+    assert first.response["choices"][0]["message"]["tool_calls"] == [called]
+    assert last.request["messages"][-1] == {"role": "tool", "content": "124", "tool_call_id": "c1"}
+    assert last.response["choices"][0]["message"]["content"] == "124"
+    events = {event.name: event for event in episode.events}
+    assert {name: event.kind for name, event in events.items()} == {
+        "search": "retrieval", "add": "tool", "broken": "tool",
+    }  # fmt: skip
+    assert events["add"].arguments == {"a": 30, "b": 94} and str(events["add"].result) == "124"
+    assert "no such number" in (events["broken"].error or "") and "30+94 is a sum" in str(events["search"].result)
+    assert [(e.status, e.error, len(e.calls)) for e in others] == (
+        [("failed", "RuntimeError('gave up')", 1)] if "langsmith" in name else []
+    )
+
+
+def test_rows_of_langfuse_and_langchain_in_all_their_spellings(tmp_path: Path) -> None:
+    human = {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", "HumanMessage"],
+             "kwargs": {"content": "Hi", "type": "human"}}  # fmt: skip
+    said = {"type": "ai", "content": "", "tool_calls": [{"name": "f", "args": {"x": 1}, "id": "t"}]}
+    run = {"id": "a-1", "trace_id": "a-1", "name": "ChatOpenAI", "run_type": "llm", "start_time": "2026-01-01T00:00:00",
+           "inputs": {"messages": [[human]]}, "outputs": {"generations": [[{"message": {"kwargs": said}}]]},
+           "feedback_stats": {"right": {"n": 2, "avg": 0.5}}}  # fmt: skip
+    observation = {"id": "o", "trace_id": "t", "project_id": "p", "type": "GENERATION", "name": "g", "level": "ERROR",
+                   "start_time": "2026-01-02T00:00:00Z", "status_message": "429", "input": "Hi",
+                   "output": "Hello"}  # fmt: skip
+    traced = {"id": "t2", "timestamp": "2026-01-03T00:00:00Z", "projectId": "p", "name": "chat", "input": {"q": "Hi"},
+              "output": "Hello", "scores": [{"name": "good", "value": 1, "comment": "yes"}],
+              "observations": [{**observation, "level": "DEFAULT", "trace_id": "t2"}]}  # fmt: skip
+    found = []
+    for name, row in {"run": run, "observation": observation, "traced": traced}.items():
+        (tmp_path / name).mkdir()
+        found += _import(tmp_path / name, _lines(tmp_path / f"{name}.jsonl", row))
+    call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    assert [e.calls[0].request["messages"] for e in found] == [[{"role": "user", "content": "Hi"}]] * 3
+    assert found[0].calls[0].response["choices"][0]["message"]["tool_calls"] == [call]
+    assert (
+        found[1].calls[0].error == "429" and found[1].calls[0].response["choices"][0]["message"]["content"] == "Hello"
+    )
+    assert found[2].task.main_query == "Hi" and found[2].output == "Hello" and found[2].ended_at.day == 3
+    assert [[(r.name, r.value, r.reason) for r in e.rewards] for e in found] == [
+        [("right", 0.5, None)], [], [("good", 1.0, "yes")],
+    ]  # fmt: skip

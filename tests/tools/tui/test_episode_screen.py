@@ -274,7 +274,7 @@ async def test_tools_that_were_called_over_mcp_are_shown(tmp_path: Path) -> None
         writer.put(RUN, one, episode("mcp0001", events=(added, lost)), RUN.model_copy(update={"status": "finished"}))
     async with opened(tmp_path / "trace.duckdb", "mcp0001") as (_, screen):
         text = " ".join(shown(screen).split())
-        assert '2 tool calls over MCP → add 0.25 s {"a": 1} {"isError": false} → look_up 0.25 s' in text
+        assert '2 tool calls → add 0.25 s {"a": 1} {"isError": false} → look_up 0.25 s' in text
         assert "ConnectionError: [gone]" in text
 
 
