@@ -19,20 +19,22 @@ _BITS = 52
 
 @contextmanager
 def deterministic_torch(wanted: bool) -> Iterator[None]:
-    """Within the block, let torch use deterministic operations where it has them."""
+    """Within the block, let torch use deterministic operations where it has them, and a single thread."""
     if not wanted:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    filled, threads = torch.utils.deterministic.fill_uninitialized_memory, torch.get_num_threads()
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.set_num_threads(1)  # how many there are decides how a sum is split
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.utils.deterministic.fill_uninitialized_memory = filled
+        torch.set_num_threads(threads)
 
 
 def in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:

@@ -56,3 +56,16 @@ def test_a_run_under_load_that_is_killed_twenty_times_repeats_to_the_bit(tmp_pat
 def _spin() -> None:
     while True:
         pass
+
+
+@pytest.mark.slow
+def test_the_number_of_threads_changes_no_bit(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context, hashes = multiprocessing.get_context("spawn"), []
+    for threads in ("1", "2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        config = repeating_job(tmp_path / threads, tiny_model, 2)
+        process = context.Process(target=repeat, args=(config,))
+        process.start()
+        process.join()
+        hashes.append(numbers_of(config)[1])
+    assert hashes[0] == hashes[1] and len(hashes[0]) == 2
