@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from ajet_sdk.errors import ConfigError, RequestRefused
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.tokens.template import ChatTemplate
 
+ROOT = Path(__file__).parents[2]
 # ruff: noqa: E501
 HOSTILE = {
     "range": "{% for i in range(10**9) %}x{% endfor %}",
@@ -197,6 +200,14 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path, tiny_model: Path) -> No
     with pytest.raises(ConfigError, match="it was run"):
         load_model(place, trust_remote_code=True)
     assert ran.exists()
+
+
+def test_whatever_loads_a_checkpoint_says_whether_its_code_may_run() -> None:
+    """Else transformers asks on the terminal."""
+    for file in (path for package in ("ajet_sdk", "ajet_tools") for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and re.fullmatch(r"Auto\w+\.from_pretrained", ast.unparse(node.func)):
+                assert "trust_remote_code" in {keyword.arg for keyword in node.keywords}, (file, node.lineno)
 
 
 def test_what_templates_do_is_not_stopped() -> None:

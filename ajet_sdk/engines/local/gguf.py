@@ -15,12 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 def convert(file: Path, directory: Path) -> None:
     """Write weights in float32, tokenizer and chat template of a GGUF file to `directory`."""
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+    )
     # the weights are plain tensors by now; with these two, transformers refuses to write a model that it read from GGUF
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     if model.generation_config.eos_token_id is None:
         model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(directory)
