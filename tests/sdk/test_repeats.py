@@ -59,7 +59,9 @@ def _spin() -> None:
 
 
 @pytest.mark.slow
-def test_the_number_of_threads_changes_no_bit(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_threads_changes_no_bit(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context, hashes = multiprocessing.get_context("spawn"), []
     for threads in ("1", "2"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
