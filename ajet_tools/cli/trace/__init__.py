@@ -32,6 +32,10 @@ class TraceCommands(LazyGroup):
             "files",
             "Check a trace for consistency and list violations with their ids. Exits with 1 if there are any.",
         ),
+        "audit": (
+            "files",
+            "Audit another trainer's rollouts with token ids: does it train what was sampled? Exits with 1 if not.",
+        ),
         "view": ("view", "Browse a trace in the terminal: runs, curves, episodes, tokens, SQL; also during a run."),
         "rejudge": (
             "rejudge",
@@ -52,7 +56,7 @@ class TraceCommands(LazyGroup):
         "import": ("exchange", "Import other tools' traces, or what `ajet trace export` wrote, into a trace file."),
     }
     panels = {
-        "Look": ("ls", "show", "view", "splits", "ledger", "check"),
+        "Look": ("ls", "show", "view", "splits", "ledger", "check", "audit"),
         "Ask": ("explain", "diff", "sql", "rejudge"),
         "Change": ("prune",),
         "Exchange": ("export", "import"),

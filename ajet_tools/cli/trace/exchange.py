@@ -14,7 +14,7 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import echo, visible
 from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_tools.cli.options import AsJson, IncludeValidation, SkipBadRows, print_json
-from ajet_tools.cli.trace.options import OfRun, WhereOrRun
+from ajet_tools.cli.trace.options import FROM_HELP, OfRun, WhereOrRun
 from ajet_tools.dataset.similarity.held_out import export_rows
 from ajet_tools.text.clean import counted
 from ajet_tools.trace import queries
@@ -29,7 +29,6 @@ from ajet_tools.trace.queries.listing import open_listing
 app = typer.Typer(add_completion=False)
 
 _FORMAT_HELP = "tasks, messages, sharegpt, trl-prompt, trl-preference, tokens, otlp, native or html."
-_FROM_HELP = "auto, native, openai, otlp, openinference, studio, agent-lightning, langsmith, langfuse or verifiers."
 
 
 @app.command()
@@ -158,14 +157,15 @@ def _report_export(done: Exported, redact: bool, as_json: bool, *, to_stdout: bo
 def import_(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files to import; - is stdin.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The trace (*.duckdb) to create or add to.")],
-    source: Annotated[str, typer.Option("--from", metavar="FORMAT", help=_FROM_HELP)] = "auto",
+    source: Annotated[str, typer.Option("--from", metavar="FORMAT", help=FROM_HELP)] = "auto",
     skip_bad_rows: SkipBadRows = False,
     as_json: AsJson = False,
 ) -> None:
     """Import other tools' traces, or what `ajet trace export` wrote, into a trace file.
 
     Reads ajet's native and messages, OpenAI messages, request/response logs and batch output, OTLP JSON with GenAI
-    attributes, OpenInference (Phoenix), AgentScope Studio's database, agent-lightning's spans, verifiers' results.
+    attributes, OpenInference (Phoenix), AgentScope Studio's database, agent-lightning's spans, verifiers' results and
+    traces, Tinker's Datums, TRL's rollouts, rLLM's episodes.
     Fields that a format lacks stay empty. Importing a file twice adds nothing.
 
     \b

@@ -1,4 +1,4 @@
-"""`ajet trace prune check`: the files themselves."""
+"""`ajet trace prune check audit`: the files themselves."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rich.markup import escape
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting import output
-from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.output import echo, visible
 from ajet_sdk.trace.limits import age, bytes_of, size
 from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.trace.options import Where
+from ajet_tools.cli.trace.options import FROM_HELP, Where
 from ajet_tools.text import tables as render
-from ajet_tools.text.clean import one_line
+from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace import queries
 from ajet_tools.trace.files.audit import Audit, audit
 from ajet_tools.trace.files.check import INVARIANTS, edited
@@ -32,6 +32,8 @@ from ajet_tools.trace.files.prune import RunSize, beyond_size, run_sizes
 from ajet_tools.trace.files.prune import older_than as older
 from ajet_tools.trace.files.prune import prune as prune_file
 from ajet_tools.trace.files.rewrite import OnStage, refuse_live
+from ajet_tools.trace.imports import SOURCES
+from ajet_tools.trace.imports.audited import audit_dump
 from ajet_tools.trace.locate import located_files
 from ajet_tools.trace.queries.base import rows
 
@@ -189,6 +191,50 @@ def check(
         if where in audits:
             _print_audit(where, audits[where])
     if not sound:
+        raise typer.Exit(1)
+
+
+@app.command("audit")
+def audit_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What a trainer wrote of its rollouts.")],
+    source: Annotated[str, typer.Option("--from", metavar="FORMAT", help=FROM_HELP)] = "auto",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", metavar="DIR", help="The model's tokenizer: compare ids with texts and template."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Audit another trainer's rollouts with token ids: does it train what was sampled? Exits with 1 if not.
+
+    Reads verifiers' traces.jsonl, Tinker's Datums and the cookbook's capture, TRL's rollouts, rLLM's episodes,
+    agent-lightning's spans. Lengths of ids, masks, log-probabilities and spans must agree; log-probabilities be finite
+    and at most 0; only sampled tokens be trained; no attempt have a lower advantage than one of its group with a lower
+    reward. With a tokenizer, sampled ids must be the text of the reply, prompts what the chat template renders. Prompts
+    that do not extend an earlier call are listed.
+
+    \b
+    ajet trace audit outputs/gsm8k/traces.jsonl --tokenizer ~/models/Qwen3-0.6B
+    ajet trace audit datums.jsonl --from tinker --json
+    """
+    if source != "auto" and source not in SOURCES:
+        raise ConfigError(f"there is no format {source!r}; formats: auto, {', '.join(SOURCES)}")
+    dump = audit_dump(files, None if source == "auto" else source, tokenizer)  # type: ignore[arg-type]
+    if as_json:
+        print_json({"sound": dump.sound, **asdict(dump)})
+    else:
+        for file, format in dump.formats.items():
+            echo(f"{visible(file)}: {format}")
+        echo(f"{counted(dump.episodes, 'episode')} with {counted(dump.calls, 'call')}")
+        for problem in dump.problems:
+            echo(visible(problem))
+        if dump.unreadable > len(dump.problems):
+            echo(f"and {counted(dump.unreadable - len(dump.problems), 'row')} more")
+        _print_audit(files[0], dump.audit)
+        for split in dump.splits[:3]:
+            echo(f"split: {split}")
+        if len(dump.splits) > 3:
+            echo(f"and {counted(len(dump.splits) - 3, 'split')} more")
+    if not dump.sound:
         raise typer.Exit(1)
 
 

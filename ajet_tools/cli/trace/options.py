@@ -39,3 +39,7 @@ Newest = Annotated[
     typer.Option("--limit", "-n", min=1, help="Only the newest N episodes. Default: all.", show_default=False),
 ]
 NoPager = Annotated[bool, typer.Option("--no-pager", help="Print without a pager.")]
+FROM_HELP = (
+    "auto, native, openai, otlp, openinference, studio, agent-lightning, langsmith, langfuse, verifiers, verifiers-v1, "
+    "tinker, trl or rllm."
+)

@@ -60,10 +60,11 @@ class Audit:
     """Table -> rows that were read."""
 
 
-def audit(path: Path, *more: Path) -> Audit:
+def audit(path: Path, *more: Path, tokenizer: Path | None = None) -> Audit:
     """Recomputes what a trace (of one file or several) holds and names the first row of each check that differs.
 
-    Superseded steps and episodes without an end are left out. Raises TraceError where the trace cannot be read.
+    `tokenizer` is a directory, or its `tokenizer.json`; None: what each run's config names. Superseded steps and
+    episodes without an end are left out. Raises TraceError where the trace cannot be read.
     """
     differs: list[Differs] = []
     unchecked: list[Unchecked] = []
@@ -73,7 +74,7 @@ def audit(path: Path, *more: Path) -> Audit:
             differs += _differences(name, db.execute(sql).fetchall())
         unchecked += [Unchecked(*row) for row in db.execute(_UNCHECKED).fetchall()]
         for (run,) in db.execute("SELECT run_id FROM runs ORDER BY started").fetchall():
-            differing, reasons = _texts(reader, db, run, path)
+            differing, reasons = _texts(reader, db, run, path, tokenizer)
             differs += differing
             unchecked += reasons
     return Audit(tuple(differs), tuple(unchecked), len(CHECKS) + len(_TEXTS), rows)
@@ -130,13 +131,13 @@ _UNCHECKED = """
 
 
 def _texts(
-    reader: TraceReader, db: duckdb.DuckDBPyConnection, run: str, trace: Path
+    reader: TraceReader, db: duckdb.DuckDBPyConnection, run: str, trace: Path, tokenizer: Path | None
 ) -> tuple[list[Differs], list[Unchecked]]:
     """Prompts against the calls that they repeat; with the run's tokenizer, ids against texts."""
     known: Vocabulary | None = None
     unchecked = []
     try:
-        known = vocabulary(reader, run, trace=trace)
+        known = vocabulary(reader, run, tokenizer, trace)
         if known.template is None:
             unchecked.append(Unchecked("templates", run, f"there is no chat template beside {known.source}"))
     except ConfigError as error:
@@ -285,7 +286,8 @@ def _missing(row: _Row, text: str, known: Vocabulary) -> str | None:
     listed = message.get("tool_calls")
     calls = listed if isinstance(listed, list) else []
     reasoning = message.get("reasoning_content")
-    if not calls and not reasoning and isinstance(content, str) and row["error"] is None and not row["cut_tokens"]:
+    ended_as_told = row["error"] is None and not row["cut_tokens"] and row["finish_reason"] is not None
+    if not calls and not reasoning and isinstance(content, str) and ended_as_told:
         last = _ids((row["output_ids"] or [])[-1:]).tolist()
         ended = "".join(known.decode([i]) for i in last if known.is_special(i))
         plain = {text, text.removesuffix(ended)}

@@ -373,7 +373,7 @@ CHECKS = {
     "requests": """
         SELECT run_id, min(call_id), 'one prompt, agent and target tag', concat_ws(', ', list(DISTINCT prompt),
             list(DISTINCT agent), list(DISTINCT target_tag), list(DISTINCT started_at)) FROM calls
-        WHERE request_id IS NOT NULL GROUP BY run_id, request_id
+        WHERE request_id <> '' GROUP BY run_id, request_id
         HAVING count(DISTINCT (episode_id, prompt, agent, coalesce(target_tag, ''), started_at)) > 1
         UNION ALL SELECT run_id, min(call_id), 'one target tag of agent ' || agent, list(DISTINCT target_tag)::VARCHAR
         FROM calls GROUP BY run_id, episode_id, agent HAVING count(DISTINCT coalesce(target_tag, '')) > 1

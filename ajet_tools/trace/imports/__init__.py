@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,12 +17,13 @@ from typing import Any, BinaryIO, Literal, get_args
 from ajet_sdk.errors import ConfigError, TaskError, TraceError
 from ajet_sdk.tasks.json_rows import BadRows, Row, bounded, json_rows
 from ajet_sdk.types import Episode, Run
-from ajet_tools.trace.imports import native, observations, openai, otlp, studio, verifiers
+from ajet_tools.trace.imports import native, observations, openai, otlp, studio, trainers, verifiers, verifiers_v1
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, Sink, stable_id
 
 SourceFormat = Literal[
-    "native", "openai", "otlp", "openinference", "studio", "agent-lightning", "langsmith", "langfuse", "verifiers"
-]
+    "native", "openai", "otlp", "openinference", "studio", "agent-lightning", "langsmith", "langfuse", "verifiers",
+    "verifiers-v1", "tinker", "trl", "rllm",
+]  # fmt: skip
 SOURCES: tuple[SourceFormat, ...] = get_args(SourceFormat)
 
 Progress = Callable[[int, int], None]
@@ -43,6 +44,8 @@ class Imported:
     problems: list[str] = field(default_factory=list)
     """What was wrong with the first few bad rows."""
     left_out: dict[str, int] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict, repr=False)
+    """Episode -> the row that it was read from, of formats with token ids."""
 
 
 def import_files(
@@ -66,7 +69,7 @@ def import_files(
     """
     _check(files, out)
     bad, left_out = BadRows(skip=skip_bad_rows), Counter[str]()
-    formats: dict[str, str] = {}
+    formats, places = dict[str, str](), dict[str, str]()
     with ExitStack() as stack:
         starts = [stack.enter_context(_open(path)) for path in files]
         kinds = [format or recognised(start, _name(path)) for path, (_, start) in zip(files, starts, strict=True)]
@@ -77,7 +80,10 @@ def import_files(
             parsed_episodes = _read(kind, path, counted, _name(path), bad, left_out)
             for parsed in _with_run(parsed_episodes, kind, _name(path), start):
                 sink.put(parsed)
-    return Imported(out, formats, sink.episodes, sink.calls, sink.already, bad.count, bad.first, dict(left_out))
+                if parsed.episode is not None and parsed.where:
+                    places[parsed.episode.episode_id] = parsed.where
+    told = (bad.count, bad.first, dict(left_out), places)
+    return Imported(out, formats, sink.episodes, sink.calls, sink.already, *told)
 
 
 def _name(path: Path | None) -> str:
@@ -120,8 +126,14 @@ _SIGNS: tuple[tuple[SourceFormat, tuple[str, ...]], ...] = (
     ("langsmith", observations.LANGSMITH),
     *(("langfuse", keys) for keys in observations.LANGFUSE),
     ("openinference", ("context", "trace_id", "span_id")),
+    ("verifiers-v1", ("env", "traces")),
+    ("tinker", ("model_input", "loss_fn_inputs")),
+    ("tinker", ("prompt_tokens", "samples")),
+    ("rllm", ("trajectories", "steps")),
+    ("trl", ("input_ids", "completion_mask")),
     ("verifiers", ("prompt", "completion", "reward")),
     ("verifiers", ("prompt", "completion", "example_id")),
+    ("trl", ("prompt_ids", "completion_ids")),
     ("openai", ("custom_id",)),
     ("openai", ("messages",)),
     ("openai", ("choices",)),
@@ -182,15 +194,22 @@ def _read(
             raise ConfigError("AgentScope Studio's database cannot be read from stdin; name the file")
         return studio.read(path, bad, left_out)
     rows: Iterator[Row] = json_rows(file, name, bad)
-    if format == "native":
-        return native.read(rows, bad)
-    if format == "openai":
-        return openai.read(rows, bad)
-    if format == "verifiers":
-        return verifiers.read(rows, bad)
+    if format in _READERS:
+        return _READERS[format](rows, bad)
     if format in ("langsmith", "langfuse"):
         return otlp.read(rows, bad, left_out, observations.spans_of)
     return otlp.read(rows, bad, left_out)
+
+
+_READERS: dict[SourceFormat, Callable[[Iterable[Row], BadRows], Iterator[Parsed]]] = {
+    "native": native.read,
+    "openai": openai.read,
+    "verifiers": verifiers.read,
+    "verifiers-v1": verifiers_v1.read,
+    "tinker": trainers.read_tinker,
+    "trl": trainers.read_trl,
+    "rllm": trainers.read_rllm,
+}
 
 
 def _with_run(parsed_episodes: Iterator[Parsed], format: SourceFormat, name: str, start: bytes) -> Iterator[Parsed]:
@@ -207,7 +226,8 @@ def _with_run(parsed_episodes: Iterator[Parsed], format: SourceFormat, name: str
         episode = parsed.episode
         if episode is not None and parsed.ended:
             run_id = episode.run_id or default_run_id
-            parsed = replace(parsed, episode=episode.model_copy(update={"run_id": run_id}))
+            trained = tuple(row if row.run_id else row.model_copy(update={"run_id": run_id}) for row in parsed.trained)
+            parsed = replace(parsed, episode=episode.model_copy(update={"run_id": run_id}), trained=trained)
             if run_id not in known:
                 before = mine.get(run_id) or Run(
                     run_id=run_id,

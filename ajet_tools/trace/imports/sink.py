@@ -147,6 +147,8 @@ class Parsed:
     ledger: tuple[LedgerEntry, ...] = ()
     feedback: tuple[Feedback, ...] = ()
     trained: tuple[Trained, ...] = ()
+    where: str = ""
+    """File and row, where the source has such."""
 
 
 def stable_id(*parts: object) -> str:

@@ -118,10 +118,11 @@ def _messages(value: object, role: str) -> list[dict[str, object]]:
         return [{"role": role, "content": value}]
     if not isinstance(value, list):
         raise TypeError(f"messages are not a list (got {type(value).__name__})")
-    return [_message(message) for message in value if isinstance(message, Mapping)]
+    return [message_of(message) for message in value if isinstance(message, Mapping)]
 
 
-def _message(message: Mapping[str, object]) -> dict[str, object]:
+def message_of(message: Mapping[str, object]) -> dict[str, object]:
+    """A message with its tool calls as OpenAI has them."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return dict(message)

@@ -1,0 +1,101 @@
+"""Other trainers' dumps, imported into a trace of their own and audited as that of a run is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.protocols import TraceReader
+from ajet_sdk.trace.reader import open_trace
+from ajet_tools.trace.files.audit import Audit, Differs, audit
+from ajet_tools.trace.imports import SourceFormat, import_files
+from ajet_tools.trace.queries.base import rows
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """What a dump holds, and what is wrong with it."""
+
+    formats: Mapping[str, str]
+    """Each file and the format it was read as."""
+    episodes: int
+    calls: int
+    unreadable: int
+    """Rows whose tokens, masks, log-probabilities or spans do not agree, or that are not of the format."""
+    problems: Sequence[str]
+    """What is wrong with the first of them."""
+    audit: Audit
+    splits: Sequence[str]
+    """Later prompts that extend no earlier call of their episode: no fault, but what is trained twice."""
+
+    @property
+    def sound(self) -> bool:
+        return not self.unreadable and not self.audit.differs
+
+
+def audit_dump(files: Sequence[Path], format: SourceFormat | None = None, tokenizer: Path | None = None) -> Dump:
+    """Audits files of token ids. `tokenizer` is a directory, or its `tokenizer.json`: without one no text is compared.
+
+    Raises ConfigError where a format cannot be told or no call has token ids, TraceError where a file cannot be read.
+    """
+    with TemporaryDirectory(prefix="ajet-audit-") as folder:
+        path = Path(folder) / "dump.duckdb"
+        done = import_files(files, path, format, skip_bad_rows=True)
+        found = audit(path, tokenizer=tokenizer)
+        with open_trace(path) as reader:
+            [sampled] = rows(reader, "SELECT count(*) AS n FROM calls WHERE output_ids IS NOT NULL")
+            if not sampled["n"] and not done.bad_rows:
+                raise ConfigError(f"{', '.join(done.formats)}: no call has token ids, so there is nothing to audit")
+            centred = tuple(done.formats.values()) == ("tinker",) * len(done.formats)
+            differs = [*found.differs, *_advantages(reader, _ORDER), *(_advantages(reader, _SUM) if centred else ())]
+            named = [replace(entry, row=_named(reader, entry.row, done.places)) for entry in differs]
+            splits = [_named(reader, row["id"], done.places) + row["shares"] for row in rows(reader, _SPLITS)]
+    result = replace(found, differs=tuple(named), checks=found.checks + 1 + centred)
+    return Dump(done.formats, done.episodes, done.calls, done.bad_rows, done.problems, result, splits)
+
+
+_MEANS = """
+WITH means AS (
+    SELECT t.run_id, coalesce(e.step, 0) AS step, e.group_id, e.episode_id, c.agent, avg(list_avg(advantages)) AS advantage,
+        any_value(w.reward) AS reward
+    FROM trained t JOIN episodes e USING (episode_id) JOIN calls c USING (call_id)
+    LEFT JOIN (SELECT episode_id, agent, sum(weight * value) AS reward FROM rewards WHERE call_id IS NULL
+        GROUP BY ALL) w
+        ON w.episode_id = e.episode_id AND (w.agent IS NULL OR w.agent = c.agent)
+    WHERE e.group_id <> '' GROUP BY ALL)"""
+_ORDER = f"""{_MEANS}
+SELECT a.run_id AS run, a.episode_id AS id, a.advantage::VARCHAR AS stored, 'at least ' || b.advantage
+    || ' for reward ' || a.reward || ', since another attempt of its group has that for ' || b.reward AS expected
+FROM means a JOIN means b USING (run_id, step, group_id, agent)
+WHERE a.reward > b.reward AND a.advantage < b.advantage - 1e-5 ORDER BY a.step, group_id, a.episode_id"""
+_SUM = f"""{_MEANS}
+SELECT run_id AS run, min(episode_id) AS id, sum(advantage)::VARCHAR AS stored, 'a sum of 0 over the '
+    || count(*) || ' attempts of group ' || group_id AS expected
+FROM means GROUP BY run_id, step, group_id, agent
+HAVING count(*) > 1 AND abs(sum(advantage)) > 1e-4 * (1 + max(abs(advantage))) ORDER BY step, group_id"""
+_SPLITS = """
+SELECT call_id AS id, ' shares ' || prefix_len || ' of the ' || (prefix_len + len(prompt_suffix))
+    || ' tokens of its prompt with an earlier call' AS shares
+FROM (SELECT *, min("index") OVER (PARTITION BY episode_id, agent) AS first FROM calls WHERE output_ids IS NOT NULL)
+WHERE "index" > first AND extends_call_id IS NULL ORDER BY episode_id, "index" """
+
+
+def _advantages(reader: TraceReader, sql: str) -> list[Differs]:
+    found = rows(reader, sql)
+    by_run = [(run, list(mine)) for run, mine in groupby(found, key=lambda row: row["run"])]
+    return [
+        Differs("advantages of a group", run, mine[0]["id"], mine[0]["expected"], mine[0]["stored"], len(mine))
+        for run, mine in by_run
+    ]
+
+
+def _named(reader: TraceReader, id: str, places: Mapping[str, str]) -> str:
+    """A call or an episode by its row in the file."""
+    calls = rows(reader, 'SELECT episode_id, "index" AS i FROM calls WHERE call_id = ?', id)
+    if calls and calls[0]["episode_id"] in places:
+        return f"{places[calls[0]['episode_id']]}, call {calls[0]['i']}"
+    return places.get(id, id)

@@ -1,0 +1,126 @@
+"""Sampled tokens of other trainers as calls: what lengths and masks must agree is checked where a row is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from itertools import groupby
+
+import numpy as np
+from pydantic import ValidationError
+
+from ajet_sdk.tasks.json_rows import BadRows, Row
+from ajet_sdk.types import Call, Trained
+from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id
+
+
+def each(rows: Iterable[Row], bad: BadRows, parse: Callable[[Row], Iterable[Parsed]]) -> Iterator[Parsed]:
+    """What is parsed of each row; one that cannot be read, or whose tokens do not agree, is told with its place."""
+    for row in rows:
+        try:
+            yield from (replace(parsed, where=row.where) for parsed in parse(row))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            bad.add(row.where, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        except (TypeError, ValueError, KeyError, IndexError) as error:
+            bad.add(row.where, str(error))
+
+
+def agree(what: str, values: Sequence[object] | None, tokens: int, of: str = "tokens") -> None:
+    """Raises ValueError unless there are as many values as tokens; None is not known."""
+    if values is not None and len(values) != tokens:
+        raise ValueError(f"{what} for {len(values)} of {tokens} {of}")
+
+
+def sampled_call(
+    episode_id: str,
+    index: int,
+    prompt_ids: Sequence[int] | None,
+    output_ids: Sequence[int] | None,
+    logprobs: Sequence[float] | None,
+    *,
+    messages: Sequence[dict[str, object]] = (),
+    reply: dict[str, object] | None = None,
+    agent: str = "default",
+    version: int | None = None,
+    trainable: bool = True,
+    at: datetime = UNKNOWN_TIME,
+) -> Call:
+    """A call; ids are None where they are not known. Raises ValueError unless each has its log-probability, or none."""
+    agree(f"call {index}: log-probabilities", logprobs, len(output_ids or ()), "sampled tokens")
+    return Call(
+        call_id=stable_id("call", episode_id, index),
+        episode_id=episode_id,
+        index=index,
+        agent=agent,
+        trainable=trainable,
+        policy_version=version,
+        request={"messages": list(messages)} if messages else {},
+        response={} if reply is None else {"choices": [{"index": 0, "message": reply}]},
+        prompt_ids=None if prompt_ids is None else np.asarray(prompt_ids, np.int32),
+        output_ids=None if output_ids is None else np.asarray(output_ids, np.int32),
+        logprobs=None if logprobs is None else np.asarray(logprobs, np.float32),
+        started_at=at,
+        ended_at=at,
+    )
+
+
+def scored(
+    call: Call,
+    step: int,
+    advantages: Sequence[float] | float | None,
+    logprobs: Sequence[float] | None = None,
+    entropy: Sequence[float] | None = None,
+) -> tuple[Trained, ...]:
+    """What a trainer gave a call's sampled tokens: nothing where it has no advantages."""
+    if advantages is None or call.output_ids is None:
+        return ()
+    size = len(call.output_ids)
+    given = [advantages] * size if isinstance(advantages, int | float) else advantages
+    agree(f"call {call.index}: advantages", given, size, "sampled tokens")
+    agree(f"call {call.index}: the trainer's log-probabilities", logprobs, size, "sampled tokens")
+    agree(f"call {call.index}: entropies", entropy, size, "sampled tokens")
+    unknown = np.full(size, np.nan, np.float32)
+    return (
+        Trained(
+            run_id="",
+            step=step,
+            episode_id=call.episode_id,
+            call_id=call.call_id,
+            advantages=np.asarray(given, np.float32),
+            logprobs=unknown if logprobs is None else np.asarray(logprobs, np.float32),
+            entropy=unknown if entropy is None else np.asarray(entropy, np.float32),
+        ),
+    )
+
+
+def turns(
+    episode_id: str,
+    tokens: Sequence[int],
+    mask: Sequence[float],
+    logprobs: Sequence[float] | None,
+    advantages: Sequence[float] | None,
+    *,
+    step: int = 0,
+    version: int | None = None,
+) -> tuple[tuple[Call, ...], tuple[Trained, ...]]:
+    """Each run of sampled tokens of a sequence as a call whose prompt is all before it. All are T long.
+
+    Raises ValueError where they are not, or where a token that was not sampled has an advantage.
+    """
+    agree("mask", mask, len(tokens))
+    agree("log-probabilities", logprobs, len(tokens))
+    agree("advantages", advantages, len(tokens))
+    calls: list[Call] = []
+    trained: list[Trained] = []
+    for is_sampled, run in groupby(range(len(tokens)), lambda i: bool(mask[i])):
+        places = list(run)
+        first, end = places[0], places[-1] + 1
+        if is_sampled:
+            part = None if logprobs is None else logprobs[first:end]
+            calls.append(sampled_call(episode_id, len(calls), tokens[:first], tokens[first:end], part, version=version))
+            trained += scored(calls[-1], step, None if advantages is None else advantages[first:end])
+        elif advantages is not None and (odd := next((i for i in places if advantages[i]), None)) is not None:
+            raise ValueError(f"token {odd} was not sampled and has the advantage {advantages[odd]:g}")
+    return tuple(calls), tuple(trained)

@@ -1,0 +1,196 @@
+"""`ajet trace audit`: rollouts of other trainers pass; each way in which one trains what was not sampled is named.
+
+`dumps/verifiers-0.4.0.jsonl` was written by its Trace, its graph and its trace_store (its configs and runtimes, which
+need services, were stand-ins), `dumps/tinker-cookbook-0.6.1.jsonl` by its capture exporter; Datums are the SDK's. Rows
+of TRL 1.16 and rLLM 0.3, which need torch, have the fields of their classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ajet_sdk.errors import ConfigError, TaskError
+from ajet_tools.cli.trace.files import app
+from ajet_tools.trace.imports import import_files
+from ajet_tools.trace.imports.audited import Dump, audit_dump
+from tests.tiny_models import save_tiny
+
+pytestmark = pytest.mark.slow
+
+DUMPS = Path(__file__).parent / "dumps"
+
+
+def datum(advantage: float = 0.5, **more: Any) -> dict[str, Any]:
+    """A line as the guide writes it of a Datum."""
+    tinker = pytest.importorskip("tinker")
+    made = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints([1, 2, 3, 4, 5]),
+        loss_fn_inputs={
+            "target_tokens": [2, 3, 4, 5, 6],
+            "logprobs": [0.0, 0.0, -0.5, -0.25, 0.0],
+            "advantages": [0.0, 0.0, advantage, advantage, 0.0],
+        },
+    ).with_provenance(
+        model_input=[
+            tinker.PromptProvenanceSpan(sequence_id="s", length=3),
+            tinker.SampledProvenanceSpan(sequence_id="s", length=2),
+        ],
+        loss_fn_inputs=[
+            tinker.PromptProvenanceSpan(sequence_id="s", offset=1, length=2),
+            tinker.SampledProvenanceSpan(sequence_id="s", length=2),
+            tinker.PromptProvenanceSpan(sequence_id="t", offset=5, length=1),
+        ],
+    )
+    spans = {
+        name: [{"type": type(span).__name__, **vars(span)} for span in getattr(made, name)]
+        for name in ("model_input_spans", "loss_fn_input_spans")
+    }
+    inputs = {name: tensor.tolist() for name, tensor in made.loss_fn_inputs.items()}
+    return {"model_input": made.model_input.model_dump(), "loss_fn_inputs": inputs, **spans, **more}
+
+
+def rollout(advantage: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "yes"}],
+            "input_ids": [1, 2, 3, 4, 5, 6], "completion_mask": [0, 0, 1, 1, 0, 1],
+            "old_log_probs": [0, 0, -0.5, -0.25, 0, -1], "advantage": advantage, "model_version": 3, "group_id": 7,
+            **more}  # fmt: skip
+
+
+def step(**more: Any) -> dict[str, Any]:
+    return {"prompt_ids": [1, 2], "response_ids": [3, 4], "logprobs": [-0.5, -0.25], "advantage": 0.5,
+            "weight_version": 2, "chat_completions": [{"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "yes"}], **more}  # fmt: skip
+
+
+def rllm(attempt: int, reward: float, *steps: dict[str, Any]) -> dict[str, Any]:
+    trajectory = {"uid": "u", "name": "solver", "task": {"q": 1}, "steps": list(steps), "reward": reward, "info": {}}
+    return {"id": f"task:{attempt}", "task": {"q": 1}, "termination_reason": "env_done", "is_correct": reward > 0,
+            "trajectories": [trajectory], "metrics": {"turns": len(steps)}, "info": {}}  # fmt: skip
+
+
+def stored(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DUMPS / name).read_text().splitlines()]
+
+
+SOUND: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "verifiers-v1": lambda: stored("verifiers-0.4.0.jsonl"),
+    "tinker": lambda: [datum(0.5, group_idx=0, traj_idx=0), datum(-0.5, group_idx=0, traj_idx=1)],
+    "trl": lambda: [
+        rollout(reward=1.0),
+        rollout(-1.0, reward=0.0),
+        {"prompt_ids": [[1], [2]], "completion_ids": [[3, 4], [5]], "logprobs": [[-1, -2], [-3]],
+         "env_mask": [[1, 0], [1]]},
+    ],
+    "rllm": lambda: [
+        rllm(0, 1.0, step(), step(prompt_ids=[1, 2, 3, 4, 9], response_ids=[5], logprobs=[-1])),
+        rllm(1, 0.0, step(advantage=-0.5)),
+    ],
+}  # fmt: skip
+
+
+def audited(tmp_path: Path, rows: list[dict[str, Any]]) -> Dump:
+    file = tmp_path / "dump.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return audit_dump([file])
+
+
+@pytest.mark.parametrize("format", SOUND)
+def test_what_a_trainer_wrote_passes(tmp_path: Path, format: str) -> None:
+    dump = audited(tmp_path, SOUND[format]())
+    assert (list(dump.formats.values()), dump.problems, dump.audit.differs, dump.splits) == ([format], [], (), [])
+    assert dump.sound and dump.calls >= dump.episodes >= 2
+
+
+def test_captured_requests_of_one_trajectory_are_one_episode(tmp_path: Path) -> None:
+    rows = stored("tinker-cookbook-0.6.1.jsonl")
+    dump = audited(tmp_path, rows)
+    assert (dump.sound, dump.episodes, dump.calls, dump.splits) == (True, 2, 3, [])
+    rows[1]["prompt_tokens"][1] = 9
+    [split] = audited(tmp_path, rows).splits
+    assert "shares 1 of the 6 tokens of its prompt" in split
+
+
+def test_without_token_ids_nothing_is_said_to_be_right(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no call has token ids"):
+        audited(tmp_path, [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "yes"}]}])
+
+
+def node(index: int, **changes: Any) -> Callable[[list[dict[str, Any]]], object]:
+    return lambda rows: rows[0]["traces"][0]["nodes"][index].update(changes)
+
+
+def of(column: str, value: Any, **more: Any) -> Callable[[list[dict[str, Any]]], object]:
+    def change(rows: list[dict[str, Any]]) -> None:
+        place = rows[0]
+        for name in column.split(".")[:-1]:
+            place = place[int(name)] if isinstance(place, list) else place[name]  # type: ignore[unreachable]
+        place[column.split(".")[-1]] = value
+
+    return change
+
+
+BROKEN: list[tuple[str, Callable[[list[dict[str, Any]]], object], str]] = [
+    ("verifiers-v1", node(2, logprobs=[0.5, -0.5]), "log-probabilities: dump.jsonl line 1, call 0"),
+    ("verifiers-v1", node(2, logprobs=[float("nan"), -0.5]), "log-probabilities: dump.jsonl line 1, call 0"),
+    ("verifiers-v1", node(2, logprobs=[-0.5]), "node 2: call 0: log-probabilities for 1 of 2 sampled tokens"),
+    ("verifiers-v1", node(2, mask=[False, True, True]), "node 2: mask for 3 of 4 tokens"),
+    ("verifiers-v1", node(2, mask=[True, False, True, True]), "node 2: token 1 is not sampled, but one before it is"),
+    ("verifiers-v1", node(3, mask=[True] * 12), "node 3: the mask is on tokens that no model sampled"),
+    ("verifiers-v1", node(2, advantages=[1.0]), "node 2: call 0: advantages for 1 of 2 sampled tokens"),
+    ("verifiers-v1", node(2, parent=4), "node 2: its parent is node 4, which is no earlier one"),
+    ("verifiers-v1", lambda rows: (node(2, advantages=[-0.5] * 2)(rows), node(4, advantages=[-0.6] * 2)(rows)),
+     "advantages of a group: dump.jsonl line 1"),
+    ("tinker", of("loss_fn_inputs.logprobs", [0, 0, -0.5, 0.25, 0]), "log-probabilities: dump.jsonl line 1, call 0"),
+    ("tinker", of("loss_fn_inputs.logprobs", [0, 0, -0.5]), "logprobs for 3 of 5 targets"),
+    ("tinker", of("loss_fn_inputs.target_tokens", [2, 3, 4, 6, 6]), "target 3 is 6, but the input goes on with 5"),
+    ("tinker", of("loss_fn_inputs.target_tokens", [1, 2, 3, 4, 5]), "target 0 is 1, but the input goes on with 2"),
+    ("tinker", of("loss_fn_inputs.advantages", [0, 0.5, 0.5, 0.5, 0]), "target 1 is trained, but its provenance is a"),
+    ("tinker", of("loss_fn_inputs.advantages", [0, 0, 0.75, 0.75, 0]), "advantages of a group: dump.jsonl line"),
+    ("tinker", lambda rows: rows[0]["loss_fn_input_spans"].pop(), "spans cover 4 of 5 tokens"),
+    ("trl", of("completion_mask", [0, 0, 1, 1]), "completion_mask for 4 of 6 tokens"),
+    ("trl", of("old_log_probs", [0, 0, -0.5, 3, 0, -1]), "log-probabilities: dump.jsonl line 1, call 0"),
+    ("trl", of("old_log_probs", [-0.5]), "old_log_probs for 1 of 6 tokens"),
+    ("trl", of("advantage", -2.0), "advantages of a group: dump.jsonl line 1"),
+    ("trl", of("advantage", [0, 1, 1, 1, 0, 1]), "token 1 was not sampled and has the advantage 1"),
+    ("trl", lambda rows: rows[2]["logprobs"].pop(), "logprobs for 1 of 2 completions"),
+    ("rllm", of("trajectories.0.steps.0.logprobs", [-0.5]), "log-probabilities for 1 of 2 sampled tokens"),
+    ("rllm", of("trajectories.0.steps.0.logprobs", [-0.5, 1e-3]), "log-probabilities: dump.jsonl line 1, call 0"),
+    ("rllm", of("trajectories.0.steps.0.response_ids", "yes"), "steps.0.response_ids: Input should be a valid list"),
+    ("rllm", of("trajectories.0.reward", -1.0), "advantages of a group: dump.jsonl line 2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(BROKEN)))
+def test_what_is_wrong_is_named_with_its_row(tmp_path: Path, case: int) -> None:
+    format, change, told = BROKEN[case]
+    rows = copy.deepcopy(SOUND[format]())
+    change(rows)
+    dump = audited(tmp_path, rows)
+    assert not dump.sound
+    named = [*dump.problems, *(f"{entry.check}: {entry.row}" for entry in dump.audit.differs)]
+    assert len(named) == 1 and told in named[0] and "dump.jsonl line" in named[0]
+    if dump.problems:
+        with pytest.raises(TaskError, match="skip-bad-rows"):
+            import_files([tmp_path / "dump.jsonl"], tmp_path / "out.duckdb")
+
+
+def test_with_a_tokenizer_ids_must_be_the_text_of_the_reply(tmp_path: Path) -> None:
+    tokenizer = save_tiny(tmp_path / "model")
+    file, run = DUMPS / "verifiers-0.4.0.jsonl", CliRunner()
+    passed = run.invoke(app, ["audit", str(file), "--tokenizer", str(tokenizer)])
+    assert passed.exit_code == 0 and "recomputed, nothing differs" in passed.output, passed.output
+    rows = stored(file.name)
+    rows[1]["traces"][0]["nodes"][4]["token_ids"][2] = rows[1]["traces"][0]["nodes"][2]["token_ids"][2]
+    wrong = tmp_path / "traces.jsonl"
+    wrong.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run.invoke(app, ["audit", str(wrong)]).exit_code == 0, "no text is compared without a tokenizer"
+    told = run.invoke(app, ["audit", str(wrong), "--tokenizer", str(tokenizer), "--json"])
+    [differs] = json.loads(told.output)["audit"]["differs"]
+    assert told.exit_code == 1 and (differs["check"], differs["row"]) == ("texts", "traces.jsonl line 2, call 1")
