@@ -60,8 +60,8 @@ def audit_dump(files: Sequence[Path], format: SourceFormat | None = None, tokeni
 
 _MEANS = """
 WITH means AS (
-    SELECT t.run_id, coalesce(e.step, 0) AS step, e.group_id, e.episode_id, c.agent, avg(list_avg(advantages)) AS advantage,
-        any_value(w.reward) AS reward
+    SELECT t.run_id, coalesce(e.step, 0) AS step, e.group_id, e.episode_id, c.agent,
+        avg(list_avg(advantages)) AS advantage, any_value(w.reward) AS reward
     FROM trained t JOIN episodes e USING (episode_id) JOIN calls c USING (call_id)
     LEFT JOIN (SELECT episode_id, agent, sum(weight * value) AS reward FROM rewards WHERE call_id IS NULL
         GROUP BY ALL) w
