@@ -50,7 +50,7 @@ class Expansion(Generation[WriterCall]):
             self.shape.allow(axis.path, axis.values)
         examples = [as_example(row) for row in seeds]
         there = {example.id: example for example in (*examples, *map(as_example, known))}.values()
-        super().__init__(config, endpoint, list(there), checks, axes=axes)
+        super().__init__(config, endpoint, list(there), checks, axes=axes, fields=self.shape.describe())
         share = config.validation if config.validation is not None else 0.1 if len(examples) >= SMALL else 0.0
         self._sides = split_sides(examples, config, share, self.result, of_seeds=share)
 

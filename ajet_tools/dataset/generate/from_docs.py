@@ -71,7 +71,9 @@ class FromDocs(Generation[DocsAttempt]):
         self.corpus = corpus
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages)) if seeds else None
         examples = [as_example(row) for row in seeds]
-        super().__init__(config, endpoint, examples, checks)
+        super().__init__(
+            config, endpoint, examples, checks, fields=self.shape.describe() if self.shape is not None else ()
+        )
         validation_share = corpus.share("validation")
         share = validation_share if config.validation is None or not validation_share else config.validation
         self._sides = split_sides(examples, config, share, self.result, of_seeds=validation_share)

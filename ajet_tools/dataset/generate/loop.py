@@ -86,7 +86,9 @@ class Generation(ABC, Generic[A]):
         checks: Checks,
         *,
         axes: Sequence[Axis] = (),
+        fields: Sequence[str] = (),
     ) -> None:
+        """`fields` are the prompt's lines about the fields of a row."""
         self.config, self.endpoint, self.checks = config, endpoint, checks
         self.result = GenerationResult()
         self.stop = asyncio.Event()
@@ -94,7 +96,7 @@ class Generation(ABC, Generic[A]):
         self.stopped_by = signal.SIGINT
         self.on_change: Callable[[GenerationResult], None] | None = None
         """Called after each call that was taken in."""
-        self._screen = Screen(config, examples, checks)
+        self._screen = Screen(config, examples, checks, fields)
         self._sides: dict[str, Side] = {}
         self.coverage = Coverage(axes, [example.values for example in examples], config.min_new_forms)
         self._composed: deque[A] = deque()

@@ -25,11 +25,16 @@ if TYPE_CHECKING:
 
 _REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "semantic duplicate"}
 
+_SHORT = 3
+"""Words of a line about a field that a row may have by chance: `answer: text`."""
+
 
 class Screen:
     """The seeds and the new rows so far; `sort` tells the new rows of a reply from the others, and remembers them."""
 
-    def __init__(self, settings: CallSettings, seeds: Iterable[Example], checks: Checks) -> None:
+    def __init__(
+        self, settings: CallSettings, seeds: Iterable[Example], checks: Checks, fields: Sequence[str] = ()
+    ) -> None:
         self._most, self._leaks, self._meanings = settings.max_same_form, checks.leaks, checks.meanings
         self._near = NearIndex(settings.similarity, settings.seed)
         self._held_out = checks.held_out
@@ -37,7 +42,8 @@ class Screen:
         """Rows found by their form."""
         self._seeds = {f"seed {example.id}": text_of(example.values) for example in seeds}
         asked = plain_text("\n".join(self._seeds.values()))
-        self._wording = [run for run in sorted(settings.wording) if run not in asked]
+        said = settings.wording | {plain_text(line) for line in fields if len(line.split()) > _SHORT}
+        self._wording = [run for run in sorted(said) if run not in asked]
         for key, text in self._seeds.items():
             self._near.add(key, text)
         self._whole_seeds = Leaks(list(self._seeds.items()), share=0.9, common=1) if self._seeds else None

@@ -241,13 +241,14 @@ def test_a_row_that_repeats_the_prompt_is_refused(model_server) -> None:
         heads = ["Keep to this: ", items[0] + " ", items[1] + " ", f"KEEP to this:\n- {items[2]}\n", items[0].upper()]
         bad = [
             *(task(f"{head}What is {n} plus 7000?", str(n + 7000)) for n, head in enumerate(heads)),
+            task("- metadata.answer: a number, written as text What is 6 plus 7000?", "7006"),
             task("What is 9 plus 7000? Work each answer out before you write it.", "7009"),
             {"main_query": "What is 8 plus 7000?", "metadata": {"answer": "7008"}},
         ]
         return json.dumps(bad) if number == 0 else sums(body)
 
-    result = grown(model_server(say), GenerationConfig(10, per_call=7), concurrency=1)
-    assert result.refused["repeats the prompt"] == 6 and "keep to this:" in {one.detail for one in result.rejected}
+    result = grown(model_server(say), GenerationConfig(10, per_call=8), concurrency=1)
+    assert result.refused["repeats the prompt"] == 7 and "keep to this:" in {one.detail for one in result.rejected}
     assert not any("answer out" in json.dumps(row) for row in (*result.train, *result.validation))
 
 
