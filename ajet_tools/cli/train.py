@@ -29,6 +29,7 @@ from ajet_sdk.reporting.results import TunedModel, view_command
 from ajet_tools.cli.arguments import JUDGE_HELP, AgentAndOverrides, Arguments, Conf, WithLogview, split_arguments
 from ajet_tools.cli.dry_run import print_plan
 from ajet_tools.cli.options import SkipBadRows
+from ajet_tools.cli.sweep import configs_of, run_sweep
 from ajet_tools.cli.viewer import logview
 
 app = typer.Typer(add_completion=False)
@@ -178,6 +179,13 @@ def train(
     exp_dir: Annotated[
         Path | None, typer.Option(help="Directory in which to create the experiment's directory.")
     ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE",
+            help="Train once for each value of a config key, one after the other; repeatable: for each combination.",
+        ),
+    ] = None,
     max_cost: Annotated[
         float | None,
         typer.Option(help="Dollars after which backbone tinker stops (tinker.max_cost).", show_default=False),
@@ -207,13 +215,14 @@ def train(
     ajet train --conf math.yaml --backbone debug ajet.debug.debug_first_n_tasks=1
     ajet train --conf math.yaml --dry-run
     ajet train --conf math.yaml --resume
+    ajet train --conf math.yaml --sweep lr=1e-4,3e-4 --sweep seed=0,1,2
     ajet train agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
       --model ./Qwen2.5-0.5B-Instruct
     """
     agent, overrides = split_arguments(arguments or [])
     if conf is None and agent is None:
         raise ConfigError("nothing to train: pass a config file (--conf FILE) or an agent (agent.py:solve)")
-    config = Arguments(
+    chosen = Arguments(
         conf=conf,
         overrides=overrides,
         agent=agent,
@@ -225,7 +234,8 @@ def train(
         skip_bad_rows=skip_bad_rows,
         exp_dir=exp_dir,
         more={"tinker.max_cost": max_cost},
-    ).config()
+    )
+    config = chosen.config()
     if with_ray and with_ray_cluster is not None:
         raise ConfigError("--with-ray starts a local Ray and --with-ray-cluster joins a cluster; give only one of them")
     ray = "local" if with_ray else with_ray_cluster
@@ -235,6 +245,11 @@ def train(
         raise typer.Exit
     if resume:
         config = newest_experiment(config, exp_dir)
+    if sweep:
+        configs = configs_of(sweep, chosen, config.directory)
+        run_sweep(configs, lambda of_point, begun: run.train(of_point, resume=begun, ray=ray), resume=resume)
+        echo(f"Compare the runs: ajet trace compare {config.directory}")
+        return
 
     tags = tuple(tag.strip() for tag in re.split(r"[|,]", debug) if tag.strip())
     with logview(config.directory, with_logview):

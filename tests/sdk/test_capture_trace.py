@@ -221,18 +221,21 @@ def test_a_kill_loses_the_newest_calls_only(elsewhere: OpenEpisode, tmp_path: Pa
 
 KILLED_AGAIN_AND_AGAIN = """
 import os, sys, httpx, ajet
+observe = ajet.trace  # loaded once
+def tell(text):
+    os.write(1, (str(text) + chr(10)).encode())  # whole or not at all
 for line in sys.stdin:
     if not (child := os.fork()):
-        ajet.trace(sys.argv[1], durable=True)
-        print(os.getpid(), flush=True)
+        observe(sys.argv[1], durable=True)
+        tell(os.getpid())
         with httpx.Client(trust_env=False) as client:
             for number in range(100_000):
                 text = line.strip() + "-" + str(number)
                 body = {"model": "gpt", "messages": [{"role": "user", "content": text}]}
                 client.post(sys.argv[2] + "/v1/chat/completions", json=body, headers={"authorization": sys.argv[3]})
-                print(text, flush=True)
+                tell(text)
     os.waitpid(child, 0)
-    print("killed", flush=True)
+    tell("killed")
 """
 
 

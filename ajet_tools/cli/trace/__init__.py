@@ -45,6 +45,10 @@ class TraceCommands(LazyGroup):
             "diff",
             "Compare two episodes message by message, or two runs or steps by their rewards on shared tasks.",
         ),
+        "compare": (
+            "compare",
+            "Compare the runs in and below a directory: what differs in their configs, and how they did.",
+        ),
         "explain": (
             "explain",
             "Say what changed at a step of a run, against the step or validation before, with the episodes behind it.",
@@ -57,7 +61,7 @@ class TraceCommands(LazyGroup):
     }
     panels = {
         "Look": ("ls", "show", "view", "splits", "ledger", "check", "audit"),
-        "Ask": ("explain", "diff", "sql", "rejudge"),
+        "Ask": ("explain", "diff", "compare", "sql", "rejudge"),
         "Change": ("prune",),
         "Exchange": ("export", "import"),
     }
@@ -76,6 +80,7 @@ def trace() -> None:
     ajet trace sql "SELECT status, count(*) FROM episodes GROUP BY status"
     ajet trace ledger launcher_record/math
     ajet trace explain launcher_record/math
+    ajet trace compare launcher_record
     ajet trace view launcher_record/math
     ajet trace export --format messages --filter "reward>0.9" --out good.jsonl
 

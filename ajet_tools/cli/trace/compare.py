@@ -1,0 +1,134 @@
+"""`ajet trace compare`: many runs side by side, by what differs in their configs, and task by task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ajet_sdk.errors import QueryError
+from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.trace.options import NoPager, Where
+from ajet_tools.text import tables as render
+from ajet_tools.text.clean import one_line, short_ids
+from ajet_tools.text.tables import paged
+from ajet_tools.trace import queries
+from ajet_tools.trace.locate import open_named
+from ajet_tools.trace.queries.experiments import Group, TaskReward, differing, groups, task_rewards
+from ajet_tools.trace.queries.runs import REWARDS, RunOverview, steps_of
+
+app = typer.Typer(add_completion=False)
+
+_TASKS = 40
+
+
+@app.command()
+def compare(
+    path: Where = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=2, help="Only the newest N runs.")] = 30,
+    tasks: Annotated[bool, typer.Option("--tasks", help="Tasks by runs: the mean rewards of the last step.")] = False,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", help="One task, by id or a part of its text: runs by steps.")
+    ] = None,
+    no_pager: NoPager = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the runs in and below a directory: what differs in their configs, and how they did.
+
+    Runs that differ by their seed only are one group, with the mean of their last rewards and its 95 % interval; below
+    six runs, the least and the greatest. Tasks are compared by validations, else by training.
+
+    \b
+    ajet trace compare launcher_record/lr-sweep
+    ajet trace compare launcher_record --tasks
+    ajet trace compare launcher_record --task "30+94"
+    """
+    reader, where, _ = open_named(None, path)
+    with reader:
+        runs = queries.overview(reader)[:limit]
+        names = _names(runs)
+        if task or tasks:
+            rewards = task_rewards(reader, [run["run_id"] for run in runs])
+            table = _history(rewards, names, task) if task else _by_task(rewards, names)
+            if as_json:
+                print_json({"trace": str(where), "runs": names, "rewards": rewards if tasks else table})
+                return
+            with paged(no_pager) as out:
+                out.print(render.table(table[:_TASKS], out.width))
+                if len(table) > _TASKS:
+                    out.print(f"and {len(table) - _TASKS:,} more, which differ less; --json has all", style="dim")
+            return
+        settings = differing(reader, [run["run_id"] for run in runs])
+    grouped = groups(runs, settings)
+    if as_json:
+        rows = [{**run, "settings": settings[run["run_id"]]} for run in runs]
+        print_json({"trace": str(where), "runs": rows, "groups": [asdict(group) for group in grouped]})
+        return
+    short = _short([key for values in settings.values() for key in values])
+    means = [name for name in REWARDS if any(run.get(name) is not None for run in runs)]
+    with paged(no_pager) as out:
+        rows = [
+            {"run": names[run["run_id"]], **{short[k]: v for k, v in settings[run["run_id"]].items()}}
+            | {name: run.get(name) for name in means}
+            | {"status": run["status"], "step": steps_of(run)}
+            for run in runs
+        ]
+        out.print(render.table(rows, out.width))
+        out.print("; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True)
+        if len(grouped) < len(runs):
+            out.print(render.table([_group_row(group, short) for group in grouped], out.width, title="\nover seeds"))
+            out.print("low, high: 95 % interval from six runs on, else the least and the greatest", style="dim")
+
+
+def _names(runs: Sequence[RunOverview]) -> dict[str, str]:
+    """What runs are called: their names where these tell them apart, else their ids too."""
+    ids = short_ids([run["run_id"] for run in runs])
+    count = [run["name"] for run in runs].count
+    return {
+        run["run_id"]: run["name"] if run["name"] and count(run["name"]) == 1 else f"{run['name']} {ids[run['run_id']]}"
+        for run in runs
+    }
+
+
+def _short(keys: Sequence[str]) -> dict[str, str]:
+    """Keys by their last part, where that is no other's."""
+    last = {key: key.rpartition(".")[2] for key in keys}
+    return {key: name if [*last.values()].count(name) == 1 else key.removeprefix("ajet.") for key, name in last.items()}
+
+
+def _group_row(group: Group, short: Mapping[str, str]) -> dict[str, object]:
+    shown = {short[key]: value for key, value in group.settings.items()}
+    return {**shown, "runs": len(group.runs), group.of or "reward": group.mean, "low": group.low, "high": group.high}
+
+
+def _by_task(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> list[dict[str, object]]:
+    """A row a task, a column a run, of each the last step; where they differ most first."""
+    last = {(row["task_id"], row["run_id"]): row["reward"] for row in rewards}  # by step
+    texts = {row["task_id"]: row["task"] for row in rewards}
+    shown = [run_id for run_id in names if any(key[1] == run_id for key in last)]
+
+    def spread(task_id: str) -> float:
+        values = [last[task_id, run_id] for run_id in shown if (task_id, run_id) in last]
+        return max(values) - min(values)
+
+    return [
+        {"task": one_line(texts[task_id], 60), **{names[run_id]: last.get((task_id, run_id)) for run_id in shown}}
+        for task_id in sorted(texts, key=spread, reverse=True)
+    ]
+
+
+def _history(rewards: Sequence[TaskReward], names: Mapping[str, str], task: str) -> list[dict[str, object]]:
+    """A row a step, a column a run."""
+    fitting = {row["task_id"]: row["task"] for row in rewards if row["task_id"] == task}
+    fitting = fitting or {row["task_id"]: row["task"] for row in rewards if task.lower() in row["task"].lower()}
+    if len(fitting) != 1:
+        listed = "; ".join(one_line(text, 40) for text in [*fitting.values()][:5])
+        raise QueryError(f"{'several tasks' if fitting else 'no task of these runs'} fit {task!r} {listed}".strip())
+    at = {(row["step"], row["run_id"]): row["reward"] for row in rewards if row["task_id"] in fitting}
+    shown = [run_id for run_id in names if any(key[1] == run_id for key in at)]
+    return [
+        {"step": step, **{names[run_id]: at.get((step, run_id)) for run_id in shown}}
+        for step in sorted({step for step, _ in at})
+    ]

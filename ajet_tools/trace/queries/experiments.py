@@ -1,0 +1,96 @@
+"""Many runs side by side: what differs in their configs, which differ by their seed only, and tasks over runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypedDict
+
+from ajet_sdk.protocols import TraceReader
+from ajet_sdk.reporting.paired import paired
+from ajet_tools.text.clean import flat_keys
+from ajet_tools.trace.queries.base import rows
+from ajet_tools.trace.queries.runs import REWARDS, RunOverview
+
+_IDENTITY = ("config_file", "ajet.experiment_name", "ajet.experiment_dir")
+SEED = "ajet.trainer_common.seed"
+
+Settings = dict[str, object]
+
+
+def differing(reader: TraceReader, run_ids: Sequence[str]) -> dict[str, Settings]:
+    """Of each run the settings that are not the same in all of them; None where one is not set."""
+    sql = "SELECT run_id, config FROM runs WHERE run_id IN (SELECT unnest($1::VARCHAR[]))"
+    configs = {
+        row["run_id"]: dict(flat_keys(json.loads(row["config"] or "{}"))) for row in rows(reader, sql, [*run_ids])
+    }
+    keys = dict.fromkeys(key for config in configs.values() for key in config if key not in _IDENTITY)
+    varied = [key for key in keys if len({json.dumps(c.get(key), sort_keys=True) for c in configs.values()}) > 1]
+    return {run_id: {key: configs.get(run_id, {}).get(key) for key in varied} for run_id in run_ids}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs whose settings differ by the seed only."""
+
+    settings: Settings
+    runs: tuple[str, ...]
+    of: str | None
+    """Which mean reward the next three are of, by its name in `REWARDS`; None: the runs have none in common."""
+    mean: float | None
+    low: float | None
+    """This and `high`: the 95 % interval of the mean from six runs on, else the least and the greatest."""
+    high: float | None
+
+
+def groups(runs: Sequence[RunOverview], settings: Mapping[str, Settings]) -> list[Group]:
+    """The runs by their settings without the seed, the best first."""
+    by_settings: dict[str, list[RunOverview]] = {}
+    for run in runs:
+        rest = {key: value for key, value in settings[run["run_id"]].items() if key != SEED}
+        by_settings.setdefault(json.dumps(rest, sort_keys=True), []).append(run)
+    result = [_group(json.loads(text), members) for text, members in by_settings.items()]
+    return sorted(result, key=lambda group: -1e300 if group.mean is None else group.mean, reverse=True)
+
+
+def _group(settings: Settings, runs: Sequence[RunOverview]) -> Group:
+    ids = tuple(run["run_id"] for run in runs)
+    for name in ("last_val", "last_greedy", "last_train", *REWARDS):
+        values = [value for run in runs if isinstance(value := run.get(name), float)]
+        if len(values) == len(runs):
+            test = paired(values)
+            low, high = (min(values), max(values)) if test.low is None else (test.low, test.high)
+            return Group(settings, ids, name, fmean(values), low, high)
+    return Group(settings, ids, None, None, None, None)
+
+
+class TaskReward(TypedDict):
+    """A task's mean reward at a step of a run."""
+
+    task_id: str
+    task: str
+    run_id: str
+    step: int
+    split: str
+    decoding: str
+    reward: float
+    attempts: int
+
+
+def task_rewards(reader: TraceReader, run_ids: Sequence[str], task_id: str | None = None) -> list[TaskReward]:
+    """Mean rewards by task, run and step, the first step first: of validations and sampled attempts where there are."""
+    sql = """
+        WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL)
+        SELECT task_id, coalesce(any_value(task->>'$.main_query'), task_id) AS task, run_id, coalesce(step, 0) AS step,
+          coalesce(split, '') AS split, coalesce(decoding, '') AS decoding, avg(reward) AS reward, count(*) AS attempts
+        FROM episodes JOIN value USING (episode_id)
+        WHERE run_id IN (SELECT unnest($1::VARCHAR[])) AND status = 'succeeded' AND NOT superseded
+          AND split IS DISTINCT FROM 'trial' AND ($2::VARCHAR IS NULL OR task_id = $2)
+        GROUP BY task_id, run_id, step, split, decoding ORDER BY step, task_id"""
+    listed: list[TaskReward] = rows(reader, sql, [*run_ids], task_id)
+    kinds: dict[str, tuple[str, str]] = {}
+    for row in listed:  # val before train, sampled before greedy
+        kinds[row["run_id"]] = max(kinds.get(row["run_id"], ("", "")), (row["split"], row["decoding"]))
+    return [row for row in listed if kinds[row["run_id"]] == (row["split"], row["decoding"])]
