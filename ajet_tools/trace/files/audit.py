@@ -25,6 +25,7 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import JsonView
 from ajet_tools.trace.decoding import Vocabulary, vocabulary
 from ajet_tools.trace.files.recomputed import CHECKS, TABLES
+from ajet_tools.trace.files.weights import differing, weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,15 @@ class Audit:
     checks: int
     """How many kinds of checks there are."""
     rows: Mapping[str, int] = field(default_factory=dict)
-    """Table -> rows that were read."""
+    """Table -> rows that were read; `weights` -> calls whose log-probabilities were computed again."""
 
 
-def audit(path: Path, *more: Path, tokenizer: Path | None = None) -> Audit:
+def audit(path: Path, *more: Path, tokenizer: Path | None = None, weights: bool = False) -> Audit:
     """Recomputes what a trace (of one file or several) holds and names the first row of each check that differs.
 
-    `tokenizer` is a directory, or its `tokenizer.json`; None: what each run's config names. Superseded steps and
-    episodes without an end are left out. Raises TraceError where the trace cannot be read.
+    `tokenizer` is a directory, or its `tokenizer.json`; None: what each run's config names. With `weights`, sampled
+    log-probabilities are compared with those of each version of the weights that is at hand, by a forward pass of some
+    calls. Superseded steps and episodes without an end are left out. Raises TraceError where the trace cannot be read.
     """
     differs: list[Differs] = []
     unchecked: list[Unchecked] = []
@@ -74,10 +76,15 @@ def audit(path: Path, *more: Path, tokenizer: Path | None = None) -> Audit:
             differs += _differences(name, db.execute(sql).fetchall())
         unchecked += [Unchecked(*row) for row in db.execute(_UNCHECKED).fetchall()]
         for (run,) in db.execute("SELECT run_id FROM runs ORDER BY started").fetchall():
-            differing, reasons = _texts(reader, db, run, path, tokenizer)
-            differs += differing
+            wrong, reasons = _texts(reader, db, run, path, tokenizer)
+            differs += wrong
             unchecked += reasons
-    return Audit(tuple(differs), tuple(unchecked), len(CHECKS) + len(_TEXTS), rows)
+            if weights:
+                wrong, reasons, compared = _weights(reader, run, path)
+                differs += wrong
+                rows["weights"] = rows.get("weights", 0) + compared
+                unchecked += reasons
+    return Audit(tuple(differs), tuple(unchecked), len(CHECKS) + len(_TEXTS) + weights, rows)
 
 
 def _load(reader: TraceReader, db: duckdb.DuckDBPyConnection) -> dict[str, int]:
@@ -103,6 +110,30 @@ def _differences(name: str, rows: Sequence[tuple[object, ...]]) -> list[Differs]
     return [
         Differs(name, run, str(mine[0][1]), str(mine[0][2]), str(mine[0][3]), len(mine)) for run, mine in by_run.items()
     ]
+
+
+def _weights(reader: TraceReader, run: str, trace: Path) -> tuple[list[Differs], list[Unchecked], int]:
+    """Sampled log-probabilities against those of the weights; what was not compared, and how many calls were."""
+    differs: list[tuple[object, ...]] = []
+    unchecked = []
+    compared: dict[int, int] = {}
+    for version in weights_of(reader, run, trace):
+        try:
+            wrong, compared[version.version] = differing(reader, run, version)
+            differs += wrong
+        except (OSError, ValueError, ImportError) as error:
+            reason = f"{version.adapter or version.model} cannot be loaded: {error}"
+            unchecked.append(Unchecked("weights", run, reason))
+    used = (
+        "SELECT DISTINCT policy_version AS v FROM calls JOIN episodes USING (episode_id) WHERE run_id = ? AND trainable"
+    )
+    missing = (
+        {row["v"] for row in reader.query(used, [run]).to_pylist()} - {v for v, n in compared.items() if n} - {None}
+    )
+    if missing:
+        listed = ", ".join(map(str, sorted(missing)))
+        unchecked.append(Unchecked("weights", run, f"versions {listed}: no weights at hand, or sampled with limits"))
+    return _differences("weights", differs), unchecked, sum(compared.values())
 
 
 _TEXTS = ("prompts", "texts", "templates")

@@ -252,6 +252,24 @@ def test_the_command_names_the_row_and_exits_with_1(path: Path) -> None:
     assert not told["sound"] and (differs["check"], differs["row"]) == ("advantages", first)
 
 
+def test_log_probabilities_are_those_of_the_weights_that_sampled(sound: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(sound.parent, tmp_path / "run")  # with its checkpoints
+    trace = directory / "trace.duckdb"
+    passed = audit(trace, weights=True)
+    assert (passed.differs, passed.unchecked) == ((), ()) and passed.rows["weights"] > 50
+    edits = {
+        "calls SET logprobs = list_concat([logprobs[1] - 0.01], logprobs[2:]) WHERE policy_version = 1": "sampled with",
+        "calls SET policy_version = 0 WHERE policy_version = 2": "sampled with",
+        "trained SET logprobs = list_concat([logprobs[1] - 0.01], logprobs[2:]) WHERE step = 1": "of the trainer",
+    }
+    for i, (edit, whose) in enumerate(edits.items()):
+        edited = Path(shutil.copy(trace, directory / f"trace-{i}.duckdb"))
+        with duckdb.connect(str(edited)) as connection:
+            connection.execute(f"UPDATE {edit}")
+        [differs] = [entry for entry in audit(edited, weights=True).differs if entry.check == "weights"]
+        assert whose in differs.stored and "within 0.001" in differs.expected
+
+
 def test_without_the_tokenizer_texts_are_not_checked(path: Path) -> None:
     with duckdb.connect(str(path)) as connection:
         connection.execute('UPDATE runs SET config = replace(config::VARCHAR, \'"path": "/\', \'"path": "/absent/\')')

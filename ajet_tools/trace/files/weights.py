@@ -1,0 +1,118 @@
+"""Log-probabilities of sampled tokens, computed again by transformers' own model with the weights that sampled them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet_sdk.config.model_source import STATE, saved_steps
+from ajet_sdk.protocols import TraceReader
+from ajet_tools.trace.decoding import recorded_config
+from ajet_tools.trace.queries.base import rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Found = tuple[str, str, str, str]
+"""(run, call, expected, stored)."""
+_CALLS = 32
+"""How many calls of each version are computed, those with the smallest hash of their ids."""
+_MOST, _MOST_IN_16_BITS = 1e-3, 0.25
+"""What a token's log-probability may differ by: kernels and batches differ, in 16 bits by far more."""
+_PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+          "repetition_penalty": 1.0, "logit_bias": [], "bad_words": [], "min_tokens": 0, "grammar": ""}  # fmt: skip
+"""Settings with which a log-probability is that of the model at the call's temperature."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Where the weights of a version lie. With an adapter, those are added to the model's."""
+
+    version: int
+    model: Path
+    adapter: Path | None = None
+
+
+def weights_of(reader: TraceReader, run: str, trace: Path) -> Iterator[Weights]:
+    """The versions of a run's policy that are at hand: its first model, and its checkpoints beside the trace."""
+    beside = (trace if trace.is_dir() else trace.parent).resolve()
+    job = recorded_config(reader, run).get("ajet")
+    model = job.get("model") if isinstance(job, dict) else None
+    path = str(model.get("path") or "") if isinstance(model, dict) else ""
+    places = [folder / path for folder in (Path.cwd(), beside, *list(beside.parents)[:3]) if path]
+    first = next((place for place in places if (place / "config.json").is_file()), None)
+    if first is not None:
+        yield Weights(0, first)
+    for directory in saved_steps(beside / "checkpoint" / run).values():
+        version = int(json.loads((directory / STATE).read_bytes())["policy_version"])
+        if not (directory / "adapter_config.json").is_file():
+            yield Weights(version, directory)
+        elif first is not None:
+            yield Weights(version, first, directory)
+
+
+def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[Found], int]:
+    """The calls of a version whose stored log-probabilities, the sampler's or the trainer's, are not the weights'.
+
+    And how many were compared. Raises OSError, ValueError or ImportError where transformers cannot load the weights.
+    """
+    sampled = rows(
+        reader,
+        "SELECT call_id FROM calls JOIN episodes USING (episode_id) WHERE run_id = ? AND policy_version = ? "
+        f"AND trainable AND len(logprobs) > 0 ORDER BY md5(call_id) LIMIT {_CALLS}",
+        run,
+        weights.version,
+    )
+    if not sampled:
+        return [], 0
+    whole = rows(
+        reader,
+        "SELECT c.call_id, prompt_ids, output_ids, c.logprobs, sampling::VARCHAR AS sampling, t.logprobs AS trainer "
+        "FROM calls_full c LEFT JOIN (SELECT call_id, any_value(logprobs) AS logprobs FROM trained GROUP BY ALL) t "
+        "USING (call_id) WHERE list_contains(?, c.call_id) ORDER BY c.call_id",
+        [row["call_id"] for row in sampled],
+    )
+    model = _load(weights)
+    found, compared = list[Found](), 0
+    for row in whole:
+        sampling: Mapping[str, object] = json.loads(row["sampling"] or "{}")
+        if row["prompt_ids"] and all(sampling.get(name, plain) == plain for name, plain in _PLAIN.items()):
+            compared += 1
+            found += _call(model, run, row["call_id"], row, float(str(sampling.get("temperature", 1))))
+    return found, compared
+
+
+def _load(weights: Weights) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(weights.model, dtype="auto")
+    if weights.adapter is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, weights.adapter)
+    return model.eval()
+
+
+def _call(
+    model: PreTrainedModel, run: str, call_id: str, row: Mapping[str, list[float]], heat: float
+) -> Iterator[Found]:
+    import torch
+
+    ids = torch.tensor([[*row["prompt_ids"], *row["output_ids"]]], dtype=torch.int64)
+    size = len(row["output_ids"])
+    with torch.inference_mode():
+        logits = model(ids).logits[0, -size - 1 : -1].float()
+    mine = (logits / (heat or 1.0)).log_softmax(-1).gather(1, ids[0, -size:, None])[:, 0]
+    most = _MOST if model.dtype == torch.float32 else _MOST_IN_16_BITS
+    for name in ("logprobs", "trainer"):
+        stored = torch.tensor(row[name] or [], dtype=torch.float32)
+        gap = (stored - mine).abs() if len(stored) == size else torch.empty(0)
+        odd = int(gap.nan_to_num(0).argmax()) if size and len(gap) else 0
+        if len(gap) and gap.nan_to_num(0)[odd] > most:
+            whose = "sampled with" if name == "logprobs" else "of the trainer"
+            yield run, call_id, f"token {odd}: {mine[odd]:.6f}, within {most:g}", f"{stored[odd]:.6f}, {whose}"
