@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ajet_sdk.types import Task
 
 HELD_OUT = "val"
+ANSWERS = ("answer", "solution", "target", "label", "expected")
+"""Fields that may hold a task's answer."""
 
 _NAMES = {name: "train" if name in ("train", "training") else HELD_OUT for name in SPLITS} | {"trial": "trial"}
 """Usual names of splits, as traces name them."""
@@ -90,8 +92,8 @@ def same_tasks(tasks: Sequence[Task], held_out: Iterable[Task]) -> Iterator[tupl
             yield place, same
 
 
-def clash(task: Task, val_task: Task) -> bool:
+def clash(task: Task, val_task: Task, *, by_answer: bool = True) -> bool:
     """Whether two tasks with one question are told apart by their metadata, as mazes of one query are by their seed."""
     mine, theirs = task.metadata, val_task.metadata
-    shared = mine.keys() & theirs.keys() - _MEASURED
+    shared = mine.keys() & theirs.keys() - _MEASURED - (frozenset() if by_answer else set(ANSWERS))
     return any(plain_text(str(mine[name])) != plain_text(str(theirs[name])) for name in shared)

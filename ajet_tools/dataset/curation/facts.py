@@ -17,10 +17,10 @@ import numpy.typing as npt
 import polars as pl
 
 from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.lineage import ANSWERS
 from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.forms import CUES, given_away, may_give_away
-from ajet_tools.dataset.curation.schema import ANSWERS
 from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, encodable, text_of
 from ajet_tools.dataset.files.hashes import normalize
 from ajet_tools.dataset.files.lines import Path, Structure, asking, kind_at, kind_in, kinds_of, structures

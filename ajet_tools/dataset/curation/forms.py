@@ -19,8 +19,8 @@ import numpy as np
 import polars as pl
 
 from ajet_sdk.judges.math import number
+from ajet_sdk.tasks.lineage import ANSWERS
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.curation.schema import ANSWERS
 from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.files.hashes import normalize
 from ajet_tools.dataset.similarity.text import normals

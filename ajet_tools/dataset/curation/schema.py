@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.lineage import ANSWERS
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.values import KINDS, kind_of
 
 OURS = ("task_id", "provenance")
 """What is written for a row, never asked for."""
-ANSWERS = ("answer", "solution", "target", "label", "expected")
 LANGUAGE_FIELDS = ("language", "lang", "locale")
 
 _NUMBER = re.compile(r"\s*[-+]?(\d[\d,]*\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$")

@@ -23,9 +23,10 @@ import yaml
 
 from ajet_sdk.config.source import load_yaml
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.tasks.lineage import ANSWERS
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.forms import NGrams, form_of
-from ajet_tools.dataset.curation.schema import ANSWERS, LANGUAGE_FIELDS, OURS, query_of
+from ajet_tools.dataset.curation.schema import LANGUAGE_FIELDS, OURS, query_of
 from ajet_tools.dataset.files.blocks import Row, text_of
 from ajet_tools.dataset.generate.records import CIRCUMSTANCE, NoProgress
 

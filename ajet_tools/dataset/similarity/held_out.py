@@ -28,7 +28,7 @@ _WHOLE = 1_000_000
 
 
 def near_copies(tasks: Sequence[Task], held_out: Sequence[Task]) -> list[tuple[int, int]]:
-    """Which of the tasks nearly repeat a held-out one, by their places. Other numbers make another."""
+    """Which of the tasks nearly repeat a held-out one, by their places. Other numbers make another, answers do not."""
     index = NearIndex()
     for place, task in enumerate(held_out):
         if text := question_of(task):
@@ -39,7 +39,8 @@ def near_copies(tasks: Sequence[Task], held_out: Sequence[Task]) -> list[tuple[i
     return [
         (place, int(match.key))
         for place, match in enumerate(matches)
-        if match is not None and not (match.kind == "exact" and clash(tasks[place], held_out[int(match.key)]))
+        if match is not None
+        and not (match.kind == "exact" and clash(tasks[place], held_out[int(match.key)], by_answer=False))
     ]
 
 

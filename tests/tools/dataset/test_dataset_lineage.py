@@ -309,6 +309,10 @@ def test_tasks_of_one_template_and_mazes_of_one_query_are_tasks_of_their_own(
     assert len(load_tasks(job(train, val)).train) == 40 and not caplog.records
     assert len(load_tasks(job([*train, ask(ALTERED)], [*val, ask(HELD_OUT)])).train) == 41
     assert "1 of 41 training tasks nearly repeat a validation task" in caplog.text
+    caplog.clear()
+    again = ask("What is 3+21?", metadata={"answer": "24.0"})  # another spelling of its answer makes no other task
+    assert len(load_tasks(job([*train, again], val)).train) == 41
+    assert "1 of 41 training tasks nearly repeat a validation task" in caplog.text
     made = ask("Anything else at all", provenance={"splits": ["val"], "seeds": ["elsewhere"]})
     load_tasks(job([*train, made], val))
     assert "1 training tasks were made of validation tasks of an earlier run" in caplog.text
