@@ -148,6 +148,7 @@ _UNCHECKED = """
         WHERE trains AND NOT stores
     UNION ALL SELECT 'groups, sampling, staleness', run_id, 'values of the recorded config cannot be read' FROM runs
         WHERE trains AND (num_repeat IS NULL OR temperature IS NULL OR max_staleness IS NULL OR updates IS NULL)
+    UNION ALL SELECT 'advantages', run_id, 'those of opd are a teacher''s' FROM runs WHERE trains AND estimator = 'opd'
     UNION ALL SELECT 'entropy and gap', run_id, 'known of the first mini-batch only' FROM runs WHERE trains
         AND updates > 1
     UNION ALL SELECT 'unmaskable', run_id, 'taken as given for ' || count(*) || ' calls' FROM s_ledger

@@ -23,9 +23,10 @@ TABLES = (
         try_cast(config->>'$.ajet.data.max_response_length' AS INTEGER) AS max_response,
         try_cast(config->>'$.ajet.trainer_common.mini_batch_num' AS INTEGER)
             * try_cast(config->>'$.ajet.trainer_common.ppo_epochs' AS INTEGER) AS updates,
-        coalesce(backbone NOT IN ('run', 'debug')
-            AND estimator IN ('grpo', 'rloo', 'opo', 'reinforce_plus_plus')
-            AND config->>'{_ALGORITHM}.use_kl_in_reward' IS DISTINCT FROM 'true', false) AS trains,
+        coalesce(estimator IN ('sft', 'opd'), false) AS unrewarded,
+        coalesce(backbone NOT IN ('run', 'debug') AND (unrewarded
+            OR estimator IN ('grpo', 'rloo', 'opo', 'reinforce_plus_plus')
+            AND config->>'{_ALGORITHM}.use_kl_in_reward' IS DISTINCT FROM 'true'), false) AS trains,
         backbone = 'local' OR run_id IN (SELECT run_id FROM s_trained) AS stores
     FROM s_runs""",
     # the policy's version before and after each step that came to the trainer
@@ -64,17 +65,17 @@ TABLES = (
         AND (w.call_id = c.call_id OR w.call_id IS NULL AND (w.agent IS NULL OR w.agent = c.agent))
     GROUP BY c.call_id""",
     """CREATE TABLE outcomes AS
-    SELECT c.*, v.value, v.earned, CASE
+    SELECT c.*, v.value, v.earned, r.unrewarded, CASE
         WHEN c.superseded OR c.split = 'train' AND NOT c.learnt THEN 'superseded'
         WHEN NOT c.learnt THEN 'evaluation'
-        WHEN NOT c.trainable OR c.error IS NULL
-            AND (c.output_ids IS NULL OR c.logprobs IS NULL OR c.prompt_suffix IS NULL) THEN 'untrainable'
+        WHEN NOT c.trainable OR c.error IS NULL AND (c.output_ids IS NULL OR c.prompt_suffix IS NULL
+            OR c.logprobs IS NULL AND r.estimator <> 'sft') THEN 'untrainable'
         WHEN c.error IS NOT NULL AND c.output_ids IS NULL AND c.cut_tokens > 0 THEN 'cancelled'
         WHEN c.error IS NOT NULL THEN 'undelivered'
         WHEN c.status <> 'succeeded' AND NOT c.given THEN 'failed'
         WHEN c.before - c.policy_version > r.max_staleness THEN 'stale'
         WHEN l.call_id IS NOT NULL THEN 'unmaskable'
-        WHEN v.named = 0 THEN 'zero_advantage' END AS outcome
+        WHEN v.named = 0 AND NOT r.unrewarded THEN 'zero_advantage' END AS outcome
     FROM calls c JOIN valued v USING (call_id) JOIN runs r USING (run_id)
     LEFT JOIN (FROM s_ledger WHERE outcome = 'unmaskable') l USING (run_id, call_id)
     WHERE r.trains""",
@@ -97,8 +98,9 @@ TABLES = (
         WHEN 'grpo' THEN if(r.by_deviation, (o.value - g.mean) / (g.deviation + 1e-6), o.value - g.mean)
         WHEN 'rloo' THEN o.value - (g.total - p.value) / (g.size - 1)
         WHEN 'opo' THEN o.value - g.mean_by_length
+        WHEN 'sft' THEN 1
         WHEN 'reinforce_plus_plus' THEN (o.value - b.mean) / (b.deviation + 1e-6) END AS advantage,
-        if(r.estimator = 'reinforce_plus_plus', b.flat, g.flat) AS flat
+        if(r.estimator = 'reinforce_plus_plus', b.flat, g.flat) AND NOT r.unrewarded AS flat
     FROM outcomes o JOIN runs r USING (run_id) JOIN peers p USING (run_id, step, group_id, role, episode_id)
     JOIN groups g USING (run_id, step, group_id, role) JOIN batches b USING (run_id, step, role)
     WHERE o.outcome IS NULL""",
@@ -127,8 +129,8 @@ TABLES = (
     LEFT JOIN (SELECT call_id, tokens FROM s_ledger WHERE outcome = 'trained') l USING (call_id)""",
     """CREATE TABLE booked AS
     WITH final AS (
-        SELECT o.*, a.advantage, coalesce(o.outcome, if(a.flat, 'zero_advantage', NULL)) AS final, coalesce(k.kept,
-            0) AS kept
+        SELECT o.*, a.advantage, coalesce(o.outcome, if(a.flat, 'zero_advantage', NULL)) AS final,
+            coalesce(k.kept, 0) AS kept
         FROM outcomes o LEFT JOIN advantages a USING (call_id) LEFT JOIN lengths k USING (call_id)
             JOIN runs r USING (run_id)
         WHERE (o.trainable OR coalesce(o.outcome, '') NOT IN ('evaluation', 'superseded'))
@@ -153,13 +155,12 @@ TABLES = (
     tokens AS (SELECT b.* FROM booked b JOIN calls c USING (call_id) WHERE c.learnt),
     fitted AS (
         SELECT b.run_id, b.step, c.episode_id, call_id, head, prompt + kept AS length, prompt + n AS whole,
-            call_id NOT IN (SELECT extends_call_id FROM calls JOIN heads h USING (call_id) JOIN booked b2
-                USING (call_id)
+            call_id NOT IN (SELECT extends_call_id FROM calls JOIN heads USING (call_id) JOIN booked b2 USING (call_id)
                 WHERE extends_call_id IS NOT NULL AND NOT head AND b2.outcome = 'trained') AS last
         FROM booked b JOIN calls c USING (call_id) JOIN heads USING (call_id) JOIN lengths USING (call_id)
         WHERE b.outcome = 'trained'),
     scores AS (
-        SELECT t.run_id, t.step, unnest(t.entropy) AS entropy, unnest(t.logprobs) AS trainer,
+        SELECT t.run_id, t.step, r.estimator, unnest(t.entropy) AS entropy, unnest(t.logprobs) AS trainer,
             unnest(c.logprobs) AS sampler
         FROM s_trained t JOIN calls c USING (call_id) JOIN runs r ON r.run_id = t.run_id WHERE r.updates = 1
             AND r.trains),
@@ -179,8 +180,7 @@ TABLES = (
                 max("before" - policy_version) FILTER (trainable) AS stalest
         FROM calls WHERE learnt GROUP BY ALL)
     SELECT run_id, step, 'train/' || name AS name, value FROM (
-    SELECT run_id, step, unnest(['episodes', 'reward', 'reward_std', 'solved_share', 'failed_share',
-        'groups']) AS name,
+    SELECT run_id, step, unnest(['episodes', 'reward', 'reward_std', 'solved_share', 'failed_share', 'groups']) AS name,
         unnest([n, reward, reward_std, solved_share, failed_share, groups]) AS value FROM of_step
     UNION ALL SELECT run_id, step, unnest(['calls_per_episode', 'tokens_sampled', 'staleness', 'staleness_max']),
         unnest([calls / n, sampled, stale, stalest]) FROM of_calls JOIN of_step USING (run_id, step)
@@ -198,11 +198,14 @@ TABLES = (
     UNION ALL SELECT run_id, step, unnest(['entropy', 'logprob_gap_mean', 'logprob_gap_max']),
         unnest([avg(entropy), avg(abs(trainer - sampler)), max(abs(trainer - sampler))])
         FROM scores WHERE NOT isnan(entropy) GROUP BY run_id, step
+    UNION ALL SELECT run_id, step, 'loss', -avg(trainer) FROM scores WHERE NOT isnan(entropy) AND estimator = 'sft'
+        GROUP BY run_id, step
     UNION ALL SELECT run_id, step, 'groups_zero_variance', count_if(NOT moved) FROM (
         SELECT e.run_id, e.step, e.group_id, bool_or(b.outcome = 'trained') AS moved
         FROM learnt e LEFT JOIN booked b USING (episode_id) GROUP BY ALL) GROUP BY ALL)
     UNION ALL SELECT o.run_id, o.step, 'train/sampled_tokens_per_second', every / m.value FROM of_calls o
-        JOIN s_metrics m ON m.run_id = o.run_id AND m.step = o.step AND m.name = 'time/rollout' WHERE m.value > 0
+        JOIN runs r USING (run_id) JOIN s_metrics m ON m.run_id = o.run_id AND m.step = o.step
+            AND m.name = 'time/rollout' WHERE m.value > 0 AND r.estimator <> 'sft'
     UNION ALL SELECT o.run_id, o.step, 'train/tokens_per_second', sum(length) FILTER (last) / any_value(m.value)
         FROM fitted o JOIN s_metrics m ON m.run_id = o.run_id AND m.step = o.step AND m.name = 'train/seconds'
         WHERE m.value > 0 GROUP BY o.run_id, o.step
@@ -234,7 +237,8 @@ CHECKS = {
                 if(r.backbone <> 'local', 0, if(c.learnt, newest - r.max_staleness, newest)) AS oldest
             FROM calls c JOIN runs r USING (run_id) ASOF LEFT JOIN steps s
                 ON s.run_id = c.run_id AND s.step <= c.step
-            WHERE r.trains AND c.trainable AND NOT coalesce(c.superseded, false) AND (c.learnt OR c.split <> 'train'))
+            WHERE r.trains AND c.trainable AND NOT coalesce(c.superseded, false) AND (c.learnt OR c.split <> 'train')
+                AND (r.estimator <> 'sft' OR c.split <> 'train'))
         SELECT aged.run_id, call_id, oldest || ' to ' || newest, policy_version FROM aged
         LEFT JOIN (FROM s_ledger WHERE outcome = 'stale') l USING (call_id)
         WHERE policy_version IS NULL AND output_ids IS NOT NULL OR policy_version > newest
@@ -329,8 +333,8 @@ CHECKS = {
         SELECT run_id, group_id, 'one task, step and split; attempts 0 to ' || (CASE WHEN learnt
             THEN n ELSE size END - 1),
             [tasks, steps, splits] || list_transform(attempts, lambda a: a::VARCHAR) FROM (
-            SELECT run_id, group_id, any_value(r.num_repeat) AS n, bool_or(learnt) AS learnt,
-                bool_or(learnt OR split <> 'train' AND r.status = 'finished') AS whole,
+            SELECT run_id, group_id, any_value(if(r.estimator = 'sft', 1, r.num_repeat)) AS n,
+                bool_or(learnt) AS learnt, bool_or(learnt OR split <> 'train' AND r.status = 'finished') AS whole,
                 list(DISTINCT attempt ORDER BY attempt) AS attempts, len(attempts) AS size,
                 string_agg(DISTINCT task_id) AS tasks, string_agg(DISTINCT step) AS steps,
                 string_agg(DISTINCT split || coalesce(decoding, '')) AS splits,
@@ -355,7 +359,7 @@ CHECKS = {
             OR e.split = 'train' AND decoding <> 'sampled'
             OR r.trains AND (attempt IS NULL OR group_id IS NULL OR infrastructure IS NULL
             OR CASE WHEN e.status = 'succeeded' THEN cause IS NOT NULL OR e.error IS NOT NULL OR infrastructure
-                OR w.n IS NULL
+                OR w.n IS NULL AND (NOT r.unrewarded OR e.split <> 'train')
             ELSE cause IS NULL OR e.error IS NULL OR w.n IS NOT NULL OR e.status = 'failed'
                 AND NOT contains(e.error, cause) END)
         ORDER BY step, e.started_at, episode_id""",
@@ -386,10 +390,11 @@ CHECKS = {
                     THEN r.temperature
                 WHEN c.split = 'val' AND NOT r.val_sampled THEN 1 END AS temperature
             FROM calls c JOIN runs r USING (run_id) JOIN s_episodes e USING (episode_id)
-            WHERE r.trains AND c.trainable AND c.phase = 'rollout' AND c.output_ids IS NOT NULL)
+            WHERE r.trains AND c.trainable AND c.phase = 'rollout' AND c.output_ids IS NOT NULL
+                AND (r.estimator <> 'sft' OR c.split <> 'train'))
         SELECT run_id, call_id, concat_ws(', ', 'temperature ' || temperature, 'at most ' || most || ' tokens'),
             concat_ws(', ', 'temperature ' || asked, n || ' tokens', finish_reason)
         FROM asked WHERE abs(asked - temperature) > 1e-9 OR asked IS NULL OR n > most OR prompt + n > max_model_len
-            OR finish_reason = 'length' AND most > n AND prompt + n < max_model_len ORDER BY step, episode_id,
-                "index" """,
+            OR finish_reason = 'length' AND most > n AND prompt + n < max_model_len
+        ORDER BY step, episode_id, "index" """,
 }

@@ -312,6 +312,31 @@ def test_other_estimators_and_limits_pass(tmp_path: Path, model: Path, name: str
     assert [one.check for one in audit(directory).differs] == ["advantages"]
 
 
+def test_demonstrations_and_a_teacher_are_audited(tmp_path: Path, model: Path) -> None:
+    said = tmp_path / "said.jsonl"
+    rows = [{"messages": [{"role": "user", "content": f"Say {w}."}, {"role": "assistant", "content": w}]} for w in "ab"]
+    said.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    taught = trained(tmp_path / "sft", model, algorithm={"adv_estimator": "sft", "data": str(said)}, val_pass_n=0)
+    distilled = trained(
+        tmp_path / "opd", model, algorithm={"adv_estimator": "opd", "teacher": str(model)}, val_pass_n=0
+    )
+    assert [(one.check, one.reason) for one in audit(distilled).unchecked] == [
+        ("advantages", "those of opd are a teacher's")
+    ]
+    assert (audit(distilled).differs, audit(taught).differs, audit(taught).unchecked) == ((), (), ())
+    edits = {
+        "trained SET advantages = list_transform(advantages, lambda a: a / 2)": "advantages",
+        "metrics SET value = value * 1.001 WHERE name = 'train/loss' AND step = 2": "metrics",
+        "ledger SET outcome = 'stale' WHERE step = 1": "ledger",
+        "trained SET step = 3 - step": "trained rows",
+    }
+    for edit, check in edits.items():
+        edited = Path(shutil.copy(taught / "trace.duckdb", tmp_path / "edited.duckdb"))
+        with duckdb.connect(str(edited)) as connection:
+            connection.execute(f"UPDATE {edit}")
+        assert check in {one.check for one in audit(edited).differs}, edit
+
+
 _KILLED = """
 import sys
 from pathlib import Path
