@@ -26,8 +26,6 @@ _PIPE_WIDTH = 160
 _NARROW = 12
 
 _STATUS = {
-    "succeeded": "green",
-    "finished": "green",
     "trained": "green",
     "running": "cyan",
     "failed": "red",

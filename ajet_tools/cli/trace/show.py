@@ -23,15 +23,16 @@ from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line, short_ids
 from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
+from ajet_tools.trace.compare.verdict import verdicts
 from ajet_tools.trace.episode.blocks import (
     Block,
     branch_title,
     call_blocks,
     conversation_blocks,
     overview_blocks,
-    summarize,
 )
 from ajet_tools.trace.episode.overview import read_overview
+from ajet_tools.trace.episode.summary import summarize
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.episodes import ListedEpisode
 from ajet_tools.trace.queries.filters import parse
@@ -89,6 +90,8 @@ def ls(
     reader, where, run = open_named(run, path)
     with reader:
         runs = queries.overview(reader)
+        words = {run_id: verdict.word for run_id, verdict in verdicts(reader, runs).items()}
+        judged = [{**run, "verdict": words[run["run_id"]]} for run in runs]
         chosen = queries.find_run(reader, run) if run or runs else None
         with ProgressBar("searching") as bar:
             column, largest = sort.removeprefix("-"), sort.startswith("-")
@@ -96,9 +99,9 @@ def ls(
         episodes = _page(reader, listing, (page - 1) * limit, limit)
     if as_json:
         counts = {"count": listing.count, "of": listing.of, "page": page}
-        print_json({"trace": str(where), "runs": runs, "run_id": chosen, **counts, "episodes": episodes})
+        print_json({"trace": str(where), "runs": judged, "run_id": chosen, **counts, "episodes": episodes})
         return
-    _print_ls(where, runs, chosen, listing, episodes, (page - 1) * limit, no_pager)
+    _print_ls(where, judged, chosen, listing, episodes, (page - 1) * limit, no_pager)
 
 
 def _page(reader: TraceReader, listing: Listing, start: int, limit: int) -> list[ListedEpisode]:
@@ -108,20 +111,20 @@ def _page(reader: TraceReader, listing: Listing, start: int, limit: int) -> list
 
 def _print_ls(
     where: Path,
-    runs: Sequence[RunOverview],
+    runs: Sequence[Mapping[str, object]],
     chosen: str | None,
     listing: Listing,
     episodes: Sequence[ListedEpisode],
     start: int,
     no_pager: bool,
 ) -> None:
-    run_ids = short_ids([row["run_id"] for row in runs])
+    run_ids = short_ids([str(row["run_id"]) for row in runs])
     ids = short_ids([row["episode_id"] for row in episodes])
     means = [name for name in REWARDS if any(row.get(name) is not None for row in runs[:_RUNS])]
-    shown = (*_RUN_COLUMNS[:4], *means, *_RUN_COLUMNS[4:])
+    shown = (*_RUN_COLUMNS[:6], *means, *_RUN_COLUMNS[6:])
     with paged(no_pager) as out:
         out.print(str(where), style="dim", soft_wrap=True)
-        rows = [_row("run", run_ids[r["run_id"]], r, shown) for r in runs[:_RUNS]]
+        rows = [_row("run", run_ids[str(r["run_id"])], r, shown) for r in runs[:_RUNS]]
         out.print(render.table(rows, out.width))
         out.print("; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True)
         if len(runs) > _RUNS:
@@ -153,7 +156,7 @@ def _in_words(listing: Listing) -> str:
     return f"by {listing.sort}, {'largest' if listing.descending else 'smallest'} first"
 
 
-_RUN_COLUMNS = ("status", "episodes", "unsound", "last_step", "started_at", "name", "backbone")
+_RUN_COLUMNS = ("name", "status", "verdict", "episodes", "unsound", "last_step", "started_at", "backbone")
 _EPISODE_COLUMNS = (
     "status",
     "reward",

@@ -253,7 +253,9 @@ def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
         yield from _feedback_blocks(overview)
         return
     outcomes = ", ".join(f"{counted(tokens, 'token')} {outcome}" for outcome, tokens in overview.totals().items())
-    metrics = pretty(row["metrics"]) if row["metrics"] not in (None, "{}") else ""
+    measured: Mapping[str, object] = json.loads(row["metrics"] or "{}")
+    metrics = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+                        for name, value in measured.items())  # fmt: skip
     pairs = [
         ("episode", row["episode_id"]),
         ("run", row["run_id"]),
@@ -261,7 +263,7 @@ def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
         ("task", overview.task.get("task_id") or row["task_id"]),
         ("ended", f"{row['ended_at']:%Y-%m-%d %H:%M:%S} UTC" if row["ended_at"] else ""),
         ("ledger", outcomes),
-        ("metrics", metrics.strip('"').replace('\\"', '"')),
+        ("metrics", metrics),
     ]
     facts = "\n".join(f"{name:<8} {value}" for name, value in pairs if value)
     yield Block("about", f"episode {row['status']}", _STATUS.get(row["status"], ""), "", (Part("text", facts),))
@@ -287,7 +289,7 @@ def _event(event: Event) -> Part:
     return Part("tool", f"{pretty(event.arguments)}\n{ended}", f"→ {event.name}  {seconds:.2f} s")
 
 
-_STATUS = {"succeeded": "green", "failed": "red", "timeout": "yellow", "aborted": "yellow"}
+_STATUS = {"failed": "red", "timeout": "yellow", "aborted": "yellow"}
 _UNFINISHED = {
     "running": "The episode is running: its rewards, ledger and task are written when it ends.",
     "cut off": "The run was killed before the episode ended: it has no rewards, and nothing of it was trained.",
@@ -321,55 +323,3 @@ def find_blocks(overview: EpisodeOverview, needle: str) -> list[tuple[int, str]]
             if block.key not in matches and wanted in f"{block.title}\n{block.text}".casefold():
                 matches[block.key] = branch
     return [(branch, key) for key, branch in matches.items()]
-
-
-_COLORS = {"succeeded": "bold green", "failed": "bold red", "running": "bold cyan", "timeout": "bold yellow"}
-
-_SIGNS = {"succeeded": "✓", "failed": "✗", "running": "▶", "timeout": "‖", "aborted": "‖", "cut off": "‖"}
-
-
-def summarize(overview: EpisodeOverview, new: int = 0) -> Text:
-    """The episode in a few lines; `new` is the number of unread messages."""
-    row, calls = overview.row, list(overview.calls.values())
-    line = Text.assemble(
-        (f"{_SIGNS.get(overview.status, '·')} {overview.status}", _COLORS.get(overview.status, "bold yellow"))
-    )
-    line.append("" if overview.reward is None else f"  reward {number(overview.reward)}", style="bold")
-    line.append("  " + " · ".join(fact for fact in _counts(overview) if fact))
-    if row and (row["error"] or row["cause"]):
-        line.append(
-            f"\n{drop_zero_width(one_line(_first_line(row['error'] or '', row['cause'] or ''), 200))}", style="red"
-        )
-    query = overview.task.get("main_query") or ""
-    if query:
-        line.append(f"\n{drop_zero_width(one_line(query, 300))}", style="italic")
-    line.append("" if calls or row is None else "\nthe episode made no call", style="yellow")
-    line.append(f"\n{counted(new, 'message')} new: end goes there and follows" if new else "", style="bold yellow")
-    return line
-
-
-def _first_line(error: str, cause: str) -> str:
-    """The line of an error with its message: the last one if the error begins with a traceback."""
-    lines = error.strip().splitlines() or [""]
-    line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    return line if cause in line else f"{cause}: {line}"
-
-
-def _counts(overview: EpisodeOverview) -> Iterator[str]:
-    """The episode's status and size."""
-    row, calls = overview.row, list(overview.calls.values())
-    if row:
-        decoding = row["decoding"] if row["split"] == "val" or row["decoding"] == "greedy" else None
-        yield " ".join(filter(None, (f"step {row['step']}", row["split"], decoding)))
-        yield f"attempt {row['attempt']}" + (
-            f" of a group of {len(overview.attempts)}" if len(overview.attempts) > 1 else ""
-        )
-    yield counted(len(calls), "call")
-    agents = len({call.agent for call in calls})
-    yield counted(agents, "agent") if agents > 1 else ""
-    lines = sum(1 for branch in overview.tree.branches if branch.timeline is not None)
-    yield counted(lines, "timeline") if lines else ""
-    tokens = sum(len(call.output_ids) for call in calls if call.output_ids is not None)
-    yield f"{counted(tokens, 'token')} sampled" if tokens else ""
-    yield f"{row['seconds']:,.2f} s" if row and row["seconds"] is not None else ""
-    yield overview.episode_id[:12]

@@ -20,10 +20,12 @@ from ajet_tools.trace.queries.calls import (
     FeedbackRow,
     Pulse,
     RewardRow,
+    attempt_rewards,
     episode_pulse,
     episode_row,
     feedback_of,
     ledger_of_episode,
+    mean_advantage,
     rewards_of,
 )
 from ajet_tools.trace.queries.episodes import attempts_of
@@ -45,6 +47,10 @@ class EpisodeOverview:
     """Outcomes with their tokens by call."""
     attempts: Sequence[str] = ()
     """The episodes of its group, in the order of attempts."""
+    group_rewards: Sequence[float | None] = ()
+    """Those of its attempts."""
+    advantage: float | None = None
+    """The mean over its trained tokens."""
     known: Vocabulary | None = None
     """The run's tokens as text, once they are known."""
     unexplained: str = ""
@@ -105,6 +111,7 @@ def _read_overview(reader: TraceReader, episode_id: str, pulse: Pulse, known: Vo
     ledger: dict[str, list[tuple[str, int]]] = {}
     for entry in ledger_of_episode(reader, episode_id) if row else ():
         ledger.setdefault(entry["call_id"], []).append((entry["outcome"], entry["tokens"]))
+    attempts = attempts_of(reader, episode_id) if row else [episode_id]
     return EpisodeOverview(
         episode_id=episode_id,
         pulse=pulse,
@@ -114,7 +121,9 @@ def _read_overview(reader: TraceReader, episode_id: str, pulse: Pulse, known: Vo
         rewards=rewards_of(reader, episode_id) if row else (),
         feedback=feedback_of(reader, episode_id) if pulse["feedback"] else (),
         ledger=ledger,
-        attempts=attempts_of(reader, episode_id) if row else (episode_id,),
+        attempts=attempts,
+        group_rewards=attempt_rewards(reader, attempts) if len(attempts) > 1 else (),
+        advantage=mean_advantage(reader, episode_id) if row else None,
         known=known,
     )
 

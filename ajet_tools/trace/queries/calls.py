@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TypedDict
 
@@ -139,6 +140,22 @@ def ledger_of_episode(reader: TraceReader, episode_id: str) -> list[LedgerRow]:
         WHERE l.episode_id = $1 ORDER BY c.index, l.outcome""",
         episode_id,
     )
+
+
+def attempt_rewards(reader: TraceReader, episode_ids: Sequence[str]) -> list[float | None]:
+    """The reward of each of these episodes, in their order; None where it has none."""
+    sql = (
+        "SELECT episode_id, sum(value * weight) AS reward FROM rewards WHERE list_contains($1, episode_id) GROUP BY ALL"
+    )
+    known = {row["episode_id"]: row["reward"] for row in rows(reader, sql, list(episode_ids))}
+    return [known.get(episode_id) for episode_id in episode_ids]
+
+
+def mean_advantage(reader: TraceReader, episode_id: str) -> float | None:
+    """Over the tokens of an episode that were trained; None where none was."""
+    sql = "SELECT sum(list_sum(advantages)) / sum(len(advantages)) AS mean FROM trained WHERE episode_id = $1"
+    [row] = rows(reader, sql, episode_id)
+    return None if row["mean"] is None else float(row["mean"])
 
 
 def episode_row(reader: TraceReader, episode_id: str) -> EpisodeRow | None:

@@ -235,7 +235,7 @@ _STYLES: dict[Kind, str] = {
     "left out": "italic dim",
 }
 
-_STATUS_STYLES = {"succeeded": "green", "failed": "red", "timeout": "yellow", "aborted": "yellow", "running": "cyan"}
+_STATUS_STYLES = {"failed": "red", "timeout": "yellow", "aborted": "yellow", "running": "cyan"}
 
 
 def fit_columns(width: int) -> tuple[int, int]:

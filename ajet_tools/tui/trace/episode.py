@@ -15,8 +15,9 @@ from textual.widgets import Static
 
 from ajet_sdk.dialects.message_parts import pretty
 from ajet_tools.text.clean import counted, one_line
-from ajet_tools.trace.episode.blocks import Block, conversation_blocks, find_blocks, overview_blocks, summarize
+from ajet_tools.trace.episode.blocks import Block, conversation_blocks, find_blocks, overview_blocks
 from ajet_tools.trace.episode.overview import EpisodeOverview, explain_forks, read_overview, refresh_overview
+from ajet_tools.trace.episode.summary import summarize
 from ajet_tools.tui.trace.episode_tree import CallTree
 from ajet_tools.tui.trace.screen import TraceScreen
 from ajet_tools.tui.trace.text import TextScreen
@@ -42,7 +43,7 @@ class EpisodeScreen(TraceScreen):
     AUTO_FOCUS = "Messages"
     DEFAULT_CSS = """
     EpisodeScreen {
-        & > #facts { height: auto; max-height: 5; background: $panel; padding: 0 1; }
+        & > #facts { height: auto; max-height: 25%; background: $panel; padding: 0 1; }
         & > #parts { height: 1fr; layout: vertical; }
         & CallTree { height: auto; max-height: 30%; border-bottom: solid $primary; }
         & Messages { height: 1fr; }

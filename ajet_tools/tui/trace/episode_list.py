@@ -147,7 +147,7 @@ class Finder(Prompt):
         return step_to(sorted(rows[id] for id in self.found if id in rows), cursor, by)
 
 
-_TONES = {"succeeded": "good", "failed": "bad", "timeout": "warn", "aborted": "warn"}
+_TONES = {"succeeded": "", "failed": "bad", "timeout": "warn", "aborted": "warn"}
 
 
 def _format_task(row: ListedEpisode) -> str:
@@ -169,7 +169,10 @@ def _format_reward(row: ListedEpisode) -> str:
 
 
 def _reward_tone(row: ListedEpisode) -> str:
-    return "faint" if row["superseded"] else ""
+    """Of the outcome: an episode that succeeded may have solved nothing."""
+    if row["superseded"] or row["reward"] is None:
+        return "faint"
+    return "good" if row["reward"] >= 1 - 1e-9 else "bad" if row["reward"] <= 0 else ""
 
 
 def _format_tokens(row: ListedEpisode) -> str:
@@ -191,9 +194,14 @@ def _format_seconds(row: ListedEpisode) -> str:
 
 
 def _format_field(
-    name: Literal["attempt", "turns", "agents", "step"],
+    name: Literal["attempt", "turns", "step"],
 ) -> Callable[[ListedEpisode], str]:
     return lambda row: "" if row[name] is None else str(row[name])
+
+
+def _format_split(row: ListedEpisode) -> str:
+    """Training, validation, or validation with greedy sampling."""
+    return "greedy" if row["decoding"] == "greedy" else row["split"] or ""
 
 
 EPISODE_COLUMNS = (
@@ -202,7 +210,7 @@ EPISODE_COLUMNS = (
     Column("status", "status", 10, _format_status, tone=_status_tone),
     Column("reward", "reward", 7, _format_reward, right=True, tone=_reward_tone),
     Column("turns", "turns", 5, _format_field("turns"), right=True),
-    Column("agents", "agents", 6, _format_field("agents"), right=True),
+    Column("split", "split", 6, _format_split),
     Column("tokens", "tokens", 6, _format_tokens, right=True),
     Column("seconds", "time", 7, _format_seconds, right=True),
     Column("step", "step", 4, _format_field("step"), right=True),

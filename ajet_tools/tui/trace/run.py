@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import yaml
@@ -18,6 +19,7 @@ from ajet_sdk.types import now
 from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import compact, lasting, number, table
 from ajet_tools.trace import queries
+from ajet_tools.trace.compare.verdict import Verdict, reasons, verdicts
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.queries.runs import (
     Failure,
@@ -29,11 +31,13 @@ from ajet_tools.trace.queries.runs import (
     seconds_of,
     steps_of,
 )
-from ajet_tools.tui.trace.runs import STATUS_STYLES
+from ajet_tools.tui.trace.runs import STATUS_STYLES, VERDICT_STYLES, verdict_text
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import Chart, sparkline
 
 _VIEWS = {"curves": "c", "ledger": "l", "metrics": "m", "config": "o"}
+_REASONS = 3
+"""Lines on what stands behind a verdict; `w` shows all."""
 _CHART = (38, 8)
 """Minimum columns and rows of a chart among several."""
 
@@ -71,6 +75,8 @@ class RunScreen(TraceScreen):
         super().__init__()
         self.run_id = run_id
         self.run: RunOverview | None = None
+        self.verdict: Verdict | None = None
+        self.reasons: list[str] = []
         self.panels: list[Panel] = []
         self.first = 0
         """Which panel stands first."""
@@ -99,6 +105,9 @@ class RunScreen(TraceScreen):
     async def read(self) -> None:
         matches = await self.app.ask(queries.overview, self.run_id)
         self.run = matches[0] if matches else None
+        if self.run is not None:
+            self.verdict = (await self.app.ask(verdicts, matches))[self.run_id]
+            self.reasons = await self.app.ask(reasons, self.run, self.verdict)
         self.panels = await self.app.ask(panels, self.run_id)
         self._show_head()
         await self._show_curves()
@@ -111,7 +120,10 @@ class RunScreen(TraceScreen):
 
     def _show_head(self) -> None:
         if self.run is not None:
-            self.query_one("#head", Static).update(_head(self.run, self.panels, self.app.size.width - 2))
+            head = _head(self.run, self.panels, self.app.size.width - 2)
+            if self.verdict is not None and self.verdict.first is not None:
+                head = _judged(self.run, self.verdict, self.reasons)
+            self.query_one("#head", Static).update(head)
 
     def _update_view_line(self) -> None:
         now_shown = self.query_one(ContentSwitcher).current
@@ -235,16 +247,26 @@ class RunScreen(TraceScreen):
         self.app.copy(self.run_id, "the run's id")
 
 
+def _judged(run: RunOverview, verdict: Verdict, why: Sequence[str]) -> Text:
+    """The run, its verdict with what that is by, and the reasons, a line each."""
+    head = _progress(run)
+    head.append("\n")
+    head.append(verdict_text(run, verdict))
+    first, last, best = verdict.first, verdict.last, verdict.best
+    assert first is not None and last is not None and best is not None
+    head.append(f"  {verdict.kind} ")
+    head.append(f"{first['mean']:.3f} → {last['mean']:.3f}", style=VERDICT_STYLES.get(verdict.word, "bold"))
+    head.append(f" (step {first['step']} to {last['step']}; best at {best['step']})")
+    if run["error"]:
+        head.append(f"\n{one_line(run['error'], 200)}", style="red")
+    for reason in why[:_REASONS]:
+        head.append(f"\n  {one_line(reason, 300)}")
+    return head
+
+
 def _head(run: RunOverview, shown: list[Panel], width: int) -> Text:
     """Two lines: status and progress, then the latest metrics or the error."""
-    head = Text(no_wrap=True, overflow="ellipsis")
-    head.append(one_line(run["name"], 24), style="bold")
-    head.append("  ")
-    head.append(run["status"], style=STATUS_STYLES.get(run["status"], ""))
-    steps = steps_of(run)
-    parts = [run["backbone"], f"step {steps}" if steps else "", f"{compact(run['episodes'])} episodes"]
-    parts += [f"{compact(run['tokens'])} tokens" if run["tokens"] else "", lasting(seconds_of(run, now()))]
-    head.append("".join(f"  {part}" for part in parts if part))
+    head = _progress(run)
     head.append("\n")
     if run["error"]:
         head.append(one_line(run["error"], width), style="red")
@@ -255,6 +277,18 @@ def _head(run: RunOverview, shown: list[Panel], width: int) -> Text:
         names = [name for name in ("reward", "success", "merge ratio", "entropy", "KL") if name in last]
         head.append("  ".join(f"{name} {number(last[name])}" for name in names) or "no metric yet", style="dim")
     return head
+
+
+def _progress(run: RunOverview) -> Text:
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(one_line(run["name"], 24), style="bold")
+    line.append("  ")
+    line.append(run["status"], style=STATUS_STYLES.get(run["status"], ""))
+    steps = steps_of(run)
+    parts = [run["backbone"], f"step {steps}" if steps else "", f"{compact(run['episodes'])} episodes"]
+    parts += [f"{compact(run['tokens'])} tokens" if run["tokens"] else "", lasting(seconds_of(run, now()))]
+    line.append("".join(f"  {part}" for part in parts if part))
+    return line
 
 
 def _ledger(totals: list[LedgerTotal], failed: list[Failure], width: int) -> Group:

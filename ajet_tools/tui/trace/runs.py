@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from rich.table import Table
 from rich.text import Text
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
@@ -15,16 +17,22 @@ from ajet_sdk.types import now
 from ajet_tools.text.clean import one_line, short_ids
 from ajet_tools.text.tables import compact, fields, lasting, number
 from ajet_tools.trace import queries
-from ajet_tools.trace.queries.runs import REWARDS, RunOverview, failures_in_words, quiet_seconds, seconds_of, steps_of
+from ajet_tools.trace.compare.verdict import Verdict, reasons, verdicts
+from ajet_tools.trace.queries.runs import REWARDS, RunOverview, quiet_seconds, seconds_of, steps_of
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import sparkline
 
-STATUS_STYLES = {"running": "bold cyan", "finished": "green", "failed": "bold red", "interrupted": "yellow"}
-_COLUMNS = ("run", "status", "step", "reward", "curve", "episodes", "failed", "tokens", "time", "name")
-_RIGHT = frozenset({"reward", "episodes", "tokens", "time", "failed"})
+STATUS_STYLES = {"running": "bold cyan", "failed": "bold red", "interrupted": "yellow"}
+VERDICT_STYLES = {"learned": "green", "learned?": "yellow", "worse": "red", "collapsed": "bold red"}
+_MARKS = {"learned": "▲", "learned?": "▲", "worse": "▼", "collapsed": "▼"}
+_COLUMNS = ("name", "verdict", "validation", "change", "train", "step", "failed", "time", "run")
+_RIGHT = frozenset({"change", "failed", "time"})
 _CURVE = 8
 _QUIET = 60.0
 _WIDE = 100
+_NARROW = 6
+"""Columns that a narrow terminal has room for."""
+_REASONS = 4
 
 
 class RunsScreen(TraceScreen):
@@ -34,7 +42,7 @@ class RunsScreen(TraceScreen):
     """Its figures are of whole steps: they may come so many times later than a call is shown."""
     DEFAULT_CSS = """
     RunsScreen DataTable { height: 1fr; }
-    RunsScreen #run { height: auto; max-height: 9; border-top: solid $primary; padding: 0 1; }
+    RunsScreen #run { height: auto; max-height: 11; border-top: solid $primary; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("o", "open", "Open run"),
@@ -47,6 +55,9 @@ class RunsScreen(TraceScreen):
     def __init__(self) -> None:
         super().__init__()
         self.runs: list[RunOverview] = []
+        self.verdicts: dict[str, Verdict] = {}
+        self.reasons: dict[str, list[str]] = {}
+        """Behind the verdicts of the runs that the cursor was on since the last reading."""
         self.loaded = False
 
     def compose_body(self) -> ComposeResult:
@@ -58,9 +69,9 @@ class RunsScreen(TraceScreen):
         self.set_interval(1.0, self._show_times)
 
     def _set_columns(self) -> None:
-        """The name gets a column if there is room; it is always shown below."""
+        """As many as there is room for; the rest is shown below."""
         table = self.query_one(FittedTable)
-        names = _COLUMNS if self.app.size.width >= _WIDE else _COLUMNS[:-1]
+        names = _COLUMNS if self.app.size.width >= _WIDE else _COLUMNS[:_NARROW]
         if len(names) != len(table.columns):
             at = table.cursor_row
             table.clear(columns=True)
@@ -74,15 +85,19 @@ class RunsScreen(TraceScreen):
 
     async def read(self) -> None:
         runs = await self.app.ask(queries.overview)
+        self.verdicts, self.reasons = await self.app.ask(verdicts, runs), {}
         self.loaded = True
         self._fill(runs)
+        self._explain()
 
     def _fill(self, runs: list[RunOverview]) -> None:
         """Update cells in place; with a new run, keep the cursor on its run."""
         table, chosen = self.query_one(FittedTable), self.chosen
         self.runs = runs
         short = short_ids([run["run_id"] for run in runs])
-        rows = [_cells(short[run["run_id"]], run)[: len(table.columns)] for run in runs]
+        rows = [
+            _cells(short[run["run_id"]], run, self.verdicts.get(run["run_id"]))[: len(table.columns)] for run in runs
+        ]
         with self.app.batch_update():
             if [row.value for row in table.rows] == list(short):
                 for y, row in enumerate(rows):
@@ -109,6 +124,16 @@ class RunsScreen(TraceScreen):
 
     def on_data_table_row_highlighted(self) -> None:
         self._describe()
+        self._explain()
+
+    @work(group="reasons", exclusive=True)
+    async def _explain(self) -> None:
+        """Read what stands behind the verdict of the run under the cursor."""
+        run = self.chosen
+        if run is None or run["run_id"] in self.reasons or run["run_id"] not in self.verdicts:
+            return
+        self.reasons[run["run_id"]] = await self.app.ask(reasons, run, self.verdicts[run["run_id"]])
+        self._describe()
 
     def _show_times(self) -> None:
         """Update the durations of running runs."""
@@ -116,14 +141,16 @@ class RunsScreen(TraceScreen):
         for run in self.runs:
             if run["status"] == "running" and run["run_id"] in table.rows:
                 time = _align_right(lasting(seconds_of(run, now())))
-                table.update_cell(run["run_id"], "time", time, update_width=True)
+                if len(table.columns) == len(_COLUMNS):
+                    table.update_cell(run["run_id"], "time", time, update_width=True)
         if self.chosen and self.chosen["status"] == "running":
             self._describe()
 
     def _describe(self) -> None:
         run = self.chosen
         none = "No run yet; this list follows the trace." if self.loaded else "reading …"
-        self.query_one("#run", Static).update(none if run is None else _describe_run(run))
+        why = self.reasons.get(run["run_id"], []) if run is not None else []
+        self.query_one("#run", Static).update(none if run is None else _describe_run(run, why))
 
     def on_data_table_row_selected(self) -> None:
         self.action_open()
@@ -151,21 +178,43 @@ def _align_right(text: str, style: str = "") -> Text:
     return Text(text, style=style, justify="right", no_wrap=True)
 
 
-def _cells(short: str, run: RunOverview) -> list[Text]:
-    style = STATUS_STYLES.get(run["status"], "")
-    shown = next((value for _, value in _rewards(run) if value is not None), None)
+def _cells(short: str, run: RunOverview, verdict: Verdict | None) -> list[Text]:
+    train = Text(sparkline(run["rewards"], _CURVE))
+    if run["last_train"] is not None:
+        train.append(f" {number(run['last_train'])}")
+    gain = verdict.gain if verdict is not None else None
+    style = VERDICT_STYLES.get(verdict.word, "") if verdict is not None else ""
     return [
-        Text(short),
-        Text(run["status"], style=style),
+        Text(one_line(run["name"], 24) or short),
+        verdict_text(run, verdict),
+        Text(_first_to_last(run, verdict)),
+        _align_right("" if gain is None else f"{gain:+.3f}", style),
+        train,
         Text(steps_of(run)),
-        _align_right(number(shown)),
-        Text(sparkline(run["rewards"], _CURVE)),
-        _align_right(compact(run["episodes"])),
         _align_right(compact(run["unsound"]) if run["unsound"] else "", "red"),
-        _align_right(compact(run["tokens"])),
         _align_right(lasting(seconds_of(run, now()))),
-        Text(one_line(run["name"], 40)),
+        Text(short),
     ]
+
+
+def verdict_text(run: RunOverview, verdict: Verdict | None) -> Text:
+    """The word, with a mark of its direction, and the status of a run that did not finish."""
+    text = Text(no_wrap=True)
+    if run["status"] != "finished":
+        text.append(run["status"], style=STATUS_STYLES.get(run["status"], ""))
+    if verdict is not None and (run["status"] == "finished" or verdict.word in _MARKS):
+        text.append(" " if text else "")
+        text.append(f"{_MARKS.get(verdict.word, '·')} {verdict.word}", style=VERDICT_STYLES.get(verdict.word, ""))
+    return text
+
+
+def _first_to_last(run: RunOverview, verdict: Verdict | None) -> str:
+    """The mean reward at the first and the last step, and of what, where it is no validation."""
+    if verdict is None or verdict.first is None or verdict.last is None:
+        mean = next((value for _, value in _rewards(run) if value is not None), None)
+        return "" if mean is None else f"{mean:.3f}"
+    kind = {"training": " train", "greedy validation": " greedy"}.get(verdict.kind, "")
+    return f"{verdict.first['mean']:.3f} → {verdict.last['mean']:.3f}{kind}"
 
 
 def _rewards(run: RunOverview) -> list[tuple[str, float | None]]:
@@ -173,22 +222,22 @@ def _rewards(run: RunOverview) -> list[tuple[str, float | None]]:
     return [(name, run[name]) for name in REWARDS]  # type: ignore[literal-required]
 
 
-def _describe_run(run: RunOverview) -> Table:
+def _describe_run(run: RunOverview, why: Sequence[str]) -> Table:
     quiet = quiet_seconds(run, now())
     note = f"; nothing new for {lasting(quiet)}" if quiet is not None and quiet >= _QUIET else ""
     if run["status"] == "interrupted":
         note = ": its process died without a message"
-    started = f"{run['started_at']:%Y-%m-%d %H:%M:%S} UTC" if run["started_at"] else ""
+    started = f"started {run['started_at']:%Y-%m-%d %H:%M:%S} UTC, " if run["started_at"] else ""
+    counts = (
+        f"{compact(run['episodes'])} episodes, {compact(run['tokens'] or 0)} tokens, {lasting(seconds_of(run, now()))}"
+    )
     return fields(
         [
             ("run", f"{run['run_id']}  {one_line(run['name'], 40)}"),
-            ("status", f"{run['status']}{note}"),
-            ("started", f"{started}  backbone {run['backbone']}"),
+            ("status", f"{run['status']}{note}; {started}backbone {run['backbone']}"),
             ("error", one_line(run["error"], 300) if run["error"] else None),
+            ("took", counts),
             ("reward", ", ".join(f"{name} {number(value)}" for name, value in _rewards(run) if value is not None)),
-            (
-                "failures",
-                f"{run['unsound']:,} of {run['episodes']:,}: {failures_in_words(run)}" if run["unsound"] else None,
-            ),
+            ("why", "\n".join(why[:_REASONS]) if why else None),
         ]
     )

@@ -241,7 +241,8 @@ def facts(screen: EpisodeScreen) -> str:
 async def test_it_opens_at_the_beginning_and_says_what_the_episode_was(traced: Path) -> None:
     async with opened(traced, "tools01") as (_, screen):
         assert all(
-            part in facts(screen) for part in ("succeeded", "0.875", "step 7", "2 calls", "attempt 0 of a group of 2")
+            part in facts(screen)
+            for part in ("~ reward 0.875", "group [~]", "step 7", "2 calls", "attempt 0 of a group of 2")
         )
         assert "What is 17 * 23?" in facts(screen)
         text = shown(screen)

@@ -119,7 +119,7 @@ async def test_newest_first_with_every_column(trace: Path) -> None:
     async with viewed(trace) as (_, screen):
         assert shown(screen)[:2] == ["ep0039", "ep0038"] and status(screen).startswith("1 of 40")
         head, first = lines(screen)[:2]
-        assert head.split() == ["task", "try", "status", "reward", "turns", "agents", "tokens", "time", "step"]
+        assert head.split() == ["task", "try", "status", "reward", "turns", "split", "tokens", "time", "step"]
         assert first.split() == [
             "▸",
             "What",
@@ -131,7 +131,7 @@ async def test_newest_first_with_every_column(trace: Path) -> None:
             "succeeded",
             "0.39",
             "1",
-            "1",
+            "train",
             "40",
             "40.0",
             "s",
@@ -150,7 +150,7 @@ async def test_each_column_is_sorted_by_its_number_and_again_in_reverse(trace: P
         await pilot.press("4")
         await settled(pilot)
         assert shown(screen)[0] == "ep0000" and "reward↑" in lines(screen)[0]
-        for key, first in {"1": "t0", "2": 0, "3": "failed", "5": 1, "6": 1, "7": 40, "8": 40.0, "9": 3}.items():
+        for key, first in {"1": "t0", "2": 0, "3": "failed", "5": 1, "6": "train", "7": 40, "8": 40.0, "9": 3}.items():
             await pilot.press(key)
             await settled(pilot)
             column = screen.table.columns[int(key) - 1].name

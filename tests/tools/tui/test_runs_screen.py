@@ -45,16 +45,18 @@ async def test_the_list_says_how_each_run_goes(training_trace: Path, viewing: An
     async with viewing(training_trace, size=(120, 30)) as pilot:
         await until(pilot, lambda: len(cells(pilot.app.screen)) == 3)
         broken, cut_off, finished = cells(pilot.app.screen)
-        assert finished[:4] == ["aaaa0001", "finished", "12/20", "0.8"]
-        assert finished[4] == "▁▂▃▄▅▆▇█"
-        assert finished[5:] == ["24", "3", "300", "13m 00s", "math"]
-        assert cut_off[1] == "interrupted", "its process is gone, whatever the row in the file says"
-        assert cut_off[8] == "5m 00s", "to its last sign of life"
-        assert cut_off[7] == "3", "counted from the calls where there is no ledger"
+        await until(pilot, lambda: cells(pilot.app.screen)[2][1] == "▲ learned")
+        broken, cut_off, finished = cells(pilot.app.screen)
+        assert finished[0] == "math" and finished[4] == "▁▂▃▄▅▆▇█ 0.8"
+        assert finished[5:] == ["12/20", "3", "13m 00s", "aaaa0001"]
+        assert cut_off[1].startswith("interrupted"), "its process is gone, whatever the row in the file says"
+        assert cut_off[7] == "5m 00s", "to its last sign of life"
         assert broken[1] == "failed"
         await until(pilot, lambda: "ConfigError: [bold red]not markup[/] \\x1b[31mred" in shown(pilot.app))
         await pilot.press("down", "down")
-        await until(pilot, lambda: "3 of 24: 1 TimeoutError, 1 ValueError, 1 [bold]Odd[/]" in shown(pilot.app))
+        await until(
+            pilot, lambda: "1 TimeoutError, 1 ValueError, 1 [bold]Odd[/] (3 of 24 episodes)" in shown(pilot.app)
+        )
 
 
 @pytest.mark.slow
@@ -76,7 +78,7 @@ async def test_news_of_known_runs_goes_into_their_cells(training_trace: Path, vi
         table.clear = lambda columns=False: cleared.append(columns)
         longer = [{**run, "name": "a longer name " * 2} for run in pilot.app.screen.runs]
         pilot.app.screen._fill(longer)
-        await until(pilot, lambda: shown(pilot.app).count("a longer name a longer name") >= 3)
+        await until(pilot, lambda: shown(pilot.app).count("a longer name a longer") >= 3)
         assert cleared == []
 
 
@@ -178,7 +180,7 @@ async def test_a_run_has_its_curves_and_keys_to_page_and_zoom(training_trace: Pa
         def titles() -> list[str]:
             return [chart.panel.title for chart in screen.query(Chart) if chart.display and chart.panel]
 
-        assert "3 failed: 1 TimeoutError" in text_of(screen, "#head")
+        assert "1 TimeoutError, " in text_of(screen, "#head")
         await until(pilot, lambda: titles() == ["reward", "success", "loss", "KL"])
         await until(pilot, lambda: "reward ⠒train 0.8 •val 0.9 xgreedy 1" in shown(pilot.app))
         await pilot.press("right")

@@ -88,7 +88,7 @@ async def test_only_who_has_the_token_gets_in_and_ctrl_c_ends_all(training_trace
             with pytest.raises(aiohttp.WSServerHandshakeError):
                 await known.ws_connect(websocket, origin="http://127.0.0.1:1")
             async with known.ws_connect(f"{websocket}?width=100&height=30", origin=base.rstrip("/")) as terminal:
-                await shows(terminal, b"aaaa0001")
+                await shows(terminal, b"math")
                 running = viewers(process.pid)
                 assert running
                 process.send_signal(signal.SIGINT)
@@ -103,7 +103,7 @@ async def test_a_server_that_is_killed_ends_its_viewers(training_trace: Path) ->
             async with known.get(url) as page:
                 assert page.status == 200
             async with known.ws_connect(f"{url.partition('?')[0]}ws", origin=url.partition("/?")[0]) as terminal:
-                await shows(terminal, b"aaaa0001")
+                await shows(terminal, b"math")
                 running = viewers(process.pid)
                 assert running
                 process.kill()

@@ -1,0 +1,164 @@
+"""Which run is best, which collapsed and which games its judge: in the list, and why, without a filter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual.widgets import DataTable, Static
+
+from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Episode, LedgerEntry, Metric, Reward, Run, now
+from ajet_tools.trace.compare.verdict import reasons, verdicts
+from ajet_tools.trace.queries.runs import overview
+
+pytestmark = pytest.mark.anyio
+ATTEMPTS = 16
+
+
+def rewarded(share: float) -> list[float]:
+    """As many of 16 attempts as that are right."""
+    return [float(i < round(share * ATTEMPTS)) for i in range(ATTEMPTS)]
+
+
+def put(
+    writer: TraceWriter,
+    name: str,
+    validations: Sequence[Sequence[float]],
+    *,
+    backbone: str = "local",
+    outcomes: Sequence[str] = ("trained",),
+    metrics: Sequence[dict[str, float]] = (),
+    status: Any = "finished",
+) -> None:
+    """A run with a validation at each step, from 0, and an outcome of its tokens at each later one."""
+    run = Run(run_id=f"{name}-id", name=name, backbone=backbone, started_at=now() - timedelta(hours=len(name)))
+    writer.put(run)
+    for step, rewards in enumerate(validations):
+        for attempt, reward in enumerate(rewards):
+            writer.put(Episode(episode_id=f"{name}{step}-{attempt}", run_id=run.run_id, step=step, split="val",
+                               attempt=attempt, decoding="sampled", rewards=(Reward(value=reward),)))  # fmt: skip
+    for step, outcome in enumerate(outcomes, 1):
+        of: Any = outcome
+        writer.put(
+            LedgerEntry(
+                run_id=run.run_id, step=step, episode_id=f"{name}{step}", call_id=f"c{step}", outcome=of, tokens=9
+            )
+        )
+    for step, values in enumerate(metrics, 1):
+        writer.put(*(Metric(run_id=run.run_id, step=step, name=key, value=value) for key, value in values.items()))
+    writer.put(run.model_copy(update={"status": status, "ended_at": now()}))
+
+
+@pytest.fixture
+def five_runs(tmp_path: Path) -> Path:
+    file = tmp_path / "trace.duckdb"
+    rng = np.random.default_rng(0)
+    gaming = [
+        {
+            "train/reward": (0.3 if step < 8 else 0.9) + 0.01 * rng.random(),
+            "train/phrase_share": 0.1 if step < 8 else 0.95,
+        }
+        for step in range(16)
+    ]
+    with TraceWriter(file) as writer:
+        put(writer, "good", [rewarded(0.4), rewarded(0.7), rewarded(0.95)])
+        put(
+            writer,
+            "hot",
+            [rewarded(0.5), rewarded(0), rewarded(0)],
+            outcomes=("trained", "zero_advantage", "zero_advantage"),
+        )
+        put(writer, "gamer", [rewarded(0.3), rewarded(1)], metrics=gaming)
+        put(writer, "flat", [rewarded(0.5), rewarded(0.5)])
+        put(writer, "scored", [rewarded(0.75)], backbone="run", outcomes=())
+    return file
+
+
+async def test_a_newcomer_finds_the_collapsed_run_and_the_one_that_games_its_judge(
+    five_runs: Path, viewing: Any, until: Any
+) -> None:
+    async with viewing(five_runs) as pilot:
+        table = pilot.app.screen.query_one(DataTable)
+
+        def row(name: str) -> str:
+            rows = [" ".join(str(cell) for cell in table.get_row_at(i)) for i in range(table.row_count)]
+            return next((text for text in rows if text.startswith(f"{name} ")), "")
+
+        await until(pilot, lambda: "learned" in row("good"))
+        assert "0.375 → 0.938" in row("good") and "+0.562" in row("good")
+        assert "▼ collapsed" in row("hot") and "0.500 → 0.000" in row("hot")
+        assert "learned?" in row("gamer")
+        assert "no change" in row("flat")
+        assert "scored" in row("scored") and "0.750" in row("scored")
+
+        def why() -> str:
+            return str(pilot.app.screen.query_one("#run", Static).render())
+
+        def below() -> str:
+            return "\n".join(strip.text for strip in pilot.app.screen._compositor.render_strips())
+
+        names = [str(table.get_row_at(i)[0]) for i in range(table.row_count)]
+        for name, cause in (
+            ("hot", "steps 2 to 3: all attempts at a task had the same"),
+            ("gamer", "contain one phrase"),
+        ):
+            while table.cursor_row != names.index(name):
+                await pilot.press("down" if table.cursor_row < names.index(name) else "up")
+            await until(pilot, lambda cause=cause: cause in " ".join(below().split()))
+        await pilot.press("enter")
+        await until(pilot, lambda: "contain one phrase" in " ".join(below().split()))
+        assert "validation 0.312 → 1.000 (step 0 to 1; best at 1)" in below()
+
+
+@pytest.mark.slow
+@given(
+    first=st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=12),
+    last=st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=12),
+)
+def test_a_verdict_needs_more_than_chance_and_turns_with_the_sign(
+    tmp_path_factory: pytest.TempPathFactory, first: list[float], last: list[float]
+) -> None:
+    words = []
+    for sides in ((first, last), (last, first)):
+        file = tmp_path_factory.mktemp("verdict") / "trace.duckdb"
+        with TraceWriter(file) as writer:
+            put(writer, "run", sides)
+        with open_trace(file) as reader:
+            words.append(verdicts(reader, overview(reader))["run-id"].word)
+    errors = [np.var(side, ddof=1) / len(side) for side in (first, last)]
+    sure = abs(np.mean(first) - np.mean(last)) > 2 * np.sqrt(sum(errors)) + 1e-12
+    if sure:
+        assert {word in ("worse", "collapsed") for word in words} == {True, False}
+        assert words[0] == "learned" if np.mean(last) > np.mean(first) else words[1] == "learned"
+    elif abs(np.mean(first) - np.mean(last)) < 2 * np.sqrt(sum(errors)) - 1e-12:
+        assert words == ["no change", "no change"]
+
+
+def test_what_was_not_trained_or_not_finished_is_not_told_as_learned(tmp_path: Path) -> None:
+    file = tmp_path / "trace.duckdb"
+    with TraceWriter(file) as writer:
+        put(writer, "idle", [rewarded(0.1), rewarded(0.9)], outcomes=("zero_advantage",))
+        put(
+            writer,
+            "cut",
+            [rewarded(0.1), rewarded(0.9), rewarded(0.1)],
+            metrics=[{"val/reward": 0.9}],
+            status="running",
+        )
+        put(writer, "down", [rewarded(0.5), rewarded(0.95), rewarded(0.4)])
+    with open_trace(file) as reader:
+        runs = overview(reader)
+        told = verdicts(reader, runs)
+        assert told["idle-id"].word == "not trained"
+        last = told["cut-id"].last
+        assert told["cut-id"].word == "learned" and last is not None and last["step"] == 1, "step 2 is not complete"
+        [down] = [run for run in runs if run["name"] == "down"]
+        assert any("best at step 1: 0.938" in reason for reason in reasons(reader, down, told["down-id"]))
