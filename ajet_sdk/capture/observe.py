@@ -30,6 +30,8 @@ from ajet_sdk.types import Episode, Event, Run, Status, Task, new_id, now
 
 log = logging.getLogger("ajet")
 
+_FLUSH_MS, _JOURNALED_MS = 250, 2000
+"""Milliseconds until a call is in the file; where it is in a journal before, fewer and larger writes cost less."""
 _FIRST_WRITE = 5.0
 _AGAIN = 60.0
 """Seconds until the next file is tried again."""
@@ -144,7 +146,8 @@ class _TraceFile:
     def __init__(self, path: Path, name: str, settings: ObservationSettings) -> None:
         self.started = time.time()
         self.run = Run(name=name, backbone="trace", config={"sample": settings.sample} if settings.sample < 1 else {})
-        self.writer = TraceWriter(path, on_error="warn", durable=settings.durable)
+        flush_ms = _JOURNALED_MS if settings.durable else _FLUSH_MS
+        self.writer = TraceWriter(path, on_error="warn", flush_ms=flush_ms, durable=settings.durable)
         self.writer.put(self.run)
         self._gateway = Gateway(self.writer).start()
         self.writer.flush(_FIRST_WRITE)  # the first takes longest, and calls come only then

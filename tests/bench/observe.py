@@ -1,6 +1,6 @@
 """`ajet.trace`: what it adds to a call of a deployed agent, in processor time of all threads and in waiting.
 
-The same client and endpoint without it, with it, and with `durable=True`, in turn, the least of three; as fast as one
+The same client and endpoint without it, with it, and with `durable=True`, in turn, the less of two; as fast as one
 client calls, and at 10 calls a second, where each batch that is written has two or three calls.
 """
 
@@ -19,7 +19,7 @@ from tests.bench import Figure
 from tests.bench._measure import Taken
 from tests.bench.gateway import Fixed
 
-ROUNDS = 3
+ROUNDS = 2
 FAST, PACED = 500, 50
 PROMPT = "word " * 300
 REPLY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "word " * 100}, "finish_reason": "stop"}]}
