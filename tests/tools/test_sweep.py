@@ -93,9 +93,9 @@ def test_runs_are_compared_by_settings_seeds_and_tasks(tmp_path: Path) -> None:
     assert other["mean"] == pytest.approx(0.525) and 0.5 <= other["low"] < 0.525 < other["high"] <= 0.55
     table = ajet("trace", "compare", str(tmp_path))
     assert "lr" in table and "over seeds" in table and "r7" in table
-    tasks = json.loads(ajet("trace", "compare", str(tmp_path), "--tasks", "--json"))["rewards"]
+    tasks = json.loads(ajet("trace", "compare", str(tmp_path), "--by-task", "--json"))["rewards"]
     assert len(tasks) == 8 * 2 * 2
-    heat = ajet("trace", "compare", str(tmp_path), "--tasks").splitlines()
+    heat = ajet("trace", "compare", str(tmp_path), "--by-task").splitlines()
     assert heat[1].startswith("Is it hard?") and heat[2].startswith("Is it easy?"), "what differs most comes first"
     history = json.loads(ajet("trace", "compare", str(tmp_path), "--task", "HARD", "--json"))["rewards"]
     assert [row["step"] for row in history] == [0, 10]

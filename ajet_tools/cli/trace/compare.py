@@ -28,7 +28,9 @@ _TASKS = 40
 def compare(
     path: Where = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=2, help="Only the newest N runs.")] = 30,
-    tasks: Annotated[bool, typer.Option("--tasks", help="Tasks by runs: the mean rewards of the last step.")] = False,
+    by_task: Annotated[
+        bool, typer.Option("--by-task", help="Tasks by runs: the mean rewards of the last step.")
+    ] = False,
     task: Annotated[
         str | None, typer.Option("--task", metavar="TASK", help="One task, by id or a part of its text: runs by steps.")
     ] = None,
@@ -42,18 +44,18 @@ def compare(
 
     \b
     ajet trace compare launcher_record/lr-sweep
-    ajet trace compare launcher_record --tasks
+    ajet trace compare launcher_record --by-task
     ajet trace compare launcher_record --task "30+94"
     """
     reader, where, _ = open_named(None, path)
     with reader:
         runs = queries.overview(reader)[:limit]
         names = _names(runs)
-        if task or tasks:
+        if task or by_task:
             rewards = task_rewards(reader, [run["run_id"] for run in runs])
             table = _history(rewards, names, task) if task else _by_task(rewards, names)
             if as_json:
-                print_json({"trace": str(where), "runs": names, "rewards": rewards if tasks else table})
+                print_json({"trace": str(where), "runs": names, "rewards": rewards if by_task else table})
                 return
             with paged(no_pager) as out:
                 out.print(render.table(table[:_TASKS], out.width))
@@ -125,7 +127,7 @@ def _history(rewards: Sequence[TaskReward], names: Mapping[str, str], task: str)
     fitting = fitting or {row["task_id"]: row["task"] for row in rewards if task.lower() in row["task"].lower()}
     if len(fitting) != 1:
         listed = "; ".join(one_line(text, 40) for text in [*fitting.values()][:5])
-        raise QueryError(f"{'several tasks' if fitting else 'no task of these runs'} fit {task!r} {listed}".strip())
+        raise QueryError(f"several tasks fit {task!r}: {listed}" if fitting else f"no task of these runs fits {task!r}")
     at = {(row["step"], row["run_id"]): row["reward"] for row in rewards if row["task_id"] in fitting}
     shown = [run_id for run_id in names if any(key[1] == run_id for key in at)]
     return [
