@@ -12,7 +12,9 @@ ROOT = Path(__file__).parent.parent
 
 TRUSTED = [
     "sdk/test_tokens_hostile.py::test_code_of_a_checkpoint_is_not_run",
+    "sdk/test_tokens_hostile.py::test_whatever_loads_a_checkpoint_says_whether_its_code_may_run",
     "sdk/test_tokens_hostile.py::test_a_hostile_template_is_stopped",
+    "sdk/test_tokens_hostile.py::test_texts_and_lists_that_a_template_makes_are_bounded_in_all",
 ]
 """What is said of a checkpoint, above the table."""
 PROMISES = {
@@ -45,7 +47,11 @@ PROMISES = {
         "sdk/judges/test_attack.py::test_no_program_earns_a_reward_of_the_code_judge",
         "tools/dataset/test_dataset_sandbox.py::test_nothing_but_stdio_reaches_a_program_however_many_files_are_open",
     ],
-    "read other files": ["sdk/trace/test_trace_query.py::test_anything_else_is_a_query_error"],
+    "read other files": [
+        "sdk/trace/test_trace_query.py::test_anything_else_is_a_query_error",
+        "sdk/trace/test_trace_query.py::test_a_variable_of_this_process_cannot_be_read",
+        "sdk/trace/test_trace_query.py::test_a_long_query_is_interrupted",
+    ],
     "write": [
         "sdk/trace/test_trace_query.py::test_anything_else_is_a_query_error",
         "tools/trace/test_sql_process.py::test_the_limit_is_the_systems",
@@ -66,6 +72,8 @@ PROMISES = {
     ],
     "learn your keys": [
         "sdk/test_secret_keys.py::test_nothing_under_a_secret_key_is_left_at_any_depth",
+        "sdk/test_addresses.py::test_a_run_connects_with_what_it_never_writes",
+        "sdk/test_addresses.py::test_an_export_replaces_them_in_the_middle_of_a_text",
         "sdk/trace/test_trace_writer.py::test_secrets_are_in_no_byte_of_the_file",
         "tools/test_trace_exchange_cli.py::test_export_to_a_file_says_what_it_wrote_and_redacted",
         "tools/trace/test_redact.py::test_no_planted_value_survives",
