@@ -142,8 +142,7 @@ _UNCHECKED = """
     SELECT 'ledger, advantages, metrics' AS checked, run_id, CASE
         WHEN estimator IS NULL THEN 'the run recorded no config'
         WHEN backbone IN ('run', 'debug') THEN 'nothing is trained by backbone ' || backbone
-        WHEN estimator IN ('grpo', 'rloo', 'opo') THEN 'rewards less a KL penalty that is not stored'
-        ELSE estimator || ' does not learn from rewards' END AS reason FROM runs WHERE NOT trains
+        ELSE 'rewards less a KL penalty that is not stored' END AS reason FROM runs WHERE NOT trains
     UNION ALL SELECT 'trained rows, advantages', run_id, 'none are stored' FROM runs
         WHERE trains AND NOT stores
     UNION ALL SELECT 'groups, sampling, staleness', run_id, 'values of the recorded config cannot be read' FROM runs

@@ -24,8 +24,9 @@ TABLES = (
         try_cast(config->>'$.ajet.trainer_common.mini_batch_num' AS INTEGER)
             * try_cast(config->>'$.ajet.trainer_common.ppo_epochs' AS INTEGER) AS updates,
         coalesce(estimator IN ('sft', 'opd'), false) AS unrewarded,
+        coalesce(estimator = 'sft' OR estimator = 'dpo' AND config->>'{_ALGORITHM}.data' <> '', false) AS unsampled,
         coalesce(backbone NOT IN ('run', 'debug') AND (unrewarded
-            OR estimator IN ('grpo', 'rloo', 'opo', 'reinforce_plus_plus')
+            OR estimator IN ('grpo', 'rloo', 'opo', 'reinforce_plus_plus', 'dpo')
             AND config->>'{_ALGORITHM}.use_kl_in_reward' IS DISTINCT FROM 'true'), false) AS trains,
         backbone = 'local' OR run_id IN (SELECT run_id FROM s_trained) AS stores
     FROM s_runs""",
@@ -69,7 +70,7 @@ TABLES = (
         WHEN c.superseded OR c.split = 'train' AND NOT c.learnt THEN 'superseded'
         WHEN NOT c.learnt THEN 'evaluation'
         WHEN NOT c.trainable OR c.error IS NULL AND (c.output_ids IS NULL OR c.prompt_suffix IS NULL
-            OR c.logprobs IS NULL AND r.estimator <> 'sft') THEN 'untrainable'
+            OR c.logprobs IS NULL AND r.estimator NOT IN ('sft', 'dpo')) THEN 'untrainable'
         WHEN c.error IS NOT NULL AND c.output_ids IS NULL AND c.cut_tokens > 0 THEN 'cancelled'
         WHEN c.error IS NOT NULL THEN 'undelivered'
         WHEN c.status <> 'succeeded' AND NOT c.given THEN 'failed'
@@ -87,8 +88,8 @@ TABLES = (
     """CREATE TABLE groups AS
     SELECT run_id, step, group_id, role, count(*) AS size, avg(value) AS mean, max(high) - min(low) < 1e-9 AS flat,
         sqrt(greatest(avg(square) - avg(value) ** 2, 0) * size / (size - 1)) AS deviation,
-        sum(value) AS total, sum(value * tokens) / sum(tokens) AS mean_by_length
-    FROM peers GROUP BY ALL""",
+        sum(value) AS total, max(value) AS best, min(value) AS worst,
+        sum(value * tokens) / sum(tokens) AS mean_by_length FROM peers GROUP BY ALL""",
     """CREATE TABLE batches AS
     SELECT run_id, step, role, sum(value * n) / sum(n) AS mean, max(earned) - min(earned) < 1e-9 AS flat,
         sqrt(greatest(sum(n * value ** 2) - sum(value * n) ** 2 / sum(n), 0) / (sum(n) - 1)) AS deviation
@@ -98,12 +99,16 @@ TABLES = (
         WHEN 'grpo' THEN if(r.by_deviation, (o.value - g.mean) / (g.deviation + 1e-6), o.value - g.mean)
         WHEN 'rloo' THEN o.value - (g.total - p.value) / (g.size - 1)
         WHEN 'opo' THEN o.value - g.mean_by_length
-        WHEN 'sft' THEN 1
+        WHEN 'sft' THEN 1 WHEN 'dpo' THEN if(p.value = g.best, 1, -1)
         WHEN 'reinforce_plus_plus' THEN (o.value - b.mean) / (b.deviation + 1e-6) END AS advantage,
-        if(r.estimator = 'reinforce_plus_plus', b.flat, g.flat) AND NOT r.unrewarded AS flat
+        CASE r.estimator WHEN 'reinforce_plus_plus' THEN b.flat
+        WHEN 'dpo' THEN g.flat OR p.value <> g.best AND p.value <> g.worst OR t.call_id IS NULL AND min(o.episode_id)
+            OVER alike < max(o.episode_id) OVER alike -- which of several best ones is taken is not told
+        ELSE g.flat AND NOT r.unrewarded END AS flat
     FROM outcomes o JOIN runs r USING (run_id) JOIN peers p USING (run_id, step, group_id, role, episode_id)
     JOIN groups g USING (run_id, step, group_id, role) JOIN batches b USING (run_id, step, role)
-    WHERE o.outcome IS NULL""",
+    LEFT JOIN (FROM s_ledger WHERE outcome = 'trained') t USING (call_id)
+    WHERE o.outcome IS NULL WINDOW alike AS (PARTITION BY o.run_id, o.step, o.group_id, o.role, p.value)""",
     # calls that begin a timeline: they extend nothing, or what an earlier call extends already
     """CREATE TABLE heads AS
     SELECT call_id, extends_call_id IS NULL OR row_number() OVER (
@@ -160,10 +165,11 @@ TABLES = (
         FROM booked b JOIN calls c USING (call_id) JOIN heads USING (call_id) JOIN lengths USING (call_id)
         WHERE b.outcome = 'trained'),
     scores AS (
-        SELECT t.run_id, t.step, r.estimator, unnest(t.entropy) AS entropy, unnest(t.logprobs) AS trainer,
-            unnest(c.logprobs) AS sampler
-        FROM s_trained t JOIN calls c USING (call_id) JOIN runs r ON r.run_id = t.run_id WHERE r.updates = 1
-            AND r.trains),
+        SELECT *, if(estimator = 'dpo', NULL, abs(trainer - sampler)) AS gap FROM (
+            SELECT t.run_id, t.step, r.estimator, unnest(t.entropy) AS entropy, unnest(t.logprobs) AS trainer,
+                unnest(c.logprobs) AS sampler
+            FROM s_trained t JOIN calls c USING (call_id) JOIN runs r ON r.run_id = t.run_id
+            WHERE r.updates = 1 AND r.trains)),
     tasks AS (
         SELECT run_id, step, task_id, count(*) AS n, count_if(solved) AS c FROM validated
         WHERE decoding = 'sampled' GROUP BY ALL),
@@ -196,8 +202,7 @@ TABLES = (
         SELECT run_id, step, episode_id, count_if(head) AS heads, count(DISTINCT agent) AS agents
         FROM calls JOIN heads USING (call_id) WHERE learnt AND trainable GROUP BY ALL) GROUP BY ALL
     UNION ALL SELECT run_id, step, unnest(['entropy', 'logprob_gap_mean', 'logprob_gap_max']),
-        unnest([avg(entropy), avg(abs(trainer - sampler)), max(abs(trainer - sampler))])
-        FROM scores WHERE NOT isnan(entropy) GROUP BY run_id, step
+        unnest([avg(entropy), avg(gap), max(gap)]) FROM scores WHERE NOT isnan(entropy) GROUP BY run_id, step
     UNION ALL SELECT run_id, step, 'loss', -avg(trainer) FROM scores WHERE NOT isnan(entropy) AND estimator = 'sft'
         GROUP BY run_id, step
     UNION ALL SELECT run_id, step, 'groups_zero_variance', count_if(NOT moved) FROM (
@@ -205,7 +210,7 @@ TABLES = (
         FROM learnt e LEFT JOIN booked b USING (episode_id) GROUP BY ALL) GROUP BY ALL)
     UNION ALL SELECT o.run_id, o.step, 'train/sampled_tokens_per_second', every / m.value FROM of_calls o
         JOIN runs r USING (run_id) JOIN s_metrics m ON m.run_id = o.run_id AND m.step = o.step
-            AND m.name = 'time/rollout' WHERE m.value > 0 AND r.estimator <> 'sft'
+            AND m.name = 'time/rollout' WHERE m.value > 0 AND NOT r.unsampled
     UNION ALL SELECT o.run_id, o.step, 'train/tokens_per_second', sum(length) FILTER (last) / any_value(m.value)
         FROM fitted o JOIN s_metrics m ON m.run_id = o.run_id AND m.step = o.step AND m.name = 'train/seconds'
         WHERE m.value > 0 GROUP BY o.run_id, o.step
@@ -238,7 +243,7 @@ CHECKS = {
             FROM calls c JOIN runs r USING (run_id) ASOF LEFT JOIN steps s
                 ON s.run_id = c.run_id AND s.step <= c.step
             WHERE r.trains AND c.trainable AND NOT coalesce(c.superseded, false) AND (c.learnt OR c.split <> 'train')
-                AND (r.estimator <> 'sft' OR c.split <> 'train'))
+                AND (NOT r.unsampled OR c.split <> 'train'))
         SELECT aged.run_id, call_id, oldest || ' to ' || newest, policy_version FROM aged
         LEFT JOIN (FROM s_ledger WHERE outcome = 'stale') l USING (call_id)
         WHERE policy_version IS NULL AND output_ids IS NOT NULL OR policy_version > newest
@@ -259,8 +264,7 @@ CHECKS = {
     "trained rows": """
         SELECT coalesce(b.run_id, t.run_id), call_id, coalesce('step ' || b.step || ' of episode ' || b.episode_id,
             'no row'), coalesce('step ' || t.step || ' of episode ' || t.episode_id, 'no row')
-        FROM (SELECT b.* FROM booked b JOIN runs r USING (run_id) WHERE b.outcome = 'trained'
-            AND r.stores) b
+        FROM (SELECT b.* FROM booked b JOIN runs r USING (run_id) WHERE b.outcome = 'trained' AND r.stores) b
         FULL JOIN (SELECT t.* FROM s_trained t JOIN runs r USING (run_id) WHERE r.trains) t USING (call_id)
         WHERE b.step IS DISTINCT FROM t.step
             OR b.run_id IS DISTINCT FROM t.run_id OR b.episode_id IS DISTINCT FROM t.episode_id
@@ -323,31 +327,27 @@ CHECKS = {
             ELSE 'within ' || began || ' and ' || over END,
             'index ' || "index" || ', ' || started_at || ' to ' || ended_at || coalesce(', extends '
                 || extends_call_id, '')
-        FROM seen WHERE epoch(began) <> 0 AND ("index" IS DISTINCT FROM nth OR extends_call_id IS NOT NULL
-            AND extended IS NULL
-            OR extended >= "index" OR extended_at > started_at OR latest > ended_at OR ended_at < started_at
-                OR started_at IS NULL OR ended_at IS NULL
+        FROM seen WHERE epoch(began) <> 0 AND ("index" IS DISTINCT FROM nth OR extended >= "index"
+            OR extends_call_id IS NOT NULL AND extended IS NULL OR extended_at > started_at OR latest > ended_at
+            OR ended_at < started_at OR started_at IS NULL OR ended_at IS NULL
             OR started_at < began - INTERVAL 1 SECOND OR ended_at > over + INTERVAL 1 SECOND AND phase = 'rollout')
         ORDER BY step, episode_id, "index" """,
     "groups": """
-        SELECT run_id, group_id, 'one task, step and split; attempts 0 to ' || (CASE WHEN learnt
-            THEN n ELSE size END - 1),
+        SELECT run_id, group_id, 'one task, step and split; attempts 0 to ' || (if(learnt, n, size) - 1),
             [tasks, steps, splits] || list_transform(attempts, lambda a: a::VARCHAR) FROM (
-            SELECT run_id, group_id, any_value(if(r.estimator = 'sft', 1, r.num_repeat)) AS n,
-                bool_or(learnt) AS learnt, bool_or(learnt OR split <> 'train' AND r.status = 'finished') AS whole,
-                list(DISTINCT attempt ORDER BY attempt) AS attempts, len(attempts) AS size,
+            SELECT run_id, group_id, list(DISTINCT attempt ORDER BY attempt) AS attempts, len(attempts) AS size,
+                if(any_value(r.unsampled), size, any_value(r.num_repeat)) AS n, bool_or(learnt) AS learnt,
+                bool_or(learnt OR split <> 'train' AND r.status = 'finished') AS whole,
                 string_agg(DISTINCT task_id) AS tasks, string_agg(DISTINCT step) AS steps,
                 string_agg(DISTINCT split || coalesce(decoding, '')) AS splits,
                 count(DISTINCT (task_id, task::VARCHAR, step, split, decoding)) AS kinds
-            FROM episodes e JOIN runs r USING (run_id) WHERE r.trains AND NOT coalesce(superseded, false)
-                GROUP BY ALL)
+            FROM episodes e JOIN runs r USING (run_id) WHERE r.trains AND NOT coalesce(superseded, false) GROUP BY ALL)
         WHERE kinds <> 1 OR whole AND attempts <> range(size) OR learnt AND size <> n ORDER BY steps, group_id""",
     "episodes": """
         SELECT e.run_id, episode_id, CASE WHEN e.status = 'succeeded'
             THEN 'no error, a reward' ELSE 'an error, no reward' END
-            || ', its task, rewards of its agents', concat_ws(', ', e.status, cause, e.error, infrastructure, w.n
-                || ' rewards',
-            e.task_id, e.started_at, e.ended_at)
+            || ', its task, rewards of its agents', concat_ws(', ', e.status, cause, e.error, infrastructure,
+                w.n || ' rewards', e.task_id, e.started_at, e.ended_at)
         FROM episodes e JOIN runs r USING (run_id) LEFT JOIN (
             SELECT w.episode_id, count(*) AS n, bool_or(w.value IS NULL OR w.weight IS NULL OR w.name IS NULL
                 OR NOT isfinite(w.value) OR NOT isfinite(w.weight)
@@ -391,7 +391,7 @@ CHECKS = {
                 WHEN c.split = 'val' AND NOT r.val_sampled THEN 1 END AS temperature
             FROM calls c JOIN runs r USING (run_id) JOIN s_episodes e USING (episode_id)
             WHERE r.trains AND c.trainable AND c.phase = 'rollout' AND c.output_ids IS NOT NULL
-                AND (r.estimator <> 'sft' OR c.split <> 'train'))
+                AND (NOT r.unsampled OR c.split <> 'train'))
         SELECT run_id, call_id, concat_ws(', ', 'temperature ' || temperature, 'at most ' || most || ' tokens'),
             concat_ws(', ', 'temperature ' || asked, n || ' tokens', finish_reason)
         FROM asked WHERE abs(asked - temperature) > 1e-9 OR asked IS NULL OR n > most OR prompt + n > max_model_len

@@ -312,7 +312,7 @@ def test_other_estimators_and_limits_pass(tmp_path: Path, model: Path, name: str
     assert [one.check for one in audit(directory).differs] == ["advantages"]
 
 
-def test_demonstrations_and_a_teacher_are_audited(tmp_path: Path, model: Path) -> None:
+def test_demonstrations_pairs_and_a_teacher_are_audited(tmp_path: Path, model: Path) -> None:
     said = tmp_path / "said.jsonl"
     rows = [{"messages": [{"role": "user", "content": f"Say {w}."}, {"role": "assistant", "content": w}]} for w in "ab"]
     said.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -324,6 +324,16 @@ def test_demonstrations_and_a_teacher_are_audited(tmp_path: Path, model: Path) -
         ("advantages", "those of opd are a teacher's")
     ]
     assert (audit(distilled).differs, audit(taught).differs, audit(taught).unchecked) == ((), (), ())
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": row["messages"][:1], "chosen": row["messages"][1:],
+             "rejected": [{"role": "assistant", "content": "c"}]} for row in rows]  # fmt: skip
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, data in (("attempts", {}), ("pairs", {"data": str(pairs)})):
+        compared = trained(tmp_path / name, model, algorithm={"adv_estimator": "dpo", **data}, val_pass_n=0)
+        assert (audit(compared).differs, audit(compared).unchecked) == ((), ()), name
+        with duckdb.connect(str(compared / "trace.duckdb")) as connection:
+            connection.execute("UPDATE trained SET advantages = list_transform(advantages, lambda a: -a)")
+        assert [one.check for one in audit(compared).differs] == ["advantages"], name
     edits = {
         "trained SET advantages = list_transform(advantages, lambda a: a / 2)": "advantages",
         "metrics SET value = value * 1.001 WHERE name = 'train/loss' AND step = 2": "metrics",
