@@ -448,6 +448,26 @@ def test_what_langsmith_and_langfuse_write_is_calls_tools_retrievals_and_errors(
     )
 
 
+@pytest.mark.parametrize("name", ["langsmith-0.15.1.jsonl", "langfuse-5.0.4.json"])
+def test_the_installed_packages_write_what_is_stored(tmp_path: Path, name: str) -> None:
+    """Read and written again by the package that is installed, a stored file is imported as the same episodes."""
+    text = (FOREIGN / name).read_text()
+    if "langsmith" in name:
+        runs = pytest.importorskip("langsmith.schemas").Run
+        written = "\n".join(runs.model_validate_json(line).model_dump_json() for line in text.splitlines())
+    else:
+        pages = pytest.importorskip("langfuse.api.observations.types").ObservationsV2Response
+        parse = pytest.importorskip("langfuse.api.core.pydantic_utilities").parse_obj_as
+        written = parse(pages, json.loads(text)).json()
+    (tmp_path / name).write_text(written)
+    (tmp_path / "stored").mkdir()
+    stored = {episode.episode_id: episode for episode in _import(tmp_path / "stored", FOREIGN / name)}
+    for episode in _import(tmp_path, tmp_path / name):
+        before = stored.pop(episode.episode_id)
+        assert episode.model_copy(update={"run_id": before.run_id}) == before
+    assert not stored
+
+
 def test_rows_of_langfuse_and_langchain_in_all_their_spellings(tmp_path: Path) -> None:
     human = {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", "HumanMessage"],
              "kwargs": {"content": "Hi", "type": "human"}}  # fmt: skip
