@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 
 import shop
-from families import SEEN, Family, family
+from families import SEEN
+from wordings import Family, family
 
 __all__ = ["FAMILIES", "NEW", "SEEN", "UNSEEN", "Family", "draw_values"]
 
@@ -18,33 +19,29 @@ NEW = {
     "city_stars": family(
         "select avg(reviews.stars) from reviews join customers on customers.id = reviews.customer_id "
         "where customers.city = '{city}' and customers.age > {age}",
-        """How many stars do {city} customers over {age} give on average?
-        Average stars in reviews by customers from {city} who are older than {age}.
-        Customers in {city} above {age}: what is the mean of the stars in their reviews?
-        What is the average rating by customers of {city} aged over {age}?
-        How do {city} customers older than {age} rate, on average, in stars?
-        Mean stars given by {city} customers with more than {age} years?
-        Take the reviews of customers in {city} above {age}: average stars?
-        Average the stars that our {city} customers past {age} have given.
-        For {city} customers older than {age}, what mean do the stars of their reviews have?""",
+        """How many stars do {city} customers <over> {age} give on average?
+        <ask> the <mean> stars in reviews by customers <from> {city} [who are|that are] <over> {age}.
+        Customers in {city} <over> {age}: <ask> the <mean> of the stars in their reviews?
+        <ask> the <mean> rating [by|from] customers <from> {city} [aged over|<over>] {age}?
+        How do {city} customers <over> {age} rate, on average, in stars?
+        On average, how many stars do customers <over> {age} in {city} give?
+        <ask> the <mean> number of stars [given by|in reviews by] {city} customers <over> {age}?""",
+        """Mean stars given by {city} customers with more than {age} years?
+        Take the reviews of customers in {city} above {age}: average stars?""",
         """What is the mean rating from {city} customers of more than {age} years?
         On average, how many stars come from people in {city} beyond {age}?""",
     ),
     "oldest": family(
         "select name from customers where city = '{city}' order by age desc limit {k}",
-        """The {k} oldest customers in {city}?
-        Name the {k} customers of {city} with the highest age, oldest first.
-        List our {city} customers by age, downwards; the first {k} names only.
-        Who are the {k} oldest people that buy from us in {city}?
-        Give the names of the {k} oldest customers from {city}, starting with the oldest.
-        In {city}, which {k} customers have the most years? Oldest first.
-        Customers of {city} sorted by age from the top: who are the first {k}?
-        Who in {city} are our {k} customers with the largest age, from the largest down?
-        Order the customers in {city} by how old they are, oldest at the top, and name {k}.
-        {k} names, please: the customers of {city} that are oldest, in order.
-        Find the {k} most aged customers living in {city}; begin with the oldest.
-        Of all our customers in {city}, name the {k} who are oldest, from old to young.
-        Our oldest {k} in {city}: what are the names of these customers?""",
+        """The {k} oldest customers <from> {city}<down>?
+        <list> the {k} customers <from> {city} with the <largest> age<down>.
+        <sort> [our {city} customers|the customers in {city}] by age, [downwards|descending], and name the first {k}.
+        Who are the {k} oldest [people that buy from us|customers] in {city}<down>?
+        Customers <from> {city}, sorted by age from [the top|high to low]: the first {k} names?
+        Which {k} customers <from> {city} [have the <largest> age|have the most years|are the oldest]<down>?
+        <names> the {k} oldest customers <from> {city}<down>.""",
+        """Give me the {k} oldest in {city} among our customers, by name and from the top.
+        Of all our customers in {city}, name the {k} who are oldest, from old to young.""",
         """Which {k} customers in {city} are oldest, in descending order of age?
         Top {k} of the {city} customers by age, names from the oldest on.
         Sort the people who buy in {city} from old to young and tell me the first {k}.
@@ -53,19 +50,15 @@ NEW = {
     ),
     "best_paid": family(
         "select name from employees where role = '{role}' order by salary desc limit {k}",
-        """The {k} best paid employees with the role {role}?
-        Name the {k} employees who are {role} and have the highest salary, highest first.
-        Rank everybody with role {role} by salary, downwards, and give the first {k} names.
-        Who are the {k} employees of role {role} with the best pay, best first?
-        Give me the {k} highest paid among role {role}, by name and from the top.
-        Employees who work as {role}, sorted by salary from the top: the first {k} names?
-        Which {k} people with role {role} have the biggest salary, in descending order?
-        Who with the role {role} are our {k} employees with the largest salary, from the largest down?
-        Order everybody whose role is {role} by salary, largest at the top, and name {k}.
-        {k} names, please: the employees with role {role} that earn the most, in order.
-        Find the {k} employees with the role {role} who get the most money; begin with the best paid.
-        Of all employees with the role {role}, name the {k} who are best paid, from high to low.
-        Our {k} top earners among role {role}: what are the names of these employees?""",
+        """The {k} <best> <staff> with the role {role}<down>?
+        <list> the {k} employees [who are {role} and have|of role {role} with] the <largest> [salary|pay]<down>.
+        <sort> [everybody|the employees] with role {role} by salary, [downwards|descending], and name the first {k}.
+        Who are the {k} <staff> [of|with] role {role} with the <largest> [pay|salary]<down>?
+        [Employees|People] who work as {role}, sorted by salary from [the top|high to low]: the first {k} names?
+        Which {k} <staff> with [the |]role {role} [have the <largest> salary|get the most money|are paid best]<down>?
+        <names> the {k} <best> <staff> [among|with|of] role {role}<down>.""",
+        """Give me the {k} highest paid among role {role}, by name and from the top.
+        Of all employees with the role {role}, name the {k} who are best paid, from high to low.""",
         """Which {k} of those who work as {role} earn most, in descending order of salary?
         Top {k} salaries among the role {role}: the names, from the best paid on.
         Sort employees of role {role} from high to low pay and tell me the first {k} names.
@@ -78,6 +71,7 @@ UNSEEN = {
         "select avg(products.price) from products join suppliers on suppliers.id = products.supplier_id "
         "where suppliers.country = '{country}' and products.price > {price}",
         "What is the average price of products over {price} from suppliers in {country}?",
+        "",
         """What do products above {price} cost on average, if their supplier is from {country}?
         Mean price of what suppliers in {country} deliver, counting only products beyond {price}.
         {country} suppliers: the average price of those of their products that cost more than {price}?""",
@@ -86,6 +80,7 @@ UNSEEN = {
         "select count(*) from orders join stores on stores.id = orders.store_id "
         "where stores.city = '{city}' and orders.year = {year}",
         "How many orders did the store in {city} take in {year}?",
+        "",
         """What is the number of orders at our {city} store in {year}?
         In {year}, how many orders went through the store that we have in {city}?
         Count what the {city} store handled in {year}, in orders.""",
@@ -94,6 +89,7 @@ UNSEEN = {
         "select payments.method, count(*) from payments join orders on orders.id = payments.order_id "
         "where orders.year = {year} and payments.amount > {amount} group by payments.method",
         "How many payments over {amount} per method for orders of {year}?",
+        "",
         """For each method, how many payments above {amount} belong to orders of {year}?
         Break down by method the payments of more than {amount} that were made for {year} orders.
         Orders of {year}: count the payments beyond {amount}, per method.""",

@@ -12,6 +12,7 @@ import re
 from functools import cache
 
 from questions import FAMILIES, Family, draw_values
+from wordings import pattern, worded
 
 WRONG, PROSE = 0.10, 0.02
 HOW_MANY = re.compile(r"JSON array of (\d+)")
@@ -22,36 +23,41 @@ CELL = re.compile(r"^  - family: (\w+)$", re.MULTILINE)
 
 def reply(ask):
     """Questions in the wordings for training."""
-    return replies(ask, held_out=False)
+    return replies(ask, "training")
+
+
+def tuning(ask):
+    """Questions in wordings to choose a recipe on."""
+    return replies(ask, "tuning")
 
 
 def held_out(ask):
     """Questions in other wordings, about other values."""
-    return replies(ask, held_out=True)
+    return replies(ask, "held_out")
 
 
-def replies(ask, *, held_out):
+def replies(ask, wordings):
     prompt = ask.body["messages"][-1]["content"]
     draw = random.Random(f"{ask.sampling.seed} {prompt}")
-    return [said(prompt, draw, held_out) for _ in range(ask.sampling.n)]
+    return [said(prompt, draw, wordings) for _ in range(ask.sampling.n)]
 
 
-def said(prompt, draw, held_out):
+def said(prompt, draw, wordings):
     if draw.random() < PROSE:
         return "Sure! Here is what you asked for."
     wanted = HOW_MANY.search(prompt)
     if wanted is None:
         return f"ANSWER: {spoilt(answer_to(prompt), draw)}"
     name = CELL.search(prompt)[1]
-    return json.dumps([task(name, draw, held_out) for _ in range(int(wanted[1]))])
+    return json.dumps([task(name, draw, wordings) for _ in range(int(wanted[1]))])
 
 
-def task(name, draw, held_out):
+def task(name, draw, wordings):
     family = FAMILIES[name]
-    values = draw_values(draw, family.names, held_out=held_out)
-    asked = draw.choice(family.held_out if held_out else family.training).format(**values)
+    values = draw_values(draw, family.names, held_out=wordings == "held_out")
+    asked = worded(draw.choice(getattr(family, wordings)), draw).format(**values)
     query = spoilt(family.query.format(**values), draw)
-    return {"question": asked[0].upper() + asked[1:], "answer": query, "metadata": {"family": name}}
+    return {"question": asked, "answer": query, "metadata": {"family": name}}
 
 
 def spoilt(query, draw):
@@ -66,21 +72,18 @@ def spoilt(query, draw):
 
 @cache
 def patterns() -> list[tuple[re.Pattern[str], Family]]:
-    found = []
-    for family in FAMILIES.values():
-        for wording in (*family.training, *family.held_out):
-            text = re.escape(wording)
-            for name in family.names:
-                words = r"\w+ \w+" if name in ("name", "product") else r"\w+"
-                text = text.replace(re.escape("{" + name + "}"), f"(?P<{name}>{words})", 1)
-            found.append((re.compile(text, re.IGNORECASE), family))
-    return found
+    return [
+        (pattern(wording), family)
+        for family in FAMILIES.values()
+        for wording in (*family.training, *family.tuning, *family.held_out)
+    ]
 
 
 def answer_to(prompt: str) -> str:
     """The query for the question that ends the prompt."""
     for line in reversed(prompt.splitlines()):
-        for pattern, family in patterns():
-            if match := pattern.fullmatch(line.strip()):
-                return family.query.format(**match.groupdict())
+        for form, family in patterns():
+            if match := form.fullmatch(line.strip()):
+                values = {name.rpartition("_")[0]: value for name, value in match.groupdict().items() if value}
+                return family.query.format(**values)
     return "select 1"
