@@ -162,7 +162,8 @@ def check(
     --deep computes again what follows from calls, rewards and the recorded config, compares it with what is stored, and
     names the first row that differs. What it cannot compute (a tokenizer that is not at hand) is listed as not checked.
     --weights also loads the run's first model and its checkpoints beside the trace, a version at a time, and compares
-    log-probabilities of 32 calls of each version with theirs: within 0.001, in 16 bits within 0.25.
+    log-probabilities of 32 calls of each version with theirs (within 0.001, in 16 bits within 0.25), and the gradient
+    norm of the step that began with it.
 
     \b
     ajet trace check

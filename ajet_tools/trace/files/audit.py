@@ -24,8 +24,9 @@ from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import JsonView
 from ajet_tools.trace.decoding import Vocabulary, vocabulary
-from ajet_tools.trace.files.recomputed import CHECKS, TABLES
-from ajet_tools.trace.files.weights import differing, weights_of
+from ajet_tools.trace.files.compared import CHECKS
+from ajet_tools.trace.files.recomputed import TABLES
+from ajet_tools.trace.files.weights import differing, gradient, weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,9 @@ def _weights(reader: TraceReader, run: str, trace: Path) -> tuple[list[Differs],
         try:
             wrong, compared[version.version] = differing(reader, run, version)
             differs += wrong
+            step = gradient(reader, run, version)
+            if step is not None and abs(step[1] - step[2]) > 1e-3 * (1e-3 + step[1]):
+                differs.append((run, f"train/grad_norm in step {step[0]}", step[1], step[2]))
         except (OSError, ValueError, ImportError) as error:
             reason = f"{version.adapter or version.model} cannot be loaded: {error}"
             unchecked.append(Unchecked("weights", run, reason))

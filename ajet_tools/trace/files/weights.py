@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens, computed again by transformers' own model with the weights that sampled them."""
+"""Log-probabilities and gradients, computed again by transformers' own model with the weights beside a trace."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.config.model_source import STATE, saved_steps
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.decoding import recorded_config
+from ajet_tools.trace.files.recomputed import CLIPPED
 from ajet_tools.trace.queries.base import rows
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
 Found = tuple[str, str, str, str]
@@ -85,7 +87,73 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[Fou
     return found, compared
 
 
-def _load(weights: Weights) -> PreTrainedModel:
+def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, float, float] | None:
+    """The step that began with these weights, and the norm of its gradient: computed, and as it was logged.
+
+    None where no step did, or its loss is another than the clipped policy gradient or the likelihood, or in 16 bits, or
+    was shared out among several updates. Raises as `differing`.
+    """
+    steps = rows(reader, _STEP, run, weights.version)
+    if not steps:
+        return None
+    step, size = steps[0]["step"], steps[0]["size"]
+    model = _load(weights, trains=True)
+    if model.dtype != _float32():
+        return None
+    for row in reader.query(_TRAINED, [run, step]).to_pylist():
+        _backward(model, row, steps[0]["low"], steps[0]["high"], size)
+    squares = [float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None]
+    return step, sum(squares) ** 0.5, steps[0]["norm"]
+
+
+_STEP = f"""
+WITH measured AS (SELECT run_id, step, max(value) FILTER (name = 'train/grad_norm') AS norm, coalesce(lag(max(value)
+    FILTER (name = 'train/policy_version')) OVER (PARTITION BY run_id ORDER BY step), 0) AS before
+    FROM metrics WHERE name IN ('train/grad_norm', 'train/policy_version') GROUP BY run_id, step)
+SELECT step, norm, (SELECT sum(list_count(list_filter(advantages, lambda a: NOT isnan(a)))) FROM trained t
+        WHERE t.run_id = m.run_id AND t.step = m.step) AS size,
+    if(estimator = 'sft', NULL, (config->>'$.ajet.trainer_common.clip_ratio_low')::DOUBLE) AS low,
+    (config->>'$.ajet.trainer_common.clip_ratio_high')::DOUBLE AS high
+FROM measured m JOIN (SELECT *, config->>'$.ajet.trainer_common.algorithm.adv_estimator' AS estimator FROM runs) r
+    USING (run_id)
+WHERE run_id = ? AND before = ? AND norm IS NOT NULL AND size > 0 AND backbone = 'local' AND estimator <> 'dpo'
+    AND (estimator = 'sft' OR {CLIPPED}) AND config->>'$.ajet.trainer_common.mini_batch_num' = '1'
+    AND config->>'$.ajet.trainer_common.ppo_epochs' = '1' ORDER BY step LIMIT 1"""
+_TRAINED = """
+SELECT prompt_ids, output_ids, c.logprobs, t.advantages, coalesce((sampling->>'$.temperature')::DOUBLE, 1) AS heat
+FROM trained t JOIN calls_full c USING (call_id) WHERE t.run_id = ? AND t.step = ? ORDER BY call_id"""
+
+
+def _float32() -> object:
+    import torch
+
+    return torch.float32
+
+
+def _backward(model: PreTrainedModel, row: Mapping[str, Any], low: float | None, high: float, size: int) -> None:
+    """Add a call's part of the loss of a step with `size` trained tokens to the gradient; `low` is None for sft."""
+    import torch
+
+    mine = _logprobs(model, row["prompt_ids"], row["output_ids"], row["heat"])
+    gain = torch.tensor(row["advantages"], dtype=torch.float32)
+    if low is None:
+        terms = mine * gain
+    else:
+        ratio = (mine - torch.tensor(row["logprobs"], dtype=torch.float32)).exp()
+        terms = torch.minimum(ratio * gain, ratio.clamp(1 - low, 1 + high) * gain)
+    (-terms[~gain.isnan()].sum() / size).backward()
+
+
+def _logprobs(model: PreTrainedModel, prompt: list[int], output: list[int], heat: float) -> torch.Tensor:
+    """Of each output id, at a temperature; 0 counts as 1, since a greedy call reports the model's own."""
+    import torch
+
+    ids = torch.tensor([[*prompt, *output]], dtype=torch.int64)
+    logits = model(ids).logits[0, -len(output) - 1 : -1].float()
+    return (logits / (heat or 1.0)).log_softmax(-1).gather(1, ids[0, -len(output) :, None])[:, 0]
+
+
+def _load(weights: Weights, *, trains: bool = False) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -94,20 +162,16 @@ def _load(weights: Weights) -> PreTrainedModel:
     if weights.adapter is not None:
         from peft import PeftModel
 
-        model = PeftModel.from_pretrained(model, weights.adapter)
+        model = PeftModel.from_pretrained(model, weights.adapter, is_trainable=trains)
     return model.eval()
 
 
-def _call(
-    model: PreTrainedModel, run: str, call_id: str, row: Mapping[str, list[float]], heat: float
-) -> Iterator[Found]:
+def _call(model: PreTrainedModel, run: str, call_id: str, row: Mapping[str, Any], heat: float) -> Iterator[Found]:
     import torch
 
-    ids = torch.tensor([[*row["prompt_ids"], *row["output_ids"]]], dtype=torch.int64)
     size = len(row["output_ids"])
     with torch.inference_mode():
-        logits = model(ids).logits[0, -size - 1 : -1].float()
-    mine = (logits / (heat or 1.0)).log_softmax(-1).gather(1, ids[0, -size:, None])[:, 0]
+        mine = _logprobs(model, row["prompt_ids"], row["output_ids"], heat)
     most = _MOST if model.dtype == torch.float32 else _MOST_IN_16_BITS
     for name in ("logprobs", "trainer"):
         stored = torch.tensor(row[name] or [], dtype=torch.float32)
