@@ -90,10 +90,10 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[Fou
 def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, float, float] | None:
     """The step that began with these weights, and the norm of its gradient: computed, and as it was logged.
 
-    None where no step did, or its loss is another than the clipped policy gradient or the likelihood, or in 16 bits, or
-    was shared out among several updates. Raises as `differing`.
+    None where no step did, an adapter began with it, its loss is another than the clipped policy gradient or the
+    likelihood, it was shared out among several updates, or is in 16 bits. Raises as `differing`.
     """
-    steps = rows(reader, _STEP, run, weights.version)
+    steps = rows(reader, _STEP, run, weights.version, weights.adapter is not None)
     if not steps:
         return None
     step, size = steps[0]["step"], steps[0]["size"]
@@ -116,7 +116,8 @@ SELECT step, norm, (SELECT sum(list_count(list_filter(advantages, lambda a: NOT 
     (config->>'$.ajet.trainer_common.clip_ratio_high')::DOUBLE AS high
 FROM measured m JOIN (SELECT *, config->>'$.ajet.trainer_common.algorithm.adv_estimator' AS estimator FROM runs) r
     USING (run_id)
-WHERE run_id = ? AND before = ? AND norm IS NOT NULL AND size > 0 AND backbone = 'local' AND estimator <> 'dpo'
+WHERE run_id = ? AND before = ? AND (config->>'$.ajet.model.lora.enabled' = 'true') = ?
+    AND norm IS NOT NULL AND size > 0 AND backbone = 'local' AND estimator <> 'dpo'
     AND (estimator = 'sft' OR {CLIPPED}) AND config->>'$.ajet.trainer_common.mini_batch_num' = '1'
     AND config->>'$.ajet.trainer_common.ppo_epochs' = '1' ORDER BY step LIMIT 1"""
 _TRAINED = """

@@ -15,11 +15,12 @@ import duckdb
 import pytest
 from typer.testing import CliRunner
 
+from ajet_sdk.run import train
 from ajet_sdk.trace.schema import COLUMNS
 from ajet_tools.cli.trace.files import app
 from ajet_tools.trace.files.audit import audit
 from tests.tiny_models import save_tiny
-from tests.tools.trace.audited_runs import trained
+from tests.tools.trace.audited_runs import discuss, job, trained
 
 pytestmark = pytest.mark.slow
 
@@ -275,6 +276,18 @@ def test_log_probabilities_are_those_of_the_weights_that_sampled(sound: Path, tm
             assert (differs.row, differs.count) == ("train/grad_norm in step 2", 1)
 
 
+def test_the_gradient_of_an_adapter_is_that_of_its_checkpoint(tmp_path: Path, model: Path) -> None:
+    config = job(tmp_path / "lora", model, total_steps=3)
+    lora = config.model.lora.model_copy(update={"enabled": True, "r": 4})
+    train(config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})}), workflow=discuss)
+    audited = audit(config.directory, weights=True)  # two checkpoints are kept, of steps 2 and 3
+    assert audited.differs == () and audited.rows["weights"] > 30
+    assert [one.reason for one in audited.unchecked] == ["versions 1: no weights at hand, or sampled with limits"]
+    with duckdb.connect(str(config.directory / "trace.duckdb")) as connection:
+        connection.execute("UPDATE metrics SET value = value * 1.01 WHERE name = 'train/grad_norm'")
+    assert [one.row for one in audit(config.directory, weights=True).differs] == ["train/grad_norm in step 3"]
+
+
 def test_without_the_tokenizer_texts_are_not_checked(path: Path) -> None:
     with duckdb.connect(str(path)) as connection:
         connection.execute('UPDATE runs SET config = replace(config::VARCHAR, \'"path": "/\', \'"path": "/absent/\')')
@@ -355,7 +368,7 @@ def test_demonstrations_pairs_and_a_teacher_are_audited(tmp_path: Path, model: P
 _KILLED = """
 import sys
 from pathlib import Path
-from tests.tools.trace.audited_runs import trained
+from tests.tools.trace.audited_runs import discuss, job, trained
 trained(Path(sys.argv[1]), Path(sys.argv[2]), resume=len(sys.argv) > 3, total_steps=4, save_freq=2, val_pass_n=0)
 """
 
