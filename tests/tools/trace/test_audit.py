@@ -250,8 +250,8 @@ def test_the_command_names_the_row_and_exits_with_1(path: Path) -> None:
     assert failed.exit_code == 1
     assert first in failed.output and "expected" in failed.output and "stored" in failed.output
     told = json.loads(run.invoke(app, ["check", "--deep", "--json", str(path)]).output)
-    [differs] = told["audits"][0]["differs"]
-    assert not told["sound"] and (differs["check"], differs["row"]) == ("advantages", first)
+    differs = {entry["check"]: entry["row"] for entry in told["audits"][0]["differs"]}
+    assert not told["sound"] and differs == {"advantages": first, "metrics": "train/loss in step 1"}
 
 
 def test_log_probabilities_are_those_of_the_weights_that_sampled(sound: Path, tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_other_estimators_and_limits_pass(tmp_path: Path, model: Path, name: str
     assert audit(directory).differs == ()
     with duckdb.connect(str(directory / "trace.duckdb")) as connection:
         connection.execute("UPDATE trained SET advantages = list_transform(advantages, lambda a: -a)")
-    assert [one.check for one in audit(directory).differs] == ["advantages"]
+    assert "advantages" in {one.check for one in audit(directory).differs}
 
 
 def test_demonstrations_pairs_and_a_teacher_are_audited(tmp_path: Path, model: Path) -> None:
