@@ -1,7 +1,7 @@
 """What of the Tinker SDK works against which server: each method of its clients, and what the API promises.
 
-    python -m tests.tinker.conformance --model DIR --server "ajet=http://127.0.0.1:8900" --sdk 0.38.0=SITE_PACKAGES \
-      --sdk 0.25.0=SITE_PACKAGES --write
+    python -m tests.tinker.conformance --model DIR --write \
+      --column "ajet, SDK 0.38.0=http://127.0.0.1:8900,SITE_PACKAGES" --column "SkyRL 0.3.0, SDK 0.22.2=URL,FOLDER"
 
 Each SDK is run in a process of its own, with its folder first on the path; the servers run already. A method works,
 is refused by a message of the server that names what is missing, or is wrong: another error, a wrong result, a hang.
@@ -411,8 +411,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="the base model as the servers call it")
     parser.add_argument("--about", default="0.1 million parameters", help="the model's size, for the page")
-    parser.add_argument("--server", action="append", default=[], metavar="NAME=URL")
-    parser.add_argument("--sdk", action="append", default=[], metavar="VERSION=FOLDER")
+    parser.add_argument("--column", action="append", default=[], metavar="TITLE=URL,FOLDER")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}, not print it")
     parser.add_argument("--one", metavar="URL", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -420,9 +419,9 @@ def main() -> None:
         print(json.dumps(Checks(args.one, args.model).run()))
         os._exit(sys.stdout.flush() or 0)
     columns = {}
-    for server, url in (one.split("=", 1) for one in args.server):
-        for version, site in (one.split("=", 1) for one in args.sdk):
-            columns[f"{server}, SDK {version}"] = measure(site, url, args.model)
+    for title, where in (column.split("=", 1) for column in args.column):
+        url, folder = where.split(",", 1)
+        columns[title] = measure(folder, url, args.model)
     text = page(columns, args.about)
     if args.write:
         PAGE.write_text(text)
