@@ -159,7 +159,9 @@ def _load(weights: Weights, *, trains: bool = False) -> PreTrainedModel:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(weights.model, dtype="auto")
+    model = AutoModelForCausalLM.from_pretrained(
+        weights.model, dtype="auto", local_files_only=True, trust_remote_code=False
+    )
     if weights.adapter is not None:
         from peft import PeftModel
 
