@@ -122,8 +122,9 @@ def test_what_a_training_run_recommends_is_installed(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_trains_a_calculator_and_says_what_to_look_at(here: Path) -> None:
+def test_the_demo_trains_a_calculator_and_says_what_to_look_at(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
+    monkeypatch.delitem(sys.modules, "agent", raising=False)  # of another test's job, in this process
     said = ajet("demo")
     gained = re.search(r"val/reward ([\d.]+) → ([\d.]+)", said)
     assert gained is not None and float(gained[2]) > float(gained[1]) + 0.1

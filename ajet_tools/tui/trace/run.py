@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import ClassVar
 
 import yaml
@@ -122,7 +123,7 @@ class RunScreen(TraceScreen):
         if self.run is not None:
             head = _head(self.run, self.panels, self.app.size.width - 2)
             if self.verdict is not None and self.verdict.first is not None:
-                head = _judged(self.run, self.verdict, self.reasons)
+                head = _judged(self.run, self.verdict, self.reasons, self.app.size.width - 4)
             self.query_one("#head", Static).update(head)
 
     def _update_view_line(self) -> None:
@@ -247,7 +248,7 @@ class RunScreen(TraceScreen):
         self.app.copy(self.run_id, "the run's id")
 
 
-def _judged(run: RunOverview, verdict: Verdict, why: Sequence[str]) -> Text:
+def _judged(run: RunOverview, verdict: Verdict, why: Sequence[str], width: int) -> Text:
     """The run, its verdict with what that is by, and the reasons, a line each."""
     head = _progress(run)
     head.append("\n")
@@ -258,9 +259,10 @@ def _judged(run: RunOverview, verdict: Verdict, why: Sequence[str]) -> Text:
     head.append(f"{first['mean']:.3f} → {last['mean']:.3f}", style=VERDICT_STYLES.get(verdict.word, "bold"))
     head.append(f" (step {first['step']} to {last['step']}; best at {best['step']})")
     if run["error"]:
-        head.append(f"\n{one_line(run['error'], 200)}", style="red")
-    for reason in why[:_REASONS]:
-        head.append(f"\n  {one_line(reason, 300)}")
+        head.append(f"\n{one_line(run['error'], width)}", style="red")
+    lines = [line for reason in why for line in wrap(reason, width, initial_indent="  ", subsequent_indent="    ")]
+    for line in lines[:_REASONS]:
+        head.append(f"\n{visible(line)}")
     return head
 
 

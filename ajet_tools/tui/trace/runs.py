@@ -126,7 +126,7 @@ class RunsScreen(TraceScreen):
         self._describe()
         self._explain()
 
-    @work(group="reasons", exclusive=True)
+    @work(group="reasons")
     async def _explain(self) -> None:
         """Read what stands behind the verdict of the run under the cursor."""
         run = self.chosen
