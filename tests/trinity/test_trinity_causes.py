@@ -107,15 +107,17 @@ def test_an_actor_that_was_ended_says_by_what(explorer: Any) -> None:
 def test_a_lack_of_memory_is_told_with_how_much_there_was() -> None:
     """A Ray of its own, which takes a hundredth of the memory for all of it."""
     program = """
+import threading
 import ray
 from ajet_sdk.backbones.shared.failure import failure_of
 
 class Engine:
-    pass
+    def wait(self):
+        threading.Event().wait()  # until it is killed, however late Ray looks
 
 ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 try:
-    ray.get(ray.remote(Engine).options(name="rollout_0_0").remote().__ray_ready__.remote())
+    ray.get(ray.remote(Engine).options(name="rollout_0_0").remote().wait.remote())
 except ray.exceptions.RayError as error:
     print(failure_of(str(error)))
 """
