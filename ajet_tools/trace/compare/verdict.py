@@ -16,7 +16,7 @@ from ajet_tools.text.clean import counted
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.runs import RunOverview, failures_in_words, ledger_totals, metric_points
 
-Word = Literal["learned", "learned?", "no change", "worse", "collapsed", "not trained", "scored"]
+Word = Literal["learned", "learned?", "no change", "worse", "collapsed", "trained", "not trained", "scored"]
 KINDS = ("validation", "greedy validation", "training")
 """What a run is judged by: the first of these that it has at two steps."""
 _SURE = 2.0
@@ -66,8 +66,10 @@ def verdicts(reader: TraceReader, runs: Sequence[RunOverview]) -> dict[str, Verd
 
 def _verdict(run: RunOverview, points: Mapping[str, list[Point]], trained: int | None, suspect: bool) -> Verdict:
     kind = next((kind for kind in KINDS if len(points.get(kind, ())) > 1), "")
-    if run["backbone"] in _UNTRAINED or not kind:
-        return Verdict("not trained" if trained == 0 and run["backbone"] not in _UNTRAINED else "scored")
+    if run["backbone"] in _UNTRAINED:
+        return Verdict("scored")
+    if not kind:
+        return Verdict("not trained" if trained == 0 else "trained" if trained else "scored")
     steps = points[kind]
     first, last, best = steps[0], steps[-1], max(steps, key=lambda point: point["mean"])
     gain, noise = last["mean"] - first["mean"], _SURE * math.sqrt(first["square_error"] + last["square_error"])
@@ -93,8 +95,10 @@ def _points(reader: TraceReader, run_ids: Sequence[str]) -> dict[str, dict[str, 
             SELECT run_id, step, avg(reward) AS mean, coalesce(var_samp(reward), 0) / count(*) AS square_error,
               CASE WHEN split = 'train' THEN 'training' WHEN decoding = 'greedy' THEN 'greedy validation'
                 ELSE 'validation' END AS kind
-            FROM episodes JOIN value USING (episode_id) LEFT JOIN logged USING (run_id, split)
-            WHERE step <= coalesce(upto, step) AND status = 'succeeded' AND NOT superseded
+            FROM episodes JOIN value USING (episode_id) JOIN runs USING (run_id) LEFT JOIN logged USING (run_id, split)
+            WHERE step <= coalesce(upto, step) AND episodes.status = 'succeeded' AND NOT superseded
+              AND (split = 'val' OR coalesce(config->>'$.ajet.trainer_common.algorithm.adv_estimator', '') NOT IN
+                ('sft', 'dpo'))  -- whose training rewards are those of the rows
               AND split IN ('train', 'val') AND list_contains($1, run_id)
             GROUP BY ALL)
         SELECT run_id, kind, list({'step': step, 'mean': mean, 'square_error': square_error} ORDER BY step) AS points

@@ -154,11 +154,13 @@ def test_what_was_not_trained_or_not_finished_is_not_told_as_learned(tmp_path: P
             status="running",
         )
         put(writer, "down", [rewarded(0.5), rewarded(0.95), rewarded(0.4)])
+        put(writer, "once", [rewarded(0.5)])
     with open_trace(file) as reader:
         runs = overview(reader)
         told = verdicts(reader, runs)
         assert told["idle-id"].word == "not trained"
         last = told["cut-id"].last
         assert told["cut-id"].word == "learned" and last is not None and last["step"] == 1, "step 2 is not complete"
+        assert told["once-id"].word == "trained", "there is nothing to compare with"
         [down] = [run for run in runs if run["name"] == "down"]
         assert any("best at step 1: 0.938" in reason for reason in reasons(reader, down, told["down-id"]))
