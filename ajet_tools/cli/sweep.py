@@ -34,8 +34,8 @@ def configs_of(sweeps: Sequence[str], chosen: Arguments, directory: Path) -> dic
     for values in itertools.product(*axes.values()):
         point = dict(zip(axes, values, strict=True))
         name = ",".join(f"{key.rpartition('.')[2]}={value.replace('/', '-')}" for key, value in point.items())
-        own = [f"ajet.{key}={value}" for key, value in {**point, "experiment_name": name}.items()]
-        configs[name] = replace(chosen, overrides=[*chosen.overrides, *own], exp_dir=directory).config()
+        settings = [f"ajet.{key}={value}" for key, value in {**point, "experiment_name": name}.items()]
+        configs[name] = replace(chosen, overrides=[*chosen.overrides, *settings], exp_dir=directory).config()
     return configs
 
 

@@ -42,8 +42,8 @@ class Screen:
         """Rows found by their form."""
         self._seeds = {f"seed {example.id}": text_of(example.values) for example in seeds}
         asked = plain_text("\n".join(self._seeds.values()))
-        said = settings.wording | {plain_text(line) for line in fields if len(line.split()) > _SHORT}
-        self._wording = [run for run in sorted(said) if run not in asked]
+        wording = settings.wording | {plain_text(line) for line in fields if len(line.split()) > _SHORT}
+        self._wording = [run for run in sorted(wording) if run not in asked]
         for key, text in self._seeds.items():
             self._near.add(key, text)
         self._whole_seeds = Leaks(list(self._seeds.items()), share=0.9, common=1) if self._seeds else None

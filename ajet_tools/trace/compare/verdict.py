@@ -30,7 +30,7 @@ _SIGNS = ("train/reward", "train/answer_chars", "train/phrase_share")
 
 
 class Point(TypedDict):
-    """The rewards of a step's episodes: their mean, and the square of its standard error."""
+    """The rewards of a step's episodes: their mean, and the square of its standard error; infinite for one episode."""
 
     step: int
     mean: float
@@ -92,7 +92,7 @@ def _points(reader: TraceReader, run_ids: Sequence[str]) -> dict[str, dict[str, 
             SELECT run_id, split_part(name, '/', 1) AS split, max(step) AS upto FROM metrics
             WHERE name IN ('train/reward', 'val/reward', 'val/greedy_reward') GROUP BY ALL),
         steps AS (
-            SELECT run_id, step, avg(reward) AS mean, coalesce(var_samp(reward), 0) / count(*) AS square_error,
+            SELECT run_id, step, avg(reward) AS mean, coalesce(var_samp(reward) / count(*), 'Infinity') AS square_error,
               CASE WHEN split = 'train' THEN 'training' WHEN decoding = 'greedy' THEN 'greedy validation'
                 ELSE 'validation' END AS kind
             FROM episodes JOIN value USING (episode_id) JOIN runs USING (run_id) LEFT JOIN logged USING (run_id, split)

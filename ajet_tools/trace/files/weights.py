@@ -78,13 +78,13 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[Fou
         [row["call_id"] for row in sampled],
     )
     model = _load(weights)
-    found, compared = list[Found](), 0
+    differences, compared = list[Found](), 0
     for row in whole:
         sampling: Mapping[str, object] = json.loads(row["sampling"] or "{}")
         if row["prompt_ids"] and all(sampling.get(name, plain) == plain for name, plain in _PLAIN.items()):
             compared += 1
-            found += _call(model, run, row["call_id"], row, float(str(sampling.get("temperature", 1))))
-    return found, compared
+            differences += _call(model, run, row["call_id"], row, float(str(sampling.get("temperature", 1))))
+    return differences, compared
 
 
 def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, float, float] | None:

@@ -45,16 +45,16 @@ def audit_dump(files: Sequence[Path], format: SourceFormat | None = None, tokeni
     with TemporaryDirectory(prefix="ajet-audit-") as folder:
         path = Path(folder) / "dump.duckdb"
         done = import_files(files, path, format, skip_bad_rows=True)
-        found = audit(path, tokenizer=tokenizer)
+        audited = audit(path, tokenizer=tokenizer)
         with open_trace(path) as reader:
             [sampled] = rows(reader, "SELECT count(*) AS n FROM calls WHERE output_ids IS NOT NULL")
             if not sampled["n"] and not done.bad_rows:
                 raise ConfigError(f"{', '.join(done.formats)}: no call has token ids, so there is nothing to audit")
             centred = tuple(done.formats.values()) == ("tinker",) * len(done.formats)
-            differs = [*found.differs, *_advantages(reader, _ORDER), *(_advantages(reader, _SUM) if centred else ())]
+            differs = [*audited.differs, *_advantages(reader, _ORDER), *(_advantages(reader, _SUM) if centred else ())]
             named = [replace(entry, row=_named(reader, entry.row, done.places)) for entry in differs]
             splits = [_named(reader, row["id"], done.places) + row["shares"] for row in rows(reader, _SPLITS)]
-    result = replace(found, differs=tuple(named), checks=found.checks + 1 + centred)
+    result = replace(audited, differs=tuple(named), checks=audited.checks + 1 + centred)
     return Dump(done.formats, done.episodes, done.calls, done.bad_rows, done.problems, result, splits)
 
 
@@ -85,8 +85,8 @@ WHERE "index" > first AND extends_call_id IS NULL ORDER BY episode_id, "index" "
 
 
 def _advantages(reader: TraceReader, sql: str) -> list[Differs]:
-    found = rows(reader, sql)
-    by_run = [(run, list(mine)) for run, mine in groupby(found, key=lambda row: row["run"])]
+    listed = rows(reader, sql)
+    by_run = [(run, list(mine)) for run, mine in groupby(listed, key=lambda row: row["run"])]
     return [
         Differs("advantages of a group", run, mine[0]["id"], mine[0]["expected"], mine[0]["stored"], len(mine))
         for run, mine in by_run

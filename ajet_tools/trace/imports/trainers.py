@@ -165,8 +165,8 @@ def read_trl(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
             for name, column in columns.items():
                 agree(name, column, size, "completions")
             value = [{name: column[i] for name, column in columns.items()} for i in range(size)]
-        for i, one in enumerate(value if isinstance(value, list) else [value]):
-            rollout = _Rollout.model_validate(one)
+        for i, fields in enumerate(value if isinstance(value, list) else [value]):
+            rollout = _Rollout.model_validate(fields)
             group = str(rollout.group_id)
             yield _rollout(stable_id("trl", row.number, i, row.text), rollout, attempts[group])
             attempts[group] += 1
@@ -200,8 +200,10 @@ def _rollout(episode_id: str, row: _Rollout, attempt: int) -> Parsed:
 def _spoken(row: _Rollout) -> dict[str, object]:
     """Request and response of a single reply."""
     asked: list[Message] = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
-    said = {"role": "assistant", "content": row.completion} if isinstance(row.completion, str) else row.completion[-1]
-    return {"request": {"messages": asked}, "response": {"choices": [{"index": 0, "message": said}]}}
+    message = (
+        {"role": "assistant", "content": row.completion} if isinstance(row.completion, str) else row.completion[-1]
+    )
+    return {"request": {"messages": asked}, "response": {"choices": [{"index": 0, "message": message}]}}
 
 
 class _Step(BaseModel):
@@ -254,15 +256,15 @@ def read_rllm(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
 
 
 def _step(episode_id: str, index: int, step: _Step, agent: str) -> Call:
-    said: Sequence[Message] = step.chat_completions
-    reply = said[-1] if said and said[-1].get("role") == "assistant" else None
+    chat: Sequence[Message] = step.chat_completions
+    reply = chat[-1] if chat and chat[-1].get("role") == "assistant" else None
     return sampled_call(
         episode_id,
         index,
         step.prompt_ids,
         step.response_ids,
         step.logprobs or None,
-        messages=said[:-1] if reply else said,
+        messages=chat[:-1] if reply else chat,
         reply=reply,
         agent=agent,
         version=step.weight_version,
