@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FOREVER = 3_600.0  # seconds, for what is to hang: a test that really waits for it runs into pytest's limit
+HANGS = 240.0  # seconds without what a screen is to show, on the busiest of machines
 
 
 def until(holds: Callable[[], T]) -> T:
@@ -38,12 +39,15 @@ async def until_async(holds: Callable[[], T]) -> T:
 
 async def until_shown(pilot: Pilot[None], holds: Callable[[], T]) -> T:
     """The same for an app under test: what is under way on its screen goes on meanwhile; how it failed is raised."""
-    while True:
+    give_up = time.monotonic() + HANGS
+    while time.monotonic() < give_up:
         await pilot.pause(0.02)
         if pilot.app._exception is not None:  # run_test() would raise it at its end only
             raise pilot.app._exception
         if held := holds():
             return held
+    screen = "\n".join(strip.text for strip in pilot.app.screen._compositor.render_strips())
+    raise AssertionError(f"this never came on the screen, which shows\n{screen}")
 
 
 async def settled(pilot: Pilot[None]) -> None:

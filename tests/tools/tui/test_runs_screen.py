@@ -45,7 +45,7 @@ async def test_the_list_says_how_each_run_goes(training_trace: Path, viewing: An
     async with viewing(training_trace, size=(120, 30)) as pilot:
         await until(pilot, lambda: len(cells(pilot.app.screen)) == 3)
         broken, cut_off, finished = cells(pilot.app.screen)
-        await until(pilot, lambda: cells(pilot.app.screen)[2][1] == "▲ learned")
+        await until(pilot, lambda: cells(pilot.app.screen)[2][1] == "· unclear")
         broken, cut_off, finished = cells(pilot.app.screen)
         assert finished[0] == "math" and finished[4] == "▁▂▃▄▅▆▇█ 0.8"
         assert finished[5:] == ["12/20", "3", "13m 00s", "aaaa0001"]

@@ -163,6 +163,6 @@ def test_what_was_not_trained_or_not_finished_is_not_told_as_learned(tmp_path: P
         last = told["cut-id"].last
         assert told["cut-id"].word == "learned" and last is not None and last["step"] == 1, "step 2 is not complete"
         assert told["once-id"].word == "trained", "there is nothing to compare with"
-        assert told["single-id"].word == "no change", "one episode says nothing of chance"
+        assert told["single-id"].word == "unclear", "one episode says nothing of chance"
         [down] = [run for run in runs if run["name"] == "down"]
         assert any("best at step 1: 0.938" in reason for reason in reasons(reader, down, told["down-id"]))
