@@ -16,9 +16,7 @@ from ajet_tools.text.clean import counted
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.runs import RunOverview, failures_in_words, ledger_totals, metric_points
 
-Word = Literal[
-    "learned", "learned?", "no change", "unclear", "worse", "collapsed", "trained", "not trained", "scored"
-]
+Word = Literal["learned", "learned?", "no change", "unclear", "worse", "collapsed", "trained", "not trained", "scored"]
 KINDS = ("validation", "greedy validation", "training")
 """What a run is judged by: the first of these that it has at two steps."""
 _SURE = 2.0
