@@ -5,6 +5,7 @@ The options of commands that run an agent without training it, and the config th
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -64,6 +65,10 @@ class Arguments:
     exp_dir: Path | None = None
     more: Mapping[str, object] = field(default_factory=dict)
     """Further keys by dotted path, e.g. `model.base_url`; None leaves a key unset."""
+    recorded: Mapping[str, object] = field(default_factory=dict)
+    """The document of a config that a run recorded, over which the other settings are laid."""
+    beside: Path | None = None
+    """The file that the recorded config came from."""
 
     def config(self) -> Config:
         """The config, checked. Raises ConfigError."""
@@ -79,11 +84,11 @@ class Arguments:
         }
         if self.conf is None and self.agent:
             overrides.setdefault("experiment_name", f"{_stem(self.agent)}-{datetime.now():%Y%m%d-%H%M%S}")
-        values: dict[str, object] = {}
+        document: Json = copy.deepcopy({"ajet": {}, **self.recorded})
         for path, value in overrides.items():
             if value is not None:
-                _put(values, path, value)
-        config = load_config(self.conf, self.overrides, values)
+                _put(document["ajet"], path, value)
+        config = load_config(self.conf, self.overrides, document, beside=self.beside)
         if self.exp_dir is not None:
             config = config.model_copy(update={"experiment_dir": str(self.exp_dir / config.experiment_name)})
         return config
@@ -173,10 +178,12 @@ class AgentOptions:
         val_tasks: str | None = None,
         skip_bad_rows: bool = False,
         more: Mapping[str, object],
+        recorded: Mapping[str, object] | None = None,
+        beside: Path | None = None,
     ) -> Config:
-        """The config of a run of that agent; `more` has further keys. Raises ConfigError, also where nothing answers.
+        """The config of a run of that agent; `more` has further keys, `recorded` and `beside` are as in `Arguments`.
 
-        From then on an agent's module may be imported.
+        From then on an agent's module may be imported. Raises ConfigError, also where nothing answers.
         """
         config = Arguments(
             conf=self.conf,
@@ -196,6 +203,8 @@ class AgentOptions:
                 "rollout.temperature": self.temperature,
                 **more,
             },
+            recorded=recorded or {},
+            beside=beside,
         ).config()
         if not (config.model.base_url or config.model.path or config.model.scripted):
             raise ConfigError(

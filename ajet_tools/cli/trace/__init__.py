@@ -41,6 +41,10 @@ class TraceCommands(LazyGroup):
             "rejudge",
             "Re-score recorded episodes with another judge, and show how rewards, groups and advantages change.",
         ),
+        "branch": (
+            "branch",
+            "Sample an episode again from one of its calls on, and show the forks beside the original.",
+        ),
         "diff": (
             "diff",
             "Compare two episodes message by message, or two runs or steps by their rewards on shared tasks.",
@@ -61,7 +65,7 @@ class TraceCommands(LazyGroup):
     }
     panels = {
         "Look": ("ls", "show", "view", "splits", "ledger", "check", "audit"),
-        "Ask": ("explain", "diff", "compare", "sql", "rejudge"),
+        "Ask": ("explain", "diff", "compare", "sql", "rejudge", "branch"),
         "Change": ("prune",),
         "Exchange": ("export", "import"),
     }

@@ -147,21 +147,33 @@ def _partings(
         named = " and ".join(
             f"{e['episode_id'][:ID]} (reward {e['reward']:.3g}, step {e['step']})" for e in (best, worst)
         )
-        place = align(a, b)
+        place = parting(a, b)
         if place is None:
             yield best, worst, f"{named} are the same to the end, and were judged differently"
-            continue
-        token = "" if place.token is None else f"token {place.token} ("
-        where = f"{token}message {place.message}{')' if token else ''}"
-        yield best, worst, f"{named} part at {where}: {_excerpt(a, place)} and {_excerpt(b, place)}"
+        else:
+            yield best, worst, f"{named} part at {place}"
+
+
+def parting(a: ComparedAttempt, b: ComparedAttempt) -> str | None:
+    """Where two attempts first differ, and what both say there; None where they are the same to the end."""
+    place = align(a, b)
+    if place is None:
+        return None
+    token = "" if place.token is None else f"token {place.token} ("
+    where = f"{token}message {place.message}{')' if token else ''}"
+    return f"{where}: {_excerpt(a, place)} and {_excerpt(b, place)}"
 
 
 def _excerpt(attempt: ComparedAttempt, place: Divergence) -> str:
     if place.message >= len(attempt.messages):
         return "the end"
     message = attempt.messages[place.message]
-    text = message.text[max(0, place.character - _EXCERPT // 2) : place.character + _EXCERPT]
-    return f'{message.role} "{one_line(text, 2 * _EXCERPT)}"'
+    return f"{message.role} {excerpt(message.text, place.character)}"
+
+
+def excerpt(text: str, character: int) -> str:
+    """What a text says around a character, in quotes, on one line."""
+    return f'"{one_line(text[max(0, character - _EXCERPT // 2) : character + _EXCERPT], 2 * _EXCERPT)}"'
 
 
 def failures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:

@@ -73,6 +73,7 @@ class EpisodeScreen(TraceScreen):
         Binding("n", "found(1)", "Next match", show=False),
         Binding("N", "found(-1)", "Previous match", show=False),
         Binding("y", "copy", "Copy the message", show=False),
+        Binding("w", "sample_again", "Copy the command that samples again from this call", show=False),
         Binding("Y", "copy_id", "Copy the episode's id", show=False),
     ]
 
@@ -291,6 +292,12 @@ class EpisodeScreen(TraceScreen):
 
     def action_copy_id(self) -> None:
         self.app.copy(self.episode_id, "the episode's id")
+
+    def action_sample_again(self) -> None:
+        if self._call_id is None:
+            self.notify("this belongs to no call: j goes to the first message", timeout=3)
+        else:
+            self.app.copy_branch(self.episode_id, self._call_id)
 
     # Search
 

@@ -6,6 +6,7 @@ How often a viewer asks a live run what is new: so seldom that the run does not 
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 import weakref
 from abc import abstractmethod
@@ -159,6 +160,13 @@ class TraceViewer(ViewerApp):
         before, self._last_error = self._last_error, str(error or "")
         if error and self._last_error != before:
             self.show_error(error)
+
+    def copy_branch(self, episode_id: str, call_id: str, keep: int = 0) -> None:
+        """Copy, and show, the command that samples an episode again from a call on, keeping tokens of its reply."""
+        token = f" --token {keep}" if keep > 0 else ""
+        where = shlex.quote(str(self.path))
+        command = f"ajet trace branch {episode_id[:12]} {where} --at {call_id[:12]}{token}"
+        self.copy(command, command)
 
     @abstractmethod
     def open_run(self, run_id: str) -> None:

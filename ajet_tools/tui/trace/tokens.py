@@ -57,6 +57,7 @@ class TokensScreen(TraceScreen):
         Binding("g", "goto", "Go to a position", show=False),
         Binding("y", "copy", "Copy the token", show=False),
         Binding("Y", "copy_all", "Copy the timeline's text", show=False),
+        Binding("w", "branch", "Copy the command that samples again from here", show=False),
         Binding("enter", "episode", "Episode", show=False),
         Binding("c", "compare", "Compare the group's attempts", show=False),
         Binding("escape", "leave", "Cancel, or back", show=False),
@@ -257,6 +258,11 @@ class TokensScreen(TraceScreen):
         if self.view is not None:
             call = self.view.turns[self.view.turn[self.text.cursor]].call.call_id
         self.app.open_episode(self.episode_id, call)
+
+    def action_branch(self) -> None:
+        if self.view is not None:
+            turn = self.view.turns[self.view.turn[self.text.cursor]]
+            self.app.copy_branch(self.episode_id, turn.call.call_id, self.text.cursor - turn.start)
 
     async def action_compare(self) -> None:
         ids = await self.app.ask(attempts_of, self.episode_id)

@@ -470,6 +470,8 @@ async def test_copy(traced: Path) -> None:
         assert pilot.app.clipboard.startswith(REPLY)
         await pilot.press("Y")
         assert pilot.app.clipboard == "tools01"
+        await pilot.press("w")
+        assert pilot.app.clipboard == f"ajet trace branch tools01 {traced} --at tools01-c001"
 
 
 @pytest.mark.slow

@@ -206,6 +206,9 @@ async def test_copying_and_the_way_to_other_screens(token_trace: Any, monkeypatc
         await pilot.press("Y")
         assert screen.view is not None and screen.view.spelled is not None
         assert app.clipboard == screen.view.spelled.text and "è" in app.clipboard
+        await pilot.press("right", "w")
+        assert app.clipboard == f"ajet trace branch good {token_trace.file} --at g1 --token 1"
+        await pilot.press("left")
         opened: list[Any] = []
         monkeypatch.setattr(app, "open_episode", lambda *given: opened.append(given))
         monkeypatch.setattr(app, "open_compare", lambda *given: opened.append(given))

@@ -1,0 +1,170 @@
+"""`ajet trace branch`: what would have happened from a call of a stored episode on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ajet_sdk.config.config import Config
+from ajet_sdk.errors import ConfigError, QueryError
+from ajet_sdk.protocols import TraceReader
+from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.types import Json
+from ajet_tools.cli.arguments import AgentOptions, split_arguments
+from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
+from ajet_tools.text.clean import counted, one_line
+from ajet_tools.text.tables import number
+from ajet_tools.trace import queries
+from ajet_tools.trace.branch import BranchPoint, Fork, Forks, branch_point, sample_forks
+from ajet_tools.trace.decoding import recorded_config
+from ajet_tools.trace.locate import open_named
+
+app = typer.Typer(add_completion=False)
+
+_ADDRESS = ("path", "base_url", "name", "scripted", "recipe", "api_key_env")
+"""What of a recorded `model` says which model it is."""
+_ID = 12
+
+
+@app.command()
+@expand_options
+def branch(
+    episode: Annotated[str, typer.Argument(metavar="EPISODE", help="The episode, by its id.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PATH] [AGENT] [KEY=VALUE]...",
+            help="The trace (default: the current directory); the agent and overrides, in place of the recorded ones.",
+        ),
+    ] = None,
+    *,
+    at: Annotated[
+        str,
+        typer.Option("--at", metavar="CALL", help="The first call that is sampled again: its number or its id."),
+    ],
+    token: Annotated[
+        int, typer.Option("--token", min=0, metavar="T", help="Keep the first T tokens of that call's reply.")
+    ] = 0,
+    answering: AgentOptions,
+    k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="How many forks to sample.")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Sample an episode again from one of its calls on, and show the forks beside the original.
+
+    The run's workflow is run again for the task: calls before CALL get the recorded replies, the others are sampled
+    from the model, and the outcome is judged. A workflow that asks something else before CALL (a clock, a random
+    number, a changed database) can't be replayed: such attempts are listed with what differs and do not count. Forks
+    are stored as a run of their own.
+
+    \b
+    ajet trace branch 3f2a91 launcher_record/math --at 2 --model launcher_record/math/checkpoint/9d1c…/model
+    ajet trace branch 3f2a91 --at 2 --base-url http://127.0.0.1:8000/v1 --model NAME -k 16
+    ajet trace branch 3f2a91 agent.py:solve --judge agent.py:exact --at 0 --token 12 --model PATH
+    """
+    given = arguments or []
+    paths = [Path(text) for text in given if Path(text).exists()]
+    if len(paths) > 1:
+        raise ConfigError(f"give one trace only (got {' and '.join(map(str, paths))})")
+    agent, overrides = split_arguments([text for text in given if not Path(text).exists()])
+    reader, where, name = open_named(episode, *paths)
+    with reader:
+        target = queries.find(reader, name or episode)
+        if target.kind != "episode":
+            raise QueryError(f"{episode} is a {target.kind}; name an episode (`ajet trace ls` lists them)")
+        point = branch_point(reader, target.id, at, token)
+        config = _config(reader, where, point, answering, agent, overrides)
+    if k > 1 and config.rollout.temperature == 0:
+        raise ConfigError(
+            "that call was sampled greedily, so all forks would be the same: pass --temperature 1 or -k 1"
+        )
+    with ProgressBar("Forks", k, quiet=as_json) as bar:
+        forks = sample_forks(config, point, k, lambda episode: bar.advance())
+    print_json(_as_json(forks)) if as_json else _print(forks, where)
+    raise typer.Exit(0 if forks.rewards else 1)
+
+
+def _config(
+    reader: TraceReader, where: Path, point: BranchPoint, options: AgentOptions, agent: str | None, overrides: list[str]
+) -> Config:
+    """The recorded config with what the command line says over it, and the sampling of the call. Raises ConfigError."""
+    run_id, call = point.episode.run_id, point.call
+    recorded = recorded_config(reader, run_id) if options.conf is None else {}
+    file = recorded.pop("config_file", None)
+    recorded.pop("tasks", None)
+    job: Json = recorded.setdefault("ajet", {})  # type: ignore[assignment]
+    rollout, model = job.setdefault("rollout", {}), job.setdefault("model", {})
+    if options.conf is None and agent is None and not rollout.get("user_workflow"):
+        raise ConfigError(f"run {run_id[:_ID]} recorded no agent: name it and its judge (agent.py:solve --judge JUDGE)")
+    if options.model or options.base_url or options.scripted:
+        job["model"] = {key: value for key, value in model.items() if key not in _ADDRESS}
+    elif options.conf is None and _trains(reader, run_id):
+        newest = (where if where.is_dir() else where.parent) / "checkpoint" / run_id / "model"
+        path = newest if newest.is_dir() else "CHECKPOINT"
+        raise ConfigError(
+            f"that run trained: name the model that samples, --model {path} or --base-url URL --model NAME"
+        )
+    recorded["branch"] = {"episode": point.episode.episode_id, "call": call.call_id, "token": point.keep}
+    sampled = {name: call.sampling.get(name) for name in ("temperature", "top_p", "top_k")}
+    more = {f"rollout.{name}": value for name, value in sampled.items() if getattr(options, name, None) is None}
+    more |= {"rollout.sampling": "run", "experiment_name": f"branch-of-{point.episode.episode_id[:_ID]}"}
+    more |= {"experiment_dir": "auto"}
+    return options.config(
+        agent, overrides, more=more, recorded=recorded, beside=Path(file) if isinstance(file, str) else None
+    )
+
+
+def _trains(reader: TraceReader, run_id: str) -> bool:
+    backbones = reader.query("SELECT backbone FROM runs WHERE run_id = ?", [run_id]).to_pylist()
+    return any(row["backbone"] not in ("run", "debug") for row in backbones)
+
+
+def _fork_json(fork: Fork) -> Json:
+    return {
+        **pick(fork.episode, "episode_id", "attempt", "status", "cause", "error"),
+        "counted": not fork.why_not,
+        "reward": fork.reward,
+        "not_replayed": fork.why_not or None,
+        "first_difference": fork.parts,
+    }
+
+
+def _as_json(forks: Forks) -> Mapping[str, object]:
+    original = forks.point.episode
+    return {
+        "episode_id": original.episode_id,
+        "call_id": forks.point.call.call_id,
+        "call": forks.point.call.index,
+        "token": forks.point.keep,
+        "reward": original.reward,
+        "run_id": forks.run_id,
+        "directory": forks.directory,
+        "forks": [_fork_json(fork) for fork in forks.forks],
+        "counted": len(forks.rewards),
+        "mean_reward": forks.mean,
+    }
+
+
+def _print(forks: Forks, where: Path) -> None:
+    original, counted_forks = forks.point.episode, [fork for fork in forks.forks if not fork.why_not]
+    place = f"call {forks.point.call.index}{f', token {forks.point.keep}' if forks.point.keep else ''}"
+    echo(f"{original.episode_id[:_ID]}  reward {number(original.reward):>6}  the original, branched at {place}")
+    for fork in counted_forks:
+        error = f"failed with {fork.episode.cause}; " if fork.episode.status != "succeeded" else ""
+        place = f"parts at {fork.parts}" if fork.parts else "the same to the end"
+        echo(f"{fork.episode.episode_id[:_ID]}  reward {number(fork.reward):>6}  {error}{place}")
+    if forks.mean is not None:
+        before = math.nan if original.reward is None else original.reward
+        above, below = (sum(sign * (reward - before) > 1e-9 for reward in forks.rewards) for sign in (1, -1))
+        beside = "" if math.isnan(before) else f": {above} above the original, {below} below"
+        echo(f"\nMean reward {forks.mean:.4g} over {counted(len(forks.rewards), 'fork')}{beside}")
+    reasons = [fork.why_not for fork in forks.forks if fork.why_not]
+    for reason in dict.fromkeys(reasons):
+        echo(f"Not counted, {reasons.count(reason)} × {one_line(reason, 300)}")
+    if counted_forks:
+        a, b = original.episode_id[:_ID], counted_forks[0].episode.episode_id[:_ID]
+        echo(f"Forks are stored in {forks.directory}: ajet trace diff {a} {b} {where} --path-b {forks.directory}")

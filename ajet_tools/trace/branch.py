@@ -1,0 +1,288 @@
+"""Forks of a stored episode: answered as recorded up to one of its calls, sampled from there on, judged again.
+
+The workflow itself runs again. Where it asks something else before that call, the attempt is no fork, and not a 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import fmean
+
+from ajet_sdk.config.config import Config
+from ajet_sdk.dialects.message_parts import parts_of, request_messages
+from ajet_sdk.engines.chat import TokenEngine
+from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.errors import ConfigError, EngineError, QueryError
+from ajet_sdk.protocols import Answer, Ask, Choice, Engine, Sampled, TraceReader
+from ajet_sdk.run import score_tasks
+from ajet_sdk.samples.prefixes import common_start
+from ajet_sdk.trace.schema import OF_VALIDATION
+from ajet_sdk.types import Call, Episode, JsonView
+from ajet_tools.text.clean import one_line
+from ajet_tools.trace.compare.attempts import attempt_of
+from ajet_tools.trace.compare.changes import excerpt, parting
+from ajet_tools.trace.compare.diff import episode_at
+from ajet_tools.trace.episode.messages import fingerprint
+from ajet_tools.trace.queries.tokens import EpisodeFacts
+
+
+class NotReplayed(EngineError, ConfigError):
+    """The workflow asked something else than when it was recorded."""
+
+
+@dataclass(frozen=True)
+class BranchPoint:
+    """Where forks leave a stored episode."""
+
+    episode: Episode
+    call: Call
+    of_validation: bool = False
+    """The episode's task is held out."""
+    keep: int = 0
+    """Tokens of the call's reply that forks keep."""
+
+
+def branch_point(reader: TraceReader, episode_id: str, at: str, keep: int = 0) -> BranchPoint:
+    """The call of an episode's workflow that has this number or whose id begins so. Raises QueryError."""
+    episode = episode_at(reader, episode_id)
+    calls = [call for call in episode.calls if call.phase == "rollout"]
+    fitting = [call for call in calls if at == str(call.index)] or [
+        call for call in calls if call.call_id.startswith(at)
+    ]
+    if len(fitting) != 1:
+        numbers = ", ".join(str(call.index) for call in calls[:20]) or "none"
+        raise QueryError(
+            f"--at {at}: {'several calls have' if fitting else 'no call of the workflow has'} that number or start of "
+            f"an id in episode {episode_id[:12]}; its calls: {numbers}{' …' if len(calls) > 20 else ''}"
+        )
+    call, known = fitting[0], fitting[0].logprobs
+    if keep and (known is None or keep >= len(known)):
+        there = "no token ids with log-probabilities" if known is None else f"{len(known)} tokens; keep fewer of them"
+        raise QueryError(f"--token {keep}: the reply of call {call.index} has {there}")
+    [held_out] = reader.query(
+        f"SELECT {OF_VALIDATION} AS held_out FROM episodes e WHERE e.episode_id = ?", [episode_id]
+    ).to_pylist() or [{"held_out": False}]
+    return BranchPoint(episode, call, bool(held_out["held_out"]), keep)
+
+
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """What an agent asked, and the recorded choices of the reply."""
+
+    agent: str
+    request: JsonView
+    calls: tuple[Call, ...] = ()
+
+    @cached_property
+    def messages(self) -> list[Hashable]:
+        return [fingerprint(message) for message in request_messages(self.request)]
+
+    def asks_like(self, other: _Request) -> bool:
+        return (self.agent, self._beside) == (other.agent, other._beside) and self.messages == other.messages
+
+    @property
+    def _beside(self) -> str:
+        return json.dumps([self.request.get("tools"), self.request.get("prompt")], sort_keys=True, default=str)
+
+    def difference(self, asked: _Request) -> str:
+        """The first message in which another request differs from this one."""
+        place = common_start(self.messages, asked.messages)
+        sides = [request_messages(side.request)[place : place + 1] for side in (self, asked)]
+        if not any(sides):
+            return f"call {self.calls[0].index} was asked with other tools"
+        texts = [parts_of(side[0]).text if side else "" for side in sides]
+        role = parts_of((sides[1] or sides[0])[0]).role
+        shown = [
+            excerpt(text, common_start(*texts)) if side else "nothing" for side, text in zip(sides, texts, strict=True)
+        ]
+        return f"message {place} ({role}) of call {self.calls[0].index} was {shown[0]} and is {shown[1]}"
+
+
+def _requests(calls: Sequence[Call]) -> list[_Request]:
+    """The requests that were answered, in the order in which they were sent."""
+    by_id: dict[str, list[Call]] = {}
+    for call in sorted(calls, key=lambda call: call.started_at):
+        if call.phase == "rollout" and call.error is None and call.response.get("choices"):
+            by_id.setdefault(call.request_id or call.call_id, []).append(call)
+    return [_Request(of[0].agent, of[0].request, tuple(of)) for of in by_id.values()]
+
+
+@dataclass
+class _Progress:
+    """How far an attempt has come."""
+
+    left: list[_Request]
+    """Recorded requests before the branch that it has not sent yet."""
+    branched: bool = False
+    difference: str = ""
+
+
+class BranchingEngine:
+    """Answers each episode as recorded up to the branch point, then by another engine.
+
+    A recorded reply keeps its token ids where they are the engine's too: its prompt has the same ids here.
+    """
+
+    def __init__(self, point: BranchPoint) -> None:
+        self.point = point
+        self._before = _requests([c for c in point.episode.calls if c.started_at < point.call.started_at])
+        self._at = _Request(point.call.agent, point.call.request, (point.call,))
+        self._progress: dict[str, _Progress] = {}
+
+    def over(self, engine: Engine) -> Engine:
+        """This engine, with the one that samples. Raises ConfigError where that can't go on from a token."""
+        if self.point.keep and not isinstance(engine, TokenEngine):
+            raise ConfigError(
+                f"--token: {engine!r} takes messages and not token ids, so it can't go on from a token; give a local "
+                "model (--model PATH), or leave --token out to sample the whole reply"
+            )
+        self.engine, self.model, self.tokenizer = engine, engine.model, getattr(engine, "tokenizer", None)
+        return self
+
+    async def answer(self, ask: Ask) -> Answer:
+        """Raises NotReplayed, and what the engine raises."""
+        progress = self._progress.setdefault(ask.episode_id, _Progress([*self._before]))
+        asked = _Request(ask.agent, ask.body)
+        if not progress.difference:
+            for recorded in progress.left:
+                if recorded.asks_like(asked):
+                    progress.left.remove(recorded)
+                    return self._replay(ask, recorded.calls)
+            if progress.branched:
+                return await self.engine.answer(ask)
+            if self._at.asks_like(asked):
+                progress.branched = True
+                return await (self._continue(ask, progress) if self.point.keep else self.engine.answer(ask))
+            next_ones = (request for request in (*progress.left, self._at) if request.agent == ask.agent)
+            expected = next(next_ones, None)
+            unknown = f"agent {ask.agent!r} asked for a reply that it had not asked for"
+            progress.difference = unknown if expected is None else expected.difference(asked)
+        raise NotReplayed(progress.difference)
+
+    def _replay(self, ask: Ask, calls: Sequence[Call]) -> Answer:
+        first, engine = calls[0], self.engine
+        chat = engine.chat if isinstance(engine, TokenEngine | ScriptedEngine) else None
+        conversation = None if chat is None else chat.begin(ask)
+        exact = first.prompt_ids is not None and (
+            first.model == engine.model
+            if conversation is None
+            else list(conversation.prompt_ids) == first.prompt_ids.tolist()
+        )
+        choices = tuple(_choice(call, exact) for call in calls)
+        if exact and chat is not None and conversation is not None and conversation.prompt is not None:
+            builder = chat.tokens(ask.episode_id, ask.agent)
+            for choice in choices:
+                if choice.output_ids is not None and choice.message is not None:
+                    builder.commit(conversation.prompt, choice.output_ids, choice.message, conversation.sampling.stop)
+        return Answer(
+            choices,
+            first.model,
+            first.prompt_ids.tolist() if exact and first.prompt_ids is not None else None,
+            first.policy_version,
+            {name: n for name, n in (first.response.get("usage") or {}).items() if isinstance(n, int)},
+        )
+
+    async def _continue(self, ask: Ask, progress: _Progress) -> Answer:
+        """Replies that begin with the kept tokens."""
+        call, engine, keep = self.point.call, self.engine, self.point.keep
+        assert isinstance(engine, TokenEngine) and call.output_ids is not None and call.logprobs is not None
+        conversation = engine.chat.begin(ask)
+        sampling, kept, logprobs = conversation.sampling, call.output_ids[:keep].tolist(), call.logprobs[:keep].tolist()
+        if call.prompt_ids is None or list(conversation.prompt_ids) != call.prompt_ids.tolist():
+            progress.difference = f"the prompt of call {call.index} has other token ids with this model"
+        elif sampling.processed:
+            progress.difference = "a grammar, a penalty or a bias needs the whole reply"
+        if progress.difference:
+            raise NotReplayed(f"{progress.difference}; leave --token out")
+        limit = None if sampling.max_tokens is None else max(1, sampling.max_tokens - keep)
+        prompt, session = [*conversation.prompt_ids, *kept], f"{ask.episode_id}/{ask.agent}"
+        sampled = []
+        for rest in await engine.sampler.sample(prompt, replace(sampling, max_tokens=limit), session):
+            ids = [*kept, *rest.output_ids]
+            behind = engine.tokenizer.decode(rest.output_ids)[len(rest.text or "") :]
+            text = None if rest.text is None else engine.tokenizer.decode(ids).removesuffix(behind)
+            both = [*logprobs, *rest.logprobs]
+            sampled.append(Sampled(ids, both, rest.finish_reason, rest.policy_version, text))
+        return engine.chat.answer(conversation, sampled, engine.model)
+
+    async def count(self, ask: Ask) -> int:
+        """Raises as the engine does."""
+        return await self.engine.count(ask)
+
+    def forget(self, episode_id: str) -> None:
+        self.engine.forget(episode_id)
+
+    async def aclose(self) -> None:
+        await self.engine.aclose()
+
+    def why_not(self, episode: Episode) -> str:
+        """Why an attempt is no fork; empty where it is one."""
+        progress = self._progress.get(episode.episode_id)
+        if progress is not None and (progress.difference or progress.branched):
+            return progress.difference
+        error = one_line(episode.error or "", 200)
+        return f"it ended before call {self.point.call.index}{f': {error}' if error else ''}"
+
+
+def _choice(call: Call, exact: bool) -> Choice:
+    """A recorded choice, without its ids where they are not the engine's."""
+    [raw, *_] = call.response["choices"]
+    ids = call.output_ids.tolist() if exact and call.output_ids is not None else None
+    logprobs = None if ids is None or call.logprobs is None else call.logprobs.tolist()
+    finish = call.finish_reason or "stop"
+    return Choice(raw.get("message"), raw.get("text"), finish, ids, logprobs, cut_tokens=call.cut_tokens)
+
+
+@dataclass(frozen=True)
+class Fork:
+    """An attempt at the branch."""
+
+    episode: Episode
+    why_not: str
+    """Why it is none: its requests before the branch differ, or it never came there. Empty where it is one."""
+    parts: str | None
+    """Where it first differs from the stored episode; None where both are the same to the end."""
+
+    @property
+    def reward(self) -> float | None:
+        """None where it is no fork, or nobody judged it."""
+        return None if self.why_not else self.episode.reward
+
+
+@dataclass(frozen=True)
+class Forks:
+    """The forks of one call, and the run that they are."""
+
+    point: BranchPoint
+    run_id: str
+    directory: str
+    forks: tuple[Fork, ...]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [fork.reward for fork in self.forks if fork.reward is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return fmean(self.rewards) if self.rewards else None
+
+
+def sample_forks(
+    config: Config, point: BranchPoint, k: int, on_episode: Callable[[Episode], None] | None = None
+) -> Forks:
+    """Run the config's workflow `k` times from the branch point on, as a run of its own.
+
+    Raises as `ajet_sdk.run.run`.
+    """
+    engine = BranchingEngine(point)
+    task, held_out = point.episode.task, point.of_validation
+    report = score_tasks(config, [task], k=k, of_validation=held_out, on_episode=on_episode, wrap=engine.over)
+    original = attempt_of(EpisodeFacts(point.episode, True, {}, {}, None), {})
+    forks = []
+    for episode in report.tasks[0].episodes:
+        forked = attempt_of(EpisodeFacts(episode, True, {}, {}, None), {})
+        forks.append(Fork(episode, engine.why_not(episode), parting(original, forked)))
+    return Forks(point, report.run_id, str(report.directory), tuple(forks))
