@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from ajet_sdk.agent.context import ActiveEpisode, ObservedExchange, Verdict, current_episode, observer
 from ajet_sdk.capture.hooks import HOOKS, installed
@@ -30,8 +31,8 @@ from ajet_sdk.types import Episode, Event, Run, Status, Task, new_id, now
 
 log = logging.getLogger("ajet")
 
-_FLUSH_MS, _JOURNALED_MS = 250, 2000
-"""Milliseconds until a call is in the file; where it is in a journal before, fewer and larger writes cost less."""
+_FLUSH_MS = 10_000
+"""Milliseconds until a call that nobody reads is in the file. It is in a journal before; larger writes cost less."""
 _FIRST_WRITE = 5.0
 _AGAIN = 60.0
 """Seconds until the next file is tried again."""
@@ -42,7 +43,8 @@ class trace:
 
     Call it once at start-up, or use it as a context manager. Every call of a decorated workflow is an episode; calls
     outside of one belong to an episode of the process. A file that cannot be written is one warning. The trace can be
-    read while the agent runs.
+    read while the agent runs, and a call whose reply was returned is not lost where the process is killed: it is in a
+    journal beside the file, which the next `ajet.trace` there, or whatever reads the trace, takes over.
 
     Args:
         path: a `.duckdb` file, or a directory in which each process writes files of its own.
@@ -53,8 +55,8 @@ class trace:
         mask: what is removed from all texts before they are stored: regular expressions, or a function that is given a
             text and returns what is stored. A text with which it fails is not stored.
         sample: the share of episodes that are recorded, from 0 to 1; of calls outside of a workflow, of calls.
-        durable: a call's reply is returned once the call is in a journal on the disk, so that no kill loses it. The
-            next `ajet.trace` there, and whatever reads the trace, takes the journal over.
+        durable: a call's reply is returned once the journal is synced to the disk, so that no crash of the machine
+            loses the call either.
 
     Raises:
         ConfigError: a limit, an expression or a share is not valid.
@@ -146,8 +148,8 @@ class _TraceFile:
     def __init__(self, path: Path, name: str, settings: ObservationSettings) -> None:
         self.started = time.time()
         self.run = Run(name=name, backbone="trace", config={"sample": settings.sample} if settings.sample < 1 else {})
-        flush_ms = _JOURNALED_MS if settings.durable else _FLUSH_MS
-        self.writer = TraceWriter(path, on_error="warn", flush_ms=flush_ms, durable=settings.durable)
+        survives: Literal["kill", "crash"] = "crash" if settings.durable else "kill"
+        self.writer = TraceWriter(path, on_error="warn", flush_ms=_FLUSH_MS, survives=survives)
         self.writer.put(self.run)
         self._gateway = Gateway(self.writer).start()
         self.writer.flush(_FIRST_WRITE)  # the first takes longest, and calls come only then

@@ -1,4 +1,4 @@
-"""Records that a caller may rely on before they are in the trace file: lines of JSON beside it, synced to the disk."""
+"""Records that a caller may rely on before they are in the trace file: lines of JSON beside it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _KINDS = {kind.__name__: kind for kind in (Run, Episode, Call)}
 class Journal:
     """The journal of one writer, `TRACE.PID-ID.journal`, locked as long as its process lives.
 
-    Raises OSError where it cannot be written.
+    `synced`: what is appended survives the machine, not the process alone. Raises OSError where it cannot be written.
     """
 
-    def __init__(self, trace: Path) -> None:
+    def __init__(self, trace: Path, *, synced: bool) -> None:
         self.path = trace.with_name(f"{trace.name}.{os.getpid()}-{new_id()[:8]}.journal")
         begun = self.path.with_suffix(".new")
         begun.touch(0o600, exist_ok=False)
         self._file = begun.open("ab", buffering=0)
+        self._syncs = synced
         fcntl.flock(self._file, fcntl.LOCK_EX)
         begun.rename(self.path)  # it appears locked
         directory = os.open(self.path.parent, os.O_RDONLY)
@@ -44,7 +45,7 @@ class Journal:
         self._appended = self._synced = 0
 
     def append(self, records: Sequence[Record]) -> None:
-        """Write records and wait for the disk; threads that append at once share that wait."""
+        """Write records and, if they are synced, wait for the disk; threads that append at once share that wait."""
         lines = [{type(r).__name__: scrub(r.model_dump())} for r in records]
         text = "".join(f"\n{json.dumps(line, default=_plain)}" for line in lines)  # a torn line ends at the next
         with self._writing:
@@ -53,6 +54,8 @@ class Journal:
             self.size += self._file.write(text.encode()) or 0
             self._appended += 1
             turn = self._appended
+        if not self._syncs:
+            return
         with self._syncing:
             if self._synced < turn and not self._file.closed:
                 last = self._appended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import time
 from collections.abc import Awaitable, Callable
@@ -68,6 +69,7 @@ def refusal(answer: httpx.Response) -> str:
         return f"HTTP {answer.status_code}"
 
 
+_FLUSH_SECONDS = 5.0
 _Answer = Callable[["TraceWriter", bytes], Awaitable["Response"]]
 
 
@@ -141,10 +143,12 @@ async def _feedback(writer: TraceWriter, raw: bytes) -> Response:
 
 
 def _stream(writer: TraceWriter, wanted: RowsOf) -> tuple[bytes, float]:
-    """The response and its CPU seconds; waiting for a busy run is not counted."""
+    """The response and its CPU seconds; waiting for a busy run is not counted. What was put before is in it."""
     import pyarrow as pa
 
     began = time.thread_time()
+    with contextlib.suppress(TraceError):  # of the disk: what is in the file is read
+        writer.flush(_FLUSH_SECONDS)
     table = wanted.read(writer.query)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:

@@ -71,8 +71,9 @@ class TraceWriter:
     `flush` or `close`; the records are kept and tried again. With `on_error="warn"` (a deployed agent) nothing is ever
     raised: the first failure is logged once, records are kept as long as there is room and dropped then.
 
-    With `durable` a record survives a kill, and the machine, once `put` has returned: it is in a journal beside the
-    file until it is in the file. What a killed process left in its journal is taken over as the file is opened.
+    Once `put` has returned, a record survives what `survives` names, a kill of the process or a crash of the machine:
+    it is in a journal beside the file until it is in the file. What a killed process left in its journal is taken over
+    as the file is opened.
 
     `path` is a file, or a directory in which this process gets a file of its own.
     """
@@ -84,7 +85,7 @@ class TraceWriter:
         on_error: Literal["raise", "warn"] = "raise",
         flush_ms: int = 250,
         flush_rows: int = 256,
-        durable: bool = False,
+        survives: Literal["kill", "crash"] | None = None,
     ) -> None:
         path = Path(path).absolute()  # a workflow may change the working directory
         self.path = path / f"trace-{uuid4().hex[:12]}.duckdb" if path.is_dir() or not path.suffix else path
@@ -111,8 +112,8 @@ class TraceWriter:
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._journal: Journal | None = None
         self._open_first()
-        if durable:
-            self._journal = self._kept(lambda: Journal(self.path))
+        if survives:
+            self._journal = self._kept(lambda: Journal(self.path, synced=survives == "crash"))
         self._thread = threading.Thread(target=self._work, name="ajet-trace-writer", daemon=True)
         self._thread.start()
         atexit.register(self.close)
