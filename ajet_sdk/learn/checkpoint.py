@@ -69,9 +69,14 @@ def _flat(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]
 
 
 def save(
-    directory: Path, write: Callable[[Path], None], progress: Progress, keep: int, best: int | None = None
+    directory: Path,
+    write: Callable[[Path], None],
+    progress: Progress,
+    keep: int,
+    best: int | None = None,
+    remove: Callable[[Path], object] = shutil.rmtree,
 ) -> Path:
-    """Write a checkpoint of this step by `write`; remove all but the newest `keep` and that of step `best`.
+    """Write a checkpoint of this step by `write`; `remove` all but the newest `keep` and that of step `best`.
 
     Returns its path.
     """
@@ -86,7 +91,7 @@ def save(
     replace(fresh, target)
     for step, old in [*saved_steps(directory).items()][: -max(1, keep)]:
         if step != best:
-            shutil.rmtree(old)
+            remove(old)
     return target
 
 

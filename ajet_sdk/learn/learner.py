@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,9 @@ class Learner:
     def read(self, directory: Path) -> None:
         """Restore the state that `write` saved. Raises CheckpointError."""
         checkpoint.read_trainer(directory, self.trainer)
+
+    def remove(self, directory: Path) -> None:
+        shutil.rmtree(directory)
 
     def export(self, run: Path) -> Path:
         """Write the model as a Hugging Face checkpoint, and check that it can be loaded."""

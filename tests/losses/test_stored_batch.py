@@ -35,8 +35,8 @@ from ajet_sdk.learn.tinker.trainer import TinkerTrainer
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings, trainable_parameters
 from ajet_sdk.types import Sample, Span, Timeline
 from tests.losses.test_losses_of_peers import B, Stored, T, settings_of, trl_loss
-from tests.tiny_models import VLLMS, save_tiny
 from tests.tinker.servers import IDS, Server
+from tests.tiny_models import VLLMS, save_tiny
 
 WORDS = 60
 """Ids are drawn below it."""
@@ -120,9 +120,7 @@ def of_local(place: Place, samples: list[Sample], settings: TrainerSettings) -> 
     return loss, torch.cat([trainer.optimizer.state[p]["exp_avg"].flatten() for p in trainable_parameters(module)])
 
 
-def of_tinker(
-    place: Place, samples: list[Sample], settings: TrainerSettings, name: str
-) -> tuple[float, torch.Tensor]:
+def of_tinker(place: Place, samples: list[Sample], settings: TrainerSettings, name: str) -> tuple[float, torch.Tensor]:
     service = SdkService(place.session)
     service.load(place.state)
     loss = TinkerTrainer(service, settings, Scaling(), Costs(Prices()), 60.0).step(samples)["loss"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,6 +108,50 @@ def test_a_resumed_run_goes_on_to_the_same_numbers(tmp_path: Path, server: Serve
     train(whole, workflow=talk, judge=length, resume=True)
     for name in ("train/reward", "train/loss", "train/grad_norm", "train/policy_version"):
         assert values(whole, name) == pytest.approx(values(straight, name), rel=1e-4, abs=1e-6), name
+
+
+def named_at(service: Any) -> list[str]:
+    """The paths of all named weights that the service keeps."""
+    return [
+        checkpoint.tinker_path
+        for checkpoint in service.create_rest_client().list_user_checkpoints().result().checkpoints
+    ]
+
+
+def test_weights_that_newer_ones_replace_are_deleted_at_the_service(
+    tmp_path: Path, server: Server, service: Any, tiny: Path
+) -> None:
+    before = set(named_at(service))
+    for steps in (2, 3):  # the second run goes on from the first
+        config = job(tmp_path, server, tiny, total_training_steps=steps, total_steps=3, keep_checkpoints=1)
+        train(config, workflow=talk, judge=length, resume=steps == 3)
+    kept = [json.loads(file.read_text()) for file in Path(config.directory).glob("checkpoint/*/*/tinker.json")]
+    paths = {path for record in kept for path in record.values() if isinstance(path, str)}
+    assert len(paths) == 2, "the newest checkpoint's state, and the final model"
+    assert set(named_at(service)) - before == paths
+
+
+def test_a_service_that_deletes_nothing_is_no_fault(
+    tmp_path: Path, server: Server, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = job(tmp_path, server, tiny, total_steps=3, keep_checkpoints=1, logger=["console"])
+
+    @ajet.workflow
+    async def losing(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
+        for state in Path(config.directory).glob("checkpoint/*/step_000001/tinker.json"):
+            run, _, checkpoint = json.loads(state.read_text())["state"].removeprefix("tinker://").partition("/")
+            shutil.rmtree(server.state / run.replace(":", "_") / checkpoint, ignore_errors=True)
+        return await talk(question=question, model=model)
+
+    train(config, workflow=losing, judge=length)
+    assert values(config, "train/policy_version") == {1: 1.0, 2: 2.0, 3: 3.0}
+    assert "there is no checkpoint tinker://" in "".join(capsys.readouterr())
+
+
+def test_a_model_may_be_called_by_another_path(tmp_path: Path, server: Server, tiny: Path) -> None:
+    (tmp_path / "link").symlink_to(tiny)
+    config = job(tmp_path, server, tmp_path / "link", total_steps=1)
+    assert train(config, workflow=talk, judge=length).trained_tokens > 0
 
 
 def test_the_run_ends_before_it_costs_more_than_it_may(tmp_path: Path, server: Server, tiny: Path) -> None:
@@ -238,6 +283,13 @@ def test_a_service_that_is_not_there_is_named(tmp_path: Path, server: Server, ti
     with pytest.raises(TrainingError, match=r"has not answered for 2 s \(tinker\.stall_timeout\)"):
         train(config, workflow=talk, judge=length)
     Session(job(tmp_path, server, tiny)).close()  # which is not kept from one that is there
+
+
+def test_older_sdks_have_no_rest_client_of_their_own(
+    tmp_path: Path, server: Server, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("tinker.RestClient")  # as 0.22, which SkyRL's server needs
+    Session(job(tmp_path, server, tiny)).close()
 
 
 def test_our_server_adds_up_losses(tmp_path: Path, server: Server, tiny: Path) -> None:

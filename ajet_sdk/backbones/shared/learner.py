@@ -78,6 +78,10 @@ class Learner(Protocol):
         """Restore the state that `write` saved. Raises CheckpointError."""
         ...
 
+    def remove(self, directory: Path) -> None:
+        """Delete what `write` saved, wherever it is."""
+        ...
+
     def export(self, run: Path) -> Path:
         """Export the final model to the checkpoint directory and check that it loads."""
         ...

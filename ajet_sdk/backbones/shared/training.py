@@ -380,8 +380,8 @@ class TrainingRun:
             metrics=dict(self.loggers.last),
         )
         self.writer.flush()
-        keep, best = self.common.keep_checkpoints, self.loggers.best_step()
-        checkpoint.save(self.checkpoints, self.learner.write, progress, keep=keep, best=best)
+        keep, best, learner = self.common.keep_checkpoints, self.loggers.best_step(), self.learner
+        checkpoint.save(self.checkpoints, learner.write, progress, keep, best, learner.remove)
         self.saved = self.done
 
 

@@ -76,7 +76,7 @@ class ServiceSampler:
                 f"the weights at {path} do not tell the step that they are of: Trinity's names for them end in "
                 "-sampler-N. This release of trinity-rft names them otherwise; install the one that ajet[trinity] pins"
             )
-        longest = self._session.max_model_len(self._session.model) or self.max_model_len
+        longest = self._session.served(self._session.model)[1] or self.max_model_len
         return TinkerSampler(
             self._session.weights(path if at_service else None),
             self._tokenizer,

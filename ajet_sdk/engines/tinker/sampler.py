@@ -112,7 +112,7 @@ def tinker_engine(config: Config) -> TokenEngine:
         tokenizer,
         Costs.of(config),
         model_name=base,
-        max_model_len=min(config.rollout.max_model_len, session.max_model_len(base) or config.rollout.max_model_len),
+        max_model_len=min(config.rollout.max_model_len, session.served(base)[1] or config.rollout.max_model_len),
         close=session.close,
     )
     return TokenEngine(sampler, tokenizer, tool_call_parser=config.model.tool_call_parser, rescored=False)

@@ -70,7 +70,7 @@ class Session:
         self._reach()
         where = {"base_url": self.url, "api_key": key or _LOCAL_KEY}
         self.client = self.call("opening a session", lambda: tinker.ServiceClient(**where))
-        self.newer = hasattr(tinker.RestClient, "get_server_capabilities")
+        self.newer = hasattr(getattr(tinker, "RestClient", None), "get_server_capabilities")
         """The SDK of 0.38: a REST client needs no session, and adapters are given file by file."""
         connect = (lambda: tinker.RestClient(**where)) if self.newer else self.client.create_rest_client
         self.rest = self.call("opening a connection", connect)
@@ -131,14 +131,19 @@ class Session:
     def failed(self, action: str, error: BaseException) -> TrainingError:
         return TrainingError(f"{self.name} failed at {action}: {type(error).__name__}: {error}")
 
-    def max_model_len(self, model: str) -> int | None:
-        """The context length of a model at the service. Raises ConfigError if it does not have the model."""
+    def served(self, model: str) -> tuple[str, int | None]:
+        """The service's name of a model, which may call a directory by another path, and its context length.
+
+        Raises ConfigError if the service does not have the model.
+        """
         client = self.rest if self.newer else self.client
         known = self.call("get_server_capabilities", client.get_server_capabilities).supported_models
-        names = [each.model_name for each in known]
-        if names and model not in names:
-            raise ConfigError(f"model.path: {self.name} has no model {model}; it has {', '.join(map(str, names))}")
-        return next((getattr(each, "max_context_length", None) for each in known if each.model_name == model), None)
+        lengths = {str(each.model_name): getattr(each, "max_context_length", None) for each in known}
+        same = [model] if model in lengths else [name for name in lengths if _same_directory(name, model)]
+        if lengths and not same:
+            raise ConfigError(f"model.path: {self.name} has no model {model}; it has {', '.join(lengths)}")
+        name = same[0] if same else model
+        return name, lengths.get(name)
 
     def base_of(self, path: str) -> str:
         info = self.call(f"looking up {path}", lambda: self.rest.get_weights_info_by_tinker_path(path))
@@ -165,9 +170,8 @@ class SdkService:
 
     def __init__(self, session: Session) -> None:
         self._session, self._tinker = session, session.tinker
-        self.max_model_len = session.max_model_len(session.model)
+        session.model, self.max_model_len = session.served(session.model)
         self._training = self._new()
-        self._count = 0
 
     def _new(self) -> TrainingClient:
         session, client = self._session, self._session.client
@@ -260,6 +264,10 @@ class SdkService:
         except httpx.HTTPError as error:
             raise self._session.failed(f"downloading {path}", error) from error
 
+    def delete(self, path: str) -> None:
+        run, _, checkpoint = path.removeprefix("tinker://").partition("/")
+        self._session.call(f"deleting {path}", lambda: self._session.rest.delete_checkpoint(run, checkpoint))
+
     def close(self) -> None:
         self._session.close()
 
@@ -334,6 +342,10 @@ def _future(value: object) -> Future[Any]:
 
 def _logprobs(answer: tinker.ForwardBackwardOutput) -> list[Floats]:
     return [np.asarray(output["logprobs"].to_numpy(), np.float32) for output in answer.loss_fn_outputs]
+
+
+def _same_directory(name: str, model: str) -> bool:
+    return Path(model).is_dir() and Path(name).resolve() == Path(model).resolve()
 
 
 def _is_here(url: str | None) -> bool:

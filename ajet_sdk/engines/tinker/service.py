@@ -128,6 +128,10 @@ class TrainingService(Protocol):
         """Write the adapter to a directory in peft's format. Returns its path at the service."""
         ...
 
+    def delete(self, path: str) -> None:
+        """Delete what `save`, `keep_sampler` or `download` left at the service."""
+        ...
+
     def close(self) -> None:
         """End the session."""
         ...

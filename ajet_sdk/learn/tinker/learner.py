@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,13 +70,22 @@ class TinkerLearner:
 
     def read(self, directory: Path) -> None:
         """Have the service take up what `write` had it keep. Raises CheckpointError, TrainingError."""
-        try:
-            state = json.loads((directory / _STATE).read_text())
-            path, updates = str(state["state"]), int(state["updates"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{directory / _STATE} is incomplete or damaged: {error}") from error
+        path, updates = _kept(directory, "state")
         self.service.load(path)
         self.trainer.updates = updates
+
+    def remove(self, directory: Path) -> None:
+        """Delete a checkpoint here, and at the service the state that it names."""
+        with suppress(CheckpointError):  # a damaged one names nothing
+            self._delete(_kept(directory, "state")[0])
+        shutil.rmtree(directory)
+
+    def _delete(self, path: str) -> None:
+        """Delete weights at the service. One that refuses keeps them."""
+        try:
+            self.service.delete(path)
+        except TrainingError as error:
+            self.say(f"the service keeps {path}: {error}")
 
     def export(self, run: Path) -> Path:
         """Fetch the adapter as peft keeps it into `adapter/`, and check it; where the service does not give it, only
@@ -84,14 +95,17 @@ class TinkerLearner:
         fresh = run / f".adapter.{new_id()[:8]}"
         fresh.mkdir(parents=True)
         try:
-            self.service.download(f"adapter-{new_id()[:8]}", fresh)
+            copy = self.service.download(f"adapter-{new_id()[:8]}", fresh)
         except TrainingError as error:
             self.say(f"{error}; sample from it there: ajet serve --model {path}")
         else:
             modules = complete_adapter(fresh, _base(self.config))
             self.tokenizer.hf.save_pretrained(fresh)
             self.say(f"adapter of {', '.join(modules)}: {self._compare(fresh)}")
+            self._delete(copy)
         (fresh / _STATE).write_text(json.dumps({"sampler": path, "updates": self.trainer.updates}, indent=1))
+        with suppress(CheckpointError):  # there is an adapter where a shorter run was resumed
+            self._delete(_kept(run / "adapter", "sampler")[0])
         checkpoint.replace(fresh, run / "adapter")
         return run / "adapter"
 
@@ -129,6 +143,18 @@ class TinkerLearner:
             f"${self.costs.dollars:.2f} spent, and another step may cost ${self.costs.step:.2f} "
             f"(tinker.max_cost: {limit:g})"
         )
+
+
+def _kept(directory: Path, kind: str) -> tuple[str, int]:
+    """The path at the service of a checkpoint's `state`, or of an adapter's `sampler`, and the updates before it.
+
+    Raises CheckpointError.
+    """
+    try:
+        record = json.loads((directory / _STATE).read_text())
+        return str(record[kind]), int(record["updates"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{directory / _STATE} is incomplete or damaged: {error}") from error
 
 
 async def open_tinker_learner(config: Config, steps: int, say: Callable[[str], None]) -> TinkerLearner:
