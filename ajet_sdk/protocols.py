@@ -166,8 +166,8 @@ class Answer:
     model: str
     prompt_ids: Sequence[int] | None = None
     policy_version: int | None = None
-    usage: Mapping[str, int] = field(default_factory=dict)
-    """prompt_tokens, completion_tokens, total_tokens."""
+    usage: Mapping[str, int | float] = field(default_factory=dict)
+    """prompt_tokens, completion_tokens, total_tokens; `cost` in money, of a provider that reports it."""
     new_ids: array[int] | None = None
     """The new part of `prompt_ids`, shared with the engine's cache to save memory."""
     grammar: str = ""

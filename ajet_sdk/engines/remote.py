@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from ajet_sdk.addresses import public
 from ajet_sdk.dialects.fields import WITHOUT_EFFECT
@@ -122,7 +123,7 @@ class RemoteEngine:
 
     def _answer(self, ask: Ask, reply: Mapping[str, Any], route: str) -> Answer:
         read = read_reply(reply, route, self.base_url)
-        usage = {name: value for name, value in (read.usage or {}).items() if isinstance(value, int)}
+        usage = {name: value for name, value in (read.usage or {}).items() if _is_count(value)}
         ids = [choice.token_ids for choice in read.choices]
         total = sum(map(len, filter(None, ids)))
         if None in ids or total != usage.get("completion_tokens", total):
@@ -147,7 +148,7 @@ class RemoteEngine:
         usage = (await self.answer(limited)).usage
         if "prompt_tokens" not in usage:
             raise EngineError(f"{self.base_url} does not report the length of prompts (usage.prompt_tokens)")
-        return usage["prompt_tokens"]
+        return int(usage["prompt_tokens"])
 
     def forget(self, episode_id: str) -> None:
         """Nothing is kept."""
@@ -155,6 +156,10 @@ class RemoteEngine:
     async def aclose(self) -> None:
         """Close every connection."""
         await self._endpoint.aclose()
+
+
+def _is_count(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _choice(

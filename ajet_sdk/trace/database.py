@@ -278,8 +278,7 @@ def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: in
                OR e.episode_id IS NULL AND c.started_at >= (SELECT min(started_at) FROM runs WHERE run_id = $run))
           AND c.call_id NOT IN (SELECT call_id FROM ledger) AND c.call_id NOT IN (SELECT unnest($booked::VARCHAR[]))"""
     later = "run_id = $run AND step > $step"
-    connection.execute("PRAGMA enable_optimizer")
-    with transaction(connection):
+    with _optimized(connection), transaction(connection):
         with amending(connection, "ledger", "run_id = $run", {"run": run_id}):
             connection.execute(f"INSERT INTO ledger {lost}", {**values, "booked": list(booked)})
             connection.execute(
@@ -292,6 +291,16 @@ def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: in
         for table in ("metrics", "trained"):
             with amending(connection, table, later, values):
                 connection.execute(f"DELETE FROM {table} WHERE {later}", values)
+
+
+@contextlib.contextmanager
+def _optimized(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Plan the statements of the block: inserts, for which a writer's connection is made, need no optimizer."""
+    connection.execute("PRAGMA enable_optimizer")
+    try:
+        yield
+    finally:
+        connection.execute("PRAGMA disable_optimizer")
 
 
 def undeliver(connection: duckdb.DuckDBPyConnection, episode_id: str, request_id: str, error: str) -> None:

@@ -56,7 +56,7 @@ class Server:
 def completion(**choice: Any) -> dict[str, Any]:
     message = {"role": "assistant", "content": "hello", "refusal": None}
     choices = [{"index": 0, "message": message, "finish_reason": "stop", **choice}]
-    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": None}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cost": 0.25, "prompt_tokens_details": None}
     return {"id": "x", "object": "chat.completion", "model": "served", "choices": choices, "usage": usage}
 
 
@@ -97,7 +97,7 @@ def test_ids_and_logprobs_are_kept_where_the_server_gives_them(server: Server) -
     (choice,) = answer.choices
     assert (choice.output_ids, choice.logprobs, answer.prompt_ids) == ([0, 1], [0.0, -0.5], [7, 8, 9])
     assert choice.message == {"role": "assistant", "content": "hello"} and answer.model == "served"
-    assert answer.usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert answer.usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cost": 0.25}
     (sent,) = server.bodies
     assert sent["model"] == "policy" and "stream" not in sent and sent["tools"] == [{"type": "function"}]
     assert (sent["seed"], sent["max_tokens"], sent["return_token_ids"], sent["logprobs"]) == (4, 9, True, True)
