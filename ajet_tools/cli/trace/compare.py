@@ -12,12 +12,20 @@ from ajet_sdk.errors import QueryError
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.trace.options import NoPager, Where
 from ajet_tools.text import tables as render
-from ajet_tools.text.clean import one_line, short_ids
+from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import open_named
-from ajet_tools.trace.queries.experiments import Group, TaskReward, differing, groups, task_rewards
-from ajet_tools.trace.queries.runs import REWARDS, RunOverview, steps_of
+from ajet_tools.trace.queries.experiments import (
+    Group,
+    TaskReward,
+    by_task,
+    differing,
+    groups,
+    run_names,
+    task_rewards,
+)
+from ajet_tools.trace.queries.runs import REWARDS, steps_of
 
 app = typer.Typer(add_completion=False)
 
@@ -28,9 +36,7 @@ _TASKS = 40
 def compare(
     path: Where = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=2, help="Only the newest N runs.")] = 30,
-    by_task: Annotated[
-        bool, typer.Option("--by-task", help="Tasks by runs: the mean rewards of the last step.")
-    ] = False,
+    tasks: Annotated[bool, typer.Option("--by-task", help="Tasks by runs: the mean rewards of the last step.")] = False,
     task: Annotated[
         str | None, typer.Option("--task", metavar="TASK", help="One task, by id or a part of its text: runs by steps.")
     ] = None,
@@ -50,12 +56,12 @@ def compare(
     reader, where, _ = open_named(None, path)
     with reader:
         runs = queries.overview(reader)[:limit]
-        names = _names(runs)
-        if task or by_task:
+        names = run_names(runs)
+        if task or tasks:
             rewards = task_rewards(reader, [run["run_id"] for run in runs])
             table = _history(rewards, names, task) if task else _by_task(rewards, names)
             if as_json:
-                print_json({"trace": str(where), "runs": names, "rewards": rewards if by_task else table})
+                print_json({"trace": str(where), "runs": names, "rewards": rewards if tasks else table})
                 return
             with paged(no_pager) as out:
                 out.print(render.table(table[:_TASKS], out.width))
@@ -84,16 +90,6 @@ def compare(
             out.print("low, high: 95 % interval from six runs on, else the least and the greatest", style="dim")
 
 
-def _names(runs: Sequence[RunOverview]) -> dict[str, str]:
-    """What runs are called: their names where these tell them apart, else their ids too."""
-    ids = short_ids([run["run_id"] for run in runs])
-    count = [run["name"] for run in runs].count
-    return {
-        run["run_id"]: run["name"] if run["name"] and count(run["name"]) == 1 else f"{run['name']} {ids[run['run_id']]}"
-        for run in runs
-    }
-
-
 def _short(keys: Sequence[str]) -> dict[str, str]:
     """Keys by their last part, where that is no other's."""
     last = {key: key.rpartition(".")[2] for key in keys}
@@ -107,17 +103,11 @@ def _group_row(group: Group, short: Mapping[str, str]) -> dict[str, object]:
 
 def _by_task(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> list[dict[str, object]]:
     """A row a task, a column a run, of each the last step; where they differ most first."""
-    last = {(row["task_id"], row["run_id"]): row["reward"] for row in rewards}  # by step
-    texts = {row["task_id"]: row["task"] for row in rewards}
-    shown = [run_id for run_id in names if any(key[1] == run_id for key in last)]
-
-    def spread(task_id: str) -> float:
-        values = [last[task_id, run_id] for run_id in shown if (task_id, run_id) in last]
-        return max(values) - min(values)
-
+    table = by_task(rewards, "run_id")
+    shown = [run_id for run_id in names if any(run_id in row.rewards for row in table)]
     return [
-        {"task": one_line(texts[task_id], 60), **{names[run_id]: last.get((task_id, run_id)) for run_id in shown}}
-        for task_id in sorted(texts, key=spread, reverse=True)
+        {"task": one_line(row.task, 60), **{names[run_id]: row.rewards.get(run_id) for run_id in shown}}
+        for row in table
     ]
 
 

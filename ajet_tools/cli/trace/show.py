@@ -35,6 +35,7 @@ from ajet_tools.trace.episode.overview import read_overview
 from ajet_tools.trace.episode.summary import summarize
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.episodes import ListedEpisode
+from ajet_tools.trace.queries.experiments import Group, group_name, seed_groups
 from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.queries.listing import Listing, open_listing
 from ajet_tools.trace.queries.runs import REWARDS, LedgerTotal, RunOverview
@@ -92,6 +93,7 @@ def ls(
         runs = queries.overview(reader)
         words = {run_id: verdict.word for run_id, verdict in verdicts(reader, runs).items()}
         judged = [{**run, "verdict": words[run["run_id"]]} for run in runs]
+        seeds = seed_groups(reader, runs)
         chosen = queries.find_run(reader, run) if run or runs else None
         with ProgressBar("searching") as bar:
             column, largest = sort.removeprefix("-"), sort.startswith("-")
@@ -99,9 +101,10 @@ def ls(
         episodes = _page(reader, listing, (page - 1) * limit, limit)
     if as_json:
         counts = {"count": listing.count, "of": listing.of, "page": page}
-        print_json({"trace": str(where), "runs": judged, "run_id": chosen, **counts, "episodes": episodes})
+        listed = {"trace": str(where), "runs": judged, "groups": seeds, "run_id": chosen}
+        print_json({**listed, **counts, "episodes": episodes})
         return
-    _print_ls(where, judged, chosen, listing, episodes, (page - 1) * limit, no_pager)
+    _print_ls(where, judged, seeds, chosen, listing, episodes, (page - 1) * limit, no_pager)
 
 
 def _page(reader: TraceReader, listing: Listing, start: int, limit: int) -> list[ListedEpisode]:
@@ -112,6 +115,7 @@ def _page(reader: TraceReader, listing: Listing, start: int, limit: int) -> list
 def _print_ls(
     where: Path,
     runs: Sequence[Mapping[str, object]],
+    seeds: Sequence[Group],
     chosen: str | None,
     listing: Listing,
     episodes: Sequence[ListedEpisode],
@@ -127,6 +131,14 @@ def _print_ls(
         rows = [_row("run", run_ids[str(r["run_id"])], r, shown) for r in runs[:_RUNS]]
         out.print(render.table(rows, out.width))
         out.print("; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True)
+        if seeds:
+            names = {str(run["run_id"]): str(run["name"]) for run in runs}
+            rows = [
+                {"runs": group_name([names[run_id] for run_id in group.runs]), "seeds": len(group.runs)}
+                | {group.of or "reward": group.mean, "low": group.low, "high": group.high}
+                for group in seeds
+            ]
+            out.print(render.table(rows, out.width, title="\nover seeds"))
         if len(runs) > _RUNS:
             out.print(f"and {render.counted(len(runs) - _RUNS, 'earlier run')}; --json lists all", style="dim")
         if not episodes:

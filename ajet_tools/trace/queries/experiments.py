@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.paired import paired
-from ajet_tools.text.clean import flat_keys
+from ajet_sdk.samples.prefixes import common_start
+from ajet_tools.text.clean import flat_keys, short_ids
 from ajet_tools.trace.queries.base import rows
-from ajet_tools.trace.queries.runs import REWARDS, RunOverview
+from ajet_tools.trace.queries.runs import REWARDS, Curve, Panel, RunOverview
 
 _IDENTITY = ("config_file", "ajet.experiment_name", "ajet.experiment_dir")
 SEED = "ajet.trainer_common.seed"
@@ -66,6 +67,29 @@ def _group(settings: Settings, runs: Sequence[RunOverview]) -> Group:
     return Group(settings, ids, None, None, None, None)
 
 
+def seed_groups(reader: TraceReader, runs: Sequence[RunOverview]) -> list[Group]:
+    """The groups of runs with several seeds, the best first."""
+    settings = differing(reader, [run["run_id"] for run in runs])
+    return [of for of in groups(runs, settings) if len({settings[run_id].get(SEED) for run_id in of.runs}) > 1]
+
+
+def group_name(names: Sequence[str]) -> str:
+    """What the names of a group's runs have in common: `lr=1e-4` of `lr=1e-4,seed=0` and `lr=1e-4,seed=1`."""
+    shared = [part for part in names[0].split(",") if all(part in name.split(",") for name in names)]
+    start = common_start(min(names), max(names))
+    return ",".join(shared) or names[0][:start].rstrip(" ,=-_") or names[0]
+
+
+def run_names(runs: Sequence[RunOverview]) -> dict[str, str]:
+    """What runs are called: their names where these tell them apart, else their ids too."""
+    ids = short_ids([run["run_id"] for run in runs])
+    count = [run["name"] for run in runs].count
+    return {
+        run["run_id"]: run["name"] if run["name"] and count(run["name"]) == 1 else f"{run['name']} {ids[run['run_id']]}"
+        for run in runs
+    }
+
+
 class TaskReward(TypedDict):
     """A task's mean reward at a step of a run."""
 
@@ -94,3 +118,33 @@ def task_rewards(reader: TraceReader, run_ids: Sequence[str], task_id: str | Non
     for row in listed:  # val before train, sampled before greedy
         kinds[row["run_id"]] = max(kinds.get(row["run_id"], ("", "")), (row["split"], row["decoding"]))
     return [row for row in listed if kinds[row["run_id"]] == (row["split"], row["decoding"])]
+
+
+class TaskRow(NamedTuple):
+    """The mean rewards of a task, by run or by step."""
+
+    task_id: str
+    task: str
+    rewards: dict[str | int, float]
+
+
+def by_task(rewards: Sequence[TaskReward], column: Literal["run_id", "step"]) -> list[TaskRow]:
+    """A row a task: of each run the last step, or of one run each step; where they differ most first."""
+    table: dict[str, TaskRow] = {}
+    for row in rewards:  # by step: the last one stays
+        table.setdefault(row["task_id"], TaskRow(row["task_id"], row["task"], {})).rewards[row[column]] = row["reward"]
+    return sorted(table.values(), key=lambda row: min(row.rewards.values()) - max(row.rewards.values()))
+
+
+def reward_panel(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> Panel:
+    """The mean reward by step, a curve a run."""
+    totals: dict[tuple[str, int], list[float]] = {}
+    for row in rewards:
+        total = totals.setdefault((row["run_id"], row["step"]), [0.0, 0.0])
+        total[0] += row["reward"] * row["attempts"]
+        total[1] += row["attempts"]
+    means = {key: total / attempts for key, (total, attempts) in totals.items()}
+    points = {run_id: [(step, mean) for (of, step), mean in means.items() if of == run_id] for run_id in names}
+    kinds = sorted({" ".join(filter(None, (row["split"], row["decoding"]))) for row in rewards})
+    curves = tuple(Curve(names[run_id], of) for run_id, of in points.items() if of)
+    return Panel(f"mean reward ({', '.join(kinds)})", curves)

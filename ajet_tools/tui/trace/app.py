@@ -18,6 +18,7 @@ from ajet_tools.tui.trace.compare import CompareScreen
 from ajet_tools.tui.trace.episode import EpisodeScreen
 from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.feedback import FeedbackScreen
+from ajet_tools.tui.trace.many_runs import ManyRunsScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.trace.screen import TraceViewer
@@ -61,6 +62,9 @@ class TraceApp(TraceViewer):
 
     def open_compare(self, episode_ids: Sequence[str]) -> None:
         self.push_screen(CompareScreen(tuple(episode_ids)))
+
+    def open_many_runs(self, run_ids: Sequence[str]) -> None:
+        self.push_screen(ManyRunsScreen(run_ids))
 
     def open_explanation(self, run_id: str) -> None:
         self.push_screen(TextScreen(f"why: run {run_id[:12]}", lambda: explained(self.reader, run_id, self.path)))

@@ -66,6 +66,7 @@ class RunScreen(TraceScreen):
         Binding("left,pageup", "page(-1)", "Previous curves", show=False),
         Binding("z", "zoom", "Zoom"),
         Binding("w", "explain", "Why"),
+        Binding("h", "tasks", "Tasks by steps", show=False),
         Binding("e", "episodes", "Episodes"),
         Binding("f", "failed", "Failed"),
         Binding("s", "sql", "SQL"),
@@ -231,6 +232,9 @@ class RunScreen(TraceScreen):
                 self.first = self.panels.index(event.widget.panel)
             self.zoomed = not self.zoomed
             await self._show_curves()
+
+    def action_tasks(self) -> None:
+        self.app.open_many_runs([self.run_id])
 
     def action_explain(self) -> None:
         self.app.open_explanation(self.run_id)

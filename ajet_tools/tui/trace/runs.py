@@ -18,6 +18,7 @@ from ajet_tools.text.clean import one_line, short_ids
 from ajet_tools.text.tables import compact, fields, lasting, number
 from ajet_tools.trace import queries
 from ajet_tools.trace.compare.verdict import Verdict, reasons, verdicts
+from ajet_tools.trace.queries.experiments import Group, group_name, seed_groups
 from ajet_tools.trace.queries.runs import REWARDS, RunOverview, quiet_seconds, seconds_of, steps_of
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import sparkline
@@ -47,6 +48,9 @@ class RunsScreen(TraceScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("o", "open", "Open run"),
         Binding("w", "explain", "Why"),
+        Binding("c", "curves", "Curves"),
+        Binding("space", "mark", "Mark to compare", show=False),
+        Binding("g", "group", "One row for runs that differ by their seed", show=False),
         Binding("e", "episodes", "Episodes"),
         Binding("s", "sql", "SQL"),
         Binding("y", "copy", "Copy id"),
@@ -55,10 +59,18 @@ class RunsScreen(TraceScreen):
     def __init__(self) -> None:
         super().__init__()
         self.runs: list[RunOverview] = []
+        """Those that have a row."""
+        self.all_runs: list[RunOverview] = []
+        self.names: dict[str, str] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.reasons: dict[str, list[str]] = {}
         """Behind the verdicts of the runs that the cursor was on since the last reading."""
         self.loaded = False
+        self.marked: set[str] = set()
+        self.groups: dict[str, Group] = {}
+        """Runs that differ by their seed only, by the id of each."""
+        self.grouped = False
+        """Such runs have one row, that of the newest."""
 
     def compose_body(self) -> ComposeResult:
         yield FittedTable(cursor_type="row", zebra_stripes=True)
@@ -77,7 +89,7 @@ class RunsScreen(TraceScreen):
             table.clear(columns=True)
             for name in names:
                 table.add_column(Text(name, justify="right" if name in _RIGHT else "left"), key=name)
-            self._fill(self.runs)
+            self._fill(self.all_runs)
             table.move_cursor(row=at, animate=False)
 
     def on_resize(self) -> None:
@@ -86,18 +98,21 @@ class RunsScreen(TraceScreen):
     async def read(self) -> None:
         runs = await self.app.ask(queries.overview)
         self.verdicts, self.reasons = await self.app.ask(verdicts, runs), {}
-        self.loaded = True
+        groups = await self.app.ask(seed_groups, runs)
+        self.groups = {run_id: group for group in groups for run_id in group.runs}
+        self.names = {run["run_id"]: run["name"] for run in runs}
+        self.loaded, self.all_runs = True, runs
         self._fill(runs)
         self._explain()
 
     def _fill(self, runs: list[RunOverview]) -> None:
         """Update cells in place; with a new run, keep the cursor on its run."""
         table, chosen = self.query_one(FittedTable), self.chosen
+        if self.grouped:
+            runs = [run for run in runs if self._members(run["run_id"])[0] == run["run_id"]]
         self.runs = runs
         short = short_ids([run["run_id"] for run in runs])
-        rows = [
-            _cells(short[run["run_id"]], run, self.verdicts.get(run["run_id"]))[: len(table.columns)] for run in runs
-        ]
+        rows = [self._row(short[run["run_id"]], run)[: len(table.columns)] for run in runs]
         with self.app.batch_update():
             if [row.value for row in table.rows] == list(short):
                 for y, row in enumerate(rows):
@@ -115,6 +130,20 @@ class RunsScreen(TraceScreen):
                     table.move_cursor(row=line, animate=False, scroll=False)
                     table.scroll_to(scrolled.x, y, animate=False, force=True)
         self._describe()
+
+    def _members(self, run_id: str) -> Sequence[str]:
+        """The runs of its seeds, the newest first; itself where it has none."""
+        return self.groups[run_id].runs if run_id in self.groups else (run_id,)
+
+    def _row(self, short: str, run: RunOverview) -> list[Text]:
+        cells = _cells(short, run, self.verdicts.get(run["run_id"]))
+        group = self.groups.get(run["run_id"]) if self.grouped else None
+        if group is not None:
+            name = group_name([self.names[run_id] for run_id in group.runs])
+            cells[:5] = map(Text, (one_line(name, 24), f"{len(group.runs)} seeds", _interval(group), "", ""))
+        if self.marked.intersection((run["run_id"],) if group is None else group.runs):
+            cells[0] = Text.assemble(("● ", "bold"), cells[0])
+        return cells
 
     @property
     def chosen(self) -> RunOverview | None:
@@ -150,7 +179,8 @@ class RunsScreen(TraceScreen):
         run = self.chosen
         none = "No run yet; this list follows the trace." if self.loaded else "reading …"
         why = self.reasons.get(run["run_id"], []) if run is not None else []
-        self.query_one("#run", Static).update(none if run is None else _describe_run(run, why))
+        group = self.groups.get(run["run_id"]) if run is not None else None
+        self.query_one("#run", Static).update(none if run is None else _describe_run(run, why, group))
 
     def on_data_table_row_selected(self) -> None:
         self.action_open()
@@ -162,6 +192,26 @@ class RunsScreen(TraceScreen):
     def action_explain(self) -> None:
         if self.chosen:
             self.app.open_explanation(self.chosen["run_id"])
+
+    def action_mark(self) -> None:
+        if self.chosen:
+            run_id = self.chosen["run_id"]
+            self.marked ^= {*self._members(run_id)} if self.grouped else {run_id}
+            self._fill(self.all_runs)
+            self.query_one(FittedTable).action_cursor_down()
+
+    def action_group(self) -> None:
+        self.grouped = not self.grouped and bool(self.groups)
+        if not self.groups:
+            self.notify("no runs differ by their seed only", timeout=2)
+        self._fill(self.all_runs)
+
+    def action_curves(self) -> None:
+        """The marked runs; none is marked: the run under the cursor with its other seeds."""
+        here = self._members(self.chosen["run_id"]) if self.chosen else ()
+        chosen = [run["run_id"] for run in self.all_runs if run["run_id"] in (self.marked or here)]
+        if chosen:
+            self.app.open_many_runs(chosen)
 
     def action_episodes(self) -> None:
         self.app.open_episodes(self.chosen["run_id"] if self.chosen else None)
@@ -222,7 +272,13 @@ def _rewards(run: RunOverview) -> list[tuple[str, float | None]]:
     return [(name, run[name]) for name in REWARDS]  # type: ignore[literal-required]
 
 
-def _describe_run(run: RunOverview, why: Sequence[str]) -> Table:
+def _interval(group: Group) -> str:
+    if group.mean is None or group.low is None or group.high is None:
+        return ""
+    return f"{group.mean:.3f} ({group.low:.3f} to {group.high:.3f})"
+
+
+def _describe_run(run: RunOverview, why: Sequence[str], group: Group | None) -> Table:
     quiet = quiet_seconds(run, now())
     note = f"; nothing new for {lasting(quiet)}" if quiet is not None and quiet >= _QUIET else ""
     if run["status"] == "interrupted":
@@ -238,6 +294,7 @@ def _describe_run(run: RunOverview, why: Sequence[str]) -> Table:
             ("error", one_line(run["error"], 300) if run["error"] else None),
             ("took", counts),
             ("reward", ", ".join(f"{name} {number(value)}" for name, value in _rewards(run) if value is not None)),
+            ("seeds", f"{group.of or 'reward'} of {len(group.runs)} runs: {_interval(group)}" if group else None),
             ("why", "\n".join(why[:_REASONS]) if why else None),
         ]
     )

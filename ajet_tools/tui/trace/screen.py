@@ -189,6 +189,10 @@ class TraceViewer(ViewerApp):
         """Several episodes side by side: the attempts of one task, or any two."""
 
     @abstractmethod
+    def open_many_runs(self, run_ids: Sequence[str]) -> None:
+        """Their curves over each other, and tasks by runs; of one run tasks by steps."""
+
+    @abstractmethod
     def open_explanation(self, run_id: str) -> None:
         """What changed at the step of a run with the largest change of reward."""
 

@@ -16,10 +16,10 @@ from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import compact
 from ajet_tools.trace.queries.runs import Panel, thin
 
-_MARKERS = ("⠒", "•", "x")
+_MARKERS = ("⠒", "•", "x", "+", "o", "*", "#")
 """Curves differ in their marker too: colour alone is not seen everywhere."""
 
-_COLORS = ("primary", "success", "warning")
+_COLORS = ("primary", "success", "warning", "error", "secondary", "accent")
 
 
 class Chart(PlotextPlot):
@@ -27,9 +27,10 @@ class Chart(PlotextPlot):
 
     DEFAULT_CSS = "Chart { padding: 0 1 0 0; }"
 
-    def __init__(self, panel: Panel | None = None) -> None:
+    def __init__(self, panel: Panel | None = None, *, head: int = 1) -> None:
+        """`head`: lines for the title and the curves' names."""
         super().__init__()
-        self.panel = panel
+        self.panel, self._lines = panel, head
 
     def show(self, panel: Panel | None) -> None:
         """Draw another panel, or the same with new points."""
@@ -42,16 +43,20 @@ class Chart(PlotextPlot):
         if self.panel is None or width < 8 or height < 3:
             return Text("")
         colors = [Color.parse(self.app.theme_variables.get(name, "#808080")).rgb for name in _COLORS]
-        return Text("\n").join([self._head(colors, width), self._draw(self.panel, colors, width, height - 1)])
+        head = self._head(colors, width)
+        return Text("\n").join([*head, self._draw(self.panel, colors, width, max(3, height - len(head)))])
 
-    def _head(self, colors: list[tuple[int, int, int]], width: int) -> Text:
+    def _head(self, colors: list[tuple[int, int, int]], width: int) -> list[Text]:
         assert self.panel is not None
         head = Text(one_line(self.panel.title, width), style="bold", no_wrap=True)
         for i, curve in enumerate(self.panel.curves):
-            sign = f"{_MARKERS[i % 3]}{curve.label} " if len(self.panel.curves) > 1 else ""
-            head.append(f" {sign}{_format_number(curve.last)}", style="not bold rgb({},{},{})".format(*colors[i % 3]))
+            sign = f"{_MARKERS[i % len(_MARKERS)]}{curve.label} " if len(self.panel.curves) > 1 else ""
+            color = "not bold rgb({},{},{})".format(*colors[i % len(colors)])
+            head.append(f" {sign}{_format_number(curve.last)}", style=color)
+        if self._lines > 1:
+            return list(head.wrap(self.app.console, width, no_wrap=False))[: self._lines]
         head.truncate(width)
-        return head
+        return [head]
 
     def _draw(self, panel: Panel, colors: list[tuple[int, int, int]], width: int, height: int) -> Text:
         plt = self.plt
@@ -73,10 +78,11 @@ class Chart(PlotextPlot):
         plt.xticks([float(mark) for mark in marks], [str(mark) for mark in marks])
         for i, curve in enumerate(shown.curves):
             x, y = [step for step, _ in curve.points], [value for _, value in curve.points]
+            color, marker = colors[i % len(colors)], _MARKERS[i % len(_MARKERS)]
             if len(x) > 1:
-                plt.plot(x, y, marker="braille", color=colors[i % 3])
-            if i % 3 or len(x) == 1:
-                plt.scatter(x, y, marker=_MARKERS[i % 3] if i % 3 else "•", color=colors[i % 3])
+                plt.plot(x, y, marker="braille", color=color)
+            if i % len(_MARKERS) or len(x) == 1:
+                plt.scatter(x, y, marker=marker if i % len(_MARKERS) else "•", color=color)
         return Text.from_ansi(plt.build())
 
 

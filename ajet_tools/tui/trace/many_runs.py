@@ -1,0 +1,87 @@
+"""Several runs: their curves over each other, and a heat map of tasks by runs; of one run, of tasks by steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.style import Style
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.color import Color
+
+from ajet_tools.text.clean import one_line
+from ajet_tools.trace import queries
+from ajet_tools.trace.queries.experiments import TaskReward, TaskRow, by_task, reward_panel, run_names, task_rewards
+from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
+from ajet_tools.tui.widgets.chart import Chart
+
+
+class ManyRunsScreen(TraceScreen):
+    """Mean rewards of validations where a run has them, else of training; the tasks that differ most first."""
+
+    DEFAULT_CSS = """
+    ManyRunsScreen Chart { height: 2fr; }
+    ManyRunsScreen DataTable { height: 3fr; border-top: solid $primary; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("o", "open", "Episodes of the task")]
+
+    def __init__(self, run_ids: Sequence[str]) -> None:
+        super().__init__()
+        self.run_ids = tuple(run_ids)
+        self.title = f"{len(run_ids)} runs" if len(run_ids) > 1 else f"run {run_ids[0][:12]}"
+        self.rewards: list[TaskReward] = []
+        self.rows: list[TaskRow] = []
+
+    def compose_body(self) -> ComposeResult:
+        yield Chart(head=3)
+        yield FittedTable(fixed_columns=1, zebra_stripes=False)
+
+    async def read(self) -> None:
+        rewards = await self.app.ask(task_rewards, self.run_ids)
+        if rewards == self.rewards:
+            return
+        runs = [run for run in await self.app.ask(queries.overview) if run["run_id"] in self.run_ids]
+        self.rewards, names = rewards, run_names(runs)
+        self.query_one(Chart).show(reward_panel(rewards, names))
+        self.rows = by_task(rewards, "run_id" if len(self.run_ids) > 1 else "step")
+        self._fill(names)
+
+    def _fill(self, names: dict[str, str]) -> None:
+        table = self.query_one(FittedTable)
+        scroll, cursor = table.scroll_offset, table.cursor_coordinate
+        there = {column for row in self.rows for column in row.rewards}
+        columns: list[str | int] = [run_id for run_id in names if run_id in there]
+        columns = columns or sorted(there)
+        values = [value for row in self.rows for value in row.rewards.values()]
+        with self.app.batch_update():
+            table.clear(columns=True)
+            table.add_column("task")
+            for column in columns:
+                table.add_column(Text(one_line(names.get(str(column), f"step {column}"), 24), justify="right"))
+            for row in self.rows:
+                cells = [self._cell(row.rewards.get(column), min(values), max(values)) for column in columns]
+                table.add_row(Text(one_line(row.task, 40)), *cells)
+            table.move_cursor(row=cursor.row, column=cursor.column, animate=False)
+            table.scroll_to(*scroll, animate=False, force=True)
+
+    def _cell(self, value: float | None, low: float, high: float) -> Text:
+        """The number on a colour between those of the worst and the best."""
+        if value is None:
+            return Text("·", justify="right", style="dim")
+        worst, best = (Color.parse(self.app.theme_variables.get(name, "#808080")) for name in ("error", "success"))
+        color = worst.blend(best, (value - low) / (high - low) if high > low else 1.0)
+        style = Style(bgcolor=color.rich_color, color=color.get_contrast_text(1.0).rich_color)
+        return Text(f" {value:.3g} ".rjust(8), style=style, justify="right")
+
+    def on_data_table_cell_selected(self) -> None:
+        self.action_open()
+
+    def action_open(self) -> None:
+        """The episodes of the task under the cursor."""
+        at = self.query_one(FittedTable).cursor_row
+        if 0 <= at < len(self.rows):
+            one = self.run_ids[0] if len(self.run_ids) == 1 else None
+            several = "" if one else f" run={','.join(self.run_ids)}"
+            self.app.open_episodes(one, f'task="{self.rows[at].task_id}"{several}')

@@ -1,0 +1,175 @@
+"""Several runs in the viewer: curves over each other, tasks by runs and by steps, seeds as one row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual.widgets import DataTable
+from typer.testing import CliRunner
+
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Episode, Reward, Run, Task, now
+from ajet_tools.cli.app import app
+from ajet_tools.trace.queries.experiments import TaskReward, by_task, group_name, reward_panel
+from ajet_tools.tui.trace.episodes import EpisodesScreen
+from ajet_tools.tui.trace.many_runs import ManyRunsScreen
+from ajet_tools.tui.trace.run import RunScreen
+from ajet_tools.tui.trace.runs import RunsScreen
+from ajet_tools.tui.widgets.chart import Chart
+from tests.waiting import settled
+
+pytestmark = pytest.mark.anyio
+LAST = {"1e-4": (0.25, 0.5), "3e-4": (0.75, 1.0)}
+"""Learning rate -> the last validation of seed 0 and 1."""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    file = tmp_path / "trace.duckdb"
+    with TraceWriter(file) as writer:
+        for place, (lr, seed) in enumerate([(lr, seed) for lr in LAST for seed in (0, 1)]):
+            trainer = {"seed": seed, "optim": {"lr": float(lr)}}
+            name = f"lr={lr},seed={seed}"
+            run = Run(
+                run_id=f"{place}abc",
+                name=name,
+                backbone="local",
+                started_at=now() + timedelta(hours=place),
+                config={"ajet": {"trainer_common": trainer}},
+            )
+            writer.put(run)
+            for step, mean in ((0, 0.0), (4, LAST[lr][seed])):
+                for task, attempt in ((task, attempt) for task in range(2) for attempt in range(4)):
+                    right = attempt < round(4 * mean) and not (task and step and lr == "1e-4")
+                    of = Task(task_id=f"t{task}", main_query=f"question {task}")
+                    rewards = (Reward(value=float(right)),)
+                    where: dict[str, Any] = {"run_id": run.run_id, "step": step, "split": "val", "decoding": "sampled"}
+                    writer.put(
+                        Episode(
+                            episode_id=f"{place}-{step}-{task}-{attempt}",
+                            task=of,
+                            attempt=attempt,
+                            rewards=rewards,
+                            **where,
+                        )
+                    )
+            writer.put(run.model_copy(update={"status": "finished"}))
+    return file
+
+
+def cells(pilot: Any) -> list[list[str]]:
+    table = pilot.app.screen.query_one(DataTable)
+    return [[str(cell).strip() for cell in table.get_row_at(row)] for row in range(table.row_count)]
+
+
+@pytest.mark.slow
+async def test_marked_runs_over_each_other(sweep: Path, viewing: Any, until: Any) -> None:
+    async with viewing(sweep, size=(120, 30)) as pilot:
+        await until(pilot, lambda: len(cells(pilot)) == 4)
+        await pilot.press("space", "down", "space")
+        assert [row[0] for row in cells(pilot)] == [
+            "● lr=3e-4,seed=1",
+            "lr=3e-4,seed=0",
+            "● lr=1e-4,seed=1",
+            "lr=1e-4,seed=0",
+        ]
+        await pilot.press("c")
+        await until(pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2)
+        panel = pilot.app.screen.query_one(Chart).panel
+        assert panel is not None and panel.title == "mean reward (val sampled)"
+        assert [(curve.label, list(curve.points)) for curve in panel.curves] == [
+            ("lr=3e-4,seed=1", [(0, 0.0), (4, 1.0)]),
+            ("lr=1e-4,seed=1", [(0, 0.0), (4, 0.25)]),
+        ]
+        assert cells(pilot) == [["question 1", "1", "0"], ["question 0", "1", "0.5"]], "where they differ most first"
+        await pilot.press("o")
+        await settled(pilot)
+        assert (
+            isinstance(pilot.app.screen, EpisodesScreen) and pilot.app.screen.filter_text == 'task="t1" run=3abc,1abc'
+        )
+
+
+@pytest.mark.slow
+async def test_runs_that_differ_by_their_seed_are_one_row(sweep: Path, viewing: Any, until: Any) -> None:
+    async with viewing(sweep, size=(120, 30)) as pilot:
+        await until(pilot, lambda: len(cells(pilot)) == 4)
+        await pilot.press("g")
+        assert [row[:3] for row in cells(pilot)] == [
+            ["lr=3e-4", "2 seeds", "0.875 (0.750 to 1.000)"],
+            ["lr=1e-4", "2 seeds", "0.188 (0.125 to 0.250)"],
+        ]
+        await pilot.press("down", "c")
+        await until(pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2)
+        panel = pilot.app.screen.query_one(Chart).panel
+        assert panel is not None and [curve.label for curve in panel.curves] == ["lr=1e-4,seed=1", "lr=1e-4,seed=0"]
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen))
+        await pilot.press("g")
+        assert len(cells(pilot)) == 4
+
+
+@pytest.mark.slow
+async def test_tasks_by_steps_of_one_run(sweep: Path, viewing: Any, until: Any) -> None:
+    async with viewing(sweep, run_id="3abc") as pilot:
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        await settled(pilot)
+        await pilot.press("h")
+        await until(pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2)
+        assert [row[1:] for row in cells(pilot)] == [["0", "1"], ["0", "1"]]
+        table = pilot.app.screen.query_one(DataTable)
+        assert [str(column.label) for column in table.columns.values()] == ["task", "step 0", "step 4"]
+
+
+@pytest.mark.slow
+def test_ls_lists_groups_over_seeds(sweep: Path) -> None:
+    said = CliRunner().invoke(app, ["trace", "ls", str(sweep)], env={"COLUMNS": "120"}).output
+    assert "over seeds" in said
+    lines = [line.split() for line in said.splitlines() if line.startswith("lr=")]
+    assert lines == [["lr=3e-4", "2", "0.875", "0.75", "1"], ["lr=1e-4", "2", "0.1875", "0.125", "0.25"]]
+    groups = json.loads(CliRunner().invoke(app, ["trace", "ls", str(sweep), "--json"]).output)["groups"]
+    assert [(group["runs"], group["mean"]) for group in groups] == [
+        (["3abc", "2abc"], 0.875),
+        (["1abc", "0abc"], 0.1875),
+    ]
+
+
+def test_what_a_group_is_called() -> None:
+    assert group_name(["lr=1e-4,seed=0", "lr=1e-4,seed=1"]) == "lr=1e-4"
+    assert group_name(["math-s1", "math-s2"]) == "math-s" and group_name(["a", "b"]) == "a"
+
+
+def row_of(task: int, run: str, step: int, reward: float, attempts: int) -> TaskReward:
+    return {"task_id": f"t{task}", "task": f"task {task}", "run_id": run, "step": step, "split": "val",
+            "decoding": "sampled", "reward": reward, "attempts": attempts}  # fmt: skip
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.integers(0, 3), st.sampled_from("ab"), st.integers(0, 3)),
+        st.tuples(st.floats(-1, 1), st.integers(1, 5)),
+        max_size=20,
+    )
+)
+def test_curves_are_the_means_over_all_attempts(values: dict[tuple[int, str, int], tuple[float, int]]) -> None:
+    def listed() -> Iterable[TaskReward]:
+        for (task, run, step), of in sorted(values.items(), key=lambda item: item[0][2]):
+            yield row_of(task, run, step, *of)
+
+    rewards = list(listed())
+    for curve in reward_panel(rewards, {"a": "a", "b": "b"}).curves:
+        for step, mean in curve.points:
+            of = [pair for (_, run, at), pair in values.items() if (run, at) == (curve.label, step)]
+            assert mean == pytest.approx(sum(r * n for r, n in of) / sum(n for _, n in of))
+    for row in by_task(rewards, "run_id"):
+        for run, reward in row.rewards.items():
+            steps = {
+                at: pair[0] for (task, of_run, at), pair in values.items() if (f"t{task}", of_run) == (row.task_id, run)
+            }
+            assert reward == steps[max(steps)]
