@@ -31,7 +31,7 @@ _PATHS = (
 _TO = "tasks (for RL), messages (for SFT), preferences (pairs) or tokens."
 _FROM = (
     "Format of inputs that are not ajet traces: auto, native, openai, otlp, openinference, studio, agent-lightning or "
-    "verifiers."
+    "verifiers-v1."
 )
 
 

@@ -164,9 +164,9 @@ def import_(
     """Import other tools' traces, or what `ajet trace export` wrote, into a trace file.
 
     Reads ajet's native and messages, OpenAI messages, request/response logs and batch output, OTLP JSON with GenAI
-    attributes, OpenInference (Phoenix), AgentScope Studio's database, agent-lightning's spans, verifiers' results and
-    traces, Tinker's Datums, TRL's rollouts, rLLM's episodes.
-    Fields that a format lacks stay empty. Importing a file twice adds nothing.
+    attributes, OpenInference (Phoenix), AgentScope Studio's database, agent-lightning's spans, verifiers' traces,
+    Tinker's Datums, TRL's rollouts, rLLM's episodes. Fields that a format lacks stay empty. Importing a file twice adds
+    nothing.
 
     \b
     ajet trace import all.jsonl --out copy.duckdb

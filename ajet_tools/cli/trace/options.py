@@ -40,6 +40,6 @@ Newest = Annotated[
 ]
 NoPager = Annotated[bool, typer.Option("--no-pager", help="Print without a pager.")]
 FROM_HELP = (
-    "auto, native, openai, otlp, openinference, studio, agent-lightning, langsmith, langfuse, verifiers, verifiers-v1, "
+    "auto, native, openai, otlp, openinference, studio, agent-lightning, langsmith, langfuse, verifiers-v1, "
     "tinker, trl or rllm."
 )

@@ -17,11 +17,11 @@ from typing import Any, BinaryIO, Literal, get_args
 from ajet_sdk.errors import ConfigError, TaskError, TraceError
 from ajet_sdk.tasks.json_rows import BadRows, Row, bounded, json_rows
 from ajet_sdk.types import Episode, Run
-from ajet_tools.trace.imports import native, observations, openai, otlp, studio, trainers, verifiers, verifiers_v1
+from ajet_tools.trace.imports import native, observations, openai, otlp, studio, trainers, verifiers_v1
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, Sink, stable_id
 
 SourceFormat = Literal[
-    "native", "openai", "otlp", "openinference", "studio", "agent-lightning", "langsmith", "langfuse", "verifiers",
+    "native", "openai", "otlp", "openinference", "studio", "agent-lightning", "langsmith", "langfuse",
     "verifiers-v1", "tinker", "trl", "rllm",
 ]  # fmt: skip
 SOURCES: tuple[SourceFormat, ...] = get_args(SourceFormat)
@@ -131,8 +131,6 @@ _SIGNS: tuple[tuple[SourceFormat, tuple[str, ...]], ...] = (
     ("tinker", ("prompt_tokens", "samples")),
     ("rllm", ("trajectories", "steps")),
     ("trl", ("input_ids", "completion_mask")),
-    ("verifiers", ("prompt", "completion", "reward")),
-    ("verifiers", ("prompt", "completion", "example_id")),
     ("trl", ("prompt_ids", "completion_ids")),
     ("openai", ("custom_id",)),
     ("openai", ("messages",)),
@@ -204,7 +202,6 @@ def _read(
 _READERS: dict[SourceFormat, Callable[[Iterable[Row], BadRows], Iterator[Parsed]]] = {
     "native": native.read,
     "openai": openai.read,
-    "verifiers": verifiers.read,
     "verifiers-v1": verifiers_v1.read,
     "tinker": trainers.read_tinker,
     "trl": trainers.read_trl,

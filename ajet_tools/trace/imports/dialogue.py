@@ -1,8 +1,8 @@
 """The request and the reply of a model call's span, in each convention for their attributes.
 
-In this order, the first that the span has: GenAI 1.37 and later (messages as attributes), GenAI 1.28 to 1.36 (a span
-event for each message), OpenLLMetry (`gen_ai.prompt.0.role`), OpenInference (`llm.input_messages.0.message.role`), the
-values of the call's input and output (Langfuse, LangSmith, LangChain).
+In this order, the first that the span has: GenAI 1.37 and later (messages as attributes), OpenLLMetry
+(`gen_ai.prompt.0.role`), OpenInference (`llm.input_messages.0.message.role`), the values of the call's input and output
+(Langfuse, LangSmith, LangChain).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Dialogue:
 
 def dialogue_of(span: Span) -> Dialogue | None:
     """The messages of a span; None where it has none."""
-    for read in (_attributes, _events, _indexed, _openinference, _values):
+    for read in (_attributes, _indexed, _openinference, _values):
         dialogue = read(span)
         if dialogue is not None:
             return dialogue
@@ -78,50 +78,6 @@ def _expanded(message: Mapping[str, object]) -> list[Message]:
     first = [to_message({**message, "parts": others})] if others else []
     name = {"name": message["name"]} if message.get("role") == "tool" and message.get("name") else {}
     return [*first, *(to_message({"role": "tool", "parts": [part], **name}) for part in answers)]
-
-
-_SPOKEN = {
-    "gen_ai.system.message": "system",
-    "gen_ai.user.message": "user",
-    "gen_ai.assistant.message": "assistant",
-    "gen_ai.tool.message": "tool",
-}
-
-
-def _events(span: Span) -> Dialogue | None:
-    messages: list[Message] = []
-    reply, finish = None, None
-    for name, attributes in span.events:
-        if name in _SPOKEN:
-            messages.append(_event_message(attributes, _SPOKEN[name]))
-        elif name == "gen_ai.choice" and reply is None:
-            inner = _nested(attributes, "message")
-            reply = _event_message(inner or attributes, "assistant")
-            finish = _text(attributes.get("finish_reason"))
-    return Dialogue(messages, reply, finish) if messages or reply else None
-
-
-def _event_message(attributes: Mapping[str, object], role: str) -> Message:
-    content = attributes.get("content")
-    message: Message = {"role": attributes.get("role") or role, "content": parsed(content)}
-    if isinstance(message["content"], dict):  # a JSON answer of a tool is a text, not a structure
-        message["content"] = content
-    calls = parsed(attributes.get("tool_calls")) or _nested_list(attributes, "tool_calls")
-    if calls:
-        message["tool_calls"] = calls
-    if role == "tool" and attributes.get("id"):
-        message["tool_call_id"] = attributes["id"]
-    if isinstance(attributes.get("name"), str):
-        message["name"] = attributes["name"]
-    return message
-
-
-def _nested(attributes: Mapping[str, object], name: str) -> dict[str, object]:
-    whole = parsed(attributes.get(name))
-    if isinstance(whole, dict):
-        return whole
-    start = f"{name}."
-    return {key.removeprefix(start): value for key, value in attributes.items() if key.startswith(start)}
 
 
 def _nested_list(attributes: Mapping[str, object], name: str) -> list[dict[str, object]]:

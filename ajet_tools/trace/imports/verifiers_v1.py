@@ -5,8 +5,9 @@ A node has the tokens that it adds to those of its parents; every sampled one wa
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 
 from pydantic import BaseModel
@@ -15,7 +16,6 @@ from ajet_sdk.tasks.json_rows import BadRows, Row
 from ajet_sdk.types import Call, Episode, Reward, Run, Trained
 from ajet_tools.trace.imports.sampled import agree, each, sampled_call, scored
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, task_of
-from ajet_tools.trace.imports.verifiers import message_of
 
 
 class _Node(BaseModel):
@@ -168,9 +168,24 @@ def _call(trace: _Trace, at: int, index: int) -> Call:
         prompt if node.token_ids else None,
         node.token_ids[first:] if node.token_ids else None,
         node.logprobs or None,
-        messages=[message_of(earlier.message) for earlier in path],
-        reply=message_of(node.message),
+        messages=[_message_of(earlier.message) for earlier in path],
+        reply=_message_of(node.message),
         agent=trace.agent.name,
         trainable=trace.agent.trainable,
         at=_time(node.timestamp),
     )
+
+
+def _message_of(message: Mapping[str, object]) -> dict[str, object]:
+    """A message with its tool calls as OpenAI has them."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        return dict(message)
+    return {**message, "tool_calls": [_tool_call(json.loads(c) if isinstance(c, str) else c) for c in calls]}
+
+
+def _tool_call(call: object) -> object:
+    if not isinstance(call, Mapping) or "function" in call or "name" not in call:
+        return call
+    function = {"name": call["name"], "arguments": call.get("arguments")}
+    return {"id": call.get("id"), "type": "function", "function": function}

@@ -69,7 +69,6 @@ def _otlp(attributes: dict[str, Any], events: list[tuple[str, dict[str, Any]]] =
     return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"scope": {}, "spans": [call, root]}]}]}
 
 
-_REPLY = {"role": "assistant", "content": None, "tool_calls": [CALLED]}
 _TEXT_PARTS = [{"role": m["role"], "parts": [{"type": "text", "content": m["content"]}]} for m in ASKED]
 _CALL_PART = {"type": "tool_call", "id": "t1", "name": "calc", "arguments": {"e": "2+2"}}
 _COMMON = {
@@ -95,14 +94,6 @@ CONVENTIONS: dict[str, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] 
             "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [_CALL_PART]}]),
         },
         [],
-    ),
-    "1.30, events": (
-        {"gen_ai.operation.name": "chat"},
-        [
-            ("gen_ai.system.message", {"content": ASKED[0]["content"]}),
-            ("gen_ai.user.message", {"content": ASKED[1]["content"]}),
-            ("gen_ai.choice", {"index": 0, "finish_reason": "tool_calls", "message": json.dumps(_REPLY)}),
-        ],
     ),
     "OpenLLMetry": (
         {
@@ -240,35 +231,6 @@ def test_agent_lightning_with_token_ids_and_rewards(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_verifiers_results(tmp_path: Path) -> None:
-    completion = [
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [json.dumps({"id": "t1", "name": "calc", "arguments": "{}"})],
-        },
-        {"role": "tool", "content": "4", "tool_call_id": "t1"},
-        {"role": "assistant", "content": "4"},
-    ]
-    row = {"example_id": 7, "prompt": ASKED, "completion": completion, "answer": "4", "task": "sum", "reward": 1.0,
-           "format_reward": 0.5, "error": None, "is_completed": True}  # fmt: skip
-    failed = {
-        **row,
-        "completion": [],
-        "reward": 0.0,
-        "error": {"error": "ToolError", "error_chain_str": "ToolError: x"},
-    }
-    first, second = sorted(_import(tmp_path, _lines(tmp_path / "results.jsonl", row, failed)), key=lambda e: e.attempt)
-    assert [c.request["messages"] for c in first.calls] == [ASKED, [*ASKED, *first.calls[1].request["messages"][2:]]]
-    assert first.calls[1].response["choices"][0]["message"] == completion[2]
-    assert first.calls[0].response["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "calc"
-    assert (first.reward, first.metrics, first.group_id) == (1.0, {"format_reward": 0.5}, "7")
-    assert first.task.metadata["answer"] == "4" and first.task.init_messages == ASKED
-    assert first.started_at == UNKNOWN_TIME and first.calls[0].output_ids is None
-    assert (second.status, second.error, second.cause, second.calls) == ("failed", "ToolError: x", "ToolError", ())
-
-
-@pytest.mark.slow
 def test_openai_messages_logs_and_batch_output(tmp_path: Path) -> None:
     answer = {"id": "chatcmpl-1", "created": 1767268800, "model": "gpt-4o",
               "choices": [{"index": 0, "message": {"role": "assistant", "content": "4"}}]}  # fmt: skip
@@ -352,7 +314,7 @@ def test_a_database_that_is_not_studios(tmp_path: Path) -> None:
         import_files([tmp_path / "x.sqlite"], tmp_path / "out.duckdb")
 
 
-@pytest.mark.parametrize("format", ["openai", "otlp", "verifiers", "agent-lightning", "openinference", "native"])
+@pytest.mark.parametrize("format", ["openai", "otlp", "verifiers-v1", "agent-lightning", "openinference", "native"])
 def test_a_row_of_something_else_is_told_or_skipped(tmp_path: Path, format: SourceFormat) -> None:
     source = tmp_path / "odd.jsonl"
     odd = ("3", '"x"', "null", "{}", '{"messages": 3}', '{"resourceSpans": [3]}', "{")
@@ -373,7 +335,6 @@ def test_a_row_of_something_else_is_told_or_skipped(tmp_path: Path, format: Sour
         ("otlp", {"resourceSpans": [{"scopeSpans": {"spans": 3}}]}, "scopeSpans is not a list (got dict)"),
         ("otlp", {"resourceSpans": [{"scopeSpans": [{"spans": [{"status": "OK"}]}]}]}, "status is not an"),
         ("agent-lightning", {"rollout_id": "r", "span_id": "5", "attributes": "x"}, "attributes is not an object"),
-        ("verifiers", {"prompt": 3, "completion": []}, "messages are not a list (got int)"),
         ("openai", {"messages": [{"role": "user"}], "calls": [{"message": "x"}]}, "cannot be read as an episode"),
     ],
 )
