@@ -45,7 +45,6 @@ class Fault:
     message: str
 
     def error(self) -> AjetError:
-        """The error itself."""
         return UncapturedTraffic(self.message) if self.kind == "UncapturedTraffic" else MissingResource(self.message)
 
 

@@ -106,8 +106,6 @@ class trace:
 
 
 class ObservedEpisode:
-    """An observed episode; records its calls."""
-
     def __init__(self, put: Callable[..., None] | None, clean: Callable[[object], object]) -> None:
         """`put` stores records, None: the episode is not recorded; `clean` masks the texts of a value."""
         self.episode_id = new_id()
@@ -130,7 +128,6 @@ class ObservedEpisode:
         """Does nothing: a deployed agent has no faults."""
 
     def observed(self, exchange: ObservedExchange) -> None:
-        """Record a call."""
         if self._put is None:
             return
         call = observed_call(self.episode_id, next(self._indices), exchange)

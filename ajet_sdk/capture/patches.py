@@ -71,7 +71,6 @@ class OwnClient(Generic[C]):
         return self._made[pid]
 
     def close(self) -> None:
-        """Close the client of this process."""
         client = self._made.pop(os.getpid(), None)
         if client is not None:
             client.close()

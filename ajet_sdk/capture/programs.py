@@ -40,8 +40,6 @@ class PolicyEndpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """The result of a program."""
-
     command: tuple[str, ...]
     returncode: int
     """The exit status; negative for a signal."""

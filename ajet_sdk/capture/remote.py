@@ -32,7 +32,6 @@ class RemoteRecorder:
         return "policy" if not self._policy_models or model in self._policy_models else "other"
 
     def takes_handle(self, agent: str) -> None:
-        """Report to the gateway."""
         with suppress(OSError):  # what a handle can do does not depend on it
             self._report("handles", json_bytes(asdict(AgentIdentity(agent))))
 
@@ -41,11 +40,9 @@ class RemoteRecorder:
         never_raise(lambda: self._report("faults", json_bytes({"kind": type(error).__name__, "message": str(error)})))
 
     def observed(self, exchange: ObservedExchange) -> None:
-        """Report to the gateway."""
         self._report("observed", json_bytes(asdict(exchange)))
 
     def happened(self, event: Event) -> None:
-        """Report to the gateway."""
         self._report("events", event.model_dump_json().encode())
 
     def _report(self, route: str, body: bytes) -> None:

@@ -20,8 +20,6 @@ _ROTATE = ("64MB", "1d")
 
 @dataclass(frozen=True)
 class ObservationSettings:
-    """The arguments, checked."""
-
     path: Path
     rotate: Limits
     keep: Limits

@@ -38,8 +38,6 @@ _PASSED_VARIABLES = re.compile(
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster."""
-
     node_id: str
     host: str
     port: int
@@ -50,8 +48,6 @@ class Node:
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A connection of this process to a Ray cluster."""
-
     address: str
     """HOST:PORT of its control store, for other processes of this machine."""
     started: bool

@@ -129,7 +129,6 @@ class Config(Section):
 
     @property
     def model_name(self) -> str:
-        """The model's name in requests."""
         return self.model.name or Path(self.model.path or "model").name
 
     def origin(self, path: str) -> str:
@@ -344,7 +343,6 @@ def plain_yaml(document: Mapping[str, object]) -> str:
 
 
 def default_name(path: Path | None) -> str:
-    """The default name of an experiment, from the file and the time."""
     return f"{path.stem if path is not None else 'ajet'}-{datetime.now():%Y%m%d-%H%M%S}"
 
 

@@ -16,8 +16,6 @@ CUSTOM = "customized_protocol"
 
 @dataclass(frozen=True)
 class JudgeKind:
-    """A kind of judge, by its judge type."""
-
     opener: str
     """`MODULE:FUNCTION`, which returns the judge that a `Config` describes in its section `task_judge`."""
     argument: str = ""

@@ -46,7 +46,6 @@ class Roots(JsonView):
         return f"Roots({self._values!r})"
 
     def plain(self) -> Json:
-        """The mapping as plain dictionaries."""
         return dict(self._values)
 
 
@@ -107,7 +106,6 @@ class Source:
                 self.origins[path] = origin
 
     def set(self, path: str, value: object) -> None:
-        """Apply an override to the document."""
         nested: Any = value
         for step in reversed(path.split(".")):
             nested = {step: nested}
@@ -123,7 +121,6 @@ class Source:
         self.origins |= origins
 
     def remove(self, path: str) -> Any:
-        """Remove a value and return it."""
         parent, name = self._place(path)
         self.origins = {known: origin for known, origin in self.origins.items() if not _within(known, path)}
         return parent.pop(name)

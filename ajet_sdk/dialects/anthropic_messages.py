@@ -48,7 +48,6 @@ class Messages(ChatDialect):
         self.counts = counts
 
     def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
-        """The request as a chat completion. Raises RequestRefused."""
         return read(body, counts=self.counts, stored=stored)
 
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
@@ -90,7 +89,6 @@ class Messages(ChatDialect):
         return events
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> Json:
-        """The error response."""
         if code == "context_length_exceeded":
             message = f"{TOO_LONG}: {message}"
         kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -98,19 +96,15 @@ class Messages(ChatDialect):
         return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
     def error_event(self, error: Json) -> bytes:
-        """An error in the middle of a stream."""
         return _event(error)
 
     def count(self, tokens: int) -> Json:
-        """The response with the number of tokens in a request."""
         return {"input_tokens": tokens}
 
     def model(self, name: str) -> Json:
-        """One model."""
         return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
     def models(self, names: list[str]) -> Json:
-        """The list of models."""
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
         return {"data": [self.model(name) for name in names], "has_more": False, **ends}
 

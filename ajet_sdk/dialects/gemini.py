@@ -44,17 +44,14 @@ class Gemini:
 
     @property
     def form(self) -> Completions:
-        """Chat."""
         return CHAT
 
     @property
     def fields(self) -> Fields:
-        """Of a request."""
         return GEMINI_FIELDS
 
     @property
     def media_type(self) -> str:
-        """Of a stream."""
         return "text/event-stream; charset=utf-8" if self.sse else "application/json"
 
     @property
@@ -63,15 +60,12 @@ class Gemini:
         return b"\n"
 
     def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
-        """The request as a chat completion. Raises RequestRefused."""
         return read(body, self.name, self.method)
 
     def streams(self, body: Mapping[str, object]) -> bool:
-        """Whether the client asked for a stream."""
         return self.method == "streamGenerateContent"
 
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
-        """The whole response, a candidate per choice."""
         shown = shows_thoughts(body)
         usage = completion["usage"]
         return {
@@ -104,25 +98,20 @@ class Gemini:
         return encoded
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> Json:
-        """The error response."""
         name = STATUS.get(status, "INVALID_ARGUMENT" if status < 500 else "INTERNAL")
         return {"error": {"code": status, "message": message, "status": name}}
 
     def error_event(self, error: Json) -> bytes:
-        """An error in the middle of a stream."""
         return b"data: " + json_bytes(error) + b"\n\n" if self.sse else b"[" + json_bytes(error) + b"]"
 
     def count(self, tokens: int) -> Json:
-        """The response with the number of tokens in a request."""
         return {"totalTokens": tokens}
 
     def model(self, name: str) -> Json:
-        """One model."""
         methods = ["generateContent", "countTokens"]
         return {"name": f"models/{name}", "displayName": name, "version": "1", "supportedGenerationMethods": methods}
 
     def models(self, names: list[str]) -> Json:
-        """The list of models."""
         return {"models": [self.model(name) for name in names]}
 
 

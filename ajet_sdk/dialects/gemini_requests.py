@@ -84,7 +84,6 @@ def read(body: Mapping[str, object], model: str, method: str) -> Json:
 
 
 def shows_thoughts(body: Mapping[str, object]) -> bool:
-    """Whether a request asks for the reasoning."""
     config = camel(camel(body, "the request").get("generationConfig") or {}, "generationConfig")
     return bool(camel(config.get("thinkingConfig") or {}, "thinkingConfig").get("includeThoughts"))
 

@@ -47,12 +47,10 @@ NAMED = frozenset((
 
 
 def error_body(message: str, kind: str, code: str | None = None, param: str | None = None) -> Json:
-    """An error in OpenAI's shape."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def _event(value: Json) -> bytes:
-    """One server-sent event."""
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
@@ -68,7 +66,6 @@ class Completions:
         self.fields: Fields = {}
 
     def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
-        """The request itself."""
         return body
 
     def ask(self, body: Mapping[str, object], episode_id: str, agent: str) -> Ask:
@@ -101,7 +98,6 @@ class Completions:
         )
 
     def streams(self, body: Mapping[str, object]) -> bool:
-        """Whether the client asked for a stream."""
         return bool(body.get("stream"))
 
     def completion(self, answer: Answer, ask: Ask, request_id: str) -> Json:
@@ -119,7 +115,6 @@ class Completions:
         return response
 
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
-        """The completion itself."""
         return completion
 
     def events(self, response: JsonView, body: JsonView) -> list[bytes]:
@@ -145,19 +140,15 @@ class Completions:
         return events
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> Json:
-        """The error response."""
         return error_body(message, "invalid_request_error" if status < 500 else "server_error", code, param)
 
     def error_event(self, error: Json) -> bytes:
-        """An error in the middle of a stream."""
         return _event(error)
 
     def model(self, name: str) -> Json:
-        """One model."""
         return {"id": name, "object": "model", "created": 0, "owned_by": "ajet"}
 
     def models(self, names: list[str]) -> Json:
-        """The list of models."""
         return {"object": "list", "data": [self.model(name) for name in names]}
 
 
@@ -173,11 +164,9 @@ class ChatDialect:
     waiting = CHAT.waiting
 
     def streams(self, body: Mapping[str, object]) -> bool:
-        """Whether the client asked for a stream."""
         return bool(body.get("stream"))
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> Json:
-        """The error response."""
         return CHAT.error(status, message, code, param)
 
 

@@ -54,12 +54,9 @@ AS_THEY_ARE = (
 
 
 class Responses(ChatDialect):
-    """The route responses."""
-
     fields = RESPONSE_FIELDS
 
     def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
-        """The request as a chat completion. Raises RequestRefused."""
         refuse(body, RESPONSE_FIELDS)
         chat: Json = {name: body[name] for name in AS_THEY_ARE if body.get(name) is not None}
         chat["messages"] = _messages(body, stored)
@@ -116,7 +113,6 @@ class Responses(ChatDialect):
         return response
 
     def count(self, tokens: int) -> Json:
-        """The response with the number of tokens in a request."""
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
     def look_up(self, method: str, response_id: str, stored: Stored) -> Json | None:
@@ -131,7 +127,6 @@ class Responses(ChatDialect):
         return response_events(response)
 
     def error_event(self, error: Json) -> bytes:
-        """An event of type error."""
         return error_event(error)
 
 

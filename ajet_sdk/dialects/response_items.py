@@ -135,7 +135,6 @@ def qualified(namespace: object, name: object) -> object:
 
 
 def items_of(choice: JsonView, body: JsonView, request_id: str) -> list[Json]:
-    """The items of a reply."""
     message, output = choice["message"], list[Json]()
     thought = message.get("reasoning_content")
     if thought:

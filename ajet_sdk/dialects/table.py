@@ -44,13 +44,9 @@ class Dialect(Protocol):
         """
         ...
 
-    def streams(self, body: Mapping[str, object]) -> bool:
-        """Whether the client asked for a stream."""
-        ...
+    def streams(self, body: Mapping[str, object]) -> bool: ...
 
-    def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
-        """Build the response from a completion."""
-        ...
+    def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json: ...
 
     def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
         """The response as server-sent events; the last one completes the reply."""
@@ -66,33 +62,23 @@ class Dialect(Protocol):
         """Keep-alive bytes of a stream, sent until the answer is there."""
         ...
 
-    def error(self, status: int, message: str, code: str | None, param: str | None) -> Json:
-        """The error response."""
-        ...
+    def error(self, status: int, message: str, code: str | None, param: str | None) -> Json: ...
 
-    def error_event(self, error: Json) -> bytes:
-        """An error in the middle of a stream."""
-        ...
+    def error_event(self, error: Json) -> bytes: ...
 
 
 class Vendor(Dialect, Protocol):
     """A dialect with routes that list models."""
 
-    def model(self, name: str) -> Json:
-        """One model."""
-        ...
+    def model(self, name: str) -> Json: ...
 
-    def models(self, names: list[str]) -> Json:
-        """The list of models."""
-        ...
+    def models(self, names: list[str]) -> Json: ...
 
 
 class Counter(Dialect, Protocol):
     """A dialect with a route that counts the tokens of a request."""
 
-    def count(self, tokens: int) -> Json:
-        """The response with the number of tokens in a request."""
-        ...
+    def count(self, tokens: int) -> Json: ...
 
 
 DIALECTS: dict[str, Dialect] = {

@@ -203,7 +203,6 @@ class ModelClient:
         return self._pace.describe_wait(slow)
 
     async def aclose(self) -> None:
-        """Close connections and cache."""
         await self._transport.aclose()
         if self._cache is not None:
             self._cache.close()

@@ -183,7 +183,6 @@ class FrozenModel:
 
     @property
     def is_open(self) -> bool:
-        """Whether its weights are loaded."""
         return self._engine is not None
 
     async def aclose(self) -> None:
@@ -202,7 +201,6 @@ class FrozenModels:
         self._models: dict[str, FrozenModel] = {}
 
     def get(self, source: ModelSource, config: Config) -> FrozenModel:
-        """The model of a source, opened at first use."""
         key = source.model_dump_json()
         if key not in self._models:
             rollout = config.rollout.model_copy(update={"name": "transformers"})

@@ -192,7 +192,6 @@ def check_url(base_url: str) -> None:
 
 
 def _has_proxy(url: str) -> bool:
-    """Whether the environment names a proxy for a URL."""
     parts = urlsplit(url)
     if is_loopback(url) or proxy_bypass(parts.hostname or ""):
         return False

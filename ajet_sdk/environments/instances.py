@@ -30,8 +30,6 @@ _CLOSING = 5.0
 
 @dataclass(frozen=True)
 class InstanceLimits:
-    """The limits of a service's instances."""
-
     instances: int = 256
     """Maximum instances at a time; further requests get status 503."""
     timeout: float = 60.0

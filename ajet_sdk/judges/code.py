@@ -248,6 +248,5 @@ def code_in(reply: str) -> str | None:
 
 
 def open_code(config: Config) -> CodeJudge:
-    """The judge `code`, by `task_judge.code`."""
     code = config.task_judge.code
     return CodeJudge(seconds=code.seconds, memory=code.memory_mib << 20, partial=code.partial, unfenced=code.unfenced)

@@ -195,7 +195,6 @@ async def verdicts_on(judge: object, episodes: Sequence[Episode]) -> Sequence[Ve
 
 
 def value_of(verdict: Verdict | str) -> float | None:
-    """The reward of a verdict; None where there is none."""
     return None if isinstance(verdict, str) else sum(reward.value * reward.weight for reward in verdict.rewards)
 
 

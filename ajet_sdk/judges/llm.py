@@ -277,7 +277,6 @@ def _shown(message: object) -> str:
 
 
 def open_llm(config: Config) -> LlmJudge:
-    """The judge `llm`, by `task_judge.llm`. Raises ConfigError."""
     section = config.task_judge.llm
     options = section.model_dump(include={
         "mode", "min_score", "max_score", "success_threshold", "reference_key", "show", "prompt", "temperature",

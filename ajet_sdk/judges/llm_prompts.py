@@ -33,8 +33,6 @@ _ANSWER = ("answer", "output", "response")
 
 @dataclass(frozen=True)
 class Material:
-    """One output with its task."""
-
     query: str
     answer: str
     reference: str = ""
@@ -122,7 +120,6 @@ def texts_of(group: Sequence[Material]) -> list[str]:
 
 
 def messages(text: str) -> list[dict[str, Any]]:
-    """The question as messages."""
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": text}]
 
 

@@ -93,7 +93,6 @@ class JudgeModel:
 
     @property
     def name(self) -> str:
-        """The model's."""
         return self.model.model if isinstance(self.model, ModelClient) else self.model.name
 
     @property

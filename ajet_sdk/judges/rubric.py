@@ -318,9 +318,7 @@ class AutoGraderJudge(BaseJudge):
         self.group, self.timeout = self.judge.group, self.judge.timeout
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
-        """The verdict on one output."""
         return await self.judge(workflow_output, workflow_task.task, Episode(task=workflow_task.task))
 
     async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
-        """The verdicts on a group."""
         return await self.judge.compute_rewards(episodes)

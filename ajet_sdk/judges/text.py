@@ -85,7 +85,6 @@ def on_answer(compare: Callable[[object, object], bool], key: str) -> Any:
 
 
 def open_exact(config: Config) -> Any:
-    """The judge `exact`."""
     return on_answer(exact, config.task_judge.answer_key)
 
 

@@ -48,7 +48,6 @@ def _spelled(character: str) -> str:
 
 
 def style(text: str, fg: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
-    """The text in a colour, for `echo`."""
     codes = ";".join([*([_COLOURS[fg]] if fg else []), *(["1"] if bold else []), *(["2"] if dim else [])])
     return f"\ufdd0{codes}\ufdd1{text}\ufdd2" if codes else text
 

@@ -155,7 +155,6 @@ def dump_object(thing: object) -> bytes:
 
 
 def loads(data: bytes, store: Mapping[str, object] | None = None) -> Any:
-    """The inverse of `dumps`, in this process or in another one."""
     return _Unpickler(io.BytesIO(data), store or {}).load()
 
 

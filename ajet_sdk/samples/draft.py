@@ -36,8 +36,6 @@ def _may_have_failure_reward(episode: Episode) -> bool:
 
 @dataclass(eq=False)
 class Draft:
-    """One episode on its way to samples."""
-
     episode: Episode
     merged: Merged
     failure_reward: float | None

@@ -103,7 +103,6 @@ def _prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
 
 
 def has_tables(connection: duckdb.DuckDBPyConnection, database: str | None = None) -> bool:
-    """Whether a database (by default the connection's own) has tables."""
     sql = "SELECT 1 FROM duckdb_tables() WHERE database_name = coalesce($1, current_database()) LIMIT 1"
     return bool(connection.execute(sql, [database]).fetchall())
 

@@ -174,7 +174,6 @@ def _interrupted(ctx: Context, code: int = 128 + signal.SIGINT) -> typer.Exit:
 
 
 def _message(error: BaseException) -> tuple[str, str]:
-    """The name of an error's class, and its message."""
     if isinstance(error, AjetError):
         return type(error).__name__, str(error)
     if isinstance(error, OSError) and error.filename is not None:

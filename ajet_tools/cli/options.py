@@ -24,7 +24,6 @@ SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid
 
 
 def pick(source: object, *names: str) -> dict[str, object]:
-    """Some attributes of an object, by name."""
     return {name: getattr(source, name) for name in names}
 
 

@@ -248,7 +248,6 @@ def _write(
 
 
 def outside_band(measured: Measurement, keep: Band) -> str:
-    """In words."""
     side = "too hard" if measured.pass_rate < keep.low else "too easy"
     return f"{side}: solved in {measured.solved} of {measured.attempts} attempts"
 

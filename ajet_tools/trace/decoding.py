@@ -206,7 +206,6 @@ class Spelled:
         return len(self.pieces)
 
     def of(self, token: int) -> str:
-        """The text of one token."""
         return self.text[self.starts[token] : self.starts[token + 1]]
 
     def token_at(self, place: int) -> int:

@@ -77,8 +77,6 @@ async def train(job: Job, gateway: Gateway, writer: TraceWriter, open_model: Ope
 
 
 class TrainingRun:
-    """One run of the training loop."""
-
     def __init__(
         self,
         job: Job,

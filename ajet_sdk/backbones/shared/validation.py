@@ -68,8 +68,6 @@ def validations_left(config: Config, done: int, total: int) -> int:
 
 @dataclass
 class Validation:
-    """The validations of one run."""
-
     rollouts: Rollouts
     loggers: Loggers
     total: int

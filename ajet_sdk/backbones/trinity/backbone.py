@@ -73,8 +73,6 @@ async def trinity(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel
 
 
 class _Run(ClusterRun):
-    """One run of Trinity's on a cluster."""
-
     def __init__(self, job: Job, gateway: Gateway, writer: TraceWriter, loggers: Loggers, total: int) -> None:
         super().__init__(job, writer, loggers, total)
         self.gateway, self.cpu = gateway, is_on_cpu(job.config)

@@ -38,8 +38,6 @@ _SHOWN_LINES = 8
 
 @dataclass(frozen=True)
 class Learner:
-    """A running learner."""
-
     url: str
     log: Path
     process: subprocess.Popen[bytes]

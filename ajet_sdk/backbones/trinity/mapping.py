@@ -44,8 +44,6 @@ _RUNNERS_WITHOUT_GPU = 2
 
 @dataclass(frozen=True, kw_only=True)
 class TrinityPlace(Place):
-    """Where a run of Trinity's is."""
-
     name: ClassVar[str] = "trinity"
 
     tasks: Path

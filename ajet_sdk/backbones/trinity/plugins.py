@@ -80,8 +80,6 @@ class BatchLossWithKL(BatchLoss):
 
 
 class BatchEntropy(EntropyLossFn):  # type: ignore[misc]
-    """The entropy bonus."""
-
     def __init__(self, entropy_coef: float) -> None:
         self.entropy_coef = entropy_coef
 

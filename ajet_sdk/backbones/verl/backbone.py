@@ -63,8 +63,6 @@ async def verl(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
 
 
 class _Run(ClusterRun):
-    """One run of verl's on a cluster."""
-
     async def run(self) -> TunedModel:
         job, val = self.job, validation_tasks(self.job)
         check(job.config)  # before a model is made

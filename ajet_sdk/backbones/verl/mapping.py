@@ -35,8 +35,6 @@ _HERE = "ajet_sdk.backbones.verl"
 
 @dataclass(frozen=True, kw_only=True)
 class VerlPlace(Place):
-    """Where a run of verl's is."""
-
     name: ClassVar[str] = "verl"
 
     @property

@@ -89,8 +89,6 @@ class _GrammarMask:
 
 @dataclass(frozen=True, slots=True)
 class _Bias:
-    """Adds a bias to the logits of tokens."""
-
     bias: tuple[tuple[int, float], ...]
 
     def __call__(self, logits_KV: torch.Tensor, output_ids: Sequence[int], places_K: Sequence[int]) -> torch.Tensor:

@@ -188,8 +188,6 @@ class SamplingRequest:
 
 @dataclass(eq=False, slots=True)
 class Continuation:
-    """One of a request's continuations."""
-
     request: SamplingRequest
     seed: int
     stop: StopWatch | None

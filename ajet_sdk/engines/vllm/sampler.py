@@ -82,7 +82,6 @@ class VllmSampler:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server's keeper."""
         return self._server.pid if self._server is not None else None
 
     # What any event loop may call

@@ -180,7 +180,6 @@ class OutputOptions:
 
 
 def show_prompts(first: Iterable[tuple[WriterCall, Prompt]]) -> None:
-    """Each prompt as its first call would send it."""
     for number, (asked, prompt) in enumerate(first):
         if number == 0:
             echo(f"===== system\n{asked.messages[0]['content']}\n")

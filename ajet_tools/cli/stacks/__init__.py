@@ -35,11 +35,9 @@ class Stack:
 
     @property
     def path(self) -> Path:
-        """The constraints file."""
         return Path(__file__).parent / self.constraints
 
     def pins(self) -> dict[str, str]:
-        """Package to version, as the constraints file says."""
         requirements = re.findall(r"^([A-Za-z0-9_.-]+)(?:\[\w+\])?==([^\s;]+)", self.path.read_text(), re.MULTILINE)
         return {name.lower().replace("_", "-"): version for name, version in requirements}
 

@@ -291,7 +291,6 @@ def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 def _one_line(text: str) -> str:
-    """One line."""
     return " ".join(str(text).split())
 
 

@@ -50,8 +50,6 @@ _Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class BlockFacts:
-    """What is known of the rows of a block."""
-
     kinds: list[tuple[int, dict[str, str], int]]
     """Kinds of values by path: the index of the first row that has just these, the kinds, how many rows have them."""
     problems: list[tuple[int, str, str]]

@@ -52,7 +52,6 @@ def converter(format: str) -> Callable[[_Values], dict[str, object]]:
 
 
 def check_format(format: str) -> None:
-    """Raises ConfigError where there is no such form."""
     if format not in FORMATS:
         raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")
 

@@ -185,7 +185,6 @@ class NGrams:
 
 
 def diversity_of(rows: Iterable[Mapping[str, object]]) -> Diversity:
-    """How many forms the questions of rows have."""
     forms = Forms()
     for values in rows:
         forms.add(text_of(values))

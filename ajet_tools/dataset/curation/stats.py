@@ -123,8 +123,6 @@ class Field:
 
 @dataclass
 class Stats:
-    """The figures of a dataset."""
-
     rows: int = 0
     looked_at: int = 0
     """Rows whose language, form, answer and fields were looked at: all, or the first and every 101st of the others,

@@ -39,7 +39,6 @@ class Chunk:
 
     @property
     def heading(self) -> str:
-        """Where the chunk begins."""
         return self.blocks[0].heading
 
     @property

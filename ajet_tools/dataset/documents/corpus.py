@@ -45,8 +45,6 @@ class Held:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents of a run."""
-
     held: tuple[Held, ...]
     copies: tuple[tuple[str, str], ...] = ()
     """Documents that say the same as another: name, and the other's."""
@@ -76,7 +74,6 @@ class Corpus:
         return _hash("\n".join(sorted(entry.document.digest for entry in self.held)))
 
     def as_rows(self) -> list[dict[str, object]]:
-        """Every document, for `documents.jsonl`."""
         copies: list[dict[str, object]] = [
             {"document": name, "problem": f"is a copy of {original}"} for name, original in self.copies
         ]

@@ -43,8 +43,6 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (code
 
 @dataclass(frozen=True)
 class Document:
-    """A document that was read."""
-
     name: str
     """The path below what was named on the command line: it says where a row is from, and not on which machine."""
     format: str

@@ -344,7 +344,6 @@ def _last_user(messages: object) -> str:
 
 
 def strings(value: object) -> Iterator[str]:
-    """All texts within a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -63,7 +63,6 @@ class EpisodeGrader:
 
     @property
     def prompt(self) -> str:
-        """The prompt's name and version."""
         return load("from-traces/grade").label
 
     async def ask_all(

@@ -55,8 +55,6 @@ class Options:
 
 @dataclass
 class TraceRun:
-    """What was made and what was not."""
-
     to: Kind
     chosen: int
     """Episodes that the choice left."""
@@ -217,7 +215,6 @@ class _RowBuilder:
         self.made.left_out["episodes that were not graded: the budget is spent"] += ungraded
 
     def job(self, kind: type[Job], ids: Sequence[str], **more: Any) -> Any:
-        """An export's job over some episodes."""
         report_progress = self._progress
         return kind(
             self._sources.reader, list(ids), self._options.redact, self._options.margin,

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sources:
-    """What was opened."""
-
     reader: TraceReader
     names: tuple[str, ...]
     """Each source, as it was named."""

@@ -125,7 +125,6 @@ class Expansion(Generation[WriterCall]):
         return WriterCall(number, side.name, count, messages, seed, provenance)
 
     def _read_row(self, attempt: WriterCall, row: Any) -> tuple[dict[str, object], Mapping[str, object]]:
-        """A row that has the shape of the dataset's."""
         try:
             return self.shape.fit(row), attempt.provenance
         except Misfit as misfit:

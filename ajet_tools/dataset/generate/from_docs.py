@@ -183,7 +183,6 @@ class FromDocs(Generation[DocsAttempt]):
         return DocsAttempt(number, side.name, count, messages, seed, provenance, chunk, kind)
 
     def _read_row(self, attempt: DocsAttempt, row: object) -> tuple[dict[str, object], Mapping[str, object]]:
-        """A row that is grounded in the chunk."""
         return read_question(attempt, row, self.shape if attempt.kind == "few-shot" else None)
 
     def _row_for_verifier(self, attempt: DocsAttempt, candidate: Candidate, verifier: Verifier) -> Mapping[str, object]:

@@ -206,7 +206,6 @@ def similarities(rows: Sequence[Mapping[str, object]]) -> list[float]:
 
 
 def digest_of(rows: Sequence[Row]) -> str:
-    """What the seeds are, to know them again."""
     text = json.dumps([row.values for row in rows], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

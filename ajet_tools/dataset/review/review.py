@@ -221,7 +221,6 @@ class Review:
 
     @property
     def marks(self) -> Counter[str]:
-        """How many rows are accepted, rejected, edited."""
         counts: Counter[str] = Counter(
             decision.mark for decision in list(self.decisions.values()) if decision.mark is not None
         )

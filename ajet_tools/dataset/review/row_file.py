@@ -65,7 +65,6 @@ class RowFile:
         self._waiting.clear()
 
     def line(self, number: int) -> bytes:
-        """A row as its line of JSON."""
         line: bytes = self._rows.execute("SELECT line FROM rows WHERE number = ?", (number,)).fetchone()[0]
         return line
 

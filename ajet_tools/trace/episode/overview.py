@@ -72,7 +72,6 @@ class EpisodeOverview:
 
     @cached_property
     def task(self) -> Mapping[str, object]:
-        """The task as JSON."""
         parsed = json.loads(self.row["task"]) if self.row else None
         return parsed if isinstance(parsed, Mapping) else {}
 

@@ -36,8 +36,6 @@ _WRITERS: dict[Format, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote and what it did not."""
-
     format: Format
     path: Path | None
     """None where it was written to an open stream."""

@@ -31,8 +31,6 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Imported:
-    """The result of an import."""
-
     path: Path
     formats: dict[str, str]
     """Each file and the format it was read as."""

@@ -44,7 +44,6 @@ class Sink:
         self._measured = set(self._column("SELECT DISTINCT run_id FROM metrics"))
 
     def put(self, parsed: Parsed) -> None:
-        """Queue a record."""
         if parsed.run is not None:
             self._put_run(parsed.run)
         self._put_metrics(parsed.metrics)
@@ -54,7 +53,6 @@ class Sink:
                 self._flush()
 
     def close(self) -> None:
-        """Write what is left."""
         self._flush()
         self._writer.close()
         if self._superseded:

@@ -245,13 +245,11 @@ class Spool:
         )
 
     def add(self, span: Span) -> None:
-        """Keep a span."""
         self._file.execute("INSERT OR IGNORE INTO traces (trace) VALUES (?)", (span.trace,))
         text = json.dumps(span.plain())
         self._file.execute("INSERT INTO spans SELECT place, ? FROM traces WHERE trace = ?", (text, span.trace))
 
     def traces(self) -> Iterator[tuple[str, list[Span]]]:
-        """Each trace and its spans."""
         self._file.execute("CREATE INDEX by_place ON spans (place)")
         for place, trace in self._file.execute("SELECT place, trace FROM traces ORDER BY place"):
             span_rows = self._file.execute("SELECT span FROM spans WHERE place = ? ORDER BY rowid", (place,))

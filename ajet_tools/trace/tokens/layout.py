@@ -43,8 +43,6 @@ def labels(view: TokenView) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Lines of pieces."""
-
     width: int
     lines: Sequence[Sequence[Piece]]
     line_of: npt.NDArray[np.int32]

@@ -116,8 +116,6 @@ _CHATS = ("init_messages", "messages", "chosen", "rejected", "prompt", "conversa
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and its text."""
-
     title: str
     text: str
 
@@ -157,7 +155,6 @@ def build_sections(review: Review, number: int) -> list[Section]:
 
 
 def join_sections(found: list[Section]) -> str:
-    """All of it as one text."""
     return "\n".join(
         f"{section.title}\n{_indent(section.text)}" if section.text else section.title for section in found
     )

@@ -182,7 +182,6 @@ class RowsTable(ListingTable):
 
     @property
     def number(self) -> int | None:
-        """The row under the cursor."""
         return int(self.cursor_id) if self.cursor_id is not None else None
 
     def show_marks(self, hits: SearchHits | None) -> None:
