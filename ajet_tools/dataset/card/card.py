@@ -17,7 +17,7 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.secret_keys import masked
 from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
 from ajet_sdk.whole_file import write_whole
-from ajet_tools.dataset.curation.forms import LEAST, Forms, NGrams
+from ajet_tools.dataset.curation.forms import LEAST, Forms
 from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.files.values import answer_of
 
@@ -43,10 +43,8 @@ class Facts:
     """Rows refused, by reason."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """How it was made: model, strategies, prompt versions, verifier, seed."""
-    similarities: Sequence[float] = ()
-    """For each accepted row, how similar the nearest earlier row is (0 to 1)."""
     coverage: Mapping[str, Any] = field(default_factory=dict)
-    """What `Coverage.as_json` of a run says: cells, and the Vendi score where there were embeddings."""
+    """What `Coverage.as_json` of a run says."""
     notes: Sequence[str] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     """Data file by split, relative to the card, for the head that the Hugging Face hub reads."""
@@ -157,7 +155,6 @@ def _card(seen: _Sample, facts: Facts) -> Iterator[str]:
     yield from _lineage(seen)
     yield from _lengths(seen)
     yield from _diversity(seen, facts)
-    yield from _similarity(facts)
     yield from _difficulty(seen)
     yield from _examples(seen)
     yield from _parameters(facts)
@@ -215,36 +212,19 @@ def _quantiles(values: array[int]) -> list[str]:
 
 
 def _diversity(seen: _Sample, facts: Facts) -> Iterator[str]:
-    """Forms, pairs of words and, of a run that was steered, cells."""
+    """Forms and, of a run that was steered, cells."""
     diversity, cells = seen.forms.diversity(), facts.coverage.get("cells")
     if diversity.rows < LEAST and cells is None:
         return
     forms = "1 form" if diversity.forms == 1 else f"{diversity.forms:,} forms"
-    ngrams = NGrams()
-    for text, _ in seen.sampled():
-        ngrams.add(text)
     yield from ("## Diversity", "")
     yield from (f"Without their numbers and names the questions of {diversity.rows:,} rows have {forms}.", "")
-    yield from (f"Pairs of words: {ngrams.as_text()}.", "")
-    if (vendi := facts.coverage.get("vendi_score")) is not None:
-        worth = f"By their embeddings the rows are worth {vendi:.1f} that have nothing in common (Vendi score)."
-        yield from (worth, "")
     if diversity.is_low:
         yield from (f"> {_one_line(diversity.as_text())}", "")
     if cells is not None:
         yield from (f"{cells['covered']:,} of {cells['of']:,} cells have a form of their own; forms by axis:", "")
         rows = [(axis, value, f"{n:,}") for axis, values in cells["forms"].items() for value, n in values.items()]
         yield from _rows(("axis", "value", "forms"), rows)
-
-
-def _similarity(facts: Facts) -> Iterator[str]:
-    if not facts.similarities:
-        return
-    ordered = sorted(facts.similarities)
-    close = sum(value >= 0.8 for value in ordered) / len(ordered)
-    yield from ("## Similarity", "")
-    middle = f"To the nearest row that was there before it: median {ordered[len(ordered) // 2]:.2f}"
-    yield from (f"{middle}; {close:.1%} of {len(ordered):,} rows are at 0.8 or more.", "")
 
 
 def _difficulty(seen: _Sample) -> Iterator[str]:

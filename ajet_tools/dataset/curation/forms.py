@@ -6,11 +6,8 @@ teaches nine sentences.
 
 from __future__ import annotations
 
-import itertools
-import math
 import re
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +75,6 @@ _ENDS = re.compile(r"\W*\Z")
 
 LEAST = 20
 """Fewer rows say nothing of how diverse they are."""
-_TOKEN = re.compile(r"\w+|[^\w\s]")
 _GATHERED = 1000
 """Forms that are counted one by one."""
 
@@ -158,30 +154,6 @@ class Forms:
         commonest = max(self._counts, key=lambda form: self._counts[form])
         forms = len(np.unique(np.frombuffer(self._hashes, np.int64)))
         return Diversity(self._rows, forms, self._counts[commonest], self._examples[commonest])
-
-
-class NGrams:
-    """Pairs of words that follow each other, counted: how evenly a set uses its words."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str]] = Counter()
-        self._total, self._sum = 0, 0.0
-
-    def add(self, text: str) -> None:
-        words = _TOKEN.findall(text.lower())
-        for pair in itertools.pairwise(words):
-            count = self._counts[pair]
-            self._sum += (count + 1) * math.log2(count + 1) - (count * math.log2(count) if count else 0.0)
-            self._counts[pair] = count + 1
-        self._total += max(0, len(words) - 1)
-
-    def entropy(self) -> float:
-        """Shannon entropy of the pairs, in bits."""
-        return max(0.0, math.log2(self._total) - self._sum / self._total) if self._total else 0.0
-
-    def as_text(self) -> str:
-        most = math.log2(self._total) if self._total else 0.0
-        return f"2-gram entropy {self.entropy():.1f} of {most:.1f} bits"
 
 
 def diversity_of(rows: Iterable[Mapping[str, object]]) -> Diversity:

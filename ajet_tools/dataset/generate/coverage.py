@@ -25,7 +25,7 @@ from ajet_sdk.config.source import load_yaml
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.lineage import ANSWERS
 from ajet_tools.dataset import prompts
-from ajet_tools.dataset.curation.forms import NGrams, form_of
+from ajet_tools.dataset.curation.forms import form_of
 from ajet_tools.dataset.curation.schema import LANGUAGE_FIELDS, OURS, query_of
 from ajet_tools.dataset.files.blocks import Row, text_of
 from ajet_tools.dataset.generate.records import CIRCUMSTANCE, NoProgress
@@ -159,7 +159,6 @@ class Coverage:
 
     def __init__(self, axes: Sequence[Axis], seeds: Sequence[Mapping[str, object]], least_new: float) -> None:
         self.axes = list(axes)
-        self.ngrams = NGrams()
         self._forms: Counter[str] = Counter()
         self._cells: Counter[tuple[str, ...]] = Counter()
         """Rows with a new form, by cell."""
@@ -199,7 +198,6 @@ class Coverage:
         is_new = form not in self._forms
         self._forms[form] += 1
         self._recent.append(is_new)
-        self.ngrams.add(text)
         cell = tuple(axis.value_of(row, asked) for axis in self.axes)
         if is_new and self.axes and None not in cell:
             self._cells[tuple(map(str, cell))] += 1
@@ -251,7 +249,7 @@ class Coverage:
             return []
         new = f", {sum(self._recent) / len(self._recent):.0%} new in the last {len(self._recent)}"
         cells = [f"{self.covered:,} of {len(self._all):,} cells"] if self.axes else []
-        return [f"{len(self._forms):,} forms{new}", *cells, self.ngrams.as_text()]
+        return [f"{len(self._forms):,} forms{new}", *cells]
 
     def as_json(self) -> dict[str, object]:
         recent = sum(self._recent) / len(self._recent) if self._recent else None
@@ -262,4 +260,4 @@ class Coverage:
                 for axis, value in zip(self.axes, cell, strict=True):
                     values[axis.name][value] += rows
             cells = {"covered": self.covered, "of": len(self._all), "forms": values}
-        return {"new_share": recent, "ngram_entropy": self.ngrams.entropy(), "cells": cells}
+        return {"new_share": recent, "cells": cells}

@@ -173,10 +173,8 @@ class Generation(ABC, Generic[A]):
             self._finish()
             if not isinstance(self.result.stopped, Halted):
                 self._warn_of_forms()
-            spread = self._screen.spread()
-            self.result.coverage = {**self.coverage.as_json(), "vendi_score": spread}
-            vendi = [f"Vendi score {spread:.1f}"] if spread is not None else []
-            self.result.coverage_text = "; ".join([*self.coverage.parts(), *vendi])
+            self.result.coverage = self.coverage.as_json()
+            self.result.coverage_text = "; ".join(self.coverage.parts())
         finally:
             left: list[asyncio.Task[Any]] = [stopping, *(task for _, task in self._calls.values())]
             for task in left:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.card.card import Facts, write_card
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.writer import Writer
-from ajet_tools.dataset.generate.examples import Example, alike
 from ajet_tools.dataset.generate.learning import LearningValue
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import GenerationResult
@@ -32,8 +30,6 @@ Format = Literal["jsonl", "parquet"]
 
 ANSWER_TOKENS = 250
 """What an estimate takes one of a verifier's replies to be long."""
-COMPARED = 1000
-"""Rows whose nearest neighbour the card shows, at most."""
 
 
 @dataclass(frozen=True)
@@ -186,23 +182,12 @@ def write(
         facts,
         title=directory.path.resolve().name,
         refused=dict(result.refused.most_common()),
-        similarities=similarities([*result.train, *result.validation]),
         coverage=result.coverage,
         notes=[*ended, *facts.notes],
         files={name: path.name for name, (path, rows) in splits.items() if rows},
     )
     written.append(write_card(directory.path, {name: rows for name, (_, rows) in splits.items() if rows}, card_facts))
     return written
-
-
-def similarities(rows: Sequence[Mapping[str, object]]) -> list[float]:
-    """For each row, the share of words in common with the row before it that is nearest; of long datasets, a sample."""
-    step = max(1, math.ceil(len(rows) / COMPARED))
-    examples = [Example.of("", row) for row in rows[::step]]
-    return [
-        round(max((alike(example, earlier) for earlier in examples[:index]), default=0.0), 4)
-        for index, example in enumerate(examples)
-    ]
 
 
 def digest_of(rows: Sequence[Row]) -> str:

@@ -70,10 +70,6 @@ class Screen:
             return None
         return await self._meanings.vectors([text_of(candidate.values) for candidate in rows])
 
-    def spread(self) -> float | None:
-        """The Vendi score of the new rows, where there are vectors of them."""
-        return self._meanings.vendi_score("row ") if self._meanings is not None else None
-
     def sort(self, rows: Sequence[Candidate], vectors: Vectors | None) -> tuple[list[Candidate], list[Rejected]]:
         """The new rows, and the others with the reason."""
         new, refused = list[Candidate](), list[Rejected]()

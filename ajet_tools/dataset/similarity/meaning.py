@@ -156,19 +156,6 @@ class MeaningIndex:
         self._keys.append(key)
         self._numbers.append(numbers_of(normal(text)))
 
-    def vendi_score(self, prefix: str) -> float | None:
-        """Of how many texts that have nothing in common the texts under keys with that prefix are worth; None of none.
-
-        The exponential of the entropy of the eigenvalues of their matrix of cosines (Friedman and Dieng 2023).
-        """
-        chosen = [index for index, key in enumerate(self._keys) if key.startswith(prefix)]
-        if not chosen:
-            return None
-        vectors_ND = self._vectors[chosen].astype(np.float64)
-        values = np.linalg.eigvalsh(vectors_ND.T @ vectors_ND / len(chosen))
-        values = values[values > 1e-12]
-        return float(np.exp(-(values * np.log(values)).sum()))
-
     def find(self, text: str, vector: Vectors) -> Match | None:
         """The text whose vector is nearest, of those with a cosine of `least` or more."""
         cosines = self._vectors[: len(self._keys)] @ vector

@@ -45,7 +45,6 @@ FACTS = Facts(
     counts={"seeds": 5},
     refused={"near duplicate": 7, "the judge rejects the answer": 11},
     parameters={"model": "m", "seed": 0, "strategies": ["harder", "easier"]},
-    similarities=[0.1, 0.5, 0.9, 0.95],
     notes=["The budget was spent before all rows were made."],
     files={"train": "train.jsonl", "validation": "validation.jsonl"},
 )
@@ -59,7 +58,7 @@ def test_a_card_says_what_the_rows_are(tmp_path: Path) -> None:
     for line in (
         "| rows | 200 |", "| rows in train | 150 |", "| rows in validation | 50 |", "| rows with an answer | 200 |",
         "| seeds | 5 |", "| refused | 18 |", "| near duplicate | 7 |", "| expand | 200 |",
-        "| 3 of 3 independent answers agree | 200 |", "50.0% of 4 rows are at 0.8 or more.",
+        "| 3 of 3 independent answers agree | 200 |",
         "> The budget was spent before all rows were made.", "| model | `m` |",
     ):  # fmt: skip
         assert line in text, line

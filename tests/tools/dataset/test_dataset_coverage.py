@@ -7,7 +7,6 @@ prompt names.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections import Counter
 from pathlib import Path
@@ -19,17 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.engines.budget import Budget
-from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.card.card import Facts, write_card
-from ajet_tools.dataset.curation.forms import NGrams
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.coverage import WINDOW, Axis, Collapsed, Coverage, axes_of, cells_of
 from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.records import GenerationConfig, GenerationResult
 from ajet_tools.dataset.model.open import open_endpoint
-from ajet_tools.dataset.similarity.meaning import MeaningIndex
 
 TUTORIAL = Path(__file__).parents[3] / "tutorial" / "example_dataset_expansion"
 TOPICS = f"topic={TUTORIAL / 'topics.txt'}"
@@ -145,30 +141,8 @@ def test_seeds_of_one_form_are_followed_and_others_end_in_a_collapse() -> None:
     )
 
 
-@given(st.lists(st.text("ab c"), max_size=20))
-def test_the_entropy_of_pairs_of_words_is_shannons(texts: list[str]) -> None:
-    ngrams, pairs = NGrams(), Counter[tuple[str, str]]()
-    for text in texts:
-        ngrams.add(text)
-        words = text.split()
-        pairs.update(itertools.pairwise(words))
-    shares = np.array(list(pairs.values())) / max(1, pairs.total())
-    assert ngrams.entropy() == pytest.approx(float(-(shares * np.log2(shares)).sum()), abs=1e-6)
-
-
-def test_the_vendi_score_counts_what_has_nothing_in_common() -> None:
-    index = MeaningIndex(ModelClient("http://127.0.0.1:9", "m"))
-    index._vectors = np.empty((64, 4), np.float32)
-    assert index.vendi_score("row ") is None
-    for number, axis in enumerate([0, 1, 2, 2, 2, 3]):
-        index.add(f"{'seed' if axis == 3 else 'row'} {number}", "text", np.eye(4, dtype=np.float32)[axis])
-    shares = np.array([0.2, 0.2, 0.6])
-    assert index.vendi_score("row ") == pytest.approx(np.exp(-(shares * np.log(shares)).sum()))
-
-
 def test_the_card_has_the_cells(tmp_path: Path) -> None:
     cells = {"covered": 3, "of": 4, "forms": {"topic": {"rates": 2, "ages": 1}}}
     rows = [{"question": f"What is {word} of it?", "answer": "1"} for word in ("half", "a third", "all")]
-    card = write_card(tmp_path, rows, Facts(coverage={"cells": cells, "vendi_score": 2.5})).read_text()
+    card = write_card(tmp_path, rows, Facts(coverage={"cells": cells})).read_text()
     assert "3 of 4 cells have a form of their own" in card and "| topic | ages | 1 |" in card
-    assert "2-gram entropy" in card and "2.5" in card
