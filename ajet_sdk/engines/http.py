@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import aiohttp
     import httpx
 
+_CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 5.0
 """That a connection is kept for the next request; servers close theirs after as long."""
 
@@ -93,21 +94,18 @@ class _Direct:
     Hooks see what is `of_agent`; an engine's request is part of a call that the gateway records.
     """
 
-    def __init__(
-        self, base_url: str, headers: Mapping[str, str], timeout: float, connect_timeout: float, of_agent: bool
-    ) -> None:
+    def __init__(self, base_url: str, headers: Mapping[str, str], timeout: float, of_agent: bool) -> None:
         self._ssl = _with_certificates() if base_url.startswith("https://") else False
-        self._headers, self._timeouts, self._of_agent = headers, (timeout, connect_timeout), of_agent
+        self._headers, self._timeout, self._of_agent = headers, timeout, of_agent
         self._session: aiohttp.ClientSession | None = None
         self._opened: AsyncGenerator[None, None] | None = None
 
     async def _open(self) -> aiohttp.ClientSession:
         import aiohttp
 
-        timeout, connect = self._timeouts
         self._session = aiohttp.ClientSession(
             headers=self._headers,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=timeout),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=self._timeout),
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, ssl=self._ssl),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -126,9 +124,9 @@ class _Direct:
                 content = await response.read()
                 return _Response(str(response.url), response.status, response.reason or "", response.headers, content)
         except aiohttp.ConnectionTimeoutError as error:
-            raise _NoResponse(f"ConnectTimeout: no connection within {self._timeouts[1]:g} s", False) from error
+            raise _NoResponse(f"ConnectTimeout: no connection within {_CONNECT_SECONDS:g} s", False) from error
         except asyncio.TimeoutError as error:
-            raise _NoResponse(f"ReadTimeout: no answer within {self._timeouts[0]:g} s", False) from error
+            raise _NoResponse(f"ReadTimeout: no answer within {self._timeout:g} s", False) from error
         except aiohttp.ClientError as error:
             if not isinstance(error, aiohttp.ClientConnectorError):
                 raise _NoResponse(f"{type(error).__name__}: {error}", False) from error
@@ -153,18 +151,13 @@ class _Httpx:
     """Requests by httpx, which knows proxies, is given transports, and is captured where an agent asks its handle."""
 
     def __init__(
-        self,
-        base_url: str,
-        headers: Mapping[str, str],
-        timeout: float,
-        connect_timeout: float,
-        transport: httpx.AsyncBaseTransport | None,
+        self, base_url: str, headers: Mapping[str, str], timeout: float, transport: httpx.AsyncBaseTransport | None
     ) -> None:
         import httpx
 
         self._client = httpx.AsyncClient(
             headers=headers,
-            timeout=httpx.Timeout(timeout, connect=connect_timeout),
+            timeout=httpx.Timeout(timeout, connect=_CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             trust_env=not is_loopback(base_url),
             transport=transport,
@@ -217,7 +210,6 @@ class Endpoint:
         api_key: str,
         *,
         timeout: float,
-        connect_timeout: float = 10.0,
         retries: int = 4,
         transport: httpx.AsyncBaseTransport | None = None,
         of_agent: bool = True,
@@ -234,9 +226,9 @@ class Endpoint:
         headers = {"authorization": login or f"Bearer {api_key}", "content-type": "application/json"}
         self._open: Callable[[], _Direct | _Httpx]
         if handle or transport is not None or _has_proxy(base_url):
-            self._open = partial(_Httpx, base_url, headers, timeout, connect_timeout, transport)
+            self._open = partial(_Httpx, base_url, headers, timeout, transport)
         else:
-            self._open = partial(_Direct, base_url, headers, timeout, connect_timeout, of_agent)
+            self._open = partial(_Direct, base_url, headers, timeout, of_agent)
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Direct | _Httpx] = WeakKeyDictionary()
 
     def post(self, route: str, body: Mapping[str, object]) -> Coroutine[Any, Any, dict[str, Any]]:

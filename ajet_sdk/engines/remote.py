@@ -27,7 +27,7 @@ class RemoteEngine:
     log-probabilities of the model's own distribution, so they are recorded only where that was the one sampled
     from (temperature 1, no limits, penalties or bias), or where `processed_logprobs` says that the server knows better
     (vLLM's `--logprobs-mode`); an agent that asks for them gets them in any case. The policy version is
-    `policy_version`: another process owns the weights.
+    not known: another process owns the weights.
     """
 
     def __init__(
@@ -37,11 +37,9 @@ class RemoteEngine:
         model: str,
         *,
         timeout: float = 600.0,
-        connect_timeout: float = 10.0,
         retries: int = 4,
         with_ids: bool = True,
         processed_logprobs: bool = False,
-        policy_version: int | None = None,
         key_source: str = "the API key",
     ) -> None:
         # Now, and not while agents run: openai looks for httpx in sys.modules, and half imported it has no Timeout.
@@ -50,16 +48,15 @@ class RemoteEngine:
         check_url(base_url)
         self.base_url = base_url
         self.model = model
-        self.policy_version = policy_version
+        self.policy_version: int | None = None
         self._processed = processed_logprobs
         self._ids_given: bool | None = None if with_ids else False
         """None: not yet known."""
         self._newer_limit = False
         """The server wants `max_completion_tokens`."""
         self._endpoint = Endpoint(
-            base_url, api_key, timeout=timeout, connect_timeout=connect_timeout, retries=retries, of_agent=False,
-            key_source=key_source,
-        )  # fmt: skip
+            base_url, api_key, timeout=timeout, retries=retries, of_agent=False, key_source=key_source
+        )
 
     def __repr__(self) -> str:
         return f"RemoteEngine({self.model!r} at {public(self.base_url)})"

@@ -189,7 +189,7 @@ class GymEnv:
         return _post(self._http, self.service_url, endpoint, body, self.timeout, tries)
 
 
-def task_ids(service_url: str | Sequence[str], env_type: str, split: str, *, timeout: float = _TIMEOUT) -> list[str]:
+def task_ids(service_url: str | Sequence[str], env_type: str, split: str) -> list[str]:
     """The task ids of a split; of several services, the first that answers.
 
     Raises EnvironmentUnavailable.
@@ -199,7 +199,7 @@ def task_ids(service_url: str | Sequence[str], env_type: str, split: str, *, tim
     with _client(urls) as http:
         for remaining, url in reversed([*enumerate(reversed(urls))]):
             try:
-                ids = _post(http, url, "get_env_profile", body, timeout, _TRIES)
+                ids = _post(http, url, "get_env_profile", body, _TIMEOUT, _TRIES)
                 break
             except EnvironmentUnavailable as error:
                 if not remaining or (error.status is not None and error.status < 500):
@@ -209,10 +209,10 @@ def task_ids(service_url: str | Sequence[str], env_type: str, split: str, *, tim
     return [str(task_id) for task_id in ids]
 
 
-def service_health(url: str, *, timeout: float = 5.0) -> Json:
+def service_health(url: str) -> Json:
     """The health report of a service; `{"status": "ok"}` from other implementations. Raises EnvironmentUnavailable."""
     with _client([url]) as http:
-        health = _request(http, "GET", url.rstrip("/"), "healthz", None, timeout, 1)
+        health = _request(http, "GET", url.rstrip("/"), "healthz", None, 5.0, 1)
     return health if isinstance(health, dict) else {"status": "ok"}
 
 

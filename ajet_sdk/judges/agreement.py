@@ -78,16 +78,14 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)
 
 
-def bootstrap(
-    statistic: Callable[[Sequence[int]], float | None], count: int, *, resamples: int = 1000, seed: int = 0
-) -> Interval | None:
+def bootstrap(statistic: Callable[[Sequence[int]], float | None], count: int, *, seed: int = 0) -> Interval | None:
     """A statistic of rows, given by their places, over all of them, and where 95 % of its values lie when rows are
     drawn again with replacement. None where it has no value."""
     value = statistic(range(count))
     if value is None:
         return None
     draw = random.Random(seed)
-    resampled = [statistic(draw.choices(range(count), k=count)) for _ in range(resamples)]
+    resampled = [statistic(draw.choices(range(count), k=count)) for _ in range(1000)]
     known = sorted(estimate for estimate in resampled if estimate is not None)
     low, high = np.quantile(known, [0.025, 0.975]) if known else (value, value)
     return Interval(value, float(low), float(high))

@@ -39,11 +39,11 @@ def flat_keys(document: Mapping[str, object], prefix: str = "") -> Iterator[tupl
             yield f"{prefix}{name}", value
 
 
-def short_ids(ids: Sequence[str], least: int = 8) -> dict[str, str]:
-    """Each id cut to the shortest length, at least `least`, at which all differ; in their order."""
+def short_ids(ids: Sequence[str]) -> dict[str, str]:
+    """Each id cut to the shortest length, at least 8, at which all differ; in their order."""
     distinct = set(ids)
     longest = max(map(len, distinct), default=0)
-    n = least
+    n = 8
     while n < longest and len({i[:n] for i in distinct}) < len(distinct):
         n += 1
     return {i: i[:n] for i in ids}

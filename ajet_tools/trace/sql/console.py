@@ -11,7 +11,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.protocols import Stop, TraceReader
+from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import json_default
 from ajet_sdk.trace.schema import COLUMNS
 from ajet_sdk.trace.values import rows_of
@@ -26,9 +26,9 @@ def tables(reader: TraceReader) -> dict[str, dict[str, str]]:
     return {**COLUMNS, "calls_full": {field.name: str(field.type) for field in whole}}
 
 
-def result_of(reader: TraceReader, sql: str, stop: Stop | None = None) -> pa.Table:
+def result_of(reader: TraceReader, sql: str) -> pa.Table:
     """The result of one SELECT or EXPLAIN; a column's name that comes twice gets a number. Raises QueryError."""
-    table = reader.query(sql, (), stop)
+    table = reader.query(sql)
     return table.rename_columns(distinct(table.column_names))
 
 

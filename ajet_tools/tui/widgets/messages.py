@@ -111,11 +111,11 @@ class Messages(LineView, can_focus=True):
         if notify:
             self._post_moved()
 
-    def choose_key(self, key: str, *, top: bool = True) -> bool:
+    def choose_key(self, key: str) -> bool:
         """Choose the block of that key; False where there is none."""
         index = next((n for n, block in enumerate(self.blocks) if block.key == key), None)
         if index is not None:
-            self.choose(index, top=top)
+            self.choose(index, top=True)
         return index is not None
 
     def highlight(self, needle: str) -> None:
