@@ -110,6 +110,20 @@ def test_a_resumed_run_goes_on_to_the_same_numbers(tmp_path: Path, server: Serve
         assert values(whole, name) == pytest.approx(values(straight, name), rel=1e-4, abs=1e-6), name
 
 
+def test_demonstrations_are_learnt_through_the_api(tmp_path: Path, server: Server, tiny: Path) -> None:
+    replies = (("Say yes.", "yes"), ("Say no.", "no"))
+    demonstrations = tmp_path / "said.jsonl"
+    demonstrations.write_text("".join(
+        json.dumps({"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]}) + "\n"
+        for asked, reply in replies
+    ))  # fmt: skip
+    algorithm = {"adv_estimator": "sft", "data": str(demonstrations)}
+    config = job(tmp_path, server, tiny, algorithm=algorithm, total_steps=6, save_freq=0)
+    train(config, workflow=talk, judge=length)
+    losses = values(config, "train/loss")
+    assert losses[6] < losses[1] - 1
+
+
 def named_at(service: Any) -> list[str]:
     """The paths of all named weights that the service keeps."""
     return [
