@@ -381,8 +381,9 @@ and random weights, each method of the SDK's clients by one call.
 - **wrong**: another error, another result, or no answer within {patience:g} s.
 - –: the SDK has no such method. A method and its `_async` twin share a row where they agree.
 
-Open-RL is commit bfc0f09 of its repository, from source, on Python 3.11 (its project file asks for 3.12). SkyRL 0.4.0 is not in the table:
-it needs Python 3.12 and imports torch, and PyPI has no build of torch for Linux on x86 without CUDA.
+Open-RL is commit bfc0f09 of its repository, run from source on Python 3.11 (its project file asks for 3.12).
+SkyRL 0.4.0 is not in the table: it needs Python 3.12 and imports torch, of which PyPI has no build for Linux on x86
+without CUDA.
 """
 
 
