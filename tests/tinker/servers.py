@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import httpx
 import numpy as np
 import tinker
 import uvicorn
+from starlette.types import ASGIApp
 from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
@@ -28,8 +30,15 @@ IDS = [41, 71, 82, 73, 91, 82, 71, 90, 75, 27, 23, 24, 27, 17, 27, 25, 26]
 class Server:
     """A server on one state directory and one port."""
 
-    def __init__(self, model: Path, state: Path, api_key: str | None = None, port: int = 0) -> None:
-        self.model, self.state, self._api_key, self._port = model, state, api_key, port
+    def __init__(
+        self,
+        model: Path,
+        state: Path,
+        api_key: str | None = None,
+        port: int = 0,
+        around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    ) -> None:
+        self.model, self.state, self._api_key, self._port, self._around = model, state, api_key, port, around
 
     def __enter__(self) -> Server:
         self.start()
@@ -65,7 +74,8 @@ class Server:
         service.resume()
         with listening_socket("127.0.0.1", self._port) as listener:
             self._port = listener.getsockname()[1]
-            settings = server_config(application(service, self._api_key, poll=1.0), timeout_graceful_shutdown=1)
+            app = self._around(application(service, self._api_key, poll=1.0))
+            settings = server_config(app, timeout_graceful_shutdown=1)
             self._server = uvicorn.Server(settings)
             ready.set_result(None)
             await self._server.serve(sockets=[listener])

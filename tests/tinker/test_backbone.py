@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import ajet
 from ajet_sdk.config.config import Config, load_config
@@ -202,6 +206,51 @@ def test_a_signal_leaves_a_state_at_the_service(tmp_path: Path, server: Server, 
     short = job(tmp_path, server, tiny, total_training_steps=2, total_steps=6, save_freq=0)
     train(short, workflow=interrupted, judge=length, resume=True)
     assert values(short, "train/policy_version") == {1: 1.0, 2: 2.0}
+
+
+class Unreliable:
+    """Of each route the first request is refused with 429, and the reply to the second is cut off on its way."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app, self.met = app, Counter[str]()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = scope.get("path", "").removeprefix("/api/v1/")
+        if scope["type"] != "http" or route not in TRAINING:
+            return await self._app(scope, receive, send)
+        self.met[route] += 1
+        if self.met[route] == 1:
+            return await JSONResponse({"detail": "too many requests"}, 429)(scope, receive, send)
+
+        async def cut(message: Message) -> None:
+            if self.met[route] == 2 and message["type"] == "http.response.body":
+                message = {**message, "body": message["body"][:5], "more_body": True}
+            await send(message)
+
+        return await self._app(scope, receive, cut)
+
+
+TRAINING = ("forward_backward", "optim_step", "asample", "save_weights", "save_weights_for_sampler", "retrieve_future")
+
+
+def test_requests_that_are_refused_or_lost_are_repeated_and_applied_once(tmp_path: Path, tiny: Path) -> None:
+    between = list[Unreliable]()
+
+    def around(app: ASGIApp) -> ASGIApp:
+        between.append(Unreliable(app))
+        return between[0]
+
+    with Server(tiny, tmp_path / "state", around=around) as server:
+        config = job(tmp_path, server, tiny, rollout={"max_staleness": 1}, total_steps=3)
+        tuned = train(config, workflow=talk, judge=length)
+    assert between[0].met.keys() == set(TRAINING) and min(between[0].met.values()) > 2
+    assert values(config, "train/policy_version") == {1: 1.0, 2: 2.0, 3: 3.0}
+    [file] = Path(config.directory).glob("checkpoint/*/step_000003/tinker.json")
+    run, _, name = json.loads(file.read_text())["state"].removeprefix("tinker://").partition("/")
+    optimizer = torch.load(server.state / run.replace(":", "_") / name / "optimiser.pt", weights_only=True)
+    assert {int(moments["step"]) for moments in optimizer["state"].values()} == {3}
+    with open_trace(config.directory) as reader:
+        assert ledger_balance(reader, tuned.run_id) == []
 
 
 @pytest.mark.long
