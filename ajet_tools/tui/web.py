@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hmac
 import math
 import secrets
@@ -26,7 +27,11 @@ _IDLE_SECONDS = 25.0
 """A connection that brings no whole request for so long is closed: aiohttp waits for half of one without end."""
 _CHECK_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0
-_FOCUS = """<script>
+_SCRIPT = """<script>
+  const terminal = document.querySelector("#terminal"), open = window.open.bind(window);
+  if (location.hash.length > 1) terminal.dataset.sessionWebsocketUrl += "/" + location.hash.slice(1);
+  window.open = (url, ...more) => url.startsWith("#") ? history.replaceState(null, "", url) : open(url, ...more);
+  window.addEventListener("hashchange", () => location.reload());
   new MutationObserver((_, observer) => {
     const keyboard = document.querySelector(".xterm-helper-textarea");
     if (keyboard && document.body.classList.contains("-first-byte")) {
@@ -36,7 +41,8 @@ _FOCUS = """<script>
   }).observe(document.body, {attributes: true, childList: true, subtree: true});
 </script>
 """
-"""Keys go to the viewer as soon as it is there; textual-serve waits for a click."""
+"""What stands behind `#` says which screen to begin with, and follows the viewer: it asks to open such addresses.
+Keys go to the viewer as soon as it is there; textual-serve waits for a click."""
 _REFUSED = "403: the token is missing or wrong. Open the whole URL that `ajet trace view --web` printed.\n"
 
 
@@ -49,10 +55,13 @@ def serve(arguments: list[str], port: int, announce: Callable[[str], None], *, u
     """
     listener = _listen(port)
     token = secrets.token_urlsafe(24)
-    command = "exec " + shlex.join([sys.executable, "-m", "ajet", *arguments])
-    asyncio.run(
-        _serve(_GuardedServer(command, _HOST, listener.getsockname()[1], "ajet"), listener, token, announce, until_eof)
-    )
+    server = _GuardedServer(_command(arguments), _HOST, listener.getsockname()[1], "ajet")
+    server.arguments = arguments
+    asyncio.run(_serve(server, listener, token, announce, until_eof))
+
+
+def _command(arguments: list[str]) -> str:
+    return "exec " + shlex.join([sys.executable, "-m", "ajet", *arguments])
 
 
 def _listen(port: int) -> socket.socket:
@@ -111,8 +120,11 @@ def _wait_for_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
     """textual-serve's server behind a token, that answers under whatever address it is reached by."""
 
+    arguments: list[str]
+
     async def guarded_app(self, token: str) -> web.Application:
         app = await self._make_app()
+        app.router.add_get("/ws/{at}", self.handle_websocket)
         app.middlewares.append(_guard(token, f"ajet_view_{self.port}"))
         app[_SOCKETS], app[_IDLE_SINCE] = set(), {}
         app.on_shutdown.append(_close_sockets)
@@ -126,14 +138,17 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
         self.public_url = f"http://{request.host}"
         page = await super().handle_index(request)
         page.text = page.text.replace(_FONTS, "about:blank#")  # nothing is fetched from elsewhere
-        page.text = page.text.replace("</body>", f"{_FOCUS}</body>")
+        page.text = page.text.replace("</body>", f"{_SCRIPT}</body>")
         return page
 
     async def handle_websocket(self, request: web.Request) -> object:
         task = asyncio.current_task()
         request.app[_SOCKETS].add(task)
+        server, at = copy.copy(self), request.match_info.get("at")
+        if at is not None:
+            server.command = _command([*self.arguments[:2], f"--at={at}", *self.arguments[2:]])
         try:
-            return await super().handle_websocket(request)
+            return await Server.handle_websocket(server, request)
         finally:
             request.app[_SOCKETS].discard(task)
 

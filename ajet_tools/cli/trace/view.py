@@ -48,6 +48,7 @@ def view(
     ] = False,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of --web; 0 takes a free one.")] = 0,
     served: Annotated[bool, typer.Option("--served", hidden=True)] = False,
+    at: Annotated[str | None, typer.Option("--at", hidden=True)] = None,
     until_eof: Annotated[bool, typer.Option("--until-eof", hidden=True)] = False,
 ) -> None:
     """Browse a trace in the terminal: runs, curves, episodes, tokens, SQL; also during a run.
@@ -77,7 +78,9 @@ def view(
         run_id = None if wanted is None else queries.find_run(reader, wanted)
         viewer = app_module.TraceApp(reader, where, run_id)
         viewer.tokenizer = tokenizer
+        viewer.first_address = at
         if served:
+            viewer.set_address = lambda address: viewer.open_url(f"#{address}", new_tab=False)
             threading.Thread(target=_exit_with, args=(os.getppid(), viewer.exit), daemon=True).start()
         viewer.run()
     raise typer.Exit(viewer.return_code or 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ from ajet_tools.tui.trace.feedback import FeedbackScreen
 from ajet_tools.tui.trace.many_runs import ManyRunsScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
-from ajet_tools.tui.trace.screen import TraceViewer
+from ajet_tools.tui.trace.screen import TraceScreen, TraceViewer
 from ajet_tools.tui.trace.sql import SqlScreen
 from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.trace.tokens import TokensScreen
@@ -40,13 +40,38 @@ class TraceApp(TraceViewer):
     def __init__(self, reader: TraceReader, path: Path, run_id: str | None = None) -> None:
         super().__init__(reader, path)
         self.first_run = run_id
+        self.first_address: str | None = None
+        """The address of the screen to begin with."""
+        self.set_address: Callable[[str], None] | None = None
+        """What a browser does with the address of the screen that is shown."""
+        self._address = ""
 
     def on_mount(self) -> None:
         self.push_screen(RunsScreen())
         if self.first_run is not None:
             self.open_run(self.first_run)
+        if self.first_address is not None:
+            self.open_address(self.first_address)
+        if self.set_address is not None:
+            self.set_interval(self.FOLLOW_SECONDS, self._tell_address)
         self.set_interval(self.FOLLOW_SECONDS, self.follow)
         self.follow()
+
+    def open_address(self, address: str) -> None:
+        """The screen with an address: an id, ids of runs with a `+` behind each, or an episode, a timeline, a token."""
+        prefix, *place = address.split(".")
+        if "+" in address:
+            self.open_many_runs([run_id for run_id in address.split("+") if run_id])
+        elif len(place) == 2 and all(map(str.isdecimal, place)):
+            self.open_tokens(prefix, int(place[0]), int(place[1]))
+        else:
+            self.open_found(prefix)
+
+    def _tell_address(self) -> None:
+        screen = self.screen
+        if isinstance(screen, TraceScreen) and self.set_address is not None and screen.address != self._address:
+            self._address = screen.address
+            self.set_address(self._address)
 
     def open_run(self, run_id: str) -> None:
         self.push_screen(RunScreen(run_id))

@@ -86,6 +86,10 @@ class RunScreen(TraceScreen):
         """One picture at a time."""
         self.sub_title = f"run {one_line(run_id, 12)}"
 
+    @property
+    def address(self) -> str:
+        return self.run_id
+
     def compose_body(self) -> ComposeResult:
         yield Static(id="head")
         yield Static(id="views")

@@ -227,6 +227,11 @@ class TraceScreen(Screen[None]):
         super().__init__()
         self._behind = self._reading = False
 
+    @property
+    def address(self) -> str:
+        """What `TraceApp.open_address` opens it by; empty for a screen that has none."""
+        return ""
+
     def compose(self) -> ComposeResult:
         yield TitleLine()
         yield from self.compose_body()

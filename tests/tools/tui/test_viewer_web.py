@@ -97,6 +97,32 @@ async def test_only_who_has_the_token_gets_in_and_ctrl_c_ends_all(training_trace
         await until_async(lambda: not any(map(is_running, running)))
 
 
+async def test_an_address_opens_its_screen_and_follows_the_viewer(training_trace: Path) -> None:
+    with served(str(training_trace)) as (_, url):
+        base = url.partition("/?")[0]
+        async with browser() as known:
+            assert await status_of(known, url) == 200
+            async with known.ws_connect(f"{base}/ws/aaaa0001", origin=base) as terminal:
+                assert (await address_told(terminal)).startswith("#aaaa0001")
+                await terminal.send_json(["stdin", "\x1b"])  # back to the list of runs
+                assert await address_told(terminal) == "#"
+            hostile = "/ws/%24%28touch%20ran%29%20--web"
+            async with known.ws_connect(base + hostile, origin=base) as terminal:
+                await shows(terminal, b"nothing in this trace")
+                assert not Path("ran").exists()
+
+
+async def address_told(terminal: aiohttp.ClientWebSocketResponse) -> str:
+    """The next address that the viewer asks the browser to show."""
+    while True:
+        message = await terminal.receive()
+        assert message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT), message
+        if message.type is aiohttp.WSMsgType.TEXT and message.json()[0] == "open_url":
+            told = message.json()[1]
+            assert told["new_tab"] is False
+            return str(told["url"])
+
+
 async def test_a_server_that_is_killed_ends_its_viewers(training_trace: Path) -> None:
     with served(str(training_trace)) as (process, url):
         async with browser() as known:
@@ -236,6 +262,24 @@ async def test_keys_reach_the_viewer_before_any_click(training_trace: Path, tmp_
             await page.until("document.activeElement.className.includes('xterm-helper-textarea')")
             await page.press("q")
             await page.until("document.body.classList.contains('-closed')")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_a_link_to_a_run_is_its_screen(training_trace: Path, tmp_path: Path, width: int) -> None:
+    with served(str(training_trace)) as (_, url):
+        async with opened(f"{url}#aaaa0001", tmp_path / "browser") as page:
+            await page.ask(
+                "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500
+            )
+            await page.until("document.activeElement.className.includes('xterm-helper-textarea')")
+            assert (await page.value("location.hash")).startswith("#aaaa0001")
+            await page.ask("Input.dispatchKeyEvent", type="keyDown", key="Escape", windowsVirtualKeyCode=27)
+            await page.until("location.hash === ''")
+            steps = await page.value("history.length")
+            await page.press("o")
+            await page.until("location.hash.length > 1")
+            assert await page.value("history.length") == steps
 
 
 HASTY = """
