@@ -28,6 +28,9 @@ from ajet_tools.trace.compare.diff import episode_at
 from ajet_tools.trace.episode.messages import fingerprint
 from ajet_tools.trace.queries.tokens import EpisodeFacts
 
+_LEAST = 6
+"""Characters from which on a name is the start of an id, and not a number."""
+
 
 class NotReplayed(EngineError, ConfigError):
     """The workflow asked something else than when it was recorded."""
@@ -49,9 +52,9 @@ def branch_point(reader: TraceReader, episode_id: str, at: str, keep: int = 0) -
     """The call of an episode's workflow that has this number or whose id begins so. Raises QueryError."""
     episode = episode_at(reader, episode_id)
     calls = [call for call in episode.calls if call.phase == "rollout"]
-    fitting = [call for call in calls if at == str(call.index)] or [
-        call for call in calls if call.call_id.startswith(at)
-    ]
+    fitting = [call for call in calls if at == str(call.index)]
+    if len(at) >= _LEAST:
+        fitting = fitting or [call for call in calls if call.call_id.startswith(at)]
     if len(fitting) != 1:
         numbers = ", ".join(str(call.index) for call in calls[:20]) or "none"
         raise QueryError(
@@ -80,12 +83,12 @@ class _Request:
     def messages(self) -> list[Hashable]:
         return [fingerprint(message) for message in request_messages(self.request)]
 
-    def asks_like(self, other: _Request) -> bool:
-        return (self.agent, self._beside) == (other.agent, other._beside) and self.messages == other.messages
-
-    @property
+    @cached_property
     def _beside(self) -> str:
         return json.dumps([self.request.get("tools"), self.request.get("prompt")], sort_keys=True, default=str)
+
+    def asks_like(self, other: _Request) -> bool:
+        return (self.agent, self._beside) == (other.agent, other._beside) and self.messages == other.messages
 
     def difference(self, asked: _Request) -> str:
         """The first message in which another request differs from this one."""
@@ -102,9 +105,9 @@ class _Request:
 
 
 def _requests(calls: Sequence[Call]) -> list[_Request]:
-    """The requests that were answered, in the order in which they were sent."""
+    """The requests that were answered."""
     by_id: dict[str, list[Call]] = {}
-    for call in sorted(calls, key=lambda call: call.started_at):
+    for call in calls:
         if call.phase == "rollout" and call.error is None and call.response.get("choices"):
             by_id.setdefault(call.request_id or call.call_id, []).append(call)
     return [_Request(of[0].agent, of[0].request, tuple(of)) for of in by_id.values()]
@@ -128,8 +131,12 @@ class BranchingEngine:
 
     def __init__(self, point: BranchPoint) -> None:
         self.point = point
-        self._before = _requests([c for c in point.episode.calls if c.started_at < point.call.started_at])
+        began = point.call.started_at
         self._at = _Request(point.call.agent, point.call.request, (point.call,))
+        self._recorded = _requests(point.episode.calls)
+        by_start = sorted(self._recorded, key=lambda request: request.calls[0].started_at)
+        self._before = [request for request in by_start if request.calls[0].started_at < began]
+        self._after = by_start[len(self._before) :]
         self._progress: dict[str, _Progress] = {}
 
     def over(self, engine: Engine) -> Engine:
@@ -151,11 +158,11 @@ class BranchingEngine:
                 if recorded.asks_like(asked):
                     progress.left.remove(recorded)
                     return self._replay(ask, recorded.calls)
-            if progress.branched:
-                return await self.engine.answer(ask)
-            if self._at.asks_like(asked):
+            if not progress.branched and self._at.asks_like(asked):
                 progress.branched = True
                 return await (self._continue(ask, progress) if self.point.keep else self.engine.answer(ask))
+            if progress.branched or any(later.asks_like(asked) for later in self._after):  # sent beside the branch
+                return await self.engine.answer(ask)
             next_ones = (request for request in (*progress.left, self._at) if request.agent == ask.agent)
             expected = next(next_ones, None)
             unknown = f"agent {ask.agent!r} asked for a reply that it had not asked for"
@@ -217,6 +224,15 @@ class BranchingEngine:
 
     async def aclose(self) -> None:
         await self.engine.aclose()
+
+    def in_order(self, episode: Episode) -> Episode:
+        """The episode with calls that run beside each other in their recorded order; new ones follow."""
+
+        def place(call: Call) -> int:
+            asked, recorded = _Request(call.agent, call.request), enumerate(self._recorded)
+            return next((i for i, request in recorded if request.asks_like(asked)), len(self._recorded))
+
+        return episode.model_copy(update={"calls": tuple(sorted(episode.calls, key=place))})
 
     def why_not(self, episode: Episode) -> str:
         """Why an attempt is no fork; empty where it is one."""
@@ -283,6 +299,6 @@ def sample_forks(
     original = attempt_of(EpisodeFacts(point.episode, True, {}, {}, None), {})
     forks = []
     for episode in report.tasks[0].episodes:
-        forked = attempt_of(EpisodeFacts(episode, True, {}, {}, None), {})
+        forked = attempt_of(EpisodeFacts(engine.in_order(episode), True, {}, {}, None), {})
         forks.append(Fork(episode, engine.why_not(episode), parting(original, forked)))
     return Forks(point, report.run_id, str(report.directory), tuple(forks))
