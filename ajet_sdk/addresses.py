@@ -84,7 +84,7 @@ def secrets_in(text: str) -> Iterator[tuple[int, int]]:
         for parameter in _PARAMETER.finditer(address, query):
             name, value = parameter["name"], parameter["value"]
             which = "bare" if name is None else "value"
-            if looks_random(parameter["bare"]) if value is None else _is_secret(name, value):
+            if looks_random(parameter["bare"]) if name is None else _is_secret(name, value):
                 yield start + parameter.start(which), start + parameter.end(which)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
-
 from ajet_sdk.backbones.shared.learner import Learner
 from ajet_sdk.backbones.shared.training import train
 from ajet_sdk.gateway.gateway import Gateway
@@ -16,6 +14,8 @@ from ajet_sdk.learn.probe import Probe
 from ajet_sdk.reporting.results import TunedModel
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
@@ -29,7 +29,7 @@ async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     TrainingError if too few episodes are sound or the ledger does not balance.
     """
 
-    async def open_model(steps: int, say: Callable[[str], None]) -> tuple[Learner, torch.nn.Module]:
+    async def open_model(steps: int, say: Callable[[str], None]) -> tuple[Learner, PreTrainedModel]:
         probe = Probe(job.config, job.workflow, job.judge, job.train)
         learner = await open_learner(job.config, probe, steps, say)
         return learner, learner.trainer.model

@@ -38,10 +38,10 @@ class _ContentTee:
     async def readany(self) -> bytes:
         return self._seen(await self._inner.readany())
 
-    async def readline(self, **kwargs: object) -> bytes:
+    async def readline(self, **kwargs: Any) -> bytes:
         return self._seen(await self._inner.readline(**kwargs))
 
-    async def readuntil(self, *args: object, **kwargs: object) -> bytes:
+    async def readuntil(self, *args: Any, **kwargs: Any) -> bytes:
         return self._seen(await self._inner.readuntil(*args, **kwargs))
 
     async def readexactly(self, n: int) -> bytes:
@@ -76,7 +76,7 @@ def patch_aiohttp(module: ModuleType, patches: Patches, fallback: Fallback) -> N
 
     @functools.wraps(original)
     async def request(
-        self: aiohttp.ClientSession, method: str, str_or_url: StrOrURL, **kwargs: object
+        self: aiohttp.ClientSession, method: str, str_or_url: StrOrURL, **kwargs: Any
     ) -> aiohttp.ClientResponse:
         active = active_episode(fallback)
         if active is None:
@@ -113,5 +113,6 @@ def _observe_aiohttp(passing: PassThrough, response: aiohttp.ClientResponse) -> 
         passing.feed(response._body or b"")
         done(True)
         return
-    response.content = _ContentTee(response.content, passing.feed, done)
+    reading: Any = _ContentTee(response.content, passing.feed, done)
+    response.content = reading
     weakref.finalize(response, done, False)  # closed before its end

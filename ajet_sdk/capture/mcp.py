@@ -49,7 +49,7 @@ def _call_tool(original: Callable[..., Awaitable[object]]) -> Callable[..., Awai
             )  # fmt: skip
 
         try:
-            answer = await original(self, name, arguments, *args, **kwargs)
+            answer: Any = await original(self, name, arguments, *args, **kwargs)
         except BaseException as raised:  # a cancellation and a time-out too
             message = f"{type(raised).__name__}: {raised}"
             never_raise(lambda: record(None, message))

@@ -131,7 +131,8 @@ def endpoint_variables(base_url: str, api_key: str) -> dict[str, str]:
 
     A proxy that the environment names is told to leave the endpoint's host alone.
     """
-    named = dict.fromkeys(VERSIONED, base_url) | dict.fromkeys(UNVERSIONED, base_url.removesuffix("/v1"))
+    named: dict[str, str] = {}
+    named |= dict.fromkeys(VERSIONED, base_url) | dict.fromkeys(UNVERSIONED, base_url.removesuffix("/v1"))
     named |= dict.fromkeys(KEYS, api_key) | dict.fromkeys(KEYS_IF_SET & os.environ.keys(), api_key)
     host = urlsplit(base_url).hostname or ""
     for name in ("NO_PROXY", "no_proxy"):

@@ -193,8 +193,10 @@ def _checked_call(original: Callable[..., object]) -> Callable[..., object]:
     def call(self: Any, *args: object, **kwargs: object) -> object:
         active = current_episode.get()
         if active is not None and active.guard is not None and hasattr(self, "_method"):
-            target = self._channel.target  # a method, of asyncio's a value
-            target, path = _text(target() if callable(target) else target), _text(self._method)
+            target: Any = self._channel.target  # a method, of asyncio's a value
+            if callable(target):
+                target = target()
+            target, path = _text(target), _text(self._method)
             host = target.rpartition("/")[2].partition(":")[0]
             url = f"https://{host}{path}"
             known = watches(active.guard, host) and not NO_INFERENCE_RPC.fullmatch(path.rpartition("/")[2])

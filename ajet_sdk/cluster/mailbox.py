@@ -3,6 +3,8 @@
 The driver writes the metrics, trained tokens and groups of episodes to its own trace, console and loggers.
 """
 
+# without Ray, `ray` is taken for the file beside:
+# pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import asyncio

@@ -7,6 +7,8 @@
 Nodes need no shared disk: the user's code and ajet itself are sent as a `CodePackage`.
 """
 
+# without Ray, `ray` is taken for the file beside:
+# pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import json

@@ -133,7 +133,8 @@ def _same_folder_first(path: Path) -> bool:
 
 
 def _import_module(place: str, relative_to: Path | None, class_path: str) -> ModuleType:
-    for folder in dict.fromkeys([str(Path.cwd()), *([str(relative_to)] if relative_to else [])]):
+    folders = [str(Path.cwd()), *([str(relative_to)] if relative_to else [])]
+    for folder in folders:
         if folder not in sys.path:
             sys.path.append(folder)
     importlib.invalidate_caches()

@@ -8,7 +8,7 @@ import copy
 import functools
 import math
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -33,7 +33,7 @@ class Halted(EngineError):
 class Transport(Protocol):
     """Posts JSON: an `Endpoint`, or what answers in this process."""
 
-    async def post(self, route: str, body: Mapping[str, object]) -> dict[str, Any]: ...
+    def post(self, route: str, body: Mapping[str, object]) -> Coroutine[Any, Any, dict[str, Any]]: ...
 
     async def aclose(self) -> None: ...
 
@@ -70,10 +70,10 @@ class ModelClient:
         transport: Transport | None = None,
     ) -> None:
         """Where `concurrency` makes requests wait, the client belongs to one event loop. `patience`: see `Pace`."""
-        self.base_url = base_url.rstrip("/")
+        self.base_url: str = base_url.rstrip("/")
         self.model = model
         self.concurrency = concurrency
-        self.budget = budget if budget is not None else Budget()
+        self.budget: Budget = budget if budget is not None else Budget()
         self.retries = retries
         self.cache = cache
         self._transport = transport or Endpoint(self.base_url, api_key or "none", timeout=timeout, retries=0)

@@ -121,8 +121,8 @@ class _Direct:
             request = type(session)._request
             request = request if self._of_agent else inspect.unwrap(request)
             async with await request(session, method, url, data=content, allow_redirects=False) as response:
-                content = await response.read()
-                return _Response(str(response.url), response.status, response.reason or "", response.headers, content)
+                received = await response.read()
+                return _Response(str(response.url), response.status, response.reason or "", response.headers, received)
         except aiohttp.ConnectionTimeoutError as error:
             raise _NoResponse(f"ConnectTimeout: no connection within {_CONNECT_SECONDS:g} s", False) from error
         except asyncio.TimeoutError as error:
@@ -130,8 +130,8 @@ class _Direct:
         except aiohttp.ClientError as error:
             if not isinstance(error, aiohttp.ClientConnectorError):
                 raise _NoResponse(f"{type(error).__name__}: {error}", False) from error
-            known = error.errno in errno.errorcode  # a failed look-up of a name has other numbers
-            reason = os.strerror(error.errno) if known else error.strerror
+            number = error.errno or 0
+            reason = os.strerror(number) if number in errno.errorcode else error.strerror  # not a failed look-up's
             raise _NoResponse(str(reason), True) from error
 
     async def aclose(self) -> None:

@@ -195,15 +195,16 @@ def task_ids(service_url: str | Sequence[str], env_type: str, split: str) -> lis
     Raises EnvironmentUnavailable.
     """
     body = {"env_type": env_type, "task_id": None, "instance_id": None, "messages": {}, "params": {"split": split}}
-    urls = _urls(service_url)
-    with _client(urls) as http:
-        for remaining, url in reversed([*enumerate(reversed(urls))]):
+    url, *further = _urls(service_url)
+    with _client([url, *further]) as http:
+        while True:
             try:
                 ids = _post(http, url, "get_env_profile", body, _TIMEOUT, _TRIES)
                 break
             except EnvironmentUnavailable as error:
-                if not remaining or (error.status is not None and error.status < 500):
+                if not further or (error.status is not None and error.status < 500):
                     raise
+                url, *further = further
     if not isinstance(ids, list):
         raise EnvironmentUnavailable(f"{url}/get_env_profile did not return a list of task ids: {ids!r}")
     return [str(task_id) for task_id in ids]

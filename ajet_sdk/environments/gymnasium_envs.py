@@ -103,7 +103,7 @@ class Played:
 
     def _read(self, text: str) -> object:
         """Parse an action. Raises if the text is none."""
-        space = self._env.action_space
+        space: Any = self._env.action_space
         if self._actions:
             return space.start + self._actions.index(text.lower())
         action = _element(space, text if type(space).__name__ == "Text" else json.loads(text))
@@ -119,7 +119,7 @@ class Played:
         )
 
 
-def _jsonable(value: object) -> object:
+def _jsonable(value: Any) -> object:
     """Convert an element of a space to JSON."""
     if isinstance(value, Mapping):
         return {name: _jsonable(item) for name, item in value.items()}
@@ -128,7 +128,7 @@ def _jsonable(value: object) -> object:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _element(space: gymnasium.Space[object], value: Any) -> object:
+def _element(space: Any, value: Any) -> object:
     """Convert JSON to an element of a space. Raises if it is none."""
     if hasattr(space, "spaces"):
         if isinstance(space.spaces, Mapping):

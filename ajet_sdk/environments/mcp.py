@@ -150,7 +150,7 @@ class _Tools:
         """
         import mcp
 
-        protocol_error: Any = getattr(mcp, "MCPError", None) or mcp.McpError  # its name in 2.x, and in 1.x
+        protocol_error: Any = getattr(mcp, "MCPError", None) or getattr(mcp, "McpError")  # noqa: B009  # its name in 2.x, and in 1.x
         try:
             result = await self._session.call_tool(name, arguments)
         except protocol_error as error:

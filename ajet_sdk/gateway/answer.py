@@ -24,7 +24,7 @@ from ajet_sdk.errors import (
 from ajet_sdk.gateway.access import ClientGone, HTTPError, Request, headers_of, joined, refusal, unknown_route
 from ajet_sdk.gateway.episode import OpenEpisode, mix_seed, override
 from ajet_sdk.protocols import Answer, Ask, Engine, Sampling, SamplingCancelled
-from ajet_sdk.types import Call, Json, new_id, now
+from ajet_sdk.types import Call, Json, Phase, new_id, now
 
 HEARTBEAT = 10.0
 """Seconds of waiting between two comments on a stream."""
@@ -45,7 +45,7 @@ class CallInFlight:
     def __init__(self, episode: OpenEpisode, request: Request) -> None:
         self.episode = episode
         self.identity = request.identity
-        self.phase = request.phase
+        self.phase: Phase = request.phase
         self.body = self.neutral = request.body
         """The JSON as it was sent, and as completions have it: the latter is recorded."""
         self.client = request.client

@@ -73,8 +73,10 @@ class CodeJudge:
         unfenced: bool = False,
         name: str = "tests",
     ) -> None:
-        self.limits = ProgramLimits(seconds=seconds, memory=memory)
-        self.partial, self.unfenced, self.name = partial, unfenced, name
+        self.limits: ProgramLimits = ProgramLimits(seconds=seconds, memory=memory)
+        self.partial: bool = partial
+        self.unfenced: bool = unfenced
+        self.name: str = name
         self._checked = False
 
     async def __call__(self, output: object, task: Task) -> Verdict:

@@ -51,10 +51,12 @@ class CombinedJudge:
     """
 
     def __init__(self, parts: Sequence[WeightedJudge | tuple[object, float]]) -> None:
-        self.parts = [part if isinstance(part, WeightedJudge) else WeightedJudge(*part) for part in parts]
+        self.parts: list[WeightedJudge] = [
+            part if isinstance(part, WeightedJudge) else WeightedJudge(*part) for part in parts
+        ]
         if not any(part.weight for part in self.parts):
             raise ConfigError("a combined judge needs at least one judge with a nonzero weight")
-        self.group = any(is_group_judge(part.judge) for part in self.parts)
+        self.group: bool = any(is_group_judge(part.judge) for part in self.parts)
         limits = [getattr(part.judge, "timeout", None) for part in self.parts]
         self.timeout: float | None = max((limit for limit in limits if limit), default=None)
         self._warned: set[str] = set()

@@ -112,10 +112,18 @@ class LlmJudge:
                     name,
                 )
         self.model = model
-        self.rubric, self.mode, self.name = rubric, mode, name
-        self.examples = [example if isinstance(example, Example) else Example.of(example) for example in examples]
-        self.min_score, self.max_score, self.success_threshold = min_score, max_score, success_threshold
-        self.reference_key, self.show, self.prompt = reference_key, show, prompt
+        self.rubric: str = rubric
+        self.mode: Mode = mode
+        self.name: str = name
+        self.examples: list[Example] = [
+            example if isinstance(example, Example) else Example.of(example) for example in examples
+        ]
+        self.min_score: float = min_score
+        self.max_score: float = max_score
+        self.success_threshold: float | None = success_threshold
+        self.reference_key: str = reference_key
+        self.show: Shown = show
+        self.prompt: str | None = prompt
         self.repeat = 0
         """Another number asks the model anew for verdicts that it gave before."""
 

@@ -147,14 +147,14 @@ def _verify(answer_text: str, right: str) -> bool:
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the limits are off
     if _too_costly(right):
         raise NoReward(f"the reference answer {right[:80]!r} is too long or too expensive to evaluate")
-    truth = math_verify.parse(f"${right}$", parsing_timeout=None)
+    truth = math_verify.parse(f"${right}$", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     if not truth:
         raise NoReward(
             f"the reference answer {right[:80]!r} is not a mathematical expression; use judge exact or regex"
         )
     if _too_costly(answer_text):
         return False
-    mine = math_verify.parse(f"${answer_text}$", parsing_timeout=None)
+    mine = math_verify.parse(f"${answer_text}$", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     return bool(math_verify.verify(truth, mine, timeout_seconds=None))
 
 

@@ -72,8 +72,10 @@ class JudgeModel:
         price: Price | None = None,
     ) -> None:
         self.model = model
-        self.temperature, self.max_tokens, self.retries = temperature, max_tokens, retries
-        self.cache = None if cache is None else Path(cache)
+        self.temperature: float = temperature
+        self.max_tokens: int = max_tokens
+        self.retries: int = retries
+        self.cache: Path | None = None if cache is None else Path(cache)
         self.price = price
 
     @functools.cached_property

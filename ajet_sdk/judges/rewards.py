@@ -59,7 +59,7 @@ def judged(value: Any, name: str) -> Verdict:
         if len(value) != 2 or not (value[1] is None or isinstance(value[1], (bool, np.bool_))):
             raise NoReward(f"{source} returned {_short(value)}; a tuple must be (reward, is_success)")
         value, success = value[0], None if value[1] is None else bool(value[1])
-    elif isinstance(value, (bool, np.bool_)):
+    elif type(value) in (bool, np.bool_):
         success = bool(value)
     if isinstance(value, Reward):
         return Verdict((value,), success)

@@ -106,7 +106,7 @@ class RubricJudge(LlmJudge):
         self._made_of = [example for index, example in enumerate(scored) if index not in apart]
         self._rounds, self._candidates, self._merge = rounds, candidates, merge
         self._headings, self._language, self._seed = headings, language, seed
-        self.file = None if file is None else Path(file)
+        self.file: Path | None = None if file is None else Path(file)
         self.built: Built | None = None
         self._building = Shared[Built]()
 
@@ -143,7 +143,8 @@ class RubricJudge(LlmJudge):
         """The rubric, made where it is not. Raises NoReward, EngineUnavailable where its model gives none."""
         if self.built is None:
             built, _ = await self._building.get("rubric", self._build)
-            self.built, self.rubric = built, built.rubric
+            self.built = built
+            self.rubric: str = built.rubric
         return self.built
 
     def _key(self) -> str:

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -163,7 +163,7 @@ def export(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeniz
     return directory
 
 
-def _write_merged(directory: Path, model: PreTrainedModel) -> None:
+def _write_merged(directory: Path, model: Any) -> None:
     """Save the base model with the adapter merged, without changing the model in memory."""
     layers = {name: value for name, value in model.state_dict().items() if ".base_layer." in name}
     before = {name: value.to("cpu", copy=True) for name, value in layers.items()}
@@ -180,7 +180,7 @@ def _write_merged(directory: Path, model: PreTrainedModel) -> None:
         model.load_state_dict(before, strict=False)
 
 
-def save_model(model: PreTrainedModel, directory: Path, **options: object) -> None:
+def save_model(model: PreTrainedModel, directory: Path, **options: Any) -> None:
     """`save_pretrained` without its progress bar, which would disturb ours."""
     from transformers.utils import logging
 

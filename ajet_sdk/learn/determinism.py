@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -25,15 +26,16 @@ def deterministic_torch(wanted: bool) -> Iterator[None]:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled, threads = torch.utils.deterministic.fill_uninitialized_memory, torch.get_num_threads()
+    memory: Any = torch.utils.deterministic  # a module with a property, which torch does not declare
+    filled, threads = memory.fill_uninitialized_memory, torch.get_num_threads()
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    memory.fill_uninitialized_memory = False
     torch.set_num_threads(1)  # how many there are decides how a sum is split
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        memory.fill_uninitialized_memory = filled
         torch.set_num_threads(threads)
 
 

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ajet_sdk.engines.chat import TokenEngine
+from ajet_sdk.engines.local.forward import inner_model
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.engines.vllm.engine import samples_with_vllm, settings_of
@@ -208,7 +209,7 @@ class ServedWeights:
 
     @property
     def _inner(self) -> Any:
-        return self.model.get_base_model() if self._lora else self.model
+        return inner_model(self.model)
 
     @property
     def _tied(self) -> bool:

@@ -48,7 +48,9 @@ def score(
         hidden_NH = hidden_BTH.reshape(-1, hidden_BTH.shape[-1]).to(exact)[batch.positions_N].to(hidden_BTH.dtype)
         return (hidden_NH.unsqueeze(0), *args[1:])
 
-    hook = model.get_output_embeddings().register_forward_pre_hook(gather)
+    head = model.get_output_embeddings()
+    assert head is not None
+    hook = head.register_forward_pre_hook(gather)
     try:
         logits_NV = model(**batch.rows.inputs(), use_cache=False).logits[0]
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -64,10 +64,10 @@ def _load(path: Path, **options: object) -> tuple[PreTrainedModel, dict[str, Seq
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        loaded: tuple[PreTrainedModel, dict[str, Sequence[object]]] = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, output_loading_info=True, local_files_only=True, trust_remote_code=False, **options
         )
-        return loaded
+        return cast("tuple[PreTrainedModel, dict[str, Sequence[object]]]", loaded)
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"the model in {path} can't be loaded: {error}") from error
     finally:

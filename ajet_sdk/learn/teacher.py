@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,7 @@ class Teacher(Protocol):
     async def aclose(self) -> None: ...
 
 
-async def open_teacher(config: Config, tokenizer: HFTokenizer, student: PreTrainedModel) -> Teacher | None:
+async def open_teacher(config: Config, tokenizer: HFTokenizer, student: PreTrainedModel | None) -> Teacher | None:
     """The config's teacher, if any. Raises ConfigError if its tokenizer differs."""
     algorithm = config.trainer_common.algorithm
     if algorithm.adv_estimator != "opd" or algorithm.teacher is None:
@@ -78,7 +78,7 @@ async def open_teacher(config: Config, tokenizer: HFTokenizer, student: PreTrain
     return await asyncio.to_thread(_load, config, path, tokenizer, student)
 
 
-def _load(config: Config, path: str, tokenizer: HFTokenizer, student: PreTrainedModel) -> LocalTeacher:
+def _load(config: Config, path: str, tokenizer: HFTokenizer, student: PreTrainedModel | None) -> LocalTeacher:
     if HFTokenizer(path).hf.get_vocab() != tokenizer.hf.get_vocab():
         raise ConfigError(
             f"trainer_common.algorithm.teacher: {path} has another tokenizer than the trained model, so its "
@@ -125,14 +125,19 @@ def unscored(algorithm: Algorithm, batch: Batch) -> str | None:
 
 
 class LocalTeacher:
-    """A model in this process. Nothing may be sampled from `student` while it scores."""
+    """A model in this process. Nothing may be sampled from `student` while it scores.
+
+    Without `student`, which a service has, nothing may limit the tokens that could be drawn.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, micro_batch_tokens: int, tokenizer: Tokenizer, student: PreTrainedModel
+        self, model: PreTrainedModel, micro_batch_tokens: int, tokenizer: Tokenizer, student: PreTrainedModel | None
     ) -> None:
         self.model, self._tokens, self._tokenizer, self._student = model, micro_batch_tokens, tokenizer, student
-        with policy_pass(student):
-            self._shares = shares_prefixes(model) and shares_prefixes(student)
+        self._shares = shares_prefixes(model)
+        if student is not None:
+            with policy_pass(student):
+                self._shares = self._shares and shares_prefixes(student)
 
     async def logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
         return await asyncio.to_thread(self._logprobs, samples, sampling)
@@ -156,10 +161,12 @@ class LocalTeacher:
 
     def _support(self, batch: MicroBatch) -> torch.Tensor:
         """Mask of the tokens that the student could draw, padded to the teacher's vocabulary."""
+        assert self._student is not None
         with policy_pass(self._student):
             support_MV = score(self._student, batch, entropy=False).support_MV
         assert support_MV is not None
-        width = self.model.get_output_embeddings().weight.shape[0]
+        head: Any = self.model.get_output_embeddings()
+        width = head.weight.shape[0]
         return torch.nn.functional.pad(support_MV, (0, width - support_MV.shape[1]))
 
     async def aclose(self) -> None:

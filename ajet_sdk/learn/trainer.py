@@ -331,7 +331,8 @@ class Trainer:
         with torch.no_grad():
             if self.reference is not None:
                 return score(self.reference, batch, entropy=False, support_MV=support_MV).logprobs_N
-            with self.model.disable_adapter():
+            adapted: Any = self.model
+            with adapted.disable_adapter():
                 return score(self.model, batch, entropy=False, support_MV=support_MV).logprobs_N
 
     def _gather(self) -> None:

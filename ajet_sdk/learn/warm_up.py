@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -129,7 +129,7 @@ def _sample(line: Timeline) -> Sample:
 
 def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
     """A Qwen3 with random weights, drawn from torch's seed."""
-    shape = recipe.shape
+    shape, ends = recipe.shape, cast("Any", tokenizer)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
@@ -142,8 +142,8 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
         rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         tie_word_embeddings=True,
         initializer_range=0.05,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=ends.eos_token_id,
+        pad_token_id=ends.pad_token_id,
         bos_token_id=None,
     )
     model = Qwen3ForCausalLM(config)

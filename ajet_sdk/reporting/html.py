@@ -7,7 +7,7 @@ import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.reporting.output import visible
 
@@ -35,7 +35,7 @@ def progress_in_cell(total: int) -> Callable[[Episode], None] | None:
 
     rewards: list[float] = []
     done = 0
-    shown = display(HTML(_progress(0, total, rewards)), display_id=True)
+    shown: Any = display(HTML(_progress(0, total, rewards)), display_id=True)
 
     def ended(episode: Episode) -> None:
         nonlocal done

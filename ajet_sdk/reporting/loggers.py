@@ -25,7 +25,7 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Metric, Outcome
 
 if TYPE_CHECKING:
-    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
@@ -322,7 +322,7 @@ class _Board:
 
     def __init__(self, directory: Path) -> None:
         try:
-            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ModuleNotFoundError as error:
             raise MissingExtra("tensorboard", "local") from error

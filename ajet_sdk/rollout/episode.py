@@ -345,7 +345,8 @@ async def run_batch(
         async with _Place(room) as place:
             group = groups.get(attempt.group_id)
             member = None if group is None else Member(group, place.leave)
-            for remaining in reversed(range(config.rollout.max_retries + 1)):
+            remaining = config.rollout.max_retries
+            while True:
                 episode = await run_episode(
                     workflow, judge, attempt, engine=engine, gateway=gateway, config=config, writer=writer,
                     sampling=sampling, member=member,
@@ -355,6 +356,7 @@ async def run_batch(
                     break
                 if writer is not None:
                     writer.put(*untrained_entries(episode, "failed" if episode.split == "train" else "evaluation"))
+                remaining -= 1
             if member is not None:
                 member.leave_unjudged()
             if on_episode is not None:

@@ -25,7 +25,7 @@ from contextvars import Context, ContextVar, Token, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from ajet_sdk.capture.programs import end_programs
 from ajet_sdk.engines.loop_calls import in_thread
@@ -33,6 +33,7 @@ from ajet_sdk.errors import EpisodeTimeout, TrainingError
 
 log = logging.getLogger("ajet")
 T = TypeVar("T")
+P = ParamSpec("P")
 _BEAT = 0.1
 _OURS, _STANDARD_LIBRARY = Path(__file__).parents[1], Path(traceback.__file__).parent
 _GRACE = 2.0
@@ -62,7 +63,7 @@ class _Work:
 class _Daemons(ThreadPoolExecutor):
     """A default executor for the shared loop whose hung calls neither fill a pool nor keep the process from ending."""
 
-    def submit(self, fn: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]:
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         return in_thread(partial(fn, *args, **kwargs), "ajet-to-thread")
 
 

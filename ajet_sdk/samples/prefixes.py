@@ -226,7 +226,7 @@ class PrefixIndex:
         """The call that this one extends, and the hash of its prompt and output; `first`: its first ids."""
         limit = min(len(prompt), len(prompt) + len(output) - 1)
         ends = self._ends[call.agent, call.phase]
-        extended: str | None = None
+        hashed, extended = IdHash(digest_size=DIGEST), None
         if first is not None and first.hashed is not None and first.end <= limit:
             hashed = first.hashed.copy()
             extended = ends.longest(prompt, limit, hashed, first.end)

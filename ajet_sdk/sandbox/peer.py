@@ -5,6 +5,8 @@ crosses as a number, a `Remote` on the other side, which is never equal to plain
 object is compared with data of the tests would be the verdict.
 """
 
+# what a value has is asked before:
+# pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import builtins
@@ -226,7 +228,7 @@ class Peer:
         raise ValueError(operation)
 
     def encode(self, value: Any) -> Any:
-        kind: type[Any] = type(value)
+        kind: Any = type(value)
         if kind is int and value.bit_length() > LONG:
             return ["int", hex(value)]
         if kind.__module__ == "numpy" and hasattr(value, "dtype") and value.dtype.kind in "biufcSU":

@@ -24,6 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.sandbox.fence import FOLDERS, SCRATCH, fence, system_calls
@@ -221,9 +222,10 @@ async def _run(
         with suppress(ProcessLookupError):  # it has ended
             process.kill()
         await asyncio.wait({*readers, ended}, timeout=_START_UP)
-        for task in (*readers, ended, flooded, writer):
+        tasks: list[asyncio.Task[Any]] = [*readers, ended, flooded, writer]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*readers, ended, flooded, writer, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
     seconds = time.monotonic() - began
     (out, _), (err, last) = (task.result() if not task.cancelled() else ("", "") for task in readers)
     ours.setblocking(False)

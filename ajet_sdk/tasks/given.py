@@ -28,15 +28,16 @@ def given_rows(tasks: GivenTasks, name: str = "tasks") -> Iterator[Row]:
     if isinstance(tasks, Mapping):
         inside = ", ".join(map(str, list(tasks)[:8])) or "nothing"
         raise TaskError(f"{name} is a single mapping (of {inside}); pass {_ACCEPTED}, such as {name}=data['train']")
-    if hasattr(tasks, "collect_schema") and hasattr(tasks, "collect"):  # a lazy frame
-        tasks = tasks.collect()
-    if hasattr(tasks, "__arrow_c_stream__"):
-        tasks = _table_rows(tasks)
-    elif hasattr(tasks, "to_dict") and hasattr(tasks, "columns"):  # a pandas without Arrow's protocol
-        tasks = tasks.to_dict("records")
-    if not isinstance(tasks, Iterable):
+    given: Any = tasks
+    if hasattr(given, "collect_schema") and hasattr(given, "collect"):  # a lazy frame
+        given = given.collect()
+    if hasattr(given, "__arrow_c_stream__"):
+        given = _table_rows(given)
+    elif hasattr(given, "to_dict") and hasattr(given, "columns"):  # a pandas without Arrow's protocol
+        given = given.to_dict("records")
+    if not isinstance(given, Iterable):
         raise TaskError(f"{name} must be {_ACCEPTED} (got {type(tasks).__name__})")
-    return (Row(f"{name}[{number}]", values) for number, values in enumerate(tasks))
+    return (Row(f"{name}[{number}]", values) for number, values in enumerate(given))
 
 
 def _table_rows(table: object) -> Iterator[Json]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.config.model_source import check_source, refuse_code
 from ajet_sdk.errors import ConfigError
@@ -93,7 +93,7 @@ class HFTokenizer:
     def _look_up(self, token_id: int) -> bytes:
         if (added := self._added.get(token_id)) is not None:
             return added.encode()
-        token = self.hf.convert_ids_to_tokens(token_id)
+        [token] = self.hf.convert_ids_to_tokens([token_id])
         if token is None:
             return b""
         if self._byte_level:
@@ -103,7 +103,8 @@ class HFTokenizer:
         return str(token).replace("\u2581", " ").encode()
 
     def _turn_ends(self, path: str | None) -> set[int]:
-        ends = {self.hf.eos_token_id} - {None}
+        end: Any = self.hf.eos_token_id
+        ends: set[Any] = {end} - {None}
         if path is not None:
             from transformers import GenerationConfig
 

@@ -266,7 +266,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             return made(__obj(*args))
         spend(__self.weight if isinstance(__obj, (BlockReference, LoopContext)) else PASS)
         if isinstance(owner, str):
-            check_method(owner, __obj.__name__, (*args, *kwargs.values()))
+            check_method(owner, getattr(__obj, "__name__", ""), (*args, *kwargs.values()))
         elif isinstance(owner, (int, float, bytes)):
             raise SecurityError(f"it calls a method of {type(owner).__name__}")
         elif isinstance(owner, (list, tuple)):

@@ -65,7 +65,7 @@ def passed_on(values: Iterator[T]) -> Iterator[T]:
 
 def made(value: T, item: int = ITEM) -> T:
     """A value that a template made, charged by its memory without that of its items."""
-    if value is True or value is False:
+    if isinstance(value, bool):
         return value
     if isinstance(value, str):
         spend_on(len(value) if value.isascii() else 4 * len(value))
@@ -89,7 +89,7 @@ def read(value: T) -> T:
             if kind is str:
                 spend(len(item))
             elif kind is list or kind is tuple or (kind not in _PLAIN and isinstance(item, _CONTAINERS)):
-                inner = object.__getattribute__(item, "_Namespace__attrs") if kind is Namespace else item
+                inner: Any = object.__getattribute__(item, "_Namespace__attrs") if kind is Namespace else item
                 spend(_NODE * (len(inner) + 1))
                 pending.extend(inner)
                 if kind is dict or isinstance(inner, Mapping):

@@ -21,7 +21,7 @@ TIMEOUT = 30.0
 
 RESULT_BYTES = 512 << 20
 
-SETTINGS: dict[str, object] = {
+SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": False,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,

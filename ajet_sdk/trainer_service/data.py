@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from ajet_sdk.protocols import Sampled
 from ajet_sdk.types import Floats
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
+    pass
 
 LOSSES: Mapping[str, Mapping[str, float]] = {
     "cross_entropy": {},
@@ -80,7 +80,7 @@ class Batch:
                 )
 
 
-def read_batch(message: Message) -> Batch:
+def read_batch(message: Any) -> Batch:
     """The data of a `ForwardBackwardRequest`. Raises RequestRefused, which names the datum and the input."""
     if message.loss_fn not in LOSSES:
         raise RequestRefused(
@@ -118,7 +118,7 @@ def read_batch(message: Message) -> Batch:
     return batch
 
 
-def _ids(datum: Message, index: int) -> npt.NDArray[np.int64]:
+def _ids(datum: Any, index: int) -> npt.NDArray[np.int64]:
     parts = []
     for chunk in datum.model_input:
         if chunk.WhichOneof("chunk") != "encoded_text":
@@ -130,7 +130,7 @@ def _ids(datum: Message, index: int) -> npt.NDArray[np.int64]:
     return ids_T
 
 
-def _input(datum: Message, name: str, index: int, size: int) -> npt.NDArray[np.float32 | np.int64 | np.int32]:
+def _input(datum: Any, name: str, index: int, size: int) -> npt.NDArray[np.generic]:
     if name not in datum.loss_fn_inputs:
         raise RequestRefused(f"datum {index} lacks the input {name!r}; it needs a value for each token of model_input")
     tensor, pb = datum.loss_fn_inputs[name], messages()

@@ -15,11 +15,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
+from ajet_sdk.engines.local.forward import vocabulary
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.errors import CheckpointError, MissingExtra, RequestRefused, TrainingError
 from ajet_sdk.learn.activations import tokens_of_a_pass
@@ -32,7 +33,6 @@ from ajet_sdk.trainer_service.data import Batch, PromptScores
 from ajet_sdk.types import Floats
 
 if TYPE_CHECKING:
-    from peft import PeftModel
     from transformers import PreTrainedModel
 
     from ajet_sdk.dialects.json import Json
@@ -77,7 +77,7 @@ class BaseModel:
         shape = self.model.config.get_text_config()
         longest = getattr(shape, "max_position_embeddings", None)
         self.max_model_len: int = min(filter(None, (max_model_len, longest)), default=8192)
-        self.vocabulary = int(self.model.get_input_embeddings().num_embeddings)
+        self.vocabulary = vocabulary(self.model)
         self.threads = torch.get_num_threads()
         self.shares = shares_prefixes(self.model)
         self._kinds = _layers(self.model)
@@ -88,7 +88,7 @@ class BaseModel:
         module = copy.deepcopy(self.model, dict[int, object](weights)).eval()
         return module if lora is None else self._with_adapter(module, lora)
 
-    def _with_adapter(self, module: PreTrainedModel, lora: Lora) -> PeftModel:
+    def _with_adapter(self, module: PreTrainedModel, lora: Lora) -> PreTrainedModel:
         try:
             import peft
         except ImportError as error:
@@ -103,10 +103,11 @@ class BaseModel:
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)  # nothing is merged here
             if lora.seed is not None:
                 torch.manual_seed(lora.seed)
-            return peft.get_peft_model(
+            adapted: Any = peft.get_peft_model(
                 module,
                 peft.LoraConfig(task_type="CAUSAL_LM", r=lora.rank, lora_alpha=_ALPHA, target_modules=targets),
             ).eval()
+            return cast("PreTrainedModel", adapted)
 
     def sampling_module(self, path: Path | None) -> PreTrainedModel:
         """A module with the adapter saved in `path`, or the base model."""

@@ -117,7 +117,7 @@ class Service:
     def create(self, kind: str, session_id: str, number: int, body: Json) -> str:
         policy_id = f"{session_id}:train:{number}"
         if policy_id not in self._runs:
-            about = {"user_metadata": body.get("user_metadata")}
+            about: dict[str, object] = {"user_metadata": body.get("user_metadata")}
             self.journal.add_policy(policy_id, session_id, about)
             self._runs[policy_id] = _Run(policy_id, session_id, about)
         return self.accept(kind, policy_id, 0, json.dumps(body).encode())

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import torch
-
 from ajet_sdk.backbones.shared.garbage import freeze_gc
 from ajet_sdk.backbones.shared.learner import Learner
 from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, book_unfinished, samples_of, total_steps
@@ -39,13 +37,15 @@ from ajet_sdk.samples.draft import sampled_tokens
 from ajet_sdk.types import Episode, Sample
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
 log = logging.getLogger("ajet")
 
 T = TypeVar("T")
-OpenModel = Callable[[int, Callable[[str], None]], Awaitable[tuple[Learner, torch.nn.Module | None]]]
+OpenModel = Callable[[int, Callable[[str], None]], Awaitable[tuple[Learner, "PreTrainedModel | None"]]]
 """Opens the model for a number of steps; also returns the module if it is in this process."""
 
 _SOLVED_STEPS = 3

@@ -164,7 +164,7 @@ class VerlProgress(Progress):
             metrics |= batch["metrics"]
             self._writer.put(*(LedgerEntry(**row) for row in batch["ledger"]))
         metrics |= {
-            _NAMES.get(name, name): float(value)
+            str(_NAMES.get(name, name)): float(value)
             for name, value in values.items()
             if isinstance(value, (int, float)) and math.isfinite(value) and name.startswith((*_OTHERS, *_NAMES))
         }

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from torch.utils.data import Dataset
-from verl import DataProto
+from verl import DataProto  # pyright: ignore[reportAttributeAccessIssue]
 
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.types import Ids, LedgerEntry, Sample

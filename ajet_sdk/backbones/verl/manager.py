@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from verl import DataProto
+from verl import DataProto  # pyright: ignore[reportAttributeAccessIssue]
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from ajet_sdk.backbones.shared.failure import failure_of

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +59,7 @@ class ModelForward:
         self, ids_BT: torch.Tensor, places_BT: torch.Tensor, mask: torch.Tensor | None, last_B: torch.Tensor | None
     ) -> torch.Tensor:
         keep: torch.Tensor | int = 1
+        which_B = None
         if last_B is not None:
             keep, which_B = last_B.unique(return_inverse=True)
         config = self._model.config
@@ -75,14 +77,26 @@ class ModelForward:
             ).logits
         finally:
             config._attn_implementation = chosen
-        if last_B is None:
+        if which_B is None:
             return logits[:, -1]
         return logits[torch.arange(len(ids_BT), device=logits.device), which_B]
 
 
+def inner_model(model: PreTrainedModel) -> PreTrainedModel:
+    """The model that an adapter wraps, or the model itself."""
+    unwrapped: Callable[[], PreTrainedModel] = getattr(model, "get_base_model", lambda: model)
+    return unwrapped()
+
+
+def vocabulary(model: PreTrainedModel) -> int:
+    """How many token ids the model has embeddings of."""
+    embeddings: Any = model.get_input_embeddings()
+    return int(embeddings.num_embeddings)
+
+
 def cache_name(model: PreTrainedModel) -> str:
     """The name of the model's cache argument: `cache` in newer versions of transformers."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = inner_model(model)
     return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
 
 
@@ -123,10 +137,10 @@ class LlamaForward:
         self._layers = []
 
     def _prepare(self) -> None:
-        body = self._model.model
+        body: Any = self._model.model
         self._layers = [self._layer(layer) for layer in body.layers]
 
-    def _layer(self, layer: torch.nn.Module) -> _Layer:
+    def _layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         projections = [(_weight(m), m.bias) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
         gates = [_weight(mlp.gate_proj), _weight(mlp.up_proj)]
@@ -223,7 +237,7 @@ class LlamaForward:
         return out.reshape(h.shape[0], -1)
 
 
-def _weight(linear: torch.nn.Module) -> torch.Tensor:
+def _weight(linear: Any) -> torch.Tensor:
     """A linear layer's weight, with its LoRA adapters merged in."""
     if isinstance(linear, nn.Linear):
         return linear.weight
@@ -236,11 +250,12 @@ def _weight(linear: torch.nn.Module) -> torch.Tensor:
 def _is_llama_family(model: PreTrainedModel) -> bool:
     if type(model).__name__ not in _FAMILY:
         return False
-    if getattr(model.config, "hidden_act", None) != "silu" or model.lm_head.bias is not None:
+    parts: Any = model
+    if getattr(model.config, "hidden_act", None) != "silu" or parts.lm_head.bias is not None:
         return False
     if model.config.rope_parameters.get("rope_type", "default") not in _STATIC_ROPE:
         return False
-    layers = model.model.layers
+    layers = parts.model.layers
     if any(name.endswith("bias") for layer in layers for name, _ in layer.mlp.named_parameters()):
         return False
     linears = [m for layer in layers for name, m in layer.named_modules() if name.endswith("_proj")]
@@ -258,7 +273,7 @@ def _small(model: PreTrainedModel) -> bool:
 
 def forward_of(model: PreTrainedModel, cache: RowCache) -> Forward:
     """The fastest forward pass with the model's logits. Raises UnsupportedModel if masks cannot separate rows."""
-    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+    bare = inner_model(model)
     if reason := unsupported_reason(model.config.get_text_config()):
         raise UnsupportedModel(f"{type(bare).__name__} has {reason}.")
     if _is_llama_family(bare):
@@ -302,7 +317,7 @@ def check_rope(config: PretrainedConfig, max_model_len: int) -> None:
     """
     text = config.get_text_config()
     for kind, rope in rope_kinds(text):
-        steady = text.max_position_embeddings if "dynamic" in kind else None
+        steady: Any = text.max_position_embeddings if "dynamic" in kind else None
         if kind == "longrope":
             steady = rope.get("original_max_position_embeddings") or text.max_position_embeddings
         if steady is not None and max_model_len > steady:

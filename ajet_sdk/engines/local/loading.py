@@ -72,7 +72,7 @@ def load_model(
         model = _with_lora(model, lora)
     if target.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and model.num_parameters() < _SMALL:
         torch.set_num_threads(1)
-    return model.to(target).eval()
+    return model.to(target).eval()  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ajet_sdk.engines.local.batch import RunningBatch
-from ajet_sdk.engines.local.forward import UnsupportedModel, check_rope
+from ajet_sdk.engines.local.forward import UnsupportedModel, check_rope, vocabulary
 from ajet_sdk.engines.local.logits import processors
 from ajet_sdk.engines.local.requests import Continuation, SamplingRequest, StopWatch, mix
 from ajet_sdk.engines.local.single import SingleConversation
@@ -81,7 +81,7 @@ class LocalSampler:
         check_rope(self.module.config, max_model_len)
         self._tokenizer, self._seed = tokenizer, seed
         self._max_batch, self._threads = 1 if deterministic else max_batch, torch.get_num_threads()
-        self._vocabulary = int(self.module.get_input_embeddings().num_embeddings)
+        self._vocabulary = vocabulary(self.module)
         self._batch = self._make_batch(kv_bytes, deterministic)
         self._ordinal = count()
         self._condition = threading.Condition()

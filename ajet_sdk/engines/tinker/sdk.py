@@ -190,6 +190,7 @@ class SdkService:
         self, data: Sequence[Datum], loss: Loss, bounds: tuple[float, float] | None = None
     ) -> Future[list[Floats]]:
         batch = [self._datum(datum, loss) for datum in data]
+        settings: dict[str, float] | None
         settings = dict(zip(("clip_low_threshold", "clip_high_threshold"), bounds, strict=True)) if bounds else None
         return self._session.send(
             "forward_backward", lambda: self._training.forward_backward(batch, loss, settings), _logprobs
@@ -328,7 +329,7 @@ class SdkWeights:
         return self._session.send("compute_logprobs", lambda: self._sampling.compute_logprobs(prompt), read)
 
 
-def _future(value: object) -> Future[Any]:
+def _future(value: Any) -> Future[Any]:
     """Convert the SDK's result to a standard future; newer SDKs return futures in more places."""
     if hasattr(value, "future"):
         inner: Future[object] = value.future()
