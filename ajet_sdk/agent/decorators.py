@@ -161,7 +161,7 @@ def _check_targets(names: Collection[str] | None) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _decorate(function: F | None, tag: _Tag) -> Any:
+def _decorate(function: Any, tag: _Tag) -> Any:
     if function is None:
         return lambda inner: _tag(inner, tag)
     return _tag(function, tag)
