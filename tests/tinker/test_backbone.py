@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import ajet
 from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.tinker.sdk import SdkService, Session
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn.tinker.scaling import Scaling, measure_scaling
@@ -31,6 +33,7 @@ from tests.tinker.servers import IDS, Server
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 
 
 def job(
@@ -75,7 +78,9 @@ def values(config: Config, name: str) -> dict[int, float]:
     return {row["step"]: row["value"] for row in found}
 
 
-def test_a_run_trains_through_the_api_and_ends_with_an_adapter(tmp_path: Path, server: Server, tiny: Path) -> None:
+def test_a_run_trains_through_the_api_and_ends_with_an_adapter(
+    tmp_path: Path, server: Server, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prices = {"prices": {"prefill": 1.0, "sample": 3.0, "train": 2.0}}
     config = job(tmp_path, server, tiny, prices, {"max_staleness": 0})
     tuned = train(config, workflow=talk, judge=length)
@@ -94,6 +99,13 @@ def test_a_run_trains_through_the_api_and_ends_with_an_adapter(tmp_path: Path, s
     scored = load_config(values={"experiment_dir": str(tmp_path / "after"), "model": {"path": str(tuned.path)},
                                  "rollout": {"max_model_len": 200, "max_response_length_in_one_turn": 6}})  # fmt: skip
     assert run(scored, workflow=talk, judge=length, tasks=[{"question": "Say yes."}]).reward is not None
+    # It becomes a plain model by what the guide has, of the same log-probabilities.
+    monkeypatch.chdir(tmp_path)
+    [merging] = re.findall(r"```python\n(.*?)```", (GUIDE / "tinker.md").read_text(), re.DOTALL)
+    exec(merging.replace("launcher_record/tiny/checkpoint/RUN/adapter", str(tuned.path)), {})
+    merged, adapted = (load_model(path, device="cpu", dtype="float32") for path in (tmp_path / "merged", tuned.path))
+    with torch.no_grad():
+        torch.testing.assert_close(merged(torch.tensor([IDS])).logits, adapted(torch.tensor([IDS])).logits)
     # So it is where the service keeps it.
     kept = json.loads((tuned.path / "tinker.json").read_text())["sampler"]
     there = load_config(values={"experiment_dir": str(tmp_path / "there"), "tinker": {"base_url": server.url},

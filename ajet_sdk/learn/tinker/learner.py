@@ -85,7 +85,7 @@ class TinkerLearner:
         try:
             self.service.delete(path)
         except TrainingError as error:
-            self.say(f"the service keeps {path}: {error}")
+            self.say(f"{error}; the service keeps it")
 
     def export(self, run: Path) -> Path:
         """Fetch the adapter as peft keeps it into `adapter/`, and check it; where the service does not give it, only
