@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import fmean
 
 from ajet_sdk.config.config import Config
 from ajet_sdk.dialects.message_parts import parts_of, request_messages
@@ -17,6 +16,7 @@ from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError, EngineError, QueryError
 from ajet_sdk.protocols import Answer, Ask, Choice, Engine, Sampled, TraceReader
+from ajet_sdk.reporting.results import Report
 from ajet_sdk.run import score_tasks
 from ajet_sdk.samples.prefixes import common_start
 from ajet_sdk.trace.schema import OF_VALIDATION
@@ -130,8 +130,7 @@ class BranchingEngine:
     """
 
     def __init__(self, point: BranchPoint) -> None:
-        self.point = point
-        began = point.call.started_at
+        self.point, began = point, point.call.started_at
         self._at = _Request(point.call.agent, point.call.request, (point.call,))
         self._recorded = _requests(point.episode.calls)
         by_start = sorted(self._recorded, key=lambda request: request.calls[0].started_at)
@@ -184,13 +183,8 @@ class BranchingEngine:
             for choice in choices:
                 if choice.output_ids is not None and choice.message is not None:
                     builder.commit(conversation.prompt, choice.output_ids, choice.message, conversation.sampling.stop)
-        return Answer(
-            choices,
-            first.model,
-            first.prompt_ids.tolist() if exact and first.prompt_ids is not None else None,
-            first.policy_version,
-            {name: n for name, n in (first.response.get("usage") or {}).items() if isinstance(n, int)},
-        )
+        ids = first.prompt_ids.tolist() if exact and first.prompt_ids is not None else None
+        return Answer(choices, first.model, ids, first.policy_version, first.response.get("usage") or {})
 
     async def _continue(self, ask: Ask, progress: _Progress) -> Answer:
         """Replies that begin with the kept tokens."""
@@ -268,27 +262,9 @@ class Fork:
         return None if self.why_not else self.episode.reward
 
 
-@dataclass(frozen=True)
-class Forks:
-    """The forks of one call, and the run that they are."""
-
-    point: BranchPoint
-    run_id: str
-    directory: str
-    forks: tuple[Fork, ...]
-
-    @property
-    def rewards(self) -> list[float]:
-        return [fork.reward for fork in self.forks if fork.reward is not None]
-
-    @property
-    def mean(self) -> float | None:
-        return fmean(self.rewards) if self.rewards else None
-
-
 def sample_forks(
     config: Config, point: BranchPoint, k: int, on_episode: Callable[[Episode], None] | None = None
-) -> Forks:
+) -> tuple[Report, list[Fork]]:
     """Run the config's workflow `k` times from the branch point on, as a run of its own.
 
     Raises as `ajet_sdk.run.run`.
@@ -301,4 +277,4 @@ def sample_forks(
     for episode in report.tasks[0].episodes:
         forked = attempt_of(EpisodeFacts(engine.in_order(episode), True, {}, {}, None), {})
         forks.append(Fork(episode, engine.why_not(episode), parting(original, forked)))
-    return Forks(point, report.run_id, str(report.directory), tuple(forks))
+    return report, forks

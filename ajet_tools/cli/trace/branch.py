@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import typer
@@ -14,13 +15,14 @@ from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.results import Report
 from ajet_sdk.types import Json
 from ajet_tools.cli.arguments import AgentOptions, split_arguments
 from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.text.tables import number
 from ajet_tools.trace import queries
-from ajet_tools.trace.branch import BranchPoint, Fork, Forks, branch_point, sample_forks
+from ajet_tools.trace.branch import BranchPoint, Fork, branch_point, sample_forks
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.locate import open_named
 
@@ -83,9 +85,12 @@ def branch(
             "that call was sampled greedily, so all forks would be the same: pass --temperature 1 or -k 1"
         )
     with ProgressBar("Forks", k, quiet=as_json) as bar:
-        forks = sample_forks(config, point, k, lambda episode: bar.advance())
-    print_json(_as_json(forks)) if as_json else _print(forks, where)
-    raise typer.Exit(0 if forks.rewards else 1)
+        report, forks = sample_forks(config, point, k, lambda episode: bar.advance())
+    if as_json:
+        print_json(_as_json(point, report, forks))
+    else:
+        _print(point, report, forks, where)
+    raise typer.Exit(0 if _rewards(forks) else 1)
 
 
 def _config(
@@ -111,8 +116,8 @@ def _config(
     recorded["branch"] = {"episode": point.episode.episode_id, "call": call.call_id, "token": point.keep}
     sampled = {name: call.sampling.get(name) for name in ("temperature", "top_p", "top_k")}
     more = {f"rollout.{name}": value for name, value in sampled.items() if getattr(options, name, None) is None}
-    more |= {"rollout.sampling": "run", "experiment_name": f"branch-of-{point.episode.episode_id[:_ID]}"}
-    more |= {"experiment_dir": "auto"}
+    name = f"branch-of-{point.episode.episode_id[:_ID]}"
+    more |= {"rollout.sampling": "run", "experiment_name": name, "experiment_dir": "auto"}
     return options.config(
         agent, overrides, more=more, recorded=recorded, beside=Path(file) if isinstance(file, str) else None
     )
@@ -123,48 +128,48 @@ def _trains(reader: TraceReader, run_id: str) -> bool:
     return any(row["backbone"] not in ("run", "debug") for row in backbones)
 
 
-def _fork_json(fork: Fork) -> Json:
+def _as_json(point: BranchPoint, report: Report, forks: Sequence[Fork]) -> Mapping[str, object]:
+    rewards = _rewards(forks)
     return {
-        **pick(fork.episode, "episode_id", "attempt", "status", "cause", "error"),
-        "counted": not fork.why_not,
-        "reward": fork.reward,
-        "not_replayed": fork.why_not or None,
-        "first_difference": fork.parts,
+        **pick(point.episode, "episode_id", "reward"),
+        "call_id": point.call.call_id,
+        "call": point.call.index,
+        "token": point.keep,
+        **pick(report, "run_id", "directory"),
+        "forks": [
+            {
+                **pick(fork.episode, "episode_id", "attempt", "status", "cause", "error"),
+                "reward": fork.reward,
+                "not_replayed": fork.why_not or None,
+                "first_difference": fork.parts,
+            }
+            for fork in forks
+        ],
+        "counted": len(rewards),
+        "mean_reward": fmean(rewards) if rewards else None,
     }
 
 
-def _as_json(forks: Forks) -> Mapping[str, object]:
-    original = forks.point.episode
-    return {
-        "episode_id": original.episode_id,
-        "call_id": forks.point.call.call_id,
-        "call": forks.point.call.index,
-        "token": forks.point.keep,
-        "reward": original.reward,
-        "run_id": forks.run_id,
-        "directory": forks.directory,
-        "forks": [_fork_json(fork) for fork in forks.forks],
-        "counted": len(forks.rewards),
-        "mean_reward": forks.mean,
-    }
+def _rewards(forks: Sequence[Fork]) -> list[float]:
+    return [fork.reward for fork in forks if fork.reward is not None]
 
 
-def _print(forks: Forks, where: Path) -> None:
-    original, counted_forks = forks.point.episode, [fork for fork in forks.forks if not fork.why_not]
-    place = f"call {forks.point.call.index}{f', token {forks.point.keep}' if forks.point.keep else ''}"
+def _print(point: BranchPoint, report: Report, forks: Sequence[Fork], where: Path) -> None:
+    original, shown, rewards = point.episode, [fork for fork in forks if not fork.why_not], _rewards(forks)
+    place = f"call {point.call.index}{f', token {point.keep}' if point.keep else ''}"
     echo(f"{original.episode_id[:_ID]}  reward {number(original.reward):>6}  the original, branched at {place}")
-    for fork in counted_forks:
+    for fork in shown:
         error = f"failed with {fork.episode.cause}; " if fork.episode.status != "succeeded" else ""
         place = f"parts at {fork.parts}" if fork.parts else "the same to the end"
         echo(f"{fork.episode.episode_id[:_ID]}  reward {number(fork.reward):>6}  {error}{place}")
-    if forks.mean is not None:
-        before = math.nan if original.reward is None else original.reward
-        above, below = (sum(sign * (reward - before) > 1e-9 for reward in forks.rewards) for sign in (1, -1))
-        beside = "" if math.isnan(before) else f": {above} above the original, {below} below"
-        echo(f"\nMean reward {forks.mean:.4g} over {counted(len(forks.rewards), 'fork')}{beside}")
-    reasons = [fork.why_not for fork in forks.forks if fork.why_not]
-    for reason in dict.fromkeys(reasons):
-        echo(f"Not counted, {reasons.count(reason)} × {one_line(reason, 300)}")
-    if counted_forks:
-        a, b = original.episode_id[:_ID], counted_forks[0].episode.episode_id[:_ID]
-        echo(f"Forks are stored in {forks.directory}: ajet trace diff {a} {b} {where} --path-b {forks.directory}")
+    if rewards:
+        before = original.reward
+        above, below = (sum(sign * (reward - (before or 0.0)) > 1e-9 for reward in rewards) for sign in (1, -1))
+        beside = "" if before is None else f": {above} above the original, {below} below"
+        echo(f"\nMean reward {fmean(rewards):.4g} over {counted(len(rewards), 'fork')}{beside}")
+    for reason, count in Counter(fork.why_not for fork in forks if fork.why_not).items():
+        echo(f"Not counted, {count} × {one_line(reason, 300)}")
+    if shown:
+        a, b = original.episode_id[:_ID], shown[0].episode.episode_id[:_ID]
+        to = report.directory
+        echo(f"Forks are stored in {to}: ajet trace diff {a} {b} {where} --path-b {to}")

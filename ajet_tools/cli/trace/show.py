@@ -35,7 +35,7 @@ from ajet_tools.trace.episode.overview import read_overview
 from ajet_tools.trace.episode.summary import summarize
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.episodes import ListedEpisode
-from ajet_tools.trace.queries.experiments import Group, group_name, seed_groups
+from ajet_tools.trace.queries.experiments import Group, seed_groups
 from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.queries.listing import Listing, open_listing
 from ajet_tools.trace.queries.runs import REWARDS, LedgerTotal, RunOverview
@@ -132,11 +132,9 @@ def _print_ls(
         out.print(render.table(rows, out.width))
         out.print("; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True)
         if seeds:
-            names = {str(run["run_id"]): str(run["name"]) for run in runs}
             rows = [
-                {"runs": group_name([names[run_id] for run_id in group.runs]), "seeds": len(group.runs)}
-                | {group.of or "reward": group.mean, "low": group.low, "high": group.high}
-                for group in seeds
+                {"runs": of.name, "seeds": len(of.runs), of.of or "reward": of.mean, "low": of.low, "high": of.high}
+                for of in seeds
             ]
             out.print(render.table(rows, out.width, title="\nover seeds"))
         if len(runs) > _RUNS:

@@ -177,15 +177,13 @@ def rewards_of(reader: TraceReader, episode_id: str) -> list[RewardRow]:
     )
 
 
-def feedback_of(reader: TraceReader, episode_id: str) -> list[FeedbackRow]:
-    """The feedback on an episode and its calls, oldest first."""
-    return rows(
-        reader,
-        """
-        SELECT feedback_id, call_id, author, score, comment, correction, "at" FROM feedback WHERE episode_id = $1
-        ORDER BY "at", feedback_id""",
-        episode_id,
-    )
+def feedback_of(reader: TraceReader, episode_id: str, call_id: str | None = None) -> list[FeedbackRow]:
+    """The feedback on an episode and its calls, oldest first; only that on one call where it is named."""
+    sql = """
+        SELECT feedback_id, call_id, author, score, comment, correction, "at" FROM feedback
+        WHERE episode_id = $1 AND ($2::VARCHAR IS NULL OR call_id = $2)
+        ORDER BY "at", feedback_id"""
+    return rows(reader, sql, episode_id, call_id)
 
 
 def episode_pulse(reader: TraceReader, episode_id: str) -> Pulse:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypedDict
 
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.queries.base import rows
-from ajet_tools.trace.queries.calls import FeedbackRow
 
 if TYPE_CHECKING:
     from ajet_tools.trace.queries.filters import Filter
@@ -51,18 +50,6 @@ def exported_ids(
             GROUP BY episode_id ORDER BY began, episode_id"""
         ids += [row["episode_id"] for row in rows(reader, sql)]
     return ids
-
-
-def feedback_rows(reader: TraceReader, episode_id: str, call_id: str | None = None) -> list[FeedbackRow]:
-    """The feedback on an episode and its calls, newest first; only that on one call where it is named."""
-    return rows(
-        reader,
-        """
-        SELECT * FROM feedback WHERE episode_id = $1 AND ($2::VARCHAR IS NULL OR call_id = $2)
-        ORDER BY "at" DESC, feedback_id""",
-        episode_id,
-        call_id,
-    )
 
 
 def attempts_of(reader: TraceReader, episode_id: str) -> list[str]:

@@ -36,6 +36,8 @@ def differing(reader: TraceReader, run_ids: Sequence[str]) -> dict[str, Settings
 class Group:
     """Runs whose settings differ by the seed only."""
 
+    name: str
+    """What the names of its runs have in common: `lr=1e-4` of `lr=1e-4,seed=0` and `lr=1e-4,seed=1`."""
     settings: Settings
     runs: tuple[str, ...]
     of: str | None
@@ -57,27 +59,26 @@ def groups(runs: Sequence[RunOverview], settings: Mapping[str, Settings]) -> lis
 
 
 def _group(settings: Settings, runs: Sequence[RunOverview]) -> Group:
-    ids = tuple(run["run_id"] for run in runs)
+    ids, called = tuple(run["run_id"] for run in runs), _shared([run["name"] for run in runs])
     for name in ("last_val", "last_greedy", "last_train", *REWARDS):
         values = [value for run in runs if isinstance(value := run.get(name), float)]
         if len(values) == len(runs):
             test = paired(values)
             low, high = (min(values), max(values)) if test.low is None else (test.low, test.high)
-            return Group(settings, ids, name, fmean(values), low, high)
-    return Group(settings, ids, None, None, None, None)
+            return Group(called, settings, ids, name, fmean(values), low, high)
+    return Group(called, settings, ids, None, None, None, None)
+
+
+def _shared(names: Sequence[str]) -> str:
+    parts = [part for part in names[0].split(",") if all(part in name.split(",") for name in names)]
+    start = common_start(min(names), max(names))
+    return ",".join(parts) or names[0][:start].rstrip(" ,=-_") or names[0]
 
 
 def seed_groups(reader: TraceReader, runs: Sequence[RunOverview]) -> list[Group]:
     """The groups of runs with several seeds, the best first."""
     settings = differing(reader, [run["run_id"] for run in runs])
     return [of for of in groups(runs, settings) if len({settings[run_id].get(SEED) for run_id in of.runs}) > 1]
-
-
-def group_name(names: Sequence[str]) -> str:
-    """What the names of a group's runs have in common: `lr=1e-4` of `lr=1e-4,seed=0` and `lr=1e-4,seed=1`."""
-    shared = [part for part in names[0].split(",") if all(part in name.split(",") for name in names)]
-    start = common_start(min(names), max(names))
-    return ",".join(shared) or names[0][:start].rstrip(" ,=-_") or names[0]
 
 
 def run_names(runs: Sequence[RunOverview]) -> dict[str, str]:

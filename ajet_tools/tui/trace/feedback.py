@@ -21,8 +21,7 @@ from ajet_sdk.reporting.output import visible
 from ajet_sdk.trace.feedback import give
 from ajet_sdk.types import Feedback
 from ajet_tools.text.clean import one_line
-from ajet_tools.trace.queries.calls import FeedbackRow
-from ajet_tools.trace.queries.episodes import feedback_rows
+from ajet_tools.trace.queries.calls import FeedbackRow, feedback_of
 from ajet_tools.tui.base import Dialog
 from ajet_tools.tui.trace.screen import TraceViewer
 
@@ -83,7 +82,7 @@ class FeedbackScreen(Dialog[None]):
 
     @work(group="given", exclusive=True)
     async def _show_feedback(self) -> None:
-        rows = await self.app.ask(feedback_rows, self.episode_id, self.call_id)
+        rows = (await self.app.ask(feedback_of, self.episode_id, self.call_id))[::-1]
         self.query_one("#given Static", Static).update(render_feedback(rows))
 
     def on_button_pressed(self, event: Button.Pressed) -> None:

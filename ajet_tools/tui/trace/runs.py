@@ -18,7 +18,7 @@ from ajet_tools.text.clean import one_line, short_ids
 from ajet_tools.text.tables import compact, fields, lasting, number
 from ajet_tools.trace import queries
 from ajet_tools.trace.compare.verdict import Verdict, reasons, verdicts
-from ajet_tools.trace.queries.experiments import Group, group_name, seed_groups
+from ajet_tools.trace.queries.experiments import Group, seed_groups
 from ajet_tools.trace.queries.runs import REWARDS, RunOverview, quiet_seconds, seconds_of, steps_of
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import sparkline
@@ -61,7 +61,6 @@ class RunsScreen(TraceScreen):
         self.runs: list[RunOverview] = []
         """Those that have a row."""
         self.all_runs: list[RunOverview] = []
-        self.names: dict[str, str] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.reasons: dict[str, list[str]] = {}
         """Behind the verdicts of the runs that the cursor was on since the last reading."""
@@ -100,7 +99,6 @@ class RunsScreen(TraceScreen):
         self.verdicts, self.reasons = await self.app.ask(verdicts, runs), {}
         groups = await self.app.ask(seed_groups, runs)
         self.groups = {run_id: group for group in groups for run_id in group.runs}
-        self.names = {run["run_id"]: run["name"] for run in runs}
         self.loaded, self.all_runs = True, runs
         self._fill(runs)
         self._explain()
@@ -139,8 +137,7 @@ class RunsScreen(TraceScreen):
         cells = _cells(short, run, self.verdicts.get(run["run_id"]))
         group = self.groups.get(run["run_id"]) if self.grouped else None
         if group is not None:
-            name = group_name([self.names[run_id] for run_id in group.runs])
-            cells[:5] = map(Text, (one_line(name, 24), f"{len(group.runs)} seeds", _interval(group), "", ""))
+            cells[:5] = map(Text, (one_line(group.name, 24), f"{len(group.runs)} seeds", _interval(group), "", ""))
         if self.marked.intersection((run["run_id"],) if group is None else group.runs):
             cells[0] = Text.assemble(("● ", "bold"), cells[0])
         return cells

@@ -14,7 +14,7 @@ from textual.widgets import Input, Static, TextArea
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Run
-from ajet_tools.trace.queries.episodes import feedback_rows
+from ajet_tools.trace.queries.calls import feedback_of
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.feedback import FeedbackScreen
 from tests.waiting import settled
@@ -46,7 +46,7 @@ async def asked(
 
 def given(trace: Path) -> list[dict[str, Any]]:
     with open_trace(trace) as reader:
-        return feedback_rows(reader, "e1")
+        return feedback_of(reader, "e1")[::-1]
 
 
 @pytest.mark.slow

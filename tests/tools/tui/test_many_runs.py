@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Reward, Run, Task, now
 from ajet_tools.cli.app import app
-from ajet_tools.trace.queries.experiments import TaskReward, by_task, group_name, reward_panel
+from ajet_tools.trace.queries.experiments import TaskReward, by_task, reward_panel
 from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.many_runs import ManyRunsScreen
 from ajet_tools.tui.trace.run import RunScreen
@@ -146,15 +146,10 @@ def test_ls_lists_groups_over_seeds(sweep: Path) -> None:
     lines = [line.split() for line in said.splitlines() if line.startswith("lr=")]
     assert lines == [["lr=3e-4", "2", "0.875", "0.75", "1"], ["lr=1e-4", "2", "0.1875", "0.125", "0.25"]]
     groups = json.loads(CliRunner().invoke(app, ["trace", "ls", str(sweep), "--json"]).output)["groups"]
-    assert [(group["runs"], group["mean"]) for group in groups] == [
-        (["3abc", "2abc"], 0.875),
-        (["1abc", "0abc"], 0.1875),
+    assert [(group["name"], group["runs"], group["mean"]) for group in groups] == [
+        ("lr=3e-4", ["3abc", "2abc"], 0.875),
+        ("lr=1e-4", ["1abc", "0abc"], 0.1875),
     ]
-
-
-def test_what_a_group_is_called() -> None:
-    assert group_name(["lr=1e-4,seed=0", "lr=1e-4,seed=1"]) == "lr=1e-4"
-    assert group_name(["math-s1", "math-s2"]) == "math-s" and group_name(["a", "b"]) == "a"
 
 
 def row_of(task: int, run: str, step: int, reward: float, attempts: int) -> TaskReward:
