@@ -87,6 +87,9 @@ async def asked(url: str, tokenizer: HFTokenizer) -> list[Any]:
 def test_a_teacher_says_the_same_in_this_process_and_at_an_endpoint(teacher_model: Any, tiny_model: Path) -> None:
     tokenizer = HFTokenizer(tiny_model)
     local = asyncio.run(LocalTeacher(teacher_model, 1, tokenizer, teacher_model).logprobs(SAMPLES, {}))
+    elsewhere = asyncio.run(LocalTeacher(teacher_model, 1, tokenizer, None).logprobs(SAMPLES, {}))
+    for here, there in zip(local, elsewhere, strict=True):
+        np.testing.assert_array_equal(here, there, "a service has the student")
     with serving(endpoint_of(teacher_model, tokenizer)) as url:
         remote = asyncio.run(asked(url, tokenizer))
     for one, here, there in zip(SAMPLES, local, remote, strict=True):
