@@ -35,7 +35,7 @@ from ajet_tools.trace.episode.overview import read_overview
 from ajet_tools.trace.episode.summary import summarize
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.episodes import ListedEpisode
-from ajet_tools.trace.queries.experiments import Group, seed_groups
+from ajet_tools.trace.queries.experiments import Group, differing, seed_groups
 from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.queries.listing import Listing, open_listing
 from ajet_tools.trace.queries.runs import REWARDS, LedgerTotal, RunOverview
@@ -93,7 +93,7 @@ def ls(
         runs = queries.overview(reader)
         words = {run_id: verdict.word for run_id, verdict in verdicts(reader, runs).items()}
         judged = [{**run, "verdict": words[run["run_id"]]} for run in runs]
-        seeds = seed_groups(reader, runs)
+        seeds = seed_groups(runs, differing(reader, [run["run_id"] for run in runs]))
         chosen = queries.find_run(reader, run) if run or runs else None
         with ProgressBar("searching") as bar:
             column, largest = sort.removeprefix("-"), sort.startswith("-")

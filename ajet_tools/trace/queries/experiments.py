@@ -75,9 +75,8 @@ def _shared(names: Sequence[str]) -> str:
     return ",".join(parts) or names[0][:start].rstrip(" ,=-_") or names[0]
 
 
-def seed_groups(reader: TraceReader, runs: Sequence[RunOverview]) -> list[Group]:
+def seed_groups(runs: Sequence[RunOverview], settings: Mapping[str, Settings]) -> list[Group]:
     """The groups of runs with several seeds, the best first."""
-    settings = differing(reader, [run["run_id"] for run in runs])
     return [of for of in groups(runs, settings) if len({settings[run_id].get(SEED) for run_id in of.runs}) > 1]
 
 

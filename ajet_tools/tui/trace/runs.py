@@ -18,7 +18,7 @@ from ajet_tools.text.clean import one_line, short_ids
 from ajet_tools.text.tables import compact, fields, lasting, number
 from ajet_tools.trace import queries
 from ajet_tools.trace.compare.verdict import Verdict, reasons, verdicts
-from ajet_tools.trace.queries.experiments import Group, seed_groups
+from ajet_tools.trace.queries.experiments import Group, Settings, differing, seed_groups
 from ajet_tools.trace.queries.runs import REWARDS, RunOverview, quiet_seconds, seconds_of, steps_of
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import sparkline
@@ -68,6 +68,7 @@ class RunsScreen(TraceScreen):
         self.marked: set[str] = set()
         self.groups: dict[str, Group] = {}
         """Runs that differ by their seed only, by the id of each."""
+        self._settings: dict[str, Settings] = {}
         self.grouped = False
         """Such runs have one row, that of the newest."""
 
@@ -97,8 +98,10 @@ class RunsScreen(TraceScreen):
     async def read(self) -> None:
         runs = await self.app.ask(queries.overview)
         self.verdicts, self.reasons = await self.app.ask(verdicts, runs), {}
-        groups = await self.app.ask(seed_groups, runs)
-        self.groups = {run_id: group for group in groups for run_id in group.runs}
+        ids = [run["run_id"] for run in runs]
+        if ids != [*self._settings]:
+            self._settings = await self.app.ask(differing, ids)
+        self.groups = {run_id: group for group in seed_groups(runs, self._settings) for run_id in group.runs}
         self.loaded, self.all_runs = True, runs
         self._fill(runs)
         self._explain()
