@@ -41,7 +41,11 @@ NO_UPDATE = 3
 @app.command()
 def serve(
     checkpoint: Annotated[
-        str | None, typer.Argument(help="A Hugging Face checkpoint: a local directory or a name.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="A Hugging Face checkpoint: a directory or a name; or tinker://... with TINKER_BASE_URL.",
+            show_default=False,
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8000,

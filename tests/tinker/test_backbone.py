@@ -109,7 +109,7 @@ def test_a_run_trains_through_the_api_and_ends_with_an_adapter(
     # So it is where the service keeps it.
     kept = json.loads((tuned.path / "tinker.json").read_text())["sampler"]
     there = load_config(values={"experiment_dir": str(tmp_path / "there"), "tinker": {"base_url": server.url},
-                                "model": {"path": kept, "name": str(tiny)},
+                                "model": {"path": kept, "name": "a-name"},
                                 "rollout": {"max_model_len": 200, "max_response_length_in_one_turn": 6}})  # fmt: skip
     assert run(there, workflow=talk, judge=length, tasks=[{"question": "Say yes."}]).reward is not None
 

@@ -12,7 +12,7 @@ from ajet_sdk.engines.local.requests import StopWatch
 from ajet_sdk.engines.tinker.costs import Costs
 from ajet_sdk.engines.tinker.sdk import Session
 from ajet_sdk.engines.tinker.service import Continued, ServedWeights
-from ajet_sdk.errors import ContextOverflow, RequestRefused
+from ajet_sdk.errors import ContextOverflow, RequestRefused, TrainingError
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
@@ -105,13 +105,18 @@ def tinker_engine(config: Config) -> TokenEngine:
     """An engine over weights at a service (`model.path: tinker://…`), for sampling only."""
     path = str(config.model.path)
     session = Session(config)
-    base = config.model.name or session.base_of(path)
+    try:
+        base = session.base_of(path)
+    except TrainingError:
+        if config.model.name is None:
+            raise
+        base = config.model.name  # where the service cannot tell, the name is the base model's
     tokenizer = HFTokenizer(str(config.resolve(base)) if config.resolve(base).exists() else base)
     sampler = TinkerSampler(
         session.weights(path),
         tokenizer,
         Costs.of(config),
-        model_name=base,
+        model_name=config.model.name or base,
         max_model_len=min(config.rollout.max_model_len, session.served(base)[1] or config.rollout.max_model_len),
         close=session.close,
     )

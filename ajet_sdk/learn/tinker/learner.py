@@ -97,7 +97,7 @@ class TinkerLearner:
         try:
             copy = self.service.download(f"adapter-{new_id()[:8]}", fresh)
         except TrainingError as error:
-            self.say(f"{error}; sample from it there: ajet serve --model {path}")
+            self.say(f"{error}; sample from it there: ajet serve {path} (with TINKER_BASE_URL)")
         else:
             modules = complete_adapter(fresh, _base(self.config))
             self.tokenizer.hf.save_pretrained(fresh)
