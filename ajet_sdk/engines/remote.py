@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 from ajet_sdk.addresses import public
 from ajet_sdk.dialects.fields import WITHOUT_EFFECT
@@ -120,7 +120,8 @@ class RemoteEngine:
 
     def _answer(self, ask: Ask, reply: Mapping[str, Any], route: str) -> Answer:
         read = read_reply(reply, route, self.base_url)
-        usage = {name: value for name, value in (read.usage or {}).items() if _is_count(value)}
+        counts = (read.usage or {}).items()
+        usage = {name: n for name, n in counts if isinstance(n, (int, float)) and math.isfinite(n)}
         ids = [choice.token_ids for choice in read.choices]
         total = sum(map(len, filter(None, ids)))
         if None in ids or total != usage.get("completion_tokens", total):
@@ -153,10 +154,6 @@ class RemoteEngine:
     async def aclose(self) -> None:
         """Close every connection."""
         await self._endpoint.aclose()
-
-
-def _is_count(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _choice(
