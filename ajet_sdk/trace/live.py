@@ -38,6 +38,9 @@ _ARROW = "application/vnd.apache.arrow.stream"
 
 _BODY_BYTES = 1 << 20
 
+_DYING = 5.0
+"""Seconds from a broken connection until the process that ended counts as one that lives and does not answer."""
+
 _AT_ONCE = 2
 """Concurrent responses."""
 
@@ -55,6 +58,10 @@ def post(owner: Owner, path: str, body: object) -> httpx.Response | None:
             headers = {"Authorization": f"Bearer {owner.token}"}
             return client.post(owner.url.rstrip("/") + path, json=body, headers=headers)
     except httpx.TransportError as error:
+        broken = not isinstance(error, httpx.TimeoutException)
+        until = time.monotonic() + _DYING
+        while broken and owner.alive and time.monotonic() < until:  # a killed process loses its connections first
+            time.sleep(0.01)
         if owner.alive:
             raise TraceError(
                 f"the live run that writes {owner.trace} (pid {owner.pid}) did not answer: {error}"

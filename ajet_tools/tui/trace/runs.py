@@ -261,8 +261,9 @@ def verdict_text(run: RunOverview, verdict: Verdict | None) -> Text:
 def _first_to_last(run: RunOverview, verdict: Verdict | None) -> str:
     """The mean reward at the first and the last step, and of what, where it is no validation."""
     if verdict is None or verdict.first is None or verdict.last is None:
-        mean = next((value for _, value in _rewards(run) if value is not None), None)
-        return "" if mean is None else f"{mean:.3f}"
+        means = {"": run["last_val"], " greedy": run["last_greedy"], " train": run["last_train"],
+                 " trials": run["last_trial"], " mean": run["run_mean"]}  # fmt: skip
+        return next((f"{mean:.3f}{kind}" for kind, mean in means.items() if mean is not None), "")
     kind = {"training": " train", "greedy validation": " greedy"}.get(verdict.kind, "")
     return f"{verdict.first['mean']:.3f} → {verdict.last['mean']:.3f}{kind}"
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -19,7 +21,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import QueryError, TraceLocked
-from ajet_sdk.trace.owner import ROWS_PATH, announce, owner_of, retract
+from ajet_sdk.trace.live import post
+from ajet_sdk.trace.owner import ROWS_PATH, Owner, announce, owner_of, process_started, retract
 from ajet_sdk.trace.reader import calls_of, episodes, open_trace
 from ajet_sdk.trace.schema import COLUMNS
 from ajet_sdk.trace.writer import TraceWriter
@@ -239,3 +242,28 @@ kept = reader.open_trace(Path({str(path)!r}))
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+DYING = """
+import os, socket, struct, sys
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    client, _ = server.accept()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    sys.stdin.read()
+    os._exit(0)
+"""
+
+
+def test_a_process_that_loses_its_connections_before_it_ends_is_gone() -> None:
+    """As a killed one does."""
+    process = subprocess.Popen([sys.executable, "-c", DYING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdin is not None
+    url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
+    owner = Owner("t.duckdb", process.pid, process_started(process.pid), socket.gethostname(), url=url, token="x")
+    ending = threading.Timer(0.2, process.stdin.close)
+    ending.start()
+    assert owner.alive and post(owner, ROWS_PATH, {}) is None
+    ending.join()
+    assert process.wait(10) == 0

@@ -82,6 +82,17 @@ def five_runs(tmp_path: Path) -> Path:
     return file
 
 
+async def test_a_single_validation_stands_under_validation(tmp_path: Path, viewing: Any, until: Any) -> None:
+    file = tmp_path / "trace.duckdb"
+    with TraceWriter(file) as writer:
+        put(writer, "taught", [rewarded(0.75)], metrics=[{"train/reward": 1.0}])
+        put(writer, "rewarded", [], metrics=[{"train/reward": 0.5}])
+    async with viewing(file) as pilot:
+        table = pilot.app.screen.query_one(DataTable)
+        await until(pilot, lambda: table.row_count == 2 and "trained" in str(table.get_row_at(0)[1]))
+        assert [str(table.get_row_at(row)[2]) for row in range(2)] == ["0.750", "0.500 train"]
+
+
 async def test_a_newcomer_finds_the_collapsed_run_and_the_one_that_games_its_judge(
     five_runs: Path, viewing: Any, until: Any
 ) -> None:
