@@ -25,7 +25,19 @@ NEW = {
         <ask> the <mean> rating [by|from] customers <from> {city} [aged over|<over>] {age}?
         How do {city} customers <over> {age} rate, on average, in stars?
         On average, how many stars do customers <over> {age} in {city} give?
-        <ask> the <mean> number of stars [given by|in reviews by] {city} customers <over> {age}?""",
+        <ask> the <mean> number of stars [given by|in reviews by] {city} customers <over> {age}?
+        On average, what star rating do <buyers> from {city} aged [over|above|more than] {age} [leave|give|award]?
+        [Average|Mean] [review stars|stars per review], customers in {city}, age [over|above|more than] {age}.
+        Could you <fetch> the <mean> star rating [left|given|awarded] by {city} <buyers> <over> {age}[, please|]?
+        <take> the reviews written by customers who live in {city} and are <over> {age}. What is the <mean> star rating?
+        How [well|generously|highly] do customers <over> {age} <from> {city} rate [us|things] on average, in stars?
+        Among reviewers based in {city} whose age is [above|greater than] {age}, what is the <mean> of the stars?
+        Only counting <buyers> older than {age}, what is the <mean> star [rating|score] given in reviews from {city}?
+        Avg stars of reviews where the customer's city is {city} and the customer's age is over {age}[, please|].
+        {city} customers, [older than|over|above] {age}: [average stars in their reviews|mean of their review stars]?
+        I'd like to <known> how many stars a review has on average when it comes from a {city} customer <over> {age}.
+        When somebody from {city} who is [past|over] {age} reviews a product, how many stars is that on average?
+        Average the stars in all reviews by <buyers> with an age over {age} whose city is {city}.""",
         """Mean stars given by {city} customers with more than {age} years?
         Take the reviews of customers in {city} above {age}: average stars?""",
         """What is the mean rating from {city} customers of more than {age} years?
@@ -39,7 +51,25 @@ NEW = {
         Who are the {k} oldest [people that buy from us|customers] in {city}<down>?
         Customers <from> {city}, sorted by age from [the top|high to low]: the first {k} names?
         Which {k} customers <from> {city} [have the <largest> age|have the most years|are the oldest]<down>?
-        <names> the {k} oldest customers <from> {city}<down>.""",
+        <names> the {k} oldest customers <from> {city}<down>.
+        Could you [look up|fetch|pull up] the {k} oldest [shoppers|buyers|clients] <from> {city}[, please|]?
+        In {city}, [which|what] {k} <buyers> are the furthest along in years?
+        {city} customers, oldest first, names only, [limit|max|no more than] {k}.
+        <take> all <buyers> who live in {city}. Who are the {k} <eldest> of them?
+        I'd like the names of our {k} eldest <buyers> in {city}, the oldest one first.
+        Top {k} by age among [our|the] {city} <buyers>: [who are they?|what are their names?|names only.]
+        <put> the <buyers> based in {city} from oldest to youngest and <return> only the first {k} names.
+        Starting from the <eldest> and working down in age, <return> {k} <buyers> from {city}.
+        Who [leads|tops|heads] the list of {city} customers by age? <return> the first {k} names, oldest to youngest.
+        {k} names, please: the <eldest> <buyers> we have in {city}[, by descending age|, the oldest at the top|].
+        We want to [congratulate|write to|invite] our {k} oldest <buyers> in {city}. What are they called?
+        Names of customers where the city is {city}, age descending, [only the first|limited to] {k} rows.
+        Out of [all the|the] people [living|located] in {city} who shop here, who are the {k} with the highest age?
+        Can you tell me who, [among|out of] our {city} [clientele|customer base], are the {k} <eldest><down>?
+        By age, who makes [the|our] top {k} of customers in {city}, counting from the oldest?
+        Whose age is the <largest> among {city} customers? <return> {k} names, starting [with|from] the oldest.
+        For {city}: customer names [ordered|sorted|arranged] by age [desc|descending], [limit|top|first] {k}.
+        Leave out the younger ones: I only want to know what the {k} <eldest> customers <from> {city} are called.""",
         """Give me the {k} oldest in {city} among our customers, by name and from the top.
         Of all our customers in {city}, name the {k} who are oldest, from old to young.""",
         """Which {k} customers in {city} are oldest, in descending order of age?
@@ -56,7 +86,19 @@ NEW = {
         Who are the {k} <staff> [of|with] role {role} with the <largest> [pay|salary]<down>?
         [Employees|People] who work as {role}, sorted by salary from [the top|high to low]: the first {k} names?
         Which {k} <staff> with [the |]role {role} [have the <largest> salary|get the most money|are paid best]<down>?
-        <names> the {k} <best> <staff> [among|with|of] role {role}<down>.""",
+        <names> the {k} <best> <staff> [among|with|of] role {role}<down>.
+        Could you <fetch> which {k} <staff> [working|employed|hired] as {role} [earn the most|take home the most]?
+        Role {role}: top {k} [earners|by salary|by pay], names only[, please|].
+        Who earns the most money among those employed as {role}? <return> the first {k} names, highest salary first.
+        I'd like the names of the {k} top earners [in|within] the {role} role, biggest salary first.
+        Names of employees [where role is|with role] {role}, salary [desc|descending], [limit|first] {k}.
+        <take> [everyone|all the staff] whose [job|role|position] is {role}. Who are the {k} with the highest pay?
+        {k} names, please: the {role} <staff> [we pay the most|on the highest salaries][, in descending order|].
+        Among our {role} <staff>, who are the {k} that [cost us the most in salary|get paid the most]<down>?
+        We are reviewing [pay|salaries] for the {role} position. Which {k} <staff> are at the top of the pay scale?
+        Going down from the <largest> salary, <return> {k} <staff> [who work as|with the job of] {role}.
+        <put> everyone in the role of {role} from best to worst paid and <return> only the first {k} names.
+        By salary, who makes up the top {k} of [our employees|the staff] in the {role} [role|job|position]?""",
         """Give me the {k} highest paid among role {role}, by name and from the top.
         Of all employees with the role {role}, name the {k} who are best paid, from high to low.""",
         """Which {k} of those who work as {role} earn most, in descending order of salary?
