@@ -4,10 +4,11 @@ export PYTHONDONTWRITEBYTECODE := ""
 
 default:
     @just --list
-# lint, types, layers; known holes in the installed packages, where pip-audit is installed
+# lint, types, layers; pyright and known holes in the installed packages, where pyright and pip-audit are installed
 check:
     ruff check . && ruff format --check .
     mypy && lint-imports
+    ! command -v pyright > /dev/null || pyright
     ! command -v pip-audit > /dev/null || pip-audit --skip-editable --progress-spinner off
 # the main test suite, in parallel (tests wait now and then, so one worker more than processors); `-m slow` for the rest
 [positional-arguments]

@@ -1,4 +1,7 @@
-"""Waiting in tests: for a condition, never for a span of time; where it never holds, pytest's limit ends the test."""
+"""Waiting in tests: for a condition, never for a span of time; where it never holds, pytest's limit ends the test.
+
+A screen that never shows what it is to show fails its test sooner, with what it shows.
+"""
 
 from __future__ import annotations
 
