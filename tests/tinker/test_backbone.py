@@ -364,7 +364,11 @@ def test_older_sdks_have_no_rest_client_of_their_own(
     tmp_path: Path, server: Server, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("tinker.RestClient")  # as 0.22, which SkyRL's server needs
-    Session(job(tmp_path, server, tiny)).close()
+    session = Session(job(tmp_path, server, tiny))
+    try:
+        assert not session.newer and session.model == str(tiny)
+    finally:
+        session.close()
 
 
 def test_our_server_adds_up_losses(tmp_path: Path, server: Server, tiny: Path) -> None:

@@ -86,6 +86,6 @@ class ManyRunsScreen(TraceScreen):
         """The episodes of the task under the cursor."""
         at = self.query_one(FittedTable).cursor_row
         if 0 <= at < len(self.rows):
-            one = self.run_ids[0] if len(self.run_ids) == 1 else None
-            several = "" if one else f" run={','.join(self.run_ids)}"
-            self.app.open_episodes(one, f'task="{self.rows[at].task_id}"{several}')
+            single = self.run_ids[0] if len(self.run_ids) == 1 else None
+            several = "" if single else f" run={','.join(self.run_ids)}"
+            self.app.open_episodes(single, f'task="{self.rows[at].task_id}"{several}')
