@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from typer.testing import CliRunner
 
 from ajet_sdk.trace.reader import episodes, open_trace
+from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Episode
 from ajet_tools.cli.app import app
 
@@ -137,6 +139,20 @@ def branch(episode: Episode, *arguments: str, code: int = 0) -> dict[str, Any]:
     said = ajet("trace", "branch", episode.episode_id, "launcher_record/first", *arguments, "--json", code=code)
     result: dict[str, Any] = json.loads(said)
     return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held_out", [False, True])
+def test_forks_of_a_held_out_task_are_held_out(here: Path, held_out: bool) -> None:
+    original = run()
+    if held_out:
+        [file] = Path("launcher_record/first").glob("*.duckdb")
+        with duckdb.connect(str(file)) as trace:
+            trace.execute("""UPDATE runs SET config = json_merge_patch(config, '{"tasks": "validation"}')""")
+    result = branch(original, "--at", "1", "-k", "1", "--scripted", "replies.py:good")
+    with open_trace(result["directory"]) as reader:
+        rows = reader.query(f"SELECT {OF_VALIDATION} AS held_out FROM episodes e").to_pylist()
+    assert rows == [{"held_out": held_out}]
 
 
 @pytest.mark.slow
