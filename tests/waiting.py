@@ -1,6 +1,7 @@
-"""Waiting in tests: for a condition, never for a span of time; where it never holds, pytest's limit ends the test.
+"""Waiting in tests: for a condition, never for a span of time.
 
-A screen that never shows what it is to show fails its test sooner, with what it shows.
+Where it never holds, the test fails before pytest's limit, which would end the worker and hide the place. A screen that
+never shows what it is to show fails its test sooner, with what it shows.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FOREVER = 3_600.0  # seconds, for what is to hang: a test that really waits for it runs into pytest's limit
+NEVER = 900.0  # seconds without what a test waits for, less than pytest's limit
 HANGS = 240.0  # seconds without what a screen is to show, on the busiest of machines
 
 
 def until(holds: Callable[[], T]) -> T:
     """What `holds` returns, once that is true."""
-    while not (held := holds()):
+    give_up = time.monotonic() + NEVER
+    while not (value := holds()):
+        assert time.monotonic() < give_up, "what this test waits for never came"
         time.sleep(0.005)
-    return held
+    return value
 
 
 def is_running(pid: int) -> bool:
@@ -35,9 +39,11 @@ def is_running(pid: int) -> bool:
 
 
 async def until_async(holds: Callable[[], T]) -> T:
-    while not (held := holds()):
+    give_up = time.monotonic() + NEVER
+    while not (value := holds()):
+        assert time.monotonic() < give_up, "what this test waits for never came"
         await asyncio.sleep(0.005)
-    return held
+    return value
 
 
 async def until_shown(pilot: Pilot[None], holds: Callable[[], T]) -> T:

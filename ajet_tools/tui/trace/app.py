@@ -44,13 +44,14 @@ class TraceApp(TraceViewer):
         """The address of the screen to begin with."""
         self.set_address: Callable[[str], None] | None = None
         """What a browser does with the address of the screen that is shown."""
-        self._address = ""
+        self._address = ""  # what the browser shows
 
     def on_mount(self) -> None:
         self.push_screen(RunsScreen())
         if self.first_run is not None:
             self.open_run(self.first_run)
         if self.first_address is not None:
+            self._address = self.first_address
             self.open_address(self.first_address)
         if self.set_address is not None:
             self.set_interval(self.FOLLOW_SECONDS, self._tell_address)
@@ -68,6 +69,8 @@ class TraceApp(TraceViewer):
             self.open_found(prefix)
 
     def _tell_address(self) -> None:
+        if any(worker.group == "goto" and not worker.is_finished for worker in self.workers):
+            return  # the screen of the address that the browser shows is on its way
         screen = self.screen
         if isinstance(screen, TraceScreen) and self.set_address is not None and screen.address != self._address:
             self._address = screen.address
