@@ -1,16 +1,16 @@
-"""From a command line to a Config: what stands for a YAML file, and what is laid over one.
+"""From a command line to a Config: the options that set keys of a config, and the overrides.
 
-The options of commands that run an agent without training it, and the config that they mean.
+An option that sets one key takes its help from the key's description in the schema (`key_option`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.load import judge_section
 from ajet_sdk.types import Json
 
+_FILES = "task_reader.jsonl_dataset_file"
 JUDGE_HELP = f"{', '.join(judge_forms(KINDS))}, or a judge of an installed package."
 
 
@@ -27,7 +28,14 @@ AgentAndOverrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
 ]
-Conf = Annotated[Path | None, typer.Option("--conf", "-c", help="A config file with the top-level key `ajet:`.")]
+Conf = Annotated[
+    Path | None,
+    typer.Option("--conf", "-c", help="Config file with the top-level key `ajet:`; may name agent, judge and model."),
+]
+Tasks = Annotated[
+    str | None, typer.Option(help="Tasks: a .jsonl file, a directory of Parquet files, or a Hugging Face name.")
+]
+HeldOutTasks = Annotated[str | None, typer.Option(help="Held-out tasks, for validation: a .jsonl file.")]
 MostTasks = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")]
 WithLogview = Annotated[
     bool, typer.Option("--with-logview", help="Serve the viewer to a browser during the run; prints the URL.")
@@ -48,74 +56,121 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return (agents[0] if agents else None), overrides
 
 
-@dataclass
-class Arguments:
-    """The options of `ajet run` and `ajet train`; `config()` merges them over the config file and the defaults."""
+def key_option(key: str, *names: str, **settings: Any) -> Any:
+    """The option that sets a key of the config: its help is the key's description."""
+    *sections, last = key.split(".")
+    model: Any = Config
+    for name in sections:
+        model = model.model_fields[name].annotation
+    return typer.Option(*names, help=model.model_fields[last].description, **settings)
 
-    conf: Path | None = None
-    overrides: Sequence[str] = ()
-    agent: str | None = None
-    backbone: str | None = None
-    judge: str | None = None
-    tasks: str | None = None
-    val_tasks: str | None = None
-    model: str | None = None
-    scripted: str | None = None
-    skip_bad_rows: bool = False
-    exp_dir: Path | None = None
-    more: Mapping[str, object] = field(default_factory=dict)
-    """Further keys by dotted path, e.g. `model.base_url`; None leaves a key unset."""
-    recorded: Mapping[str, object] = field(default_factory=dict)
-    """The document of a config that a run recorded, over which the other settings are laid."""
-    beside: Path | None = None
-    """The file that the recorded config came from."""
 
-    def config(self) -> Config:
-        """The config, checked. Raises ConfigError."""
-        overrides: dict[str, object] = {
-            "backbone": self.backbone,
-            "rollout.user_workflow": _from_here(self.agent) if self.agent else None,
+@dataclass(frozen=True)
+class JobOptions:
+    """What a job is of: its config file, its judge, its model, and where its directory is created."""
+
+    conf: Conf = None
+    judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None
+    model: Annotated[str | None, key_option("model.path")] = None
+    exp_dir: Annotated[Path | None, typer.Option(help="Directory in which to create the experiment's directory.")] = (
+        None
+    )
+
+    def config(
+        self,
+        agent: str | None,
+        overrides: Sequence[str] = (),
+        *,
+        tasks: str | None = None,
+        val_tasks: str | None = None,
+        skip_bad_rows: bool = False,
+        more: Mapping[str, object] | None = None,
+        recorded: Mapping[str, object] | None = None,
+        beside: Path | None = None,
+    ) -> Config:
+        """The options over the overrides, the config file and the defaults. Raises ConfigError.
+
+        Args:
+            more: further keys by dotted path, e.g. `model.base_url`; None leaves a key unset.
+            recorded: the document of a config that a run recorded, over which the other settings are laid.
+            beside: the file that the recorded config came from.
+        """
+        settings: dict[str, object] = {
+            "rollout.user_workflow": _from_here(agent) if agent else None,
             "model.path": _absolute(self.model) if self.model and Path(self.model).exists() else self.model,
-            "model.scripted": _from_here(self.scripted) if self.scripted else None,
-            "task_reader.skip_bad_rows": self.skip_bad_rows or None,
+            "task_reader.skip_bad_rows": skip_bad_rows or None,
             "task_judge": None if self.judge is None else judge_section(self.judge),
-            **self._tasks(),
-            **self.more,
+            **_task_keys(tasks, val_tasks),
+            **(more or {}),
         }
-        if self.conf is None and self.agent:
-            overrides.setdefault("experiment_name", f"{_stem(self.agent)}-{datetime.now():%Y%m%d-%H%M%S}")
-        document: Json = copy.deepcopy({"ajet": {}, **self.recorded})
-        for path, value in overrides.items():
+        if self.conf is None and agent:
+            settings.setdefault("experiment_name", f"{_stem(agent)}-{datetime.now():%Y%m%d-%H%M%S}")
+        document: Json = copy.deepcopy({"ajet": {}, **(recorded or {})})
+        for path, value in settings.items():
             if value is not None:
                 _put(document["ajet"], path, value)
-        config = load_config(self.conf, self.overrides, document, beside=self.beside)
+        config = load_config(self.conf, overrides, document, beside=beside)
         if self.exp_dir is not None:
             config = config.model_copy(update={"experiment_dir": str(self.exp_dir / config.experiment_name)})
         return config
 
-    def _tasks(self) -> dict[str, object]:
-        if self.tasks is None:
-            if self.val_tasks is not None:
-                return {"task_reader.jsonl_dataset_file.validation.file_path": _absolute(self.val_tasks)}
-            return {}
-        path = Path(self.tasks)
-        if path.is_dir() or path.suffix == ".parquet":
-            return {
-                "task_reader.type": "huggingface_dat_repo",
-                "task_reader.huggingface_dat_repo.dataset_path": _absolute(self.tasks),
-            }
-        if not path.exists() and path.suffix not in (".jsonl", ".json") and self.tasks.count("/") == 1:
-            return {
-                "task_reader.type": "huggingface_dat_repo",
-                "task_reader.huggingface_dat_repo.dataset_path": self.tasks,
-            }
-        if not path.exists():
-            raise ConfigError(f"--tasks: there is no file {self.tasks}")
-        return {
-            "task_reader.type": "jsonl_dataset_file",
-            "task_reader.jsonl_dataset_file.training.file_path": _absolute(self.tasks),
-            "task_reader.jsonl_dataset_file.validation.file_path": _absolute(self.val_tasks),
+
+@dataclass(frozen=True)
+class AgentOptions(JobOptions):
+    """A job that trains nothing, with what answers its agent."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model name at the endpoint (or at OPENAI_BASE_URL), a local directory, a Hugging Face name, or a "
+            "name of `ajet model list`."
+        ),
+    ] = None
+    base_url: Annotated[str | None, key_option("model.base_url")] = None
+    api_key_env: Annotated[str | None, key_option("model.api_key_env")] = None
+    scripted: Annotated[str | None, key_option("model.scripted", metavar="FILE:FUNCTION")] = None
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Sampling temperature. Default: the agent's own.")
+    ] = None
+
+    def config(self, agent: str | None, overrides: Sequence[str] = (), **settings: Any) -> Config:
+        """As of `JobOptions`, and the agent's module may be imported afterwards. Raises ConfigError, also if no model
+        is named."""
+        answering = {
+            "model.base_url": self.base_url,
+            "model.name": self.model if self.base_url is not None else None,
+            "model.api_key_env": self.api_key_env,
+            "model.scripted": _from_here(self.scripted) if self.scripted else None,
+            "rollout.temperature": self.temperature,
         }
+        if self.base_url is not None:
+            answering["model.path"] = None
+        config = super().config(agent, overrides, **{**settings, "more": {**answering, **(settings.get("more") or {})}})
+        if not (config.model.base_url or config.model.path or config.model.scripted):
+            raise ConfigError(
+                "no model given: pass --base-url URL --model NAME (an endpoint), --model PATH (a local model), "
+                "or --scripted replies.py:reply"
+            )
+        return config
+
+
+def _task_keys(tasks: str | None, val_tasks: str | None) -> dict[str, object]:
+    if tasks is None:
+        return {} if val_tasks is None else {f"{_FILES}.validation.file_path": _absolute(val_tasks)}
+    path = Path(tasks)
+    of_hub = not path.exists() and path.suffix not in (".jsonl", ".json") and tasks.count("/") == 1
+    if of_hub or path.is_dir() or path.suffix == ".parquet":
+        return {
+            "task_reader.type": "huggingface_dat_repo",
+            "task_reader.huggingface_dat_repo.dataset_path": tasks if of_hub else _absolute(tasks),
+        }
+    if not path.exists():
+        raise ConfigError(f"--tasks: there is no file {tasks}")
+    return {
+        "task_reader.type": "jsonl_dataset_file",
+        f"{_FILES}.training.file_path": _absolute(tasks),
+        f"{_FILES}.validation.file_path": _absolute(val_tasks),
+    }
 
 
 def _put(values: Json, path: str, value: object) -> None:
@@ -141,74 +196,3 @@ def _absolute(path: str | None) -> str | None:
 def _stem(class_path: str) -> str:
     place = class_path.replace("->", ":").rpartition(":")[0]
     return Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
-
-
-@dataclass(frozen=True)
-class AgentOptions:
-    """The model, the judge, and the directory of the episodes."""
-
-    conf: Annotated[
-        Path | None,
-        typer.Option(
-            "--conf", "-c", help="Config file with the top-level key `ajet:`; it may name agent, judge and model."
-        ),
-    ] = None
-    judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None
-    base_url: Annotated[str | None, typer.Option(help="URL of an OpenAI-compatible endpoint.")] = None
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Model name at the endpoint (or at OPENAI_BASE_URL), a local directory, a Hugging Face name, or a "
-            "name of `ajet model list`."
-        ),
-    ] = None
-    api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the endpoint's API key.")] = None
-    scripted: Annotated[str | None, typer.Option(help="replies.py:function that replies instead of a model.")] = None
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="Sampling temperature. Default: the agent's own.")
-    ] = None
-    exp_dir: Annotated[Path | None, typer.Option(help="Create the trace directory in this directory.")] = None
-
-    def config(
-        self,
-        agent: str | None,
-        overrides: Sequence[str] = (),
-        *,
-        tasks: str | None = None,
-        val_tasks: str | None = None,
-        skip_bad_rows: bool = False,
-        more: Mapping[str, object],
-        recorded: Mapping[str, object] | None = None,
-        beside: Path | None = None,
-    ) -> Config:
-        """The config of a run of that agent; `more` has further keys, `recorded` and `beside` are as in `Arguments`.
-
-        From then on an agent's module may be imported. Raises ConfigError, also where nothing answers.
-        """
-        config = Arguments(
-            conf=self.conf,
-            overrides=overrides,
-            agent=agent,
-            judge=self.judge,
-            tasks=tasks,
-            val_tasks=val_tasks,
-            model=self.model if self.base_url is None else None,
-            scripted=self.scripted,
-            skip_bad_rows=skip_bad_rows,
-            exp_dir=self.exp_dir,
-            more={
-                "model.base_url": self.base_url,
-                "model.name": self.model if self.base_url is not None else None,
-                "model.api_key_env": self.api_key_env,
-                "rollout.temperature": self.temperature,
-                **more,
-            },
-            recorded=recorded or {},
-            beside=beside,
-        ).config()
-        if not (config.model.base_url or config.model.path or config.model.scripted):
-            raise ConfigError(
-                "no model given: pass --base-url URL --model NAME (an endpoint), --model PATH (a local model), "
-                "or --scripted replies.py:reply"
-            )
-        return config

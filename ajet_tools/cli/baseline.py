@@ -13,7 +13,7 @@ from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.reporting.results import Report
 from ajet_sdk.run import score_tasks
 from ajet_sdk.tasks.load import load_tasks
-from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, split_arguments
+from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, HeldOutTasks, Tasks, split_arguments
 from ajet_tools.cli.options import AsJson, SkipBadRows, expand_options, pick, print_json
 
 app = typer.Typer(add_completion=False)
@@ -31,8 +31,8 @@ _MANY = 64
 def baseline(
     arguments: AgentAndOverrides = None,
     *,
-    tasks: Annotated[str | None, typer.Option(help="Training tasks: a .jsonl file, a directory or a name.")] = None,
-    val_tasks: Annotated[str | None, typer.Option(help="Held-out tasks: a .jsonl file.")] = None,
+    tasks: Tasks = None,
+    val_tasks: HeldOutTasks = None,
     answering: AgentOptions,
     k: Annotated[int, typer.Option("--attempts", "-k", min=2, help="Attempts per task, for pass@k.")] = 8,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks of each set.")] = 32,

@@ -75,7 +75,7 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(group: type[DataclassInstance]) -> list[inspect.Parameter]:
-    hints = inspect.get_annotations(group, eval_str=True)
+    hints = {k: v for base in reversed(group.__mro__) for k, v in inspect.get_annotations(base, eval_str=True).items()}
     return [
         inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]

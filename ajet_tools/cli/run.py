@@ -13,7 +13,7 @@ from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.reporting.results import Report
 from ajet_sdk.tasks.load import load_tasks
-from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, MostTasks, WithLogview, split_arguments
+from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, MostTasks, Tasks, WithLogview, split_arguments
 from ajet_tools.cli.options import AsJson, SkipBadRows, expand_options, pick, print_json
 from ajet_tools.cli.viewer import logview
 
@@ -25,9 +25,7 @@ app = typer.Typer(add_completion=False)
 def run(
     arguments: AgentAndOverrides = None,
     *,
-    tasks: Annotated[
-        str | None, typer.Option(help="A .jsonl file, a directory of Parquet files, or a Hugging Face name.")
-    ] = None,
+    tasks: Tasks = None,
     answering: AgentOptions,
     k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Attempts per task, for pass@k.")] = 1,
     limit: MostTasks = None,

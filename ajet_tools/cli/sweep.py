@@ -5,26 +5,26 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import AjetError, ConfigError, TraceError
 from ajet_sdk.reporting.output import echo, style
 from ajet_sdk.trace.reader import open_trace
-from ajet_tools.cli.arguments import Arguments
 from ajet_tools.text.clean import flat_keys
 
 _EMPTY = "empty"
 
 
-def configs_of(sweeps: Sequence[str], chosen: Arguments, directory: Path) -> dict[str, Config]:
-    """The config of each combination of `KEY=VALUE,VALUE` …, by the name of its experiment, which is in `directory`.
+def configs_of(
+    sweeps: Sequence[str], config: Config, with_overrides: Callable[[Sequence[str]], Config]
+) -> dict[str, Config]:
+    """The config of each combination of `KEY=VALUE,VALUE` …, by the name of its experiment, in the config's directory.
 
     Raises ConfigError for an unknown key, and where a config is not valid.
     """
     configs: dict[str, Config] = {}
-    known = [key for key, _ in flat_keys(chosen.config().model_dump())]
+    known = [key for key, _ in flat_keys(config.model_dump())]
     axes: dict[str, list[str]] = {}
     for sweep in sweeps:
         name, _, listed = sweep.partition("=")
@@ -35,7 +35,8 @@ def configs_of(sweeps: Sequence[str], chosen: Arguments, directory: Path) -> dic
         point = dict(zip(axes, values, strict=True))
         name = ",".join(f"{key.rpartition('.')[2]}={value.replace('/', '-')}" for key, value in point.items())
         settings = [f"ajet.{key}={value}" for key, value in {**point, "experiment_name": name}.items()]
-        configs[name] = replace(chosen, overrides=[*chosen.overrides, *settings], exp_dir=directory).config()
+        directory = {"experiment_dir": str(config.directory / name)}
+        configs[name] = with_overrides(settings).model_copy(update=directory)
     return configs
 
 

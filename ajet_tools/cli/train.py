@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -26,9 +27,18 @@ from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.reporting.output import echo, style
 from ajet_sdk.reporting.results import TunedModel, view_command
-from ajet_tools.cli.arguments import JUDGE_HELP, AgentAndOverrides, Arguments, Conf, WithLogview, split_arguments
+from ajet_tools.cli.arguments import (
+    AgentAndOverrides,
+    Conf,
+    HeldOutTasks,
+    JobOptions,
+    Tasks,
+    WithLogview,
+    key_option,
+    split_arguments,
+)
 from ajet_tools.cli.dry_run import print_plan
-from ajet_tools.cli.options import SkipBadRows
+from ajet_tools.cli.options import SkipBadRows, expand_options
 from ajet_tools.cli.sweep import configs_of, run_sweep
 from ajet_tools.cli.viewer import logview
 
@@ -101,7 +111,7 @@ def rehearse(
     agent, overrides = split_arguments(arguments or [])
     if conf is None and agent is None:
         raise ConfigError("nothing to rehearse: pass a config file (--conf FILE) or an agent (agent.py:solve)")
-    config = Arguments(conf=conf, overrides=overrides, agent=agent, backbone="trinity").config()
+    config = JobOptions(conf).config(agent, overrides, more={"backbone": "trinity"})
     directory = config.directory.parent / f"rehearsal-{config.experiment_name}"
     shutil.rmtree(directory, ignore_errors=True)
     _rehearse(config, directory)
@@ -162,27 +172,16 @@ def _judge(counts: dict[str, int], tuned: TunedModel, directory: Path) -> None:
 
 
 @app.command()
+@expand_options
 def train(
     arguments: AgentAndOverrides = None,
-    conf: Conf = None,
-    backbone: Annotated[str | None, typer.Option(help="debug, local, tinker, trinity or verl.")] = None,
-    judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None,
-    tasks: Annotated[
-        str | None,
-        typer.Option(help="Training tasks: a .jsonl file, a directory of Parquet files, or a Hugging Face name."),
-    ] = None,
-    val_tasks: Annotated[str | None, typer.Option(help="Validation tasks: a .jsonl file.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="The model to train: a local directory, a Hugging Face name, or a name of `ajet model list`."
-        ),
-    ] = None,
+    *,
+    job: JobOptions,
+    backbone: Annotated[str | None, key_option("backbone")] = None,
+    tasks: Tasks = None,
+    val_tasks: HeldOutTasks = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     debug: Annotated[str, typer.Option(metavar="TAGS", help='Tags of the breakpoints to stop at:  "TAG1|TAG2".')] = "",
-    exp_dir: Annotated[
-        Path | None, typer.Option(help="Directory in which to create the experiment's directory.")
-    ] = None,
     sweep: Annotated[
         list[str] | None,
         typer.Option(
@@ -190,10 +189,7 @@ def train(
             help="Train once for each value of a config key, one after the other; repeatable: for each combination.",
         ),
     ] = None,
-    max_cost: Annotated[
-        float | None,
-        typer.Option(help="Dollars after which backbone tinker stops (tinker.max_cost).", show_default=False),
-    ] = None,
+    max_cost: Annotated[float | None, key_option("tinker.max_cost")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the episodes, tokens and cost to expect; ask no model.")
     ] = False,
@@ -224,22 +220,20 @@ def train(
       --model ./Qwen2.5-0.5B-Instruct
     """
     agent, overrides = split_arguments(arguments or [])
-    if conf is None and agent is None:
+    if job.conf is None and agent is None:
         raise ConfigError("nothing to train: pass a config file (--conf FILE) or an agent (agent.py:solve)")
-    chosen = Arguments(
-        conf=conf,
-        overrides=overrides,
-        agent=agent,
-        backbone=backbone,
-        judge=judge,
-        tasks=tasks,
-        val_tasks=val_tasks,
-        model=model,
-        skip_bad_rows=skip_bad_rows,
-        exp_dir=exp_dir,
-        more={"tinker.max_cost": max_cost},
-    )
-    config = chosen.config()
+
+    def with_overrides(more: Sequence[str]) -> Config:
+        return job.config(
+            agent,
+            [*overrides, *more],
+            tasks=tasks,
+            val_tasks=val_tasks,
+            skip_bad_rows=skip_bad_rows,
+            more={"backbone": backbone, "tinker.max_cost": max_cost},
+        )
+
+    config = with_overrides(())
     if with_ray and with_ray_cluster is not None:
         raise ConfigError("--with-ray starts a local Ray and --with-ray-cluster joins a cluster; give only one of them")
     ray = "local" if with_ray else with_ray_cluster
@@ -248,9 +242,9 @@ def train(
         print_plan(config)
         raise typer.Exit
     if resume:
-        config = newest_experiment(config, exp_dir)
+        config = newest_experiment(config, job.exp_dir)
     if sweep:
-        configs = configs_of(sweep, chosen, config.directory)
+        configs = configs_of(sweep, config, with_overrides)
         run_sweep(configs, lambda of_point, begun: run.train(of_point, resume=begun, ray=ray), resume=resume)
         echo(f"Compare the runs: ajet trace compare {config.directory}")
         return

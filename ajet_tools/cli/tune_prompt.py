@@ -16,7 +16,7 @@ from ajet_sdk.config.objects import load_object
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.paired import Paired
-from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, split_arguments
+from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, HeldOutTasks, Tasks, split_arguments
 from ajet_tools.cli.options import AsJson, expand_options, print_json
 from ajet_tools.tuning.prompts import Reflect, Tuned, tune
 
@@ -29,8 +29,8 @@ def tune_prompt(
     arguments: AgentAndOverrides = None,
     *,
     answering: AgentOptions,
-    tasks: Annotated[str | None, typer.Option(help="Tasks to search on: a .jsonl file.")] = None,
-    val_tasks: Annotated[str | None, typer.Option(help="Held-out tasks to measure the gain on: a .jsonl file.")] = None,
+    tasks: Tasks = None,
+    val_tasks: HeldOutTasks = None,
     prompt: Annotated[
         list[str] | None,
         typer.Option(help="Variable of the agent's module that holds the prompt. Default: all that the agent uses."),
@@ -60,9 +60,7 @@ def tune_prompt(
     agent, overrides = split_arguments(arguments or [])
     if answering.conf is None and agent is None:
         raise ConfigError("no agent given: name it (agent.py:solve) or pass a config file (--conf FILE)")
-    held_out = None if val_tasks is None else str(Path(val_tasks).resolve())
-    more = {"task_reader.jsonl_dataset_file.validation.file_path": held_out}
-    config = answering.config(agent, overrides, tasks=tasks, more=more)
+    config = answering.config(agent, overrides, tasks=tasks, val_tasks=val_tasks)
     reflect = _reflect(config, reflect_with, reflect_url, reflect_scripted)
     tuned = tune(config, reflect, names=prompt or (), budget=budget, k=k)
     if as_json:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import ajet
 from ajet_sdk.config.config import Config, load_config
 from ajet_tools.cli.app import app
-from ajet_tools.cli.arguments import Arguments, split_arguments
+from ajet_tools.cli.arguments import JobOptions, split_arguments
 from ajet_tools.cli.readiness import CORE, EXTRAS
 from ajet_tools.cli.train import newest_experiment
 from tests.serving import answering, replying, serving
@@ -394,23 +394,24 @@ def test_resume_finds_the_newest_experiment(tmp_path: Path) -> None:
 
 
 def test_training_needs_no_file(starter: Path) -> None:
-    config = Arguments(
-        agent="agent.py:solve", judge="regex:=(.*)", tasks="tasks.jsonl", val_tasks="val.jsonl", model="m/n"
-    ).config()
+    job = JobOptions(judge="regex:=(.*)", model="m/n")
+    config = job.config("agent.py:solve", tasks="tasks.jsonl", val_tasks="val.jsonl")
     assert config.experiment_name.startswith("agent-20")
     assert config.rollout.user_workflow == f"{starter / 'agent.py'}:solve"
     assert (config.task_judge.judge_type, config.task_judge.pattern) == ("regex", "=(.*)")
     assert config.task_reader.jsonl_dataset_file.validation.file_path == str(starter / "val.jsonl")
     assert config.model.path == "m/n"
-    assert Arguments(conf=Path("config.yaml"), judge="exact").config().task_judge.judge_type == "exact"
+    assert JobOptions(Path("config.yaml"), "exact").config(None).task_judge.judge_type == "exact"
 
 
 def test_tasks_are_a_file_a_directory_or_a_hub_name(starter: Path) -> None:
     (starter / "data").mkdir()
-    reader = Arguments(tasks="data").config().task_reader
+    reader = JobOptions().config(None, tasks="data").task_reader
     assert (reader.type, reader.huggingface_dat_repo.dataset_path) == ("huggingface_dat_repo", str(starter / "data"))
-    assert Arguments(tasks="openai/gsm8k").config().task_reader.huggingface_dat_repo.dataset_path == "openai/gsm8k"
-    assert Arguments(tasks="tasks.jsonl").config().task_reader.type == "jsonl_dataset_file"
+    assert (
+        JobOptions().config(None, tasks="openai/gsm8k").task_reader.huggingface_dat_repo.dataset_path == "openai/gsm8k"
+    )
+    assert JobOptions().config(None, tasks="tasks.jsonl").task_reader.type == "jsonl_dataset_file"
 
 
 def test_arguments_are_an_agent_and_overrides() -> None:
