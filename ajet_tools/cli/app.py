@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 try:
     import ajet
@@ -66,10 +67,7 @@ class _Root(LazyGroup):
             "train",
             "Rehearse a cluster job on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.",
         ),
-        "tune-prompt": (
-            "tune_prompt",
-            "Search for a better prompt with GEPA, and measure its gain on held-out tasks.",
-        ),
+        "tune-prompt": ("tune_prompt", "Search for a better prompt with GEPA, and measure its gain on held-out tasks."),
         "serve": ("train", "Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C."),
         "trainer": ("trainer", "Serve the learner to clients of the Tinker API: a laptop, other tools."),
         "model": ("model", "Fetch models to train."),
@@ -236,10 +234,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show where an error was raised; allowed anywhere on the line.")
+        bool, Option("--traceback", help="Show where an error was raised; allowed anywhere on the line.")
     ] = False,
 ) -> None:
     """Train the model behind your agent: decorate, run, look, train.

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.config.judge_kinds import KINDS, judge_forms
@@ -25,20 +25,19 @@ JUDGE_HELP = f"{', '.join(judge_forms(KINDS))}, or a judge of an installed packa
 
 
 AgentAndOverrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
+    list[str] | None, Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides.")
 ]
 Conf = Annotated[
     Path | None,
-    typer.Option("--conf", "-c", help="Config file with the top-level key `ajet:`; may name agent, judge and model."),
+    Option("--conf", "-c", help="Config file with the top-level key `ajet:`; may name agent, judge and model."),
 ]
 Tasks = Annotated[
-    str | None, typer.Option(help="Tasks: a .jsonl file, a directory of Parquet files, or a Hugging Face name.")
+    str | None, Option(help="Tasks: a .jsonl file, a directory of Parquet files, or a Hugging Face name.")
 ]
-HeldOutTasks = Annotated[str | None, typer.Option(help="Held-out tasks, for validation: a .jsonl file.")]
-MostTasks = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")]
+HeldOutTasks = Annotated[str | None, Option(help="Held-out tasks, for validation: a .jsonl file.")]
+MostTasks = Annotated[int | None, Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")]
 WithLogview = Annotated[
-    bool, typer.Option("--with-logview", help="Serve the viewer to a browser during the run; prints the URL.")
+    bool, Option("--with-logview", help="Serve the viewer to a browser during the run; prints the URL.")
 ]
 
 
@@ -62,7 +61,7 @@ def key_option(key: str, *names: str, **settings: Any) -> Any:
     model: Any = Config
     for name in sections:
         model = model.model_fields[name].annotation
-    return typer.Option(*names, help=model.model_fields[last].description, **settings)
+    return Option(*names, help=model.model_fields[last].description, **settings)
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,9 @@ class JobOptions:
     """What a job is of: its config file, its judge, its model, and where its directory is created."""
 
     conf: Conf = None
-    judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None
+    judge: Annotated[str | None, Option(help=JUDGE_HELP)] = None
     model: Annotated[str | None, key_option("model.path")] = None
-    exp_dir: Annotated[Path | None, typer.Option(help="Directory in which to create the experiment's directory.")] = (
-        None
-    )
+    exp_dir: Annotated[Path | None, Option(help="Directory in which to create the experiment's directory.")] = None
 
     def config(
         self,
@@ -121,7 +118,7 @@ class AgentOptions(JobOptions):
 
     model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Model name at the endpoint (or at OPENAI_BASE_URL), a local directory, a Hugging Face name, or a "
             "name of `ajet model list`."
         ),
@@ -129,9 +126,7 @@ class AgentOptions(JobOptions):
     base_url: Annotated[str | None, key_option("model.base_url")] = None
     api_key_env: Annotated[str | None, key_option("model.api_key_env")] = None
     scripted: Annotated[str | None, key_option("model.scripted", metavar="FILE:FUNCTION")] = None
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="Sampling temperature. Default: the agent's own.")
-    ] = None
+    temperature: Annotated[float | None, Option(min=0, help="Sampling temperature. Default: the agent's own.")] = None
 
     def config(self, agent: str | None, overrides: Sequence[str] = (), **settings: Any) -> Config:
         """As of `JobOptions`, and the agent's module may be imported afterwards. Raises ConfigError, also if no model

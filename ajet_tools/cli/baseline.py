@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
@@ -34,8 +35,8 @@ def baseline(
     tasks: Tasks = None,
     val_tasks: HeldOutTasks = None,
     answering: AgentOptions,
-    k: Annotated[int, typer.Option("--attempts", "-k", min=2, help="Attempts per task, for pass@k.")] = 8,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks of each set.")] = 32,
+    k: Annotated[int, Option("--attempts", "-k", min=2, help="Attempts per task, for pass@k.")] = 8,
+    limit: Annotated[int, Option("--limit", "-n", min=1, help="Maximum number of tasks of each set.")] = 32,
     skip_bad_rows: SkipBadRows = False,
     as_json: AsJson = False,
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
+from typer import Argument, Option
 
 from ajet_sdk.config.config import Config, is_idle, load_config, plain_yaml
 from ajet_sdk.errors import ConfigError
@@ -36,14 +37,11 @@ def config() -> None:
 
 @app.command()
 def show(
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")] = None,
-    conf: Annotated[
-        Path | None, typer.Option("--conf", "-c", help="A config file. Default: the built-in defaults.")
-    ] = None,
-    only_set: Annotated[bool, typer.Option("--set", help="Only keys that were set.")] = False,
+    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Overrides.")] = None,
+    conf: Annotated[Path | None, Option("--conf", "-c", help="A config file. Default: the built-in defaults.")] = None,
+    only_set: Annotated[bool, Option("--set", help="Only keys that were set.")] = False,
     backbone: Annotated[
-        str | None,
-        typer.Option(help="Print the config that `trinity` or `verl` would receive, as YAML."),
+        str | None, Option(help="Print the config that `trinity` or `verl` would receive, as YAML.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -103,8 +101,8 @@ def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
 
 @app.command()
 def schema(
-    section: Annotated[str | None, typer.Argument(metavar="SECTION", help="Only this section, e.g. rollout.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON schema, for editors.")] = False,
+    section: Annotated[str | None, Argument(metavar="SECTION", help="Only this section, e.g. rollout.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print a JSON schema, for editors.")] = False,
 ) -> None:
     """Print every key with its type, its default and what it does.
 
@@ -185,11 +183,9 @@ def _type_name(kind: object) -> str:
 def check(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="FILE... KEY=VALUE...", help="Config files with the top-level key `ajet:`, and overrides."
-        ),
+        Argument(metavar="FILE... KEY=VALUE...", help="Config files with the top-level key `ajet:`, and overrides."),
     ] = None,
-    conf: Annotated[list[Path] | None, typer.Option("--conf", "-c", help="A config file; repeatable.")] = None,
+    conf: Annotated[list[Path] | None, Option("--conf", "-c", help="A config file; repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check files, each in three parts: its keys and values (schema), the workflow and judge that it names (imports),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 import ajet
 from ajet_sdk.addresses import public
@@ -34,10 +35,10 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def doctor(
-    directory: Annotated[Path, typer.Argument(help="Directory to which runs would write.")] = Path(),
+    directory: Annotated[Path, Argument(help="Directory to which runs would write.")] = Path(),
     purpose: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--for",
             metavar="NAME",
             help=f"Check one setup in detail; exits with 1 if it cannot run: {', '.join(TARGETS)}; trinity, verl and "
@@ -45,8 +46,7 @@ def doctor(
         ),
     ] = None,
     environment: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="URL of an environment service to check. Repeatable."),
+        list[str] | None, Option(metavar="URL", help="URL of an environment service to check. Repeatable.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -224,10 +224,10 @@ class What(str, Enum):
 
 @app.command()
 def install(
-    what: Annotated[What, typer.Argument(help="trinity: the stack for clusters; vllm: only the sampler.")],
-    cpu: Annotated[bool, typer.Option("--cpu", help="For a machine without GPUs.")] = False,
-    cuda: Annotated[bool, typer.Option("--cuda", help="For a machine with NVIDIA GPUs.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands without running them.")] = False,
+    what: Annotated[What, Argument(help="trinity: the stack for clusters; vllm: only the sampler.")],
+    cpu: Annotated[bool, Option("--cpu", help="For a machine without GPUs.")] = False,
+    cuda: Annotated[bool, Option("--cuda", help="For a machine with NVIDIA GPUs.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the commands without running them.")] = False,
 ) -> None:
     """Install Trinity or vLLM, which pip can't resolve, in versions that work together.
 

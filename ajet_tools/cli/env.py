@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from ajet_sdk import serve as sdk
 from ajet_sdk.environments.hosted import KINDS, Spec
@@ -34,56 +35,50 @@ def env() -> None:
 def serve(
     target: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="What to host: FILE.py:NAME, package.module:NAME (a class, or a function that maps a task id to an "
             "environment), gymnasium:ID, mcp:COMMAND, openenv:NAME, verifiers:NAME."
         ),
     ],
     name: Annotated[
         str | None,
-        typer.Option(
-            help="Name of the environment, as in task_reader.env_service.env_type. Default: the target's name."
-        ),
+        Option(help="Name of the environment, as in task_reader.env_service.env_type. Default: the target's name."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8080,
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8080,
     arg: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Keyword argument of the environment, as JSON or text. Repeatable."),
+        Option(metavar="KEY=VALUE", help="Keyword argument of the environment, as JSON or text. Repeatable."),
     ] = None,
     split: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME=IDS",
             help="Task ids of a split, if the environment does not list them: 0:1000 for numbers, or a file with "
             "one id per line. Repeatable.",
         ),
     ] = None,
     actions: Annotated[
-        str, typer.Option(help="Names of a gymnasium environment's actions, from 0, separated by commas.")
+        str, Option(help="Names of a gymnasium environment's actions, from 0, separated by commas.")
     ] = "",
     python: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="PATH",
             help="Python interpreter for the environment's processes, with its packages installed; ajet need not be.",
         ),
     ] = None,
-    instances: Annotated[int, typer.Option(min=1, help="Maximum number of instances.")] = InstanceLimits.instances,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Time limit of a request, in seconds.")
-    ] = InstanceLimits.timeout,
+    instances: Annotated[int, Option(min=1, help="Maximum number of instances.")] = InstanceLimits.instances,
+    timeout: Annotated[float, Option(min=0.1, help="Time limit of a request, in seconds.")] = InstanceLimits.timeout,
     idle: Annotated[
-        float, typer.Option(min=1, help="Seconds without a request after which an instance is stopped.")
+        float, Option(min=1, help="Seconds without a request after which an instance is stopped.")
     ] = InstanceLimits.idle,
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory limit per instance, such as 2G. Linux only.")
+        str | None, Option(metavar="SIZE", help="Memory limit per instance, such as 2G. Linux only.")
     ] = None,
     api_key_env: Annotated[
         str,
-        typer.Option(
-            help="Environment variable with the key that jobs must send; required if other machines can connect."
-        ),
+        Option(help="Environment variable with the key that jobs must send; required if other machines can connect."),
     ] = "AJET_ENV_KEY",
 ) -> None:
     """Host an environment, each instance in a process of its own, until Ctrl-C.

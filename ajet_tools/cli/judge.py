@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.config.config import Config, load_config
@@ -47,29 +48,20 @@ def judge() -> None:
 @app.command("eval")
 def evaluate_judge(
     name: Annotated[
-        str | None, typer.Argument(metavar="[JUDGE]", help=f"{JUDGE_HELP} Without it, the judge of --conf.")
+        str | None, Argument(metavar="[JUDGE]", help=f"{JUDGE_HELP} Without it, the judge of --conf.")
     ] = None,
     *,
-    labels: Annotated[
-        Path, typer.Option("--labels", metavar="FILE|TRACE", help="JSON lines with output and score, or a trace.")
-    ],
+    labels: Annotated[Path, Option(metavar="FILE|TRACE", help="JSON lines with output and score, or a trace.")],
     by: Annotated[
-        Literal["feedback", "reward"], typer.Option("--by", help="For a trace: what to use as the label of an episode.")
+        Literal["feedback", "reward"], Option(help="For a trace: what to use as the label of an episode.")
     ] = "feedback",
     conf: Annotated[
-        Path | None,
-        typer.Option("--conf", "-c", help="A config file: its judge if none is named, its answer_key and model."),
+        Path | None, Option("--conf", "-c", help="A config file: its judge if none is named, its answer_key and model.")
     ] = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Verdicts per output, to measure their variance.")
-    ] = 3,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Maximum number of outputs, from the first.")
-    ] = None,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, help="Maximum number of concurrent judgements.")
-    ] = 8,
-    seed: Annotated[int, typer.Option("--seed", help="Random seed of the bootstrap.")] = 0,
+    repeats: Annotated[int, Option(min=1, help="Verdicts per output, to measure their variance.")] = 3,
+    limit: Annotated[int | None, Option(min=1, help="Maximum number of outputs, from the first.")] = None,
+    concurrency: Annotated[int, Option(min=1, help="Maximum number of concurrent judgements.")] = 8,
+    seed: Annotated[int, Option(help="Random seed of the bootstrap.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare a judge with labels: agreement, variance, the effects of order and length, cost.
@@ -110,7 +102,7 @@ def evaluate_judge(
 def attack_target(
     name: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="[JUDGE|ENV]",
             help=f"{JUDGE_HELP} An environment: env:FILE.py:NAME, gymnasium:ID, mcp:COMMAND, openenv:NAME or "
             "verifiers:NAME. Without it, the judge of --conf.",
@@ -118,25 +110,19 @@ def attack_target(
     ] = None,
     *,
     tasks: Annotated[
-        Path | None,
-        typer.Option("--tasks", metavar="FILE", help="Tasks to cheat on. Default: two that come with ajet."),
+        Path | None, Option(metavar="FILE", help="Tasks to cheat on. Default: two that come with ajet.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")] = 2,
+    limit: Annotated[int, Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")] = 2,
     conf: Annotated[
-        Path | None,
-        typer.Option("--conf", "-c", help="A config file: its judge if none is named, its answer_key and model."),
+        Path | None, Option("--conf", "-c", help="A config file: its judge if none is named, its answer_key and model.")
     ] = None,
     threshold: Annotated[
-        float | None,
-        typer.Option("--threshold", help="A reward above this counts. Default: the judge's min_score, else 0."),
+        float | None, Option(help="A reward above this counts. Default: the judge's min_score, else 0.")
     ] = None,
     own_model: Annotated[
-        bool,
-        typer.Option("--own-model", help="Ask the model of an LLM judge itself, in place of one that quotes answers."),
+        bool, Option("--own-model", help="Ask the model of an LLM judge itself, in place of one that quotes answers.")
     ] = False,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, help="Maximum number of concurrent judgements.")
-    ] = 8,
+    concurrency: Annotated[int, Option(min=1, help="Maximum number of concurrent judgements.")] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Give a judge or an environment outputs that cheat, and list those that earn a reward.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from ajet_sdk.config.named_models import NAMED_MODELS
 from ajet_sdk.engines.fetch import fetch_model, fetched
@@ -31,14 +32,12 @@ def model() -> None:
 def fetch(
     source: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="NAME|FILE|DIRECTORY",
             help="A name of `ajet model list`, a Hugging Face name (owner/name), a GGUF file, or a directory.",
         ),
     ],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Directory to create. Default: one in the cache.")
-    ] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="Directory to create. Default: one in the cache.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a model and print the directory of its checkpoint; what is there already is not fetched again.

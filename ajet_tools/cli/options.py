@@ -9,18 +9,18 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from ajet_sdk.reporting.output import echo, json_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 IncludeValidation = Annotated[
-    bool, typer.Option("--include-validation", help="Also use validation tasks and tasks that nearly repeat one.")
+    bool, Option("--include-validation", help="Also use validation tasks and tasks that nearly repeat one.")
 ]
-SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")]
+SkipBadRows = Annotated[bool, Option("--skip-bad-rows", help="Skip invalid rows and report how many.")]
 
 
 def pick(source: object, *names: str) -> dict[str, object]:

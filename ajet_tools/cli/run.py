@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from ajet_sdk import run as sdk
 from ajet_sdk.config.config import Config
@@ -27,7 +28,7 @@ def run(
     *,
     tasks: Tasks = None,
     answering: AgentOptions,
-    k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Attempts per task, for pass@k.")] = 1,
+    k: Annotated[int, Option("--attempts", "-k", min=1, help="Attempts per task, for pass@k.")] = 1,
     limit: MostTasks = None,
     skip_bad_rows: SkipBadRows = False,
     with_logview: WithLogview = False,

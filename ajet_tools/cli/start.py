@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 import ajet_tools
 from ajet_sdk import run
@@ -63,29 +64,25 @@ def _example_names(incomplete: str) -> list[str]:
 @app.command()
 def init(
     name: Annotated[
-        Path | None, typer.Argument(help="Directory to create; `.` for the current one.", show_default=False)
+        Path | None, Argument(help="Directory to create; `.` for the current one.", show_default=False)
     ] = None,
     example: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Write this tutorial instead, such as math_agent; `list` prints their names.",
             autocompletion=_example_names,
         ),
     ] = None,
     agent: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--from",
             metavar="FILE.py[:FUNCTION]",
             help="Write a job around this agent instead: judge, tasks, config. The file is read and not changed.",
         ),
     ] = None,
-    tasks: Annotated[
-        Path | None, typer.Option("--tasks", metavar="FILE", help="--from: a few tasks as JSON lines.")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="TRACE", help="--from: take the tasks from recorded calls.")
-    ] = None,
+    tasks: Annotated[Path | None, Option(metavar="FILE", help="--from: a few tasks as JSON lines.")] = None,
+    trace: Annotated[Path | None, Option(metavar="TRACE", help="--from: take the tasks from recorded calls.")] = None,
 ) -> None:
     """Write a starter project that runs at once, one of the tutorials, or a job around an agent of yours.
 
@@ -212,14 +209,12 @@ def _enter(folder: Path) -> str:
 @app.command()
 def demo(
     directory: Annotated[
-        Path | None,
-        typer.Argument(help="Directory for its files and its run. Default: ajet-demo.", show_default=False),
+        Path | None, Argument(help="Directory for its files and its run. Default: ajet-demo.", show_default=False)
     ] = None,
     pretrained: Annotated[
-        bool,
-        typer.Option("--pretrained", help="Train SmolLM2-135M-Instruct, a pretrained model (a download of 93 MB)."),
+        bool, Option("--pretrained", help="Train SmolLM2-135M-Instruct, a pretrained model (a download of 93 MB).")
     ] = False,
-    view: Annotated[bool, typer.Option("--view", help="Open the viewer at the end.")] = False,
+    view: Annotated[bool, Option("--view", help="Open the viewer at the end.")] = False,
 ) -> None:
     """Train a small model to use a calculator, on this machine's CPU, in about a minute and without a network.
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from ajet_sdk import run
 from ajet_sdk import serve as sdk
@@ -52,23 +53,23 @@ NO_UPDATE = 3
 def serve(
     checkpoint: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="A Hugging Face checkpoint: a directory or a name; or tinker://... with TINKER_BASE_URL.",
             show_default=False,
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8000,
-    name: Annotated[str | None, typer.Option(help="The model's name. Default: the directory's name.")] = None,
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8000,
+    name: Annotated[str | None, Option(help="The model's name. Default: the directory's name.")] = None,
     api_key_env: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Environment variable with the key that clients must send; required if other machines can connect."
         ),
     ] = "AJET_SERVE_KEY",
-    trace: Annotated[Path | None, typer.Option(help="Record every call in this trace file.")] = None,
+    trace: Annotated[Path | None, Option(help="Record every call in this trace file.")] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Serve nothing; return once the server at --host and --port answers.")
+        bool, Option("--wait", help="Serve nothing; return once the server at --host and --port answers.")
     ] = False,
 ) -> None:
     """Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C.
@@ -96,7 +97,7 @@ def rehearse(
     arguments: AgentAndOverrides = None,
     conf: Conf = None,
     keep_files: Annotated[
-        bool, typer.Option("--keep-files", help="Keep the rehearsal's directory when it succeeds.")
+        bool, Option("--keep-files", help="Keep the rehearsal's directory when it succeeds.")
     ] = False,
 ) -> None:
     """Rehearse a cluster job on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.
@@ -180,31 +181,31 @@ def train(
     backbone: Annotated[str | None, key_option("backbone")] = None,
     tasks: Tasks = None,
     val_tasks: HeldOutTasks = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
-    debug: Annotated[str, typer.Option(metavar="TAGS", help='Tags of the breakpoints to stop at:  "TAG1|TAG2".')] = "",
+    resume: Annotated[bool, Option("--resume", help="Continue from the newest checkpoint.")] = False,
+    debug: Annotated[str, Option(metavar="TAGS", help='Tags of the breakpoints to stop at:  "TAG1|TAG2".')] = "",
     sweep: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="KEY=VALUE,VALUE",
             help="Train once for each value of a config key, one after the other; repeatable: for each combination.",
         ),
     ] = None,
     max_cost: Annotated[float | None, key_option("tinker.max_cost")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the episodes, tokens and cost to expect; ask no model.")
+        bool, Option("--dry-run", help="Print the episodes, tokens and cost to expect; ask no model.")
     ] = False,
     skip_bad_rows: SkipBadRows = False,
     with_ray: Annotated[
-        bool, typer.Option("--with-ray", help="Start Ray on this machine for the run, and stop it afterwards.")
+        bool, Option("--with-ray", help="Start Ray on this machine for the run, and stop it afterwards.")
     ] = False,
     with_ray_cluster: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or `auto` for the one on this machine."),
+        Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or `auto` for the one on this machine."),
     ] = None,
-    with_appworld: Annotated[bool, typer.Option("--with-appworld", hidden=True)] = False,
+    with_appworld: Annotated[bool, Option("--with-appworld", hidden=True)] = False,
     with_logview: WithLogview = False,
-    skip_check_avail_gpu: Annotated[bool, typer.Option("--skip-check-avail-gpu", hidden=True)] = False,
-    prefix: Annotated[str, typer.Option(hidden=True)] = "",
+    skip_check_avail_gpu: Annotated[bool, Option("--skip-check-avail-gpu", hidden=True)] = False,
+    prefix: Annotated[str, Option(hidden=True)] = "",
 ) -> None:
     """Train the model behind an agent. `ajet --conf FILE` is the same.
 

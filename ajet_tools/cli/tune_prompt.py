@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from ajet_sdk.agent.model import Model
 from ajet_sdk.config.api_keys import api_key
@@ -33,20 +34,20 @@ def tune_prompt(
     val_tasks: HeldOutTasks = None,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help="Variable of the agent's module that holds the prompt. Default: all that the agent uses."),
+        Option(help="Variable of the agent's module that holds the prompt. Default: all that the agent uses."),
     ] = None,
     reflect_with: Annotated[
-        str | None, typer.Option(help="Model that writes new prompts, by its name at --reflect-url.")
+        str | None, Option(help="Model that writes new prompts, by its name at --reflect-url.")
     ] = None,
     reflect_url: Annotated[
-        str | None, typer.Option(help="Endpoint of that model. Default: --base-url, else OPENAI_BASE_URL.")
+        str | None, Option(help="Endpoint of that model. Default: --base-url, else OPENAI_BASE_URL.")
     ] = None,
     reflect_scripted: Annotated[
-        str | None, typer.Option(help="writer.py:function that writes prompts instead of a model: text in, text out.")
+        str | None, Option(help="writer.py:function that writes prompts instead of a model: text in, text out.")
     ] = None,
-    budget: Annotated[int, typer.Option(min=2, help="Maximum number of episodes for the search.")] = 200,
-    k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Attempts per held-out task.")] = 1,
-    apply: Annotated[bool, typer.Option("--apply", help="Write the best prompt into the agent's file.")] = False,
+    budget: Annotated[int, Option(min=2, help="Maximum number of episodes for the search.")] = 200,
+    k: Annotated[int, Option("--attempts", "-k", min=1, help="Attempts per held-out task.")] = 1,
+    apply: Annotated[bool, Option("--apply", help="Write the best prompt into the agent's file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Search for a better prompt with GEPA, and measure its gain on held-out tasks.

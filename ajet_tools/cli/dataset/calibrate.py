@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
@@ -31,21 +32,20 @@ def calibrate(
     *,
     out: Out,
     workflow: Annotated[
-        str | None, typer.Option("--workflow", "-w", metavar="AGENT", help="agent.py:solve or package.module->Name.")
+        str | None, Option("--workflow", "-w", metavar="AGENT", help="agent.py:solve or package.module->Name.")
     ] = None,
-    k: Annotated[int, typer.Option("--attempts", "-k", min=1, max=1000, help="Attempts per task.")] = 8,
+    k: Annotated[int, Option("--attempts", "-k", min=1, max=1000, help="Attempts per task.")] = 8,
     band: Annotated[
-        str | None,
-        typer.Option(metavar="LOW:HIGH", help="Keep rows whose pass rate is in this range: 0.1:0.9, 0.1:, :0.9."),
+        str | None, Option(metavar="LOW:HIGH", help="Keep rows whose pass rate is in this range: 0.1:0.9, 0.1:, :0.9.")
     ] = None,
     answering: AgentOptions,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Maximum number of episodes run concurrently.")] = None,
+    concurrency: Annotated[int | None, Option(min=1, help="Maximum number of episodes run concurrently.")] = None,
     rejected: Annotated[
         Path | None,
-        typer.Option(help="File for the other rows, with the reason [OUT.rejected.jsonl; .parquet beside Parquet]."),
+        Option(help="File for the other rows, with the reason [OUT.rejected.jsonl; .parquet beside Parquet]."),
     ] = None,
     measurements: Annotated[
-        Path | None, typer.Option(help="File of measurements to read and extend [OUT.measured.jsonl].")
+        Path | None, Option(help="File of measurements to read and extend [OUT.measured.jsonl].")
     ] = None,
     rows: RowOptions,
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from ajet_sdk.engines.budget import Budget, Price
 from ajet_sdk.reporting.progress_bar import ProgressBar
@@ -52,30 +53,30 @@ _KINDS = {
 def decontaminate(
     source: Source,
     *,
-    evaluation: Annotated[list[str], typer.Option("--eval", metavar="FILE", help="Evaluation rows; repeatable.")],
+    evaluation: Annotated[list[str], Option("--eval", metavar="FILE", help="Evaluation rows; repeatable.")],
     out: Out = "-",
     similarity: Similarity = 0.8,
-    ngram: Annotated[int, typer.Option(min=6, help="Consecutive shared words that count as a leak.")] = 13,
+    ngram: Annotated[int, Option(min=6, help="Consecutive shared words that count as a leak.")] = 13,
     share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Also require this share of the evaluation row's words.")
+        float, Option(min=0.0, max=1.0, help="Also require this share of the evaluation row's words.")
     ] = 0.0,
     ignore_numbers: IgnoreNumbers = False,
     embeddings: Embeddings = None,
     meaning: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="With --embeddings: cosine similarity that counts as a leak.")
+        float, Option(min=0.0, max=1.0, help="With --embeddings: cosine similarity that counts as a leak.")
     ] = 0.8,
     check_model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME@URL",
             help="Ask this model whether a row is an evaluation row in other words (a call per row).",
         ),
     ] = None,
     check_price: Annotated[
-        str | None, typer.Option(metavar="IN,OUT", help="Price of a million of its input and output tokens.")
+        str | None, Option(metavar="IN,OUT", help="Price of a million of its input and output tokens.")
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep its replies here, so that none is paid for twice.")
+        Path | None, Option(metavar="FILE", help="Keep its replies here, so that none is paid for twice.")
     ] = None,
     report: Report = None,
     seed: Seed = 0,

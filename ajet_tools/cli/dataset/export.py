@@ -10,17 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_tools.cli.dataset.options import (
-    Out,
-    RowOptions,
-    Sources,
-    counted,
-    counting,
-    left_out_lines,
-    to_place,
-)
+from ajet_tools.cli.dataset.options import Out, RowOptions, Sources, counted, counting, left_out_lines, to_place
 from ajet_tools.cli.options import expand_options
 from ajet_tools.dataset.curation.formats import OPENING, Unfit, check_format, converter
 from ajet_tools.dataset.curation.messages import as_messages
@@ -41,12 +34,12 @@ def export(
     sources: Sources,
     *,
     out: Out = "-",
-    format: Annotated[str, typer.Option("--format", help=_FORMAT_HELP)] = "tasks",
+    format: Annotated[str, Option(help=_FORMAT_HELP)] = "tasks",
     split: Annotated[
-        str | None, typer.Option(help="For a directory: the split's name. Default: the source's, else train.")
+        str | None, Option(help="For a directory: the split's name. Default: the source's, else train.")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="For a directory: the card's title. Default: its name.")] = None,
-    card: Annotated[bool, typer.Option("--card/--no-card", help="For a directory: write README.md.")] = True,
+    title: Annotated[str | None, Option(help="For a directory: the card's title. Default: its name.")] = None,
+    card: Annotated[bool, Option("--card/--no-card", help="For a directory: write README.md.")] = True,
     rows: RowOptions,
 ) -> None:
     """Convert a dataset to the format of a training library.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.progress_bar import ProgressBar
@@ -40,24 +41,19 @@ class ChoiceOptions:
     """Which episodes."""
 
     filter: Annotated[
-        str, typer.Option("--filter", "-f", metavar="EXPR", help="Only episodes that match, as in `ajet trace ls`.")
+        str, Option("--filter", "-f", metavar="EXPR", help="Only episodes that match, as in `ajet trace ls`.")
     ] = ""
     feedback: Annotated[
-        list[str] | None,
-        typer.Option("--feedback", metavar="up|down|corrected", help="Only episodes with this feedback; repeatable."),
+        list[str] | None, Option(metavar="up|down|corrected", help="Only episodes with this feedback; repeatable.")
     ] = None
-    failed: Annotated[
-        bool, typer.Option("--failed", help="Only tasks that the policy failed, the most frequent first.")
-    ] = False
-    below: Annotated[float, typer.Option(help="--failed: rewards below this count as failures.")] = 0.5
-    rubric: Annotated[
-        str | None, typer.Option(metavar="FILE|TEXT", help="Let a model grade episodes by this rubric.")
-    ] = None
-    min_score: Annotated[float, typer.Option(min=0, max=1, help="--rubric: minimum score of a good episode.")] = 0.5
-    run: Annotated[str | None, typer.Option("--run", metavar="ID", help="Only this run. Default: all.")] = None
-    split: Annotated[str | None, typer.Option("--split", help="Only train, val or trial. Default: all but trial.")] = (
-        None
+    failed: Annotated[bool, Option("--failed", help="Only tasks that the policy failed, the most frequent first.")] = (
+        False
     )
+    below: Annotated[float, Option(help="--failed: rewards below this count as failures.")] = 0.5
+    rubric: Annotated[str | None, Option(metavar="FILE|TEXT", help="Let a model grade episodes by this rubric.")] = None
+    min_score: Annotated[float, Option(min=0, max=1, help="--rubric: minimum score of a good episode.")] = 0.5
+    run: Annotated[str | None, Option(metavar="ID", help="Only this run. Default: all.")] = None
+    split: Annotated[str | None, Option(help="Only train, val or trial. Default: all but trial.")] = None
 
     include_validation: IncludeValidation = False
 
@@ -79,22 +75,20 @@ class ConversionOptions:
     """What is made of an episode."""
 
     accept_outputs: Annotated[
-        bool, typer.Option("--accept-outputs", help="Tasks: use an output with a thumb up as the answer.")
+        bool, Option("--accept-outputs", help="Tasks: use an output with a thumb up as the answer.")
     ] = False
     read_values: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--read-values",
             help="Tasks: as --accept-outputs; where no rule tells an output's value, the model reads it, asked twice.",
         ),
     ] = False
-    need_answer: Annotated[bool, typer.Option("--need-answer", help="Tasks: reject those without an answer.")] = False
-    per_task: Annotated[int, typer.Option(min=0, help="Messages: the best N episodes per task; 0 for all.")] = 1
-    margin: Annotated[
-        float, typer.Option(min=0, help="Preferences: minimum difference between the rewards of a pair.")
-    ] = 0.0
+    need_answer: Annotated[bool, Option("--need-answer", help="Tasks: reject those without an answer.")] = False
+    per_task: Annotated[int, Option(min=0, help="Messages: the best N episodes per task; 0 for all.")] = 1
+    margin: Annotated[float, Option(min=0, help="Preferences: minimum difference between the rewards of a pair.")] = 0.0
     redact: Annotated[
-        bool, typer.Option("--redact/--no-redact", help="Replace secrets and personal data with placeholders.")
+        bool, Option("--redact/--no-redact", help="Replace secrets and personal data with placeholders.")
     ] = True
 
     def options(self) -> Options:
@@ -106,17 +100,15 @@ class ConversionOptions:
 @app.command("from-traces")
 @expand_options
 def from_traces(
-    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help=_PATHS, show_default=False)] = None,
+    paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help=_PATHS, show_default=False)] = None,
     *,
-    to: Annotated[str, typer.Option("--to", metavar="KIND", help=_TO)] = "tasks",
+    to: Annotated[str, Option(metavar="KIND", help=_TO)] = "tasks",
     out: Out = "-",
     choosing: ChoiceOptions,
     asking: ModelOptions,
     turning: ConversionOptions,
-    rejected: Annotated[
-        Path | None, typer.Option(help="File for rejected tasks.", show_default="OUT.rejected.jsonl")
-    ] = None,
-    source: Annotated[str, typer.Option("--from", metavar="FORMAT", help=_FROM)] = "auto",
+    rejected: Annotated[Path | None, Option(help="File for rejected tasks.", show_default="OUT.rejected.jsonl")] = None,
+    source: Annotated[str, Option("--from", metavar="FORMAT", help=_FROM)] = "auto",
     skip_bad_rows: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:

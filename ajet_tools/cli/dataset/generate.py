@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
@@ -62,7 +63,7 @@ class LearningOptions:
 
     policy: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--for",
             metavar="CHECKPOINT",
             help="Keep only tasks that this model solves sometimes: a directory, NAME@URL or scripted:FILE:NAME.",
@@ -70,18 +71,16 @@ class LearningOptions:
     ] = None
     workflow: Annotated[
         str | None,
-        typer.Option(
-            "--workflow", "-w", metavar="AGENT", help="--for: the agent that tries the tasks, agent.py:solve."
-        ),
+        Option("--workflow", "-w", metavar="AGENT", help="--for: the agent that tries the tasks, agent.py:solve."),
     ] = None
-    judge: Annotated[str | None, typer.Option(help=f"--for: {JUDGE_HELP}")] = None
+    judge: Annotated[str | None, Option(help=f"--for: {JUDGE_HELP}")] = None
     conf: Annotated[
-        Path | None, typer.Option("--conf", "-c", help="--for: a job's config that names agent, judge and sampling.")
+        Path | None, Option("--conf", "-c", help="--for: a job's config that names agent, judge and sampling.")
     ] = None
-    k: Annotated[int, typer.Option("--attempts", "-k", min=1, max=1000, help="--for: attempts per task.")] = 8
-    band: Annotated[
-        str, typer.Option(metavar="LOW:HIGH", help="--for: range of the pass rate; both ends are kept.")
-    ] = "0.2:0.8"
+    k: Annotated[int, Option("--attempts", "-k", min=1, max=1000, help="--for: attempts per task.")] = 8
+    band: Annotated[str, Option(metavar="LOW:HIGH", help="--for: range of the pass rate; both ends are kept.")] = (
+        "0.2:0.8"
+    )
 
     @contextmanager
     def value(self, rows: list[Row], directory: Directory) -> Iterator[LearningValue | None]:
@@ -115,25 +114,23 @@ class LearningOptions:
 @app.command()
 @expand_options
 def expand(
-    seeds: Annotated[str | None, typer.Argument(metavar="[FILE]", help=SOURCE_HELP, show_default=False)] = None,
+    seeds: Annotated[str | None, Argument(metavar="[FILE]", help=SOURCE_HELP, show_default=False)] = None,
     *,
     from_failures: Annotated[
-        Path | None,
-        typer.Option("--from-failures", metavar="TRACE", help="Grow from the tasks that failed in this trace instead."),
+        Path | None, Option(metavar="TRACE", help="Grow from the tasks that failed in this trace instead.")
     ] = None,
-    count: Annotated[int, typer.Option("--count", min=1, help="Number of rows to generate. ")] = 100,
+    count: Annotated[int, Option(min=1, help="Number of rows to generate. ")] = 100,
     writing: OutputOptions,
     strategy: Annotated[
         list[str] | None,
-        typer.Option(
-            "--strategy",
+        Option(
             metavar="NAME[=WEIGHT]",
             help="same-style, harder, easier, other-domain, rephrase, compositional, persona; by default a mix of all.",
         ),
     ] = None,
     cells: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="AXIS=A,B|AXIS=FILE|FILE|none",
             help="What rows should differ in: topic=rates,ages or a line each of a file; a YAML file of axes; none. By "
             "default the seeds' topics, skills, difficulties, lengths. Repeatable.",
@@ -248,7 +245,7 @@ def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | N
 def from_docs(
     paths: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="PATH...",
             help=".pdf, .docx, .html, .md, .txt, .rst, directories of them at any depth, or - for Markdown on stdin.",
             show_default=False,
@@ -256,27 +253,24 @@ def from_docs(
     ],
     *,
     count: Annotated[
-        int | None,
-        typer.Option("--count", min=1, help="Number of rows to generate. Default: each part is asked once."),
+        int | None, Option(min=1, help="Number of rows to generate. Default: each part is asked once.")
     ] = None,
     seeds: Annotated[
-        str | None,
-        typer.Option("--seeds", metavar="FILE", help="Example tasks: generate few-shot tasks in their style."),
+        str | None, Option(metavar="FILE", help="Example tasks: generate few-shot tasks in their style.")
     ] = None,
     writing: OutputOptions,
     kind: Annotated[
-        list[str] | None,
-        typer.Option(help="knowledge or few-shot (the default with --seeds); repeat it to alternate."),
+        list[str] | None, Option(help="knowledge or few-shot (the default with --seeds); repeat it to alternate.")
     ] = None,
     chunk_size: Annotated[
-        int, typer.Option(help="Maximum characters of a document part in a prompt.")
+        int, Option(help="Maximum characters of a document part in a prompt.")
     ] = DocsConfig.chunk_size,
     encoding: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Encoding of text, Markdown and HTML that is not UTF-8, such as latin-1."),
+        Option(metavar="NAME", help="Encoding of text, Markdown and HTML that is not UTF-8, such as latin-1."),
     ] = None,
     passes: Annotated[
-        int, typer.Option(min=1, help="Maximum number of times that a part is asked to reach --count.")
+        int, Option(min=1, help="Maximum number of times that a part is asked to reach --count.")
     ] = DocsConfig.passes,
     verify: VerifyHow = "llm",
     verifying: VerifyOptions,

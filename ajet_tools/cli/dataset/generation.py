@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.engines.budget import Budget, Price
@@ -32,7 +33,7 @@ from ajet_tools.dataset.verify.combined import Verify
 
 VerifyHow = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="HOW",
         help="How to verify answers: agreement:K, judge:FILE:NAME, code, llm or none; A+B for both, A|B for either.",
     ),
@@ -45,30 +46,30 @@ class VerifyOptions:
 
     verify_model: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="[PART=]NAME[@URL]",
             help="Model that verifies, for all of --verify or a part (llm=NAME@URL). Default: the writer. Repeatable.",
         ),
     ] = None
     verify_price: Annotated[
-        list[str] | None, typer.Option(metavar="[PART=]IN,OUT", help="Its price, as --price. Repeatable.")
+        list[str] | None, Option(metavar="[PART=]IN,OUT", help="Its price, as --price. Repeatable.")
     ] = None
     verify_api_key_env: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="[PART=]NAME", help="Environment variable with its API key. Default: OPENAI_API_KEY. Repeatable."
         ),
     ] = None
     eval_paraphrases: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--eval-paraphrases",
             help="Ask the verifying model (PART paraphrase) if a row is one of --eval in other words, and reject it.",
         ),
     ] = False
     unfenced: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--unfenced", help="--verify code: run generated programs without a sandbox, with your own permissions."
         ),
     ] = False
@@ -84,41 +85,36 @@ class VerifyOptions:
         )
 
 
-Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature of the model that writes the rows.")]
+Temperature = Annotated[float, Option(min=0, help="Sampling temperature of the model that writes the rows.")]
 
 
 @dataclass(frozen=True)
 class OutputOptions:
     """Which rows are made, and where they are written."""
 
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Output directory.")] = None
+    out: Annotated[Path | None, Option("--out", "-o", metavar="DIR", help="Output directory.")] = None
     map: Map = None
     skip_bad_rows: SkipBad = False
     include_validation: IncludeValidation = False
     language: Annotated[
-        list[str] | None,
-        typer.Option(help="Language of the rows. Default: the source's. Repeat it to alternate."),
+        list[str] | None, Option(help="Language of the rows. Default: the source's. Repeat it to alternate.")
     ] = None
     template: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Use this prompt (Jinja) instead of the built-in ones.")
+        Path | None, Option(metavar="FILE", help="Use this prompt (Jinja) instead of the built-in ones.")
     ] = CallSettings.template
     eval: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="Reject rows that are in this evaluation set; repeatable."),
+        list[str] | None, Option(metavar="FILE", help="Reject rows that are in this evaluation set; repeatable.")
     ] = None
     similarity: Annotated[
         float,
-        typer.Option(
-            min=0.5, max=1, help="Similarity (share of equal characters) from which a row is a near duplicate."
-        ),
+        Option(min=0.5, max=1, help="Similarity (share of equal characters) from which a row is a near duplicate."),
     ] = CallSettings.similarity
     max_same_form: Annotated[
-        int | None,
-        typer.Option(min=1, help="Keep at most N rows that differ only in numbers and names."),
+        int | None, Option(min=1, help="Keep at most N rows that differ only in numbers and names.")
     ] = CallSettings.max_same_form
     min_new_forms: Annotated[
         float,
-        typer.Option(
+        Option(
             min=0,
             max=1,
             metavar="SHARE",
@@ -129,26 +125,24 @@ class OutputOptions:
     meaning: Meaning = 0.9
     validation: Annotated[
         float | None,
-        typer.Option(
+        Option(
             metavar="SHARE",
             help="Fraction of validation rows, made from their own seeds or documents. Default: 0.1 with five or more.",
         ),
     ] = CallSettings.validation
-    format: Annotated[str, typer.Option(metavar="jsonl|parquet", help="Output format.")] = "jsonl"
-    per_call: Annotated[int, typer.Option(min=1, help="Rows requested per call.")] = CallSettings.per_call
-    shots: Annotated[int, typer.Option(min=1, help="Examples per prompt.")] = CallSettings.shots
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a reply.")] = CallSettings.max_tokens
-    seed: Annotated[int, typer.Option(help="Random seed.")] = CallSettings.seed
+    format: Annotated[str, Option(metavar="jsonl|parquet", help="Output format.")] = "jsonl"
+    per_call: Annotated[int, Option(min=1, help="Rows requested per call.")] = CallSettings.per_call
+    shots: Annotated[int, Option(min=1, help="Examples per prompt.")] = CallSettings.shots
+    max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = CallSettings.max_tokens
+    seed: Annotated[int, Option(help="Random seed.")] = CallSettings.seed
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an earlier run in --out; answered calls are not repeated.")
+        bool, Option("--resume", help="Continue an earlier run in --out; answered calls are not repeated.")
     ] = False
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation before the first call.")] = False
-    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the prompts without sending them.")] = False
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation before the first call.")] = False
+    show_prompt: Annotated[bool, Option("--show-prompt", help="Print the prompts without sending them.")] = False
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Print how many calls and tokens are left and what they cost, without sending any."
-        ),
+        Option("--dry-run", help="Print how many calls and tokens are left and what they cost, without sending any."),
     ] = False
 
     def settings(self) -> Json:
@@ -217,42 +211,35 @@ class ModelOptions:
 
     base_url: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL", envvar="OPENAI_BASE_URL", help="An OpenAI-compatible endpoint.", show_default=False
-        ),
+        Option(metavar="URL", envvar="OPENAI_BASE_URL", help="An OpenAI-compatible endpoint.", show_default=False),
     ] = None
     model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME|PATH",
             envvar="OPENAI_MODEL",
             help="Model name at --base-url; without --base-url, a checkpoint directory to load.",
             show_default=False,
         ),
     ] = None
-    api_key_env: Annotated[
-        str, typer.Option(metavar="NAME", help="Environment variable with the endpoint's API key.")
-    ] = "OPENAI_API_KEY"
-    scripted: Annotated[
-        str | None, typer.Option(metavar="FILE:NAME", help="replies.py:function that replies instead of a model.")
-    ] = None
-    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 16
-    rpm: Annotated[float | None, typer.Option("--rpm", min=0.1, help="Maximum requests per minute.")] = None
-    retries: Annotated[int, typer.Option(min=0, help="Retries after a 5xx or a lost connection.")] = 4
-    price: Annotated[
-        str | None,
-        typer.Option(
-            "--price", metavar="IN,OUT", help="Price of a million input and output tokens, such as 0.15,0.60."
-        ),
-    ] = None
-    max_calls: Annotated[int | None, typer.Option(min=1, help="Stop before more than N calls.")] = None
-    max_total_tokens: Annotated[int | None, typer.Option(min=1, help="Stop before more than N tokens.")] = None
-    max_cost: Annotated[float | None, typer.Option(min=0, help="Stop before this cost is exceeded; needs --price.")] = (
-        None
+    api_key_env: Annotated[str, Option(metavar="NAME", help="Environment variable with the endpoint's API key.")] = (
+        "OPENAI_API_KEY"
     )
+    scripted: Annotated[
+        str | None, Option(metavar="FILE:NAME", help="replies.py:function that replies instead of a model.")
+    ] = None
+    concurrency: Annotated[int, Option(min=1, help="Concurrent requests.")] = 16
+    rpm: Annotated[float | None, Option(min=0.1, help="Maximum requests per minute.")] = None
+    retries: Annotated[int, Option(min=0, help="Retries after a 5xx or a lost connection.")] = 4
+    price: Annotated[
+        str | None, Option(metavar="IN,OUT", help="Price of a million input and output tokens, such as 0.15,0.60.")
+    ] = None
+    max_calls: Annotated[int | None, Option(min=1, help="Stop before more than N calls.")] = None
+    max_total_tokens: Annotated[int | None, Option(min=1, help="Stop before more than N tokens.")] = None
+    max_cost: Annotated[float | None, Option(min=0, help="Stop before this cost is exceeded; needs --price.")] = None
     cache: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="Cache directory for replies, so that no call is paid for twice.",
             show_default="in or beside --out",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from ajet_sdk.reporting.output import echo, style, visible
 from ajet_tools.cli.dataset.options import Map, RowOptions, SkipBad, Source, Sources, counted, counting, mapping_of
@@ -31,23 +32,23 @@ app = typer.Typer(add_completion=False)
 def view(
     source: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="FILE",
             help="JSONL, Parquet, CSV or a Hugging Face directory (DIR:SPLIT for another split than train).",
             show_default=False,
         ),
     ],
     filter: Annotated[
-        str, typer.Option("--filter", "-f", metavar="EXPR", help="Start with rows that match, as in `filter`.")
+        str, Option("--filter", "-f", metavar="EXPR", help="Start with rows that match, as in `filter`.")
     ] = "",
     sample: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1, help="Only N random rows, always in the same order and with the verdict hidden, to label (a, x)."
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="--sample: random seed.", show_default="that of the last sample, or 0")
+        int | None, Option(help="--sample: random seed.", show_default="that of the last sample, or 0")
     ] = None,
     map: Map = None,
     skip_bad_rows: SkipBad = False,
@@ -101,11 +102,9 @@ _BAR = 24
 def stats(
     source: Source,
     *,
-    by: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Also summarize by this field: metadata.level.")
-    ] = None,
+    by: Annotated[str | None, Option(metavar="FIELD", help="Also summarize by this field: metadata.level.")] = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Look at every row for all statistics, also of more than 10,000 rows.")
+        bool, Option("--exact", help="Look at every row for all statistics, also of more than 10,000 rows.")
     ] = False,
     rows: RowOptions,
 ) -> None:
@@ -200,9 +199,9 @@ def validate(
     sources: Sources,
     similarity: Annotated[
         float | None,
-        typer.Option(min=0.5, max=1, help="Also find near duplicates across files, from this similarity, such as 0.8."),
+        Option(min=0.5, max=1, help="Also find near duplicates across files, from this similarity, such as 0.8."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Treat warnings as errors.")] = False,
     mapping: Map = None,
     as_json: AsJson = False,
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import numpy as np
-import typer
+from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.reporting.output import echo
@@ -29,13 +29,13 @@ from ajet_tools.text.clean import counted as counted
 
 SOURCE_HELP = "JSONL, Parquet, CSV, a Hugging Face directory (DIR:SPLIT for another split than train), or - for stdin."
 
-Source = Annotated[str, typer.Argument(metavar="FILE", help=SOURCE_HELP, show_default=False)]
+Source = Annotated[str, Argument(metavar="FILE", help=SOURCE_HELP, show_default=False)]
 
-Sources = Annotated[list[str], typer.Argument(metavar="FILE...", help=SOURCE_HELP, show_default=False)]
+Sources = Annotated[list[str], Argument(metavar="FILE...", help=SOURCE_HELP, show_default=False)]
 
 Out = Annotated[
     str,
-    typer.Option(
+    Option(
         "--out",
         "-o",
         metavar="FILE|DIR|-",
@@ -45,24 +45,18 @@ Out = Annotated[
 
 Map = Annotated[
     list[str] | None,
-    typer.Option(
-        "--map",
-        metavar="COLUMN=FIELD",
-        help="Rename a column to main_query, task_id, metadata.answer, ...",
-    ),
+    Option("--map", metavar="COLUMN=FIELD", help="Rename a column to main_query, task_id, metadata.answer, ..."),
 ]
 
-SkipBad = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")]
+SkipBad = Annotated[bool, Option("--skip-bad-rows", help="Skip invalid rows and report how many.")]
 
 Embeddings = Annotated[
     tuple[str, str] | None,
-    typer.Option(
-        metavar="URL MODEL", help="Also compare embeddings, from an endpoint (URL MODEL) or `local DIRECTORY`."
-    ),
+    Option(metavar="URL MODEL", help="Also compare embeddings, from an endpoint (URL MODEL) or `local DIRECTORY`."),
 ]
 
 Meaning = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="With --embeddings: cosine similarity from which rows are duplicates.")
+    float, Option(min=0.0, max=1.0, help="With --embeddings: cosine similarity from which rows are duplicates.")
 ]
 
 SizedItem = TypeVar("SizedItem", bound=Sized)

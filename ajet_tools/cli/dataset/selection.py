@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, NoReward
 from ajet_sdk.reporting.progress_bar import ProgressBar
@@ -45,28 +46,21 @@ app = typer.Typer(add_completion=False)
 def filter_rows(
     source: Source,
     expression: Annotated[
-        str | None, typer.Argument(metavar="[EXPR]", help="Expression, such as 'metadata.level>=3'.")
+        str | None, Argument(metavar="[EXPR]", help="Expression, such as 'metadata.level>=3'.")
     ] = None,
     *,
     out: Out = "-",
     language: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--language", metavar="CODE", help="Only this language: en, zh, de, ...; und: unknown. Repeatable."
-        ),
+        list[str] | None, Option(metavar="CODE", help="Only this language: en, zh, de, ...; und: unknown. Repeatable.")
     ] = None,
     sql: Annotated[
-        str | None,
-        typer.Option("--sql", metavar="SELECT", help="Write the result of this SELECT over the table `rows` instead."),
+        str | None, Option(metavar="SELECT", help="Write the result of this SELECT over the table `rows` instead.")
     ] = None,
     judge: Annotated[
-        str | None,
-        typer.Option(metavar="FILE:NAME", help="Only rows whose own answer gets full marks from this judge."),
+        str | None, Option(metavar="FILE:NAME", help="Only rows whose own answer gets full marks from this judge.")
     ] = None,
-    min_reward: Annotated[
-        float | None, typer.Option(help="With --judge: minimum reward, instead of full marks.")
-    ] = None,
-    rejected: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the rows that are left out.")] = None,
+    min_reward: Annotated[float | None, Option(help="With --judge: minimum reward, instead of full marks.")] = None,
+    rejected: Annotated[Path | None, Option(metavar="FILE", help="File for the rows that are left out.")] = None,
     rows: RowOptions,
 ) -> None:
     """Keep rows that match an expression, a language or a judge.
@@ -150,18 +144,12 @@ def _report_filter(keep: Keep, kept: int, rows: RowOptions, out: str) -> None:
 
 @app.command()
 def mix(
-    sources: Annotated[
-        list[str], typer.Argument(metavar="FILE=WEIGHT...", help="Datasets and their weights (default 1).")
-    ],
+    sources: Annotated[list[str], Argument(metavar="FILE=WEIGHT...", help="Datasets and their weights (default 1).")],
     out: Out = "-",
-    count: Annotated[
-        int | None, typer.Option("--count", min=1, help="Total rows. Default: as many as the weights allow.")
-    ] = None,
-    repeat: Annotated[bool, typer.Option("--repeat", help="Repeat rows of sources that are too small.")] = False,
-    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same file.")] = 0,
-    source_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Write each row's source to this column.")
-    ] = None,
+    count: Annotated[int | None, Option(min=1, help="Total rows. Default: as many as the weights allow.")] = None,
+    repeat: Annotated[bool, Option("--repeat", help="Repeat rows of sources that are too small.")] = False,
+    seed: Annotated[int, Option(help="Random seed; the same seed gives the same file.")] = 0,
+    source_column: Annotated[str | None, Option(metavar="NAME", help="Write each row's source to this column.")] = None,
     mapping: Map = None,
     as_json: AsJson = False,
 ) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
+from typer import Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.progress_bar import ProgressBar
@@ -53,18 +54,14 @@ _SHOWN = 3
 
 Similarity = Annotated[
     float,
-    typer.Option(
-        min=0.5, max=1.0, help="Similarity (share of equal characters) from which two texts are near duplicates."
-    ),
+    Option(min=0.5, max=1.0, help="Similarity (share of equal characters) from which two texts are near duplicates."),
 ]
-Seed = Annotated[int, typer.Option(help="Random seed; the same seed gives the same file.")]
+Seed = Annotated[int, Option(help="Random seed; the same seed gives the same file.")]
 IgnoreNumbers = Annotated[
     bool,
-    typer.Option(
-        "--ignore-numbers", help="Treat texts that differ only in numbers as duplicates (`12 + 34` and `12 + 35`)."
-    ),
+    Option("--ignore-numbers", help="Treat texts that differ only in numbers as duplicates (`12 + 34` and `12 + 35`)."),
 ]
-Report = Annotated[str | None, typer.Option(metavar="FILE", help="File for the removed rows, with the evidence.")]
+Report = Annotated[str | None, Option(metavar="FILE", help="File for the removed rows, with the evidence.")]
 
 
 @app.command()
@@ -74,12 +71,10 @@ def dedup(
     *,
     out: Out = "-",
     similarity: Similarity = 0.8,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Only exact copies, ignoring case, spaces and quotes.")
-    ] = False,
+    exact: Annotated[bool, Option("--exact", help="Only exact copies, ignoring case, spaces and quotes.")] = False,
     keep: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Which row of a cluster to keep: first, last, longest, shortest, answered, max:FIELD or min:FIELD."
         ),
     ] = "first",
@@ -191,23 +186,23 @@ def _report_dedup(rows: Sequence[RowFacts], result: Found, reading: RowOptions, 
 def split(
     source: Source,
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Output directory; one file per side.")],
+    out: Annotated[Path, Option("--out", "-o", metavar="DIR", help="Output directory; one file per side.")],
     fractions: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="NAME=SHARE,...", help="Sides and their fractions; a single number is the fraction of validation."
         ),
     ] = "train=0.9,validation=0.1",
     by: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Keep rows with the same value of this field on one side.")
+        str | None, Option(metavar="FIELD", help="Keep rows with the same value of this field on one side.")
     ] = None,
     stratify: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Split each value of this field in the same proportions.")
+        str | None, Option(metavar="FIELD", help="Split each value of this field in the same proportions.")
     ] = None,
-    near: Annotated[bool, typer.Option("--near", help="Keep near duplicates (as in `dedup`) on one side.")] = False,
+    near: Annotated[bool, Option("--near", help="Keep near duplicates (as in `dedup`) on one side.")] = False,
     similarity: Similarity = 0.8,
     ignore_numbers: IgnoreNumbers = False,
-    format: Annotated[str, typer.Option("--format", help="jsonl, parquet, csv or directory.")] = "jsonl",
+    format: Annotated[str, Option(help="jsonl, parquet, csv or directory.")] = "jsonl",
     seed: Seed = 0,
     rows: RowOptions,
 ) -> None:

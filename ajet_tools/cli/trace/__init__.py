@@ -16,18 +16,9 @@ class TraceCommands(LazyGroup):
             "Show an episode's conversation, rewards and ledger, a whole call, or a run with its metrics.",
         ),
         "ledger": ("show", "Show what became of every sampled token of a run, and whether the ledger balances."),
-        "sql": (
-            "sql",
-            "Query a trace in SQL (DuckDB's dialect): one SELECT or EXPLAIN, read-only, at most 30 s.",
-        ),
-        "splits": (
-            "splits",
-            "Show where calls did not merge into one timeline: the token, the cause and the cost.",
-        ),
-        "prune": (
-            "files",
-            "Delete whole runs with their episodes, calls, metrics and feedback, after asking.",
-        ),
+        "sql": ("sql", "Query a trace in SQL (DuckDB's dialect): one SELECT or EXPLAIN, read-only, at most 30 s."),
+        "splits": ("splits", "Show where calls did not merge into one timeline: the token, the cause and the cost."),
+        "prune": ("files", "Delete whole runs with their episodes, calls, metrics and feedback, after asking."),
         "check": (
             "files",
             "Check a trace for consistency and list violations with their ids. Exits with 1 if there are any.",

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, QueryError
@@ -36,24 +37,19 @@ _ID = 12
 @app.command()
 @expand_options
 def branch(
-    episode: Annotated[str, typer.Argument(metavar="EPISODE", help="The episode, by its id.")],
+    episode: Annotated[str, Argument(metavar="EPISODE", help="The episode, by its id.")],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[PATH] [AGENT] [KEY=VALUE]...",
             help="The trace (default: the current directory); the agent and overrides, in place of the recorded ones.",
         ),
     ] = None,
     *,
-    at: Annotated[
-        str,
-        typer.Option("--at", metavar="CALL", help="The first call that is sampled again: its number or its id."),
-    ],
-    token: Annotated[
-        int, typer.Option("--token", min=0, metavar="T", help="Keep the first T tokens of that call's reply.")
-    ] = 0,
+    at: Annotated[str, Option(metavar="CALL", help="The first call that is sampled again: its number or its id.")],
+    token: Annotated[int, Option(min=0, metavar="T", help="Keep the first T tokens of that call's reply.")] = 0,
     answering: AgentOptions,
-    k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="How many forks to sample.")] = 8,
+    k: Annotated[int, Option("--attempts", "-k", min=1, help="How many forks to sample.")] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Sample an episode again from one of its calls on, and show the forks beside the original.

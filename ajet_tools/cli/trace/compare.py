@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from ajet_sdk.errors import QueryError
 from ajet_tools.cli.options import AsJson, print_json
@@ -16,15 +17,7 @@ from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import open_named
-from ajet_tools.trace.queries.experiments import (
-    Group,
-    TaskReward,
-    by_task,
-    differing,
-    groups,
-    run_names,
-    task_rewards,
-)
+from ajet_tools.trace.queries.experiments import Group, TaskReward, by_task, differing, groups, run_names, task_rewards
 from ajet_tools.trace.queries.runs import REWARDS, steps_of
 
 app = typer.Typer(add_completion=False)
@@ -35,10 +28,10 @@ _TASKS = 40
 @app.command()
 def compare(
     path: Where = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=2, help="Only the newest N runs.")] = 30,
-    tasks: Annotated[bool, typer.Option("--by-task", help="Tasks by runs: the mean rewards of the last step.")] = False,
+    limit: Annotated[int, Option("--limit", "-n", min=2, help="Only the newest N runs.")] = 30,
+    tasks: Annotated[bool, Option("--by-task", help="Tasks by runs: the mean rewards of the last step.")] = False,
     task: Annotated[
-        str | None, typer.Option("--task", metavar="TASK", help="One task, by id or a part of its text: runs by steps.")
+        str | None, Option(metavar="TASK", help="One task, by id or a part of its text: runs by steps.")
     ] = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,

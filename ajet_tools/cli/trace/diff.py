@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.reporting.output import visible
@@ -45,23 +46,18 @@ _LINES = 24
 @app.command()
 def diff(
     a: Annotated[
-        str,
-        typer.Argument(metavar="A", help="An episode or a run, by its id, name or path; RUN@STEP or RUN@last: a step."),
+        str, Argument(metavar="A", help="An episode or a run, by its id, name or path; RUN@STEP or RUN@last: a step.")
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another episode, run or step.")],
+    b: Annotated[str, Argument(metavar="B", help="Another episode, run or step.")],
     path: Where = None,
-    path_b: Annotated[
-        Path | None, typer.Option("--path-b", metavar="PATH", help="The trace of B, if it is another one.")
-    ] = None,
+    path_b: Annotated[Path | None, Option(metavar="PATH", help="The trace of B, if it is another one.")] = None,
     split: Annotated[
         Literal["train", "val", "trial"] | None,
-        typer.Option("--split", help="For runs: the split to compare. Default: the last validation of both."),
+        Option(help="For runs: the split to compare. Default: the last validation of both."),
     ] = None,
     decoding: Annotated[
         Literal["sampled", "greedy"] | None,
-        typer.Option(
-            "--decoding", help="For runs: the decoding to compare. Default: sampled attempts, if both have any."
-        ),
+        Option(help="For runs: the decoding to compare. Default: sampled attempts, if both have any."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, BinaryIO, cast
 
 import typer
+from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
@@ -34,10 +35,10 @@ _FORMAT_HELP = "tasks, messages, sharegpt, trl-prompt, trl-preference, tokens, o
 @app.command()
 def export(
     path: WhereOrRun = None,
-    format: Annotated[str, typer.Option("--format", help=_FORMAT_HELP)] = "messages",
+    format: Annotated[str, Option(help=_FORMAT_HELP)] = "messages",
     out: Annotated[
         str,
-        typer.Option(
+        Option(
             "--out",
             "-o",
             metavar="FILE|URL|-",
@@ -45,23 +46,20 @@ def export(
         ),
     ] = "-",
     filter: Annotated[
-        str | None, typer.Option("--filter", metavar="EXPR", help="Only episodes that match, as in `ajet trace ls`.")
+        str | None, Option(metavar="EXPR", help="Only episodes that match, as in `ajet trace ls`.")
     ] = None,
     run: OfRun = None,
-    all_runs: Annotated[bool, typer.Option("--all-runs", help="Export all runs.")] = False,
+    all_runs: Annotated[bool, Option("--all-runs", help="Export all runs.")] = False,
     episode: Annotated[
-        list[str] | None,
-        typer.Option("--episode", metavar="ID", help="Only this episode, by a unique prefix of its id; repeatable."),
+        list[str] | None, Option(metavar="ID", help="Only this episode, by a unique prefix of its id; repeatable.")
     ] = None,
-    split: Annotated[
-        str | None, typer.Option("--split", help="Only train, val or trial. Default: all but trial.")
-    ] = None,
+    split: Annotated[str | None, Option(help="Only train, val or trial. Default: all but trial.")] = None,
     include_validation: IncludeValidation = False,
     margin: Annotated[
-        float, typer.Option("--margin", min=0, help="trl-preference: minimum difference between the rewards of a pair.")
+        float, Option(min=0, help="trl-preference: minimum difference between the rewards of a pair.")
     ] = 0.0,
     redact: Annotated[
-        bool, typer.Option("--redact/--no-redact", help="Replace secrets and personal data with placeholders.")
+        bool, Option("--redact/--no-redact", help="Replace secrets and personal data with placeholders.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -155,9 +153,9 @@ def _report_export(done: Exported, redact: bool, as_json: bool, *, to_stdout: bo
 
 @app.command("import")
 def import_(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files to import; - is stdin.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The trace (*.duckdb) to create or add to.")],
-    source: Annotated[str, typer.Option("--from", metavar="FORMAT", help=FROM_HELP)] = "auto",
+    files: Annotated[list[str], Argument(metavar="FILE...", help="Files to import; - is stdin.")],
+    out: Annotated[Path, Option("--out", "-o", help="The trace (*.duckdb) to create or add to.")],
+    source: Annotated[str, Option("--from", metavar="FORMAT", help=FROM_HELP)] = "auto",
     skip_bad_rows: SkipBadRows = False,
     as_json: AsJson = False,
 ) -> None:

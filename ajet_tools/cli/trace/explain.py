@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.trace.options import NoPager, Where
@@ -19,11 +20,10 @@ app = typer.Typer(add_completion=False)
 
 @app.command(name="explain")
 def explain_(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, by its id, name or path.")],
+    run: Annotated[str, Argument(metavar="RUN", help="A run, by its id, name or path.")],
     path: Where = None,
     step: Annotated[
-        int | None,
-        typer.Option("--step", min=0, help="Default: the step with the largest change of reward.", show_default=False),
+        int | None, Option(min=0, help="Default: the step with the largest change of reward.", show_default=False)
     ] = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,

@@ -5,29 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from ajet_tools.cli.options import AsJson as AsJson
 from ajet_tools.cli.options import print_json as print_json
 
 _PATH_HELP = "A trace file, or a directory whose traces are read as one. Default: the current directory."
-Where = Annotated[Path | None, typer.Argument(metavar="PATH", help=_PATH_HELP, show_default=False)]
+Where = Annotated[Path | None, Argument(metavar="PATH", help=_PATH_HELP, show_default=False)]
 RUN_HELP = (
     "A trace file, a directory (all traces in and below it are read as one), or a run by its id or name. "
     "Default: all in or below the current directory."
 )
-WhereOrRun = Annotated[Path | None, typer.Argument(metavar="PATH", help=RUN_HELP, show_default=False)]
-OfRun = Annotated[
-    str | None,
-    typer.Option(
-        "--run",
-        metavar="RUN",
-        help="A run, by id, name or path. Default: the newest.",
-    ),
-]
+WhereOrRun = Annotated[Path | None, Argument(metavar="PATH", help=RUN_HELP, show_default=False)]
+OfRun = Annotated[str | None, Option("--run", metavar="RUN", help="A run, by id, name or path. Default: the newest.")]
 Fitting = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--filter",
         "-f",
         metavar="EXPR",
@@ -35,10 +28,9 @@ Fitting = Annotated[
     ),
 ]
 Newest = Annotated[
-    int | None,
-    typer.Option("--limit", "-n", min=1, help="Only the newest N episodes. Default: all.", show_default=False),
+    int | None, Option("--limit", "-n", min=1, help="Only the newest N episodes. Default: all.", show_default=False)
 ]
-NoPager = Annotated[bool, typer.Option("--no-pager", help="Print without a pager.")]
+NoPager = Annotated[bool, Option("--no-pager", help="Print without a pager.")]
 FROM_HELP = (
     "auto, native, openai, otlp, openinference, studio, agent-lightning, langsmith, langfuse, verifiers-v1, "
     "tinker, trl or rllm."

@@ -6,6 +6,7 @@ import asyncio
 from typing import Annotated, Literal
 
 import typer
+from typer import Option
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.judges.load import named_judge
@@ -31,21 +32,15 @@ _SHOWN = 10
 
 @app.command()
 def rejudge(
-    judge: Annotated[str, typer.Option("--judge", metavar="JUDGE", help=JUDGE_HELP)],
+    judge: Annotated[str, Option(metavar="JUDGE", help=JUDGE_HELP)],
     path: WhereOrRun = None,
     run: OfRun = None,
     filter: Fitting = None,
-    split: Annotated[
-        Literal["train", "val", "trial"] | None, typer.Option("--split", help="Only these episodes.")
-    ] = None,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, help="Maximum number of episodes judged concurrently.")
-    ] = 8,
+    split: Annotated[Literal["train", "val", "trial"] | None, Option(help="Only these episodes.")] = None,
+    concurrency: Annotated[int, Option(min=1, help="Maximum number of episodes judged concurrently.")] = 8,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            "--timeout", min=0.1, metavar="SECONDS", help="Time limit of a judgement, in seconds. Default: the run's."
-        ),
+        Option(min=0.1, metavar="SECONDS", help="Time limit of a judgement, in seconds. Default: the run's."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -109,10 +104,7 @@ def _changes_json(changes: Changes) -> dict[str, object]:
         "tasks": changes.by_task(),
         "changed": [pick(v, "episode_id", "task_id", "before", "after") for v in changes.most_changed()],
         "groups": changes.groups(),
-        "flipped": {
-            "episodes": [v.episode_id for v in flipped],
-            "tokens": sum(v.tokens for v in flipped),
-        },
+        "flipped": {"episodes": [v.episode_id for v in flipped], "tokens": sum(v.tokens for v in flipped)},
         "failures": [
             {"cause": cause, "episodes": [v.episode_id for v in group], "error": group[0].error}
             for cause, group in changes.failures.items()

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
+from typer import Argument, Option
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
@@ -24,13 +25,7 @@ from ajet_tools.text.clean import counted, one_line, short_ids
 from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.compare.verdict import verdicts
-from ajet_tools.trace.episode.blocks import (
-    Block,
-    branch_title,
-    call_blocks,
-    conversation_blocks,
-    overview_blocks,
-)
+from ajet_tools.trace.episode.blocks import Block, branch_title, call_blocks, conversation_blocks, overview_blocks
 from ajet_tools.trace.episode.overview import read_overview
 from ajet_tools.trace.episode.summary import summarize
 from ajet_tools.trace.locate import open_named
@@ -58,14 +53,10 @@ def ls(
     path: WhereOrRun = None,
     run: OfRun = None,
     filter: Fitting = None,
-    sort: Annotated[
-        str, typer.Option("--sort", metavar="COLUMN", help="Sort by this column; -COLUMN sorts descending.")
-    ] = "-ended_at",
-    page: Annotated[int, typer.Option("--page", min=1, help="Page number.")] = 1,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Episodes per page.")] = 20,
-    status: Annotated[
-        str | None, typer.Option("--status", help="Only episodes with this status; short for -f status=STATUS.")
-    ] = None,
+    sort: Annotated[str, Option(metavar="COLUMN", help="Sort by this column; -COLUMN sorts descending.")] = "-ended_at",
+    page: Annotated[int, Option(min=1, help="Page number.")] = 1,
+    limit: Annotated[int, Option("--limit", "-n", min=1, help="Episodes per page.")] = 20,
+    status: Annotated[str | None, Option(help="Only episodes with this status; short for -f status=STATUS.")] = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
@@ -191,9 +182,9 @@ def _row(kind: str, short: str, row: Mapping[str, object], columns: Sequence[str
 
 @app.command()
 def show(
-    id: Annotated[str, typer.Argument(metavar="ID", help="A run, an episode or a call, by a unique prefix of its id.")],
+    id: Annotated[str, Argument(metavar="ID", help="A run, an episode or a call, by a unique prefix of its id.")],
     path: Where = None,
-    full: Annotated[bool, typer.Option("--full", help="Show every call and message in full.")] = False,
+    full: Annotated[bool, Option("--full", help="Show every call and message in full.")] = False,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
@@ -316,7 +307,7 @@ def ledger(
     path: WhereOrRun = None,
     run: OfRun = None,
     filter: Fitting = None,
-    by_step: Annotated[bool, typer.Option("--by-step", help="One row per step and outcome.")] = False,
+    by_step: Annotated[bool, Option("--by-step", help="One row per step and outcome.")] = False,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:

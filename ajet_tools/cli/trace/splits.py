@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.types import Split
@@ -28,7 +29,7 @@ def splits(
     path: WhereOrRun = None,
     run: OfRun = None,
     episode: Annotated[
-        str | None, typer.Option("--episode", metavar="ID", help="Only this episode, by a unique prefix of its id.")
+        str | None, Option(metavar="ID", help="Only this episode, by a unique prefix of its id.")
     ] = None,
     filter: Fitting = None,
     limit: Newest = None,

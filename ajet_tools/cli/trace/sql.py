@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from ajet_sdk.reporting.output import echo, visible
 from ajet_sdk.trace.values import rows_of
@@ -28,15 +29,15 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def sql(
-    query: Annotated[str, typer.Argument(help="One SELECT or EXPLAIN; `-` reads it from stdin.", show_default=False)],
+    query: Annotated[str, Argument(help="One SELECT or EXPLAIN; `-` reads it from stdin.", show_default=False)],
     path: Where = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="Rows to print; JSON, CSV and files have all rows.")
+        int, Option("--limit", "-n", min=1, help="Rows to print; JSON, CSV and files have all rows.")
     ] = 100,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV with a header.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--out",
             "-o",
             metavar="FILE",
