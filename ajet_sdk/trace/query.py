@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import duckdb
@@ -31,8 +32,10 @@ SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 """Settings of every connection: no access to files, network or extensions from SQL, and limited memory."""
 
 _FORBIDDEN = re.compile(
-    r"\b(arrow_scan\w*|pandas_scan|python_map_function|checkpoint|force_checkpoint|query|query_table)\b\W*\(", re.I
+    r"arrow_scan\w*|(pandas|python)_\w+|(force_)?checkpoint|query(_table)?|json_execute_serialized_sql"
+    r"|(enable|disable|truncate|register|deregister)_\w+|\w+_(database|external_resource|grammar_extension)"
 )
+"""Functions that run a text as SQL, read memory by its address, or change the process or what it writes."""
 
 _ROWS = 2048
 """Rows between two checks of the size: DuckDB's vector size."""
@@ -101,10 +104,22 @@ def only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statem
     if len(statements) != 1 or statements[0].type not in allowed:
         kinds = ", ".join(s.type.name for s in statements) or "nothing"
         raise QueryError(f"a query must be exactly one SELECT or EXPLAIN (got {kinds}); traces are read-only")
-    forbidden = _FORBIDDEN.search(sql)
-    if forbidden:
-        raise QueryError(f"the function {forbidden[1]}() is not available in queries on a trace")
+    for name in _called(sql):
+        if _FORBIDDEN.fullmatch(name):
+            raise QueryError(f"the function {name}() is not available in queries on a trace")
     return statements[0]
+
+
+def _called(sql: str) -> Iterator[str]:
+    """Names before a `(`, as DuckDB reads them: neither quotes nor comments hide one, and a text is none."""
+    text, tokens = sql.encode(), duckdb.tokenize(sql)
+    ends = [*(at for at, _ in tokens[1:]), len(text)]
+    parts = [
+        text[at:end].decode() for (at, kind), end in zip(tokens, ends, strict=True) if kind != duckdb.token_type.comment
+    ]
+    for name, after in pairwise(parts):
+        if after.startswith("("):
+            yield name.strip().strip('"').lower()
 
 
 def _collect(

@@ -97,11 +97,12 @@ def table(
 ) -> RenderableType:
     """Rows as a table of at most `width` characters, one line each; columns that have no room are named below it.
 
-    Text gives way first; numbers, and the columns named in `right`, stand on the right and are not cut.
+    Text gives way first; numbers, and the columns named in `right`, stand on the right and are not cut. The columns
+    are those of all rows; a row that lacks one has an empty cell.
     """
-    names = list(rows[0]) if rows else []
-    cells = {name: [cell(row[name]) for row in rows] for name in names}
-    numeric = {n for n in names if n in right or any(isinstance(r[n], int | float) for r in rows)}
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = {name: [cell(row.get(name)) for row in rows] for name in names}
+    numeric = {n for n in names if n in right or any(isinstance(r.get(n), int | float) for r in rows)}
     needed = {n: max(len(n), *(c.cell_len for c in cells[n])) for n in names}
     room, shown = width, list[str]()
     for name in names:

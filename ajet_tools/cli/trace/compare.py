@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Option
 
 from ajet_sdk.errors import QueryError
+from ajet_sdk.protocols import TraceReader
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.trace.options import NoPager, Where
 from ajet_tools.text import tables as render
@@ -17,21 +19,40 @@ from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import open_named
-from ajet_tools.trace.queries.experiments import Group, TaskReward, by_task, differing, groups, run_names, task_rewards
-from ajet_tools.trace.queries.runs import REWARDS, steps_of
+from ajet_tools.trace.queries.experiments import (
+    Group,
+    TaskReward,
+    by_task,
+    differing,
+    groups,
+    leaderboard,
+    run_names,
+    task_rewards,
+)
+from ajet_tools.trace.queries.runs import REWARDS, RunOverview, steps_of
 
 app = typer.Typer(add_completion=False)
 
 _TASKS = 40
+_RUNS = 30
 
 
 @app.command()
 def compare(
     path: Where = None,
-    limit: Annotated[int, Option("--limit", "-n", min=2, help="Only the newest N runs.")] = 30,
+    limit: Annotated[
+        int | None,
+        Option(
+            "--limit", "-n", min=2, help="Only the newest N runs. Default: 30, with --task all.", show_default=False
+        ),
+    ] = None,
     tasks: Annotated[bool, Option("--by-task", help="Tasks by runs: the mean rewards of the last step.")] = False,
     task: Annotated[
-        str | None, Option(metavar="TASK", help="One task, by id or a part of its text: runs by steps.")
+        str | None,
+        Option(
+            metavar="TASK",
+            help="One task, by id or a part of its text: who solves it best, and runs by steps.",
+        ),
     ] = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,
@@ -48,14 +69,17 @@ def compare(
     """
     reader, where, _ = open_named(None, path)
     with reader:
-        runs = queries.overview(reader)[:limit]
+        runs = queries.overview(reader)[: limit or (_RUNS if task is None else None)]
         names = run_names(runs)
-        if task or tasks:
-            rewards = task_rewards(reader, [run["run_id"] for run in runs])
-            table = _history(rewards, names, task) if task else _by_task(rewards, names)
+        if task is not None:
+            _compare_task(reader, where, runs, task, no_pager, as_json)
+            return
+        if tasks:
+            rewards = task_rewards(reader, [*names])
             if as_json:
-                print_json({"trace": str(where), "runs": names, "rewards": rewards if tasks else table})
+                print_json({"trace": str(where), "runs": names, "rewards": rewards})
                 return
+            table = _by_task(rewards, names)
             with paged(no_pager) as out:
                 out.print(render.table(table[:_TASKS], out.width))
                 if len(table) > _TASKS:
@@ -104,16 +128,33 @@ def _by_task(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> list[di
     ]
 
 
-def _history(rewards: Sequence[TaskReward], names: Mapping[str, str], task: str) -> list[dict[str, object]]:
-    """A row a step, a column a run."""
+def _compare_task(
+    reader: TraceReader, where: Path, runs: Sequence[RunOverview], task: str, no_pager: bool, as_json: bool
+) -> None:
+    """One task over all runs: who solves it best, and the mean reward of each by step, the best run first."""
+    names = run_names(runs)
+    task_id, text = _named_task(task_rewards(reader, [*names]), task)
+    table, history = leaderboard(reader, runs, task_id), task_rewards(reader, [*names], task_id)
+    called = {standing["run_id"]: standing["run"] for standing in table}
+    at = {(row["step"], row["run_id"]): row["reward"] for row in history}
+    by_step = [
+        {"step": step, **{name: at.get((step, run_id)) for run_id, name in called.items()}}
+        for step in sorted({step for step, _ in at})
+    ]
+    if as_json:
+        known = {"trace": str(where), "runs": names, "task_id": task_id, "task": text}
+        print_json({**known, "leaderboard": table, "rewards": by_step})
+        return
+    with paged(no_pager) as out:
+        out.print(render.table(table, out.width, title=one_line(text, 100)))
+        out.print(render.table(by_step, out.width, title="\nby step"))
+
+
+def _named_task(rewards: Sequence[TaskReward], task: str) -> tuple[str, str]:
+    """The id and the text of a task named by its id or a part of its text. Raises QueryError."""
     fitting = {row["task_id"]: row["task"] for row in rewards if row["task_id"] == task}
     fitting = fitting or {row["task_id"]: row["task"] for row in rewards if task.lower() in row["task"].lower()}
     if len(fitting) != 1:
         listed = "; ".join(one_line(text, 40) for text in [*fitting.values()][:5])
         raise QueryError(f"several tasks fit {task!r}: {listed}" if fitting else f"no task of these runs fits {task!r}")
-    at = {(row["step"], row["run_id"]): row["reward"] for row in rewards if row["task_id"] in fitting}
-    shown = [run_id for run_id in names if any(key[1] == run_id for key in at)]
-    return [
-        {"step": step, **{names[run_id]: at.get((step, run_id)) for run_id in shown}}
-        for step in sorted({step for step, _ in at})
-    ]
+    return fitting.popitem()

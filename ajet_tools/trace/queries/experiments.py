@@ -107,8 +107,9 @@ def task_rewards(reader: TraceReader, run_ids: Sequence[str], task_id: str | Non
     """Mean rewards by task, run and step, the first step first: of validations and sampled attempts where there are."""
     sql = """
         WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL)
-        SELECT task_id, coalesce(any_value(task->>'$.main_query'), task_id) AS task, run_id, coalesce(step, 0) AS step,
-          coalesce(split, '') AS split, coalesce(decoding, '') AS decoding, avg(reward) AS reward, count(*) AS attempts
+        SELECT task_id, coalesce(nullif(any_value(task->>'$.main_query'), ''), task_id) AS task, run_id,
+          coalesce(step, 0) AS step, coalesce(split, '') AS split, coalesce(decoding, '') AS decoding,
+          avg(reward) AS reward, count(*) AS attempts
         FROM episodes JOIN value USING (episode_id)
         WHERE run_id IN (SELECT unnest($1::VARCHAR[])) AND status = 'succeeded' AND NOT superseded
           AND split IS DISTINCT FROM 'trial' AND ($2::VARCHAR IS NULL OR task_id = $2)
@@ -136,6 +137,55 @@ def by_task(rewards: Sequence[TaskReward], column: Literal["run_id", "step"]) ->
     return sorted(table.values(), key=lambda row: min(row.rewards.values()) - max(row.rewards.values()))
 
 
+class Standing(TypedDict):
+    """How a run does at a task: mean rewards of its last step, of its first, and of its best."""
+
+    run: str
+    """What the run is called."""
+    reward: float
+    attempts: int
+    """At the last step."""
+    step: int
+    first: float | None
+    """None where the last step is the only one."""
+    best: float
+    at: int
+    """The first step with the best mean."""
+    of: str
+    """Which attempts these are, `val sampled` or another kind."""
+    run_id: str
+
+
+def leaderboard(reader: TraceReader, runs: Sequence[RunOverview], task_id: str) -> list[Standing]:
+    """Who solves a task best: of each run that attempted it the last step, the best first, of equals the newest."""
+    names, steps = run_names(runs), dict[str, list[TaskReward]]()
+    for row in task_rewards(reader, [*names], task_id):
+        steps.setdefault(row["run_id"], []).append(row)
+    table = [_standing(names[run_id], steps[run_id]) for run_id in names if run_id in steps]
+    return sorted(table, key=lambda standing: standing["reward"], reverse=True)
+
+
+def _standing(name: str, steps: Sequence[TaskReward]) -> Standing:
+    """`steps` are one run's at one task, the first step first."""
+    last, best = steps[-1], max(steps, key=lambda row: row["reward"])
+    return {
+        "run": name,
+        "reward": last["reward"],
+        "attempts": last["attempts"],
+        "step": last["step"],
+        "first": steps[0]["reward"] if len(steps) > 1 else None,
+        "best": best["reward"],
+        "at": best["step"],
+        "of": kind_of(last),
+        "run_id": last["run_id"],
+    }
+
+
+def kind_of(row: TaskReward) -> str:
+    """Which attempts a mean is of: `train`, `val greedy`."""
+    return " ".join(filter(None, (row["split"], row["decoding"])))
+
+
 def reward_panel(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> Panel:
     """The mean reward by step, a curve a run."""
     totals: dict[tuple[str, int], list[float]] = {}
@@ -145,6 +195,6 @@ def reward_panel(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> Pan
         total[1] += row["attempts"]
     means = {key: total / attempts for key, (total, attempts) in totals.items()}
     points = {run_id: [(step, mean) for (of, step), mean in means.items() if of == run_id] for run_id in names}
-    kinds = sorted({" ".join(filter(None, (row["split"], row["decoding"]))) for row in rewards})
+    kinds = sorted({kind_of(row) for row in rewards})
     curves = tuple(Curve(names[run_id], of) for run_id, of in points.items() if of)
     return Panel(f"mean reward ({', '.join(kinds)})", curves)

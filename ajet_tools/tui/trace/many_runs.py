@@ -11,10 +11,20 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.color import Color
 
+from ajet_tools.text import tables
 from ajet_tools.text.clean import one_line
 from ajet_tools.trace import queries
-from ajet_tools.trace.queries.experiments import TaskReward, TaskRow, by_task, reward_panel, run_names, task_rewards
+from ajet_tools.trace.queries.experiments import (
+    TaskReward,
+    TaskRow,
+    by_task,
+    leaderboard,
+    reward_panel,
+    run_names,
+    task_rewards,
+)
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
+from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.widgets.chart import Chart
 
 
@@ -25,7 +35,10 @@ class ManyRunsScreen(TraceScreen):
     ManyRunsScreen Chart { height: 2fr; }
     ManyRunsScreen DataTable { height: 3fr; border-top: solid $primary; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("o", "open", "Episodes of the task")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("o", "open", "Episodes of the task"),
+        Binding("t", "leaderboard", "Who solves the task best"),
+    ]
 
     def __init__(self, run_ids: Sequence[str]) -> None:
         super().__init__()
@@ -79,13 +92,30 @@ class ManyRunsScreen(TraceScreen):
         style = Style(bgcolor=color.rich_color, color=color.get_contrast_text(1.0).rich_color)
         return Text(f" {value:.3g} ".rjust(8), style=style, justify="right")
 
+    @property
+    def chosen(self) -> TaskRow | None:
+        """The task under the cursor."""
+        at = self.query_one(FittedTable).cursor_row
+        return self.rows[at] if 0 <= at < len(self.rows) else None
+
     def on_data_table_cell_selected(self) -> None:
         self.action_open()
 
     def action_open(self) -> None:
         """The episodes of the task under the cursor."""
-        at = self.query_one(FittedTable).cursor_row
-        if 0 <= at < len(self.rows):
+        if self.chosen:
             single = self.run_ids[0] if len(self.run_ids) == 1 else None
             several = "" if single else f" run={','.join(self.run_ids)}"
-            self.app.open_episodes(single, f'task="{self.rows[at].task_id}"{several}')
+            self.app.open_episodes(single, f'task="{self.chosen.task_id}"{several}')
+
+    def action_leaderboard(self) -> None:
+        """All runs of the trace, the best first, at the task under the cursor."""
+        if self.chosen:
+            task_id, width = self.chosen.task_id, int(self.app.size.width * 0.9)
+            self.app.push_screen(TextScreen(self.chosen.task, lambda: self._leaderboard(task_id, width)))
+
+    def _leaderboard(self, task_id: str, width: int) -> str:
+        reader, console = self.app.reader, self.app.console
+        table = tables.table(leaderboard(reader, queries.overview(reader), task_id), width)
+        lines = console.render_lines(table, console.options.update(width=width))
+        return "\n".join("".join(segment.text for segment in line).rstrip() for line in lines)

@@ -75,6 +75,11 @@ def test_parameters_and_explain(trace: TraceReader) -> None:
         ("SELECT * FROM glob('/*')", "disabled"),
         ("SELECT * FROM query('DROP TABLE metrics')", "not available"),
         ("SELECT * FROM arrow_scan(1, 2, 3)", "not available"),
+        ("FROM query /* a /* comment */ hides */ ('SELECT 1')", "query.. is not available"),
+        ('FROM main."CHECKPOINT" -- nothing\n ()', "checkpoint.. is not available"),
+        ("FROM json_execute_serialized_sql(json_serialize_sql('SELECT 1'))", "not available"),
+        ("FROM enable_logging(storage_path = '/tmp/log')", "not available"),
+        ("FROM enable_profiling(save_location = '/tmp/profile.json')", "not available"),
         ("SELECT nothing FROM metrics", "nothing"),
     ],
 )
@@ -82,6 +87,11 @@ def test_anything_else_is_a_query_error(trace: TraceReader, sql: str, word: str)
     with pytest.raises(QueryError, match=word):
         trace.query(sql)
     assert trace.query("SELECT count(*) AS n FROM metrics").to_pylist() == [{"n": 3}]
+
+
+def test_a_text_is_no_call(trace: TraceReader) -> None:
+    sql = "SELECT 'query(1)' AS query, count(*) FILTER (name LIKE '%arrow_scan(%') AS \"é\" /* query( */ FROM metrics"
+    assert trace.query(sql).to_pylist() == [{"query": "query(1)", "é": 0}]
 
 
 def test_a_variable_of_this_process_cannot_be_read(trace: TraceReader) -> None:

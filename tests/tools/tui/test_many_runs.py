@@ -22,6 +22,7 @@ from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.many_runs import ManyRunsScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
+from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.widgets.chart import Chart
 from tests.waiting import settled
 
@@ -150,6 +151,55 @@ def test_ls_lists_groups_over_seeds(sweep: Path) -> None:
         ("lr=3e-4", ["3abc", "2abc"], 0.875),
         ("lr=1e-4", ["1abc", "0abc"], 0.1875),
     ]
+
+
+@pytest.mark.slow
+def test_groups_by_other_rewards_are_listed_beside_each_other(sweep: Path) -> None:
+    """Runs that were validated, and two seeds that only trained."""
+    for seed in (0, 1):
+        with TraceWriter(sweep.with_name(f"{seed}.duckdb")) as writer:
+            config = {"ajet": {"trainer_common": {"seed": seed, "optim": {"lr": 1.0}}}}
+            run = Run(run_id=f"t{seed}", name=f"lr=1,seed={seed}", backbone="local", config=config, status="finished")
+            writer.put(run)
+            writer.put(Episode(run_id=run.run_id, step=1, split="train", rewards=(Reward(value=0.625),)))
+    for command in ("ls", "compare"):
+        shown = CliRunner().invoke(app, ["trace", command, str(sweep.parent)], env={"COLUMNS": "200"})
+        assert shown.exit_code == 0, shown.output
+        assert "0.625" in shown.output.partition("over seeds")[2] and "0.875" in shown.output
+
+
+LEADERS = [
+    ("lr=3e-4,seed=1", 1.0, 0.0, 1.0, 4),
+    ("lr=3e-4,seed=0", 0.75, 0.0, 0.75, 4),
+    ("lr=1e-4,seed=1", 0.0, 0.0, 0.0, 0),
+    ("lr=1e-4,seed=0", 0.0, 0.0, 0.0, 0),
+]
+"""Who solves `question 1`: the run, its reward at the last and the first step, the best and its step."""
+
+
+def test_the_leaderboard_of_a_task(sweep: Path) -> None:
+    asked = ["trace", "compare", str(sweep), "--task", "question 1"]
+    told = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
+    told_as = [tuple(row[key] for key in ("run", "reward", "first", "best", "at")) for row in told["leaderboard"]]
+    assert told["task_id"] == "t1" and told_as == LEADERS
+    assert {(row["attempts"], row["step"], row["of"]) for row in told["leaderboard"]} == {(4, 4, "val sampled")}
+    lines = CliRunner().invoke(app, asked, env={"COLUMNS": "160"}).output.splitlines()
+    assert [line.split()[0] for line in lines[2:6]] == [name for name, *_ in LEADERS]
+    assert lines[0] == "question 1" and lines[-1].split() == ["4", "1", "0.75", "0", "0"]
+
+
+@pytest.mark.slow
+async def test_who_solves_a_task_best_is_a_key(sweep: Path, viewing: Any, until: Any) -> None:
+    async with viewing(sweep, run_id="0abc", size=(120, 30)) as pilot:
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        await settled(pilot)
+        await pilot.press("h")
+        await until(pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2)
+        assert cells(pilot)[1][0] == "question 1"
+        await pilot.press("down", "t")
+        await until(pilot, lambda: isinstance(pilot.app.screen, TextScreen) and pilot.app.screen.text)
+        lines = pilot.app.screen.text.splitlines()
+        assert [line.split()[0] for line in lines[1:]] == [name for name, *_ in LEADERS], "all runs, not this alone"
 
 
 def row_of(task: int, run: str, step: int, reward: float, attempts: int) -> TaskReward:
