@@ -48,46 +48,26 @@ class _Root(LazyGroup):
     """The commands. An error that ends one is printed as one message."""
 
     package = "ajet_tools.cli"
-    table = {
-        "demo": (
-            "start",
-            "Train a small model to use a calculator, on this machine's CPU, in about a minute and without a network.",
-        ),
-        "init": (
-            "start",
-            "Write a starter project that runs at once, one of the tutorials, or a job around an agent of yours.",
-        ),
-        "run": ("run", "Run an agent over tasks and score it; nothing is trained."),
-        "baseline": (
-            "baseline",
-            "Score an agent on training and held-out tasks before it is trained, and say how to train it.",
-        ),
-        "train": ("train", "Train the model behind an agent. `ajet --conf FILE` is the same."),
-        "rehearse": (
-            "train",
-            "Rehearse a cluster job on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.",
-        ),
-        "tune-prompt": ("tune_prompt", "Search for a better prompt with GEPA, and measure its gain on held-out tasks."),
-        "serve": ("train", "Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C."),
-        "trainer": ("trainer", "Serve the learner to clients of the Tinker API: a laptop, other tools."),
-        "model": ("model", "Fetch models to train."),
-        "trace": ("trace", "Inspect, compare, convert and export traces."),
-        "dataset": ("dataset", "Build, clean, inspect and convert datasets."),
-        "judge": ("judge", "Try a judge before it gives rewards."),
-        "config": ("config", "Show, check and explain the configuration."),
-        "install": ("doctor", "Install Trinity or vLLM, which pip can't resolve, in versions that work together."),
-        "env": ("env", "Host environments that agents act in, as a service."),
-        "doctor": (
-            "doctor",
-            "Check the installation: packages, what can run here, and whether a run could write and listen.",
-        ),
-    }
-
     panels = {
-        "Start": ("demo", "init", "run", "baseline", "train", "serve"),
-        "Look": ("trace", "dataset"),
-        "Compare": ("judge", "tune-prompt"),
-        "Set up": ("model", "config", "rehearse", "trainer", "env", "install", "doctor"),
+        "Start": {
+            "demo": "start",
+            "init": "start",
+            "run": "run",
+            "baseline": "baseline",
+            "train": "train",
+            "serve": "train",
+        },
+        "Look": {"trace": "trace", "dataset": "dataset"},
+        "Compare": {"judge": "judge", "tune-prompt": "tune_prompt"},
+        "Set up": {
+            "model": "model",
+            "config": "config",
+            "rehearse": "train",
+            "trainer": "trainer",
+            "env": "env",
+            "install": "doctor",
+            "doctor": "doctor",
+        },
     }
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:

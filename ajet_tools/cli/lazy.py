@@ -10,6 +10,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
@@ -24,19 +25,17 @@ _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 
 
 class LazyGroup(TyperGroup):
-    """A group of the commands in `table`. `group.commands[name]` imports the module of that command."""
+    """A group of the commands in `panels`. `group.commands[name]` imports the module of that command."""
 
     package: ClassVar[str] = ""
-    table: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """The module of each command in the package, which has it in its `app`, and its short help."""
-    panels: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """The commands of each panel of the group's help, in order; commands in no panel come last."""
+    panels: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """The panels of the group's help, in order: each command, and the module in `package` that has it in its `app`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         _lay_out(self)
-        self.commands: Any = _Commands(self.package, self.table)
-        self._panel_of = {name: panel for panel, names in self.panels.items() for name in names}
+        self.modules = {name: module for commands in self.panels.values() for name, module in commands.items()}
+        self.commands: Any = _Commands(self.package, self.modules)
 
     def get_params(self, ctx: Context) -> list[Parameter]:
         """The options, with those that Typer adds last: of shell completion."""
@@ -45,34 +44,42 @@ class LazyGroup(TyperGroup):
         return params
 
     def list_commands(self, ctx: Context) -> list[str]:
-        return sorted(self.table, key=lambda name: [*self._panel_of, name].index(name))
+        return list(self.modules)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         """A command that has only its short help, for lists; `resolve_command` imports the real one."""
-        if cmd_name not in self.table:
+        if cmd_name not in self.modules:
             return None
-        panel = self._panel_of.get(cmd_name)
-        return TyperCommand(cmd_name, help=self.table[cmd_name][1], rich_help_panel=panel)
+        [panel] = (panel for panel, commands in self.panels.items() if cmd_name in commands)
+        return TyperCommand(cmd_name, help=self.summary_of(cmd_name), rich_help_panel=panel)
+
+    def summary_of(self, command: str) -> str:
+        """The first paragraph of the command's docstring, out of the source: the module is not imported."""
+        module = Path(__file__).parent.joinpath(*self.package.split(".")[2:], self.modules[command])
+        source = (module / "__init__.py" if module.is_dir() else module.with_suffix(".py")).read_text(encoding="utf-8")
+        function = command.replace("-", "_")
+        docstring = re.search(rf'^def {function}_?\(.*?^    """(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
+        return " ".join(docstring[1].split()) if docstring else ""
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         name, *remaining = args
-        if name in self.table:
+        if name in self.modules:
             return name, self.commands[name], remaining
         if not ctx.resilient_parsing:  # of shell completion
-            near = difflib.get_close_matches(name, self.table, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(self.table)}."
+            near = difflib.get_close_matches(name, self.modules, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(self.modules)}."
             ctx.fail(f"No such command {name!r}. {hint}")
         return None, None, remaining
 
 
 class _Commands(Mapping[str, "Command"]):
-    """The commands of a table by name, each imported when it is asked for."""
+    """Commands by name, each imported when it is asked for."""
 
-    def __init__(self, package: str, table: Mapping[str, tuple[str, str]]) -> None:
-        self._package, self._table = package, table
+    def __init__(self, package: str, modules: Mapping[str, str]) -> None:
+        self._package, self._modules = package, modules
 
     def __getitem__(self, name: str) -> Command:
-        module = importlib.import_module(f"{self._package}.{self._table[name][0]}")
+        module = importlib.import_module(f"{self._package}.{self._modules[name]}")
         command: Command = typer.main.get_command(module.app)
         command = getattr(command, "commands", {}).get(name, command)
         command.name = name
@@ -82,10 +89,10 @@ class _Commands(Mapping[str, "Command"]):
         return command
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._table)
+        return iter(self._modules)
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self._modules)
 
 
 def _lay_out(command: Command) -> None:

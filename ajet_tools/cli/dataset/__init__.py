@@ -13,29 +13,18 @@ from ajet_tools.cli.lazy import LazyGroup
 
 class DatasetCommands(LazyGroup):
     package = "ajet_tools.cli.dataset"
-    table = {
-        "expand": (
-            "generate",
-            "Grow a dataset from a few examples: more tasks like them, with verified answers and without duplicates.",
-        ),
-        "from-docs": ("generate", "Generate tasks from documents, each with an answer and the passage it comes from."),
-        "from-traces": ("from_traces", "Build a dataset from a deployed agent's traces and users' feedback."),
-        "calibrate": ("calibrate", "Measure how often a model solves each task, and keep tasks within a range."),
-        "dedup": ("similarity", "Remove exact and near duplicates."),
-        "decontaminate": ("decontaminate", "Remove rows that leak an evaluation set, with the evidence for each."),
-        "split": ("similarity", "Split a dataset so that rows keep their side when the file grows."),
-        "filter": ("selection", "Keep rows that match an expression, a language or a judge."),
-        "mix": ("selection", "Mix several datasets by weight."),
-        "export": ("export", "Convert a dataset to the format of a training library."),
-        "view": ("inspect", "Browse a dataset in the terminal: read, search, filter, edit, accept and reject rows."),
-        "stats": ("inspect", "Summarize a dataset: rows, duplicates, lengths, languages, fields and their values."),
-        "validate": ("inspect", "Find errors in datasets before a run does. Exits with 1 if there are any."),
-    }
     panels = {
-        "Look": ("view", "stats", "validate"),
-        "Make": ("expand", "from-docs", "from-traces"),
-        "Change": ("filter", "calibrate", "dedup", "decontaminate", "split", "mix"),
-        "Exchange": ("export",),
+        "Look": {"view": "inspect", "stats": "inspect", "validate": "inspect"},
+        "Make": {"expand": "generate", "from-docs": "generate", "from-traces": "from_traces"},
+        "Change": {
+            "filter": "selection",
+            "calibrate": "calibrate",
+            "dedup": "similarity",
+            "decontaminate": "decontaminate",
+            "split": "similarity",
+            "mix": "selection",
+        },
+        "Exchange": {"export": "export"},
     }
 
 

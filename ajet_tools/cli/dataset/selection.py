@@ -43,7 +43,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command("filter")
 @expand_options
-def filter_rows(
+def filter_(
     source: Source,
     expression: Annotated[
         str | None, Argument(metavar="[EXPR]", help="Expression, such as 'metadata.level>=3'.")
