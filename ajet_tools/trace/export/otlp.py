@@ -68,6 +68,7 @@ def call_attributes(
     usage = call.response.get("usage") or {}
     prompt = usage.get("prompt_tokens", None if call.prompt_ids is None else len(call.prompt_ids))
     output = usage.get("completion_tokens", None if call.output_ids is None else len(call.output_ids))
+    details = usage.get("prompt_tokens_details")
     attributes: dict[str, object] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "ajet",
@@ -84,6 +85,9 @@ def call_attributes(
         "llm.invocation_parameters": _json(call.sampling) if call.sampling else None,
         "llm.token_count.prompt": prompt,
         "llm.token_count.completion": output,
+        "llm.token_count.prompt_details.cache_read": details.get("cached_tokens")
+        if isinstance(details, dict)
+        else None,
         **_openinference("LLM", messages, reply),
         **_numbered("llm.input_messages", messages or []),
         **_numbered("llm.output_messages", [] if reply is None else [reply]),
@@ -98,11 +102,29 @@ def call_attributes(
     tools = call.request.get("tools")
     if tools:
         attributes["gen_ai.tool.definitions"] = _json(tools)
+        listed = tools if isinstance(tools, list) else [tools]
+        attributes |= {f"llm.tools.{i}.tool.json_schema": _as_value(tool) for i, tool in enumerate(listed)}
     return {name: value for name, value in attributes.items() if value is not None and value != []}
 
 
 def _openinference(kind: str, asked: object, answered: object) -> dict[str, object]:
-    return {"openinference.span.kind": kind, "input.value": _as_value(asked), "output.value": _as_value(answered)}
+    attributes: dict[str, object] = {"openinference.span.kind": kind}
+    for name, value in (("input", asked), ("output", answered)):
+        attributes[f"{name}.value"] = _as_value(value)
+        if value is not None and not isinstance(value, str):
+            attributes[f"{name}.mime_type"] = "application/json"
+    return attributes
+
+
+def _documents(result: object) -> dict[str, object]:
+    """What a retrieval gave, a document each: of an object its content (or text), id and score, else its text."""
+    attributes: dict[str, object] = {}
+    for i, item in enumerate(result if isinstance(result, list) else []):
+        document = item if isinstance(item, Mapping) else {"content": item}
+        content = document.get("content", document.get("text", document))
+        named = {"id": document.get("id"), "content": _as_value(content), "score": document.get("score")}
+        attributes |= {f"retrieval.documents.{i}.document.{name}": value for name, value in named.items()}
+    return attributes
 
 
 def _as_value(value: object) -> object:
@@ -315,9 +337,11 @@ def _span(call: Call, episode: Episode) -> dict[str, object]:
 
 def _tool_span(event: Event, place: int, episode: Episode) -> dict[str, object]:
     """The episode itself holds the event whole; this is for who reads the trace elsewhere."""
-    operation = "retrieval" if event.kind == "retrieval" else "execute_tool"
+    looked_up = event.kind == "retrieval"
+    operation = "retrieval" if looked_up else "execute_tool"
     attributes = {
-        **_openinference("RETRIEVER" if event.kind == "retrieval" else "TOOL", event.arguments, event.result),
+        **_openinference("RETRIEVER" if looked_up else "TOOL", event.arguments, event.result),
+        **(_documents(event.result) if looked_up else {}),
         "gen_ai.operation.name": operation,
         "gen_ai.tool.name": event.name,
         "gen_ai.tool.call.arguments": _json(event.arguments),
