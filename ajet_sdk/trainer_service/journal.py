@@ -27,6 +27,7 @@ _SCHEMA = """
         PRIMARY KEY (policy_id, seq)
     );
     CREATE TABLE IF NOT EXISTS samplers (sampler_id TEXT PRIMARY KEY, session_id TEXT NOT NULL, path TEXT);
+    CREATE TABLE IF NOT EXISTS ended (session_id TEXT PRIMARY KEY);
 """
 
 
@@ -144,7 +145,14 @@ class Journal:
         ).fetchone()
         return None if row is None or row[0] is None else Reply(bytes(row[0]), str(row[1]))
 
-    # Sampling sessions
+    # Sessions
+
+    def end(self, session_id: str) -> None:
+        self._connection.execute("INSERT OR IGNORE INTO ended VALUES (?)", (session_id,))
+
+    def ended(self) -> set[str]:
+        """Ids of the sessions that were finished."""
+        return {str(id_) for (id_,) in self._connection.execute("SELECT session_id FROM ended")}
 
     def add_sampler(self, sampler_id: str, session_id: str, path: str | None) -> None:
         """Add a sampling session over a tinker:// path, or the base model (None)."""

@@ -32,7 +32,7 @@ from ajet_sdk.errors import AjetError, RequestRefused
 from ajet_sdk.trainer_service.checkpoints import EXPORT, SAVE, SNAPSHOT
 from ajet_sdk.trainer_service.data import pass_address
 from ajet_sdk.trainer_service.policies import read_lora
-from ajet_sdk.trainer_service.service import CREATE, LOAD, PASS, STEP, Service, Unknown
+from ajet_sdk.trainer_service.service import CREATE, LOAD, PASS, STEP, Ended, Service, Unknown
 from ajet_sdk.types import new_id
 
 _POLL = 30.0
@@ -74,7 +74,7 @@ class _Routes:
             "client/config": _constant(parallel_fwdbwd_chunks=True, use_pyqwest_transport=False),
             "client/dynamic_config": _constant(sample_cancel_enabled=True),
             "telemetry": _constant(status="accepted"),
-            "session_heartbeat": _constant(type="session_heartbeat"),
+            "session_heartbeat": self.heartbeat,
             "create_session": self.create_session,
             "sessions/{session}/finish": self.finish,
             "create_model": self.create_model,
@@ -113,6 +113,10 @@ class _Routes:
 
     async def create_session(self, request: Request) -> Response:
         return JSONResponse({"type": "create_session", "session_id": new_id()})
+
+    async def heartbeat(self, request: Request) -> Response:
+        self.service.check_session((await _json(request))["session_id"])
+        return JSONResponse({"type": "session_heartbeat"})
 
     async def finish(self, request: Request) -> Response:
         self.service.finish(request.path_params["session"])
@@ -310,7 +314,8 @@ async def _no_route(request: Request) -> Response:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    return JSONResponse({"detail": str(error)}, 404 if isinstance(error, Unknown) else 400)
+    status = 410 if isinstance(error, Ended) else 404 if isinstance(error, Unknown) else 400
+    return JSONResponse({"detail": str(error)}, status)
 
 
 async def _fail(request: Request, error: Exception) -> Response:

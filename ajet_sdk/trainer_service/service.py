@@ -40,6 +40,10 @@ class Unknown(AjetError):
     """No such session, policy, checkpoint or promise."""
 
 
+class Ended(AjetError):
+    """The client's session was finished, and takes no more requests."""
+
+
 @dataclass(slots=True)
 class _Run:
     """One policy and the requests to it."""
@@ -74,7 +78,7 @@ class Service:
             id_: _Run(id_, session, about, checkpoint, applied + 1)
             for id_, (session, about, applied, checkpoint) in self.journal.policies().items()
         }
-        self._sessions = self.journal.samplers()
+        self._sessions, self._ended = self.journal.samplers(), self.journal.ended()
         self._samples: dict[str, asyncio.Task[Reply]] = {}
 
     def resume(self) -> None:
@@ -98,8 +102,9 @@ class Service:
     # Requests to a policy
 
     def accept(self, kind: str, policy_id: str, seq: int | None, body: bytes) -> str:
-        """Accept a request once; returns its promise. Raises Unknown, RequestRefused."""
+        """Accept a request once; returns its promise. Raises Unknown, Ended, RequestRefused."""
         run = self._run(policy_id)
+        self.check_session(run.session_id)
         if seq is None:
             raise RequestRefused("the request has no seq_id; use the SDK (tinker 0.25 or later)", "seq_id")
         known = self.journal.kind(policy_id, seq)
@@ -115,6 +120,7 @@ class Service:
         return f"{policy_id}:{seq}"
 
     def create(self, kind: str, session_id: str, number: int, body: Json) -> str:
+        self.check_session(session_id)
         policy_id = f"{session_id}:train:{number}"
         if policy_id not in self._runs:
             about: dict[str, object] = {"user_metadata": body.get("user_metadata")}
@@ -248,7 +254,7 @@ class Service:
     # Promises, sampling, sessions
 
     async def reply(self, promise: str, seconds: float) -> Reply | None:
-        """The reply to a request; None after `seconds`. Raises Unknown."""
+        """The reply to a request; None after `seconds`. Raises Unknown, Ended."""
         if (sample := self._samples.get(promise)) is not None:
             await asyncio.wait({sample}, timeout=seconds)
             return sample.result() if sample.done() else None
@@ -261,6 +267,7 @@ class Service:
             return reply
         if seq < run.next:
             raise Unknown(f"the reply of {promise} is no longer kept")
+        self.check_session(run.session_id)
         event = run.done.setdefault(seq, asyncio.Event())
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(event.wait(), seconds)
@@ -274,7 +281,8 @@ class Service:
         return f"request {run.next} of {run.policy_id} has not arrived, for which {len(run.waiting)} others wait"
 
     def open_sampler(self, session_id: str, number: int, base_model: str | None, path: str | None) -> str:
-        """A sampling session. Raises RequestRefused, CheckpointError."""
+        """A sampling session. Raises Ended, RequestRefused, CheckpointError."""
+        self.check_session(session_id)
         if path is None:
             self.check_base(base_model)
         else:
@@ -293,10 +301,11 @@ class Service:
         return self._sessions[sampler_id][1]
 
     def sample(self, sampler_id: str, seq: int, body: Json) -> str:
-        """Begin to sample, once per request; returns the promise. Raises Unknown."""
+        """Begin to sample, once per request; returns the promise. Raises Unknown, Ended."""
         promise = f"{sampler_id}:{seq}"
         if promise not in self._samples:
             path = self.sampler(sampler_id)
+            self.check_session(self._sessions[sampler_id][0])
             self._samples[promise] = asyncio.create_task(self._sample(path, body))
             done = [id_ for id_, task in self._samples.items() if task.done()]
             for old in done[: max(0, len(self._samples) - _SAMPLES)]:
@@ -316,8 +325,15 @@ class Service:
         if (task := self._samples.pop(promise, None)) is not None:
             task.cancel()
 
+    def check_session(self, session_id: str) -> None:
+        """Raise Ended if the session was finished."""
+        if session_id in self._ended:
+            raise Ended(f"session {session_id} was finished; make a new ServiceClient, which can load its checkpoints")
+
     def finish(self, session_id: str) -> None:
         """End a client's session: its policies are unloaded, and stay on disk."""
+        self.journal.end(session_id)
+        self._ended.add(session_id)
         for run in self._runs.values():
             if run.session_id == session_id and not run.waiting:
                 run.policy = None

@@ -132,5 +132,5 @@ def _lines_of(config: Config, plan: Plan, mean: PerEpisode | None) -> Iterator[s
 
 def _dollars_of(config: Config, tokens: dict[str, float]) -> float | None:
     """By `tinker.prices`; None without any."""
-    prices = config.tinker.prices.model_dump()
-    return sum(tokens[name] * prices[name] for name in tokens) / 1e6 if any(prices.values()) else None
+    prices = config.tinker.prices
+    return sum(tokens[name] * getattr(prices, name) for name in tokens) / 1e6 if prices.known else None

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def test_a_resumed_run_goes_on_to_the_same_numbers(tmp_path: Path, server: Serve
     train(job(tmp_path / "halves", server, tiny, total_training_steps=1), workflow=talk, judge=length)
     whole = job(tmp_path / "halves", server, tiny)
     train(whole, workflow=talk, judge=length, resume=True)
-    for name in ("train/reward", "train/loss", "train/grad_norm", "train/policy_version"):
+    for name in ("train/reward", "train/loss", "train/grad_norm", "train/policy_version", "cost/sampled_tokens"):
         assert values(whole, name) == pytest.approx(values(straight, name), rel=1e-4, abs=1e-6), name
 
 
@@ -191,7 +191,58 @@ def test_the_run_ends_before_it_costs_more_than_it_may(tmp_path: Path, server: S
     assert 1 <= len(spent) < 20 and max(spent.values()) <= 0.15
     assert (next(Path(config.directory).glob("checkpoint/*/step_*")) / "tinker.json").is_file()
     with pytest.raises(ConfigError, match=r"tinker\.max_cost needs tinker\.prices"):
-        job(tmp_path, server, tiny, {"max_cost": 1.0})
+        train(job(tmp_path, server, tiny, {"max_cost": 1.0}), workflow=talk, judge=length)
+
+
+def test_without_prices_the_rates_of_the_services_bills_count(
+    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = {"sampling_prefill": 10.0, "sampling_sample": 1000.0, "training": 20.0}
+
+    events = [
+        bill(model, kind, rate * factor)
+        for model, factor in ((tiny, 1), ("another", 9))
+        for kind, rate in rates.items()
+    ]
+    around = answering("billing/usage/events", {"data": events})
+    with Server(tiny, tmp_path / "state", around=around) as server:
+        config = job(tmp_path, server, tiny, {"max_cost": 0.15}, total_steps=20, logger=["console"])
+        train(config, workflow=talk, judge=length)
+    spent = values(config, "cost/dollars")
+    counts = [values(config, f"cost/{name}_tokens")[1] for name in ("prefilled", "sampled", "trained")]
+    assert spent[1] == pytest.approx(np.dot(counts, list(rates.values())) / 1e6)
+    assert len(spent) < 20 and max(spent.values()) <= 0.15
+    assert "by the service's bills" in capsys.readouterr().out
+
+
+def bill(model: Path | str, kind: str, rate: float) -> dict[str, Any]:
+    """An hour's usage, as the API bills it."""
+    info = {"type": kind, "token_count": 1000, **({"cached": False} if kind == "sampling_prefill" else {})}
+    hour = {"bucket_start": "2026-11-26T10:00:00Z", "bucket_end": "2026-11-26T11:00:00Z"}
+    return {**hour, "base_model": str(model), "effective_rate_usd_per_million_tokens": rate, "event_info": info}
+
+
+def test_a_model_that_the_service_does_not_train_is_refused(tmp_path: Path, tiny: Path) -> None:
+    models = [{"model_name": str(tiny), "trainable": False, "sampleable": True}]
+    around = answering("get_server_capabilities", {"supported_models": models})
+    with (
+        Server(tiny, tmp_path / "state", around=around) as server,
+        pytest.raises(ConfigError, match="does not train it"),
+    ):
+        train(job(tmp_path, server, tiny), workflow=talk, judge=length)
+
+
+def answering(route: str, body: object) -> Callable[[ASGIApp], ASGIApp]:
+    """A server that gives this answer at one route."""
+
+    def around(app: ASGIApp) -> ASGIApp:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            instead = JSONResponse(body) if scope.get("path") == f"/api/v1/{route}" else app
+            await instead(scope, receive, send)
+
+        return answer
+
+    return around
 
 
 def test_the_next_batch_is_sampled_while_the_service_trains(tmp_path: Path, server: Server, tiny: Path) -> None:
@@ -257,10 +308,7 @@ def test_requests_that_are_refused_or_lost_are_repeated_and_applied_once(tmp_pat
         tuned = train(config, workflow=talk, judge=length)
     assert between[0].met.keys() == set(TRAINING) and min(between[0].met.values()) > 2
     assert values(config, "train/policy_version") == {1: 1.0, 2: 2.0, 3: 3.0}
-    [file] = Path(config.directory).glob("checkpoint/*/step_000003/tinker.json")
-    run, _, name = json.loads(file.read_text())["state"].removeprefix("tinker://").partition("/")
-    optimizer = torch.load(server.state / run.replace(":", "_") / name / "optimiser.pt", weights_only=True)
-    assert {int(moments["step"]) for moments in optimizer["state"].values()} == {3}
+    assert updates(server, states(config)[3]) == {3}
     with open_trace(config.directory) as reader:
         assert ledger_balance(reader, tuned.run_id) == []
 
@@ -280,6 +328,84 @@ def test_a_server_that_is_started_again_is_waited_for(tmp_path: Path, tiny: Path
 
         train(config, workflow=talk, judge=restarting)
         assert values(config, "train/policy_version") == {1: 1.0, 2: 2.0}
+
+
+@pytest.mark.parametrize("when", ["sampling", "training", "ahead"])
+def test_a_session_that_the_service_ended_is_replaced_and_each_step_applied_once(
+    when: str, tmp_path: Path, server: Server, tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    staleness = {"max_staleness": int(when == "ahead")}
+    for name in ("straight", "ended"):
+        (tmp_path / name).mkdir()
+    straight, config = (
+        job(tmp_path / name, server, tiny, {"prices": {"sample": 1.0}}, staleness, total_steps=4, logger=["console"])
+        for name in ("straight", "ended")
+    )
+    once = threading.Event()
+
+    def end(step: int) -> None:
+        if step == 3 and not once.is_set():
+            once.set()
+            end_sessions(server)
+
+    @ajet.workflow
+    async def ending(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
+        if when == "sampling":
+            end(episode.step)
+        reply = await talk(question=question, model=model)
+        if when != "sampling":
+            end(episode.step)
+        return str(reply)
+
+    train(straight, workflow=talk, judge=length)
+    tuned = train(config, workflow=ending, judge=length)
+    assert once.is_set() and "was finished" in caplog.text and "continuing in a new session" in caplog.text
+    assert values(config, "train/policy_version") == {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}
+    assert updates(server, states(config)[4]) == {4}
+    if when != "ahead":  # which of two weights sampled a call ahead of them is chance
+        for name in ("train/reward", "train/loss", "train/grad_norm"):
+            assert values(config, name) == pytest.approx(values(straight, name), rel=1e-3, abs=1e-5), name
+    spent, undisturbed = (values(run, "cost/dollars") for run in (config, straight))
+    assert spent[4] > undisturbed[4] or when == "sampling", "what the lost step took was paid for"
+    with open_trace(config.directory) as reader:
+        assert ledger_balance(reader, tuned.run_id) == []
+
+
+def test_sessions_that_end_again_and_again_end_the_run(tmp_path: Path, server: Server, tiny: Path) -> None:
+    config = job(tmp_path, server, tiny)
+
+    @ajet.workflow
+    async def ending(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
+        reply = await talk(question=question, model=model)
+        if episode.step == 2:
+            end_sessions(server)
+        return str(reply)
+
+    with pytest.raises(TrainingError, match="was finished"):
+        train(config, workflow=ending, judge=length)
+    assert values(config, "train/policy_version") == {1: 1.0}
+    train(config, workflow=talk, judge=length, resume=True)
+    assert updates(server, states(config)[2]) == {2}
+
+
+def end_sessions(server: Server) -> None:
+    """End all sessions with a model in training, as the service may."""
+    for directory in server.state.glob("*_train_*"):
+        session = directory.name.partition("_")[0]
+        server.post(f"sessions/{session}/finish", reason={"type": "interrupted"}).raise_for_status()
+
+
+def states(config: Config) -> dict[int, str]:
+    """The path at the service of each checkpoint's state, without its scheme."""
+    files = Path(config.directory).glob("checkpoint/*/step_*/tinker.json")
+    return {int(f.parent.name[5:]): json.loads(f.read_text())["state"].removeprefix("tinker://") for f in files}
+
+
+def updates(server: Server, state: str) -> set[int]:
+    """How many updates a state's optimizer has made."""
+    run, _, name = state.partition("/")
+    optimizer = torch.load(server.state / run.replace(":", "_") / name / "optimiser.pt", weights_only=True)
+    return {int(moments["step"]) for moments in optimizer["state"].values()}
 
 
 AGENT = """

@@ -80,7 +80,7 @@ class ServiceSampler:
         return TinkerSampler(
             self._session.weights(path if at_service else None),
             self._tokenizer,
-            Costs.of(self._config),
+            Costs(self._config.tinker.prices),
             model_name=self.model,
             max_model_len=min(self.max_model_len, longest),
             policy_version=int(version[1]) if version else 0,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ajet_sdk.config.config import Config
     from ajet_sdk.config.schema import Prices
 
 
@@ -16,43 +15,42 @@ class Costs:
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
-        self.prefilled = self.sampled_tokens = self.trained_tokens = 0
+        self.tokens = {"prefilled": 0, "cached": 0, "sampled": 0, "trained": 0}
         self.step = 0.0
         """Dollars of the most expensive step so far, with its validation."""
         self._before = 0.0
         self._lock = threading.Lock()
 
-    @classmethod
-    def of(cls, config: Config) -> Costs:
-        return cls(config.tinker.prices)
-
     def sampled(self, prompt: int, replies: Sequence[int], cached: int = 0) -> None:
-        """A request over a prompt of that many tokens; `cached` of them cost nothing here."""
-        with self._lock:
-            self.prefilled += max(0, prompt - cached)
-            self.sampled_tokens += sum(replies)
+        """A request over a prompt of that many tokens, `cached` of them from the prefix cache."""
+        self._add(prefilled=max(0, prompt - cached), cached=cached, sampled=sum(replies))
 
     def scored(self, tokens: int) -> None:
         """A forward pass, which costs as a prefill does."""
-        with self._lock:
-            self.prefilled += tokens
+        self._add(prefilled=tokens)
 
     def trained(self, tokens: int) -> None:
         """A forward and backward pass."""
+        self._add(trained=tokens)
+
+    def _add(self, **tokens: int) -> None:
         with self._lock:
-            self.trained_tokens += tokens
+            for name, count in tokens.items():
+                self.tokens[name] += count
+
+    def resume(self, tokens: Mapping[str, int]) -> None:
+        """Count what a run had processed before it was resumed, unless that is counted already."""
+        self.tokens |= {name: max(count, self.tokens[name]) for name, count in tokens.items()}
+        self._before = self.dollars
 
     @property
     def dollars(self) -> float:
         """Cost by the prices; 0 without any."""
-        prices = self.prices
-        parts = ((self.prefilled, prices.prefill), (self.sampled_tokens, prices.sample),
-                 (self.trained_tokens, prices.train))  # fmt: skip
-        return sum(tokens * price for tokens, price in parts) / 1e6
+        prices = (self.prices.prefill, self.prices.cached, self.prices.sample, self.prices.train)
+        return sum(tokens * price for tokens, price in zip(self.tokens.values(), prices, strict=True)) / 1e6
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the run so far; called once after each step."""
         self.step, self._before = max(self.step, self.dollars - self._before), self.dollars
-        counts = {"prefilled": self.prefilled, "sampled": self.sampled_tokens, "trained": self.trained_tokens}
-        priced = {"cost/dollars": self.dollars} if any(self.prices.model_dump().values()) else {}
-        return {f"cost/{name}_tokens": float(count) for name, count in counts.items()} | priced
+        priced = {"cost/dollars": self.dollars} if self.prices.known else {}
+        return {f"cost/{name}_tokens": float(count) for name, count in self.tokens.items()} | priced

@@ -115,7 +115,7 @@ def tinker_engine(config: Config) -> TokenEngine:
     sampler = TinkerSampler(
         session.weights(path),
         tokenizer,
-        Costs.of(config),
+        Costs(config.tinker.prices),
         model_name=config.model.name or base,
         max_model_len=min(config.rollout.max_model_len, session.served(base)[1] or config.rollout.max_model_len),
         close=session.close,

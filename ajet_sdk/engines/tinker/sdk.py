@@ -15,6 +15,7 @@ import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +26,7 @@ import numpy as np
 
 from ajet_sdk.addresses import public
 from ajet_sdk.config.api_keys import api_key
+from ajet_sdk.config.schema import Prices
 from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.engines.tinker.service import Adam, Continued, Datum, Loss, wait
 from ajet_sdk.errors import ConfigError, EngineUnavailable, MissingExtra, TrainingError
@@ -41,6 +43,10 @@ U = TypeVar("U")
 
 _PAUSE = 0.25
 """Seconds between two attempts to reach a service that has not started yet."""
+_OF_THE_MODEL = ("forward", "forward_backward", "optim_step", "save_state", "save_weights_for_sampler", "sampling")
+"""Requests to which a 404 says that the service no longer has the model."""
+_BILLED = {"sampling_prefill": "prefill", "sampling_sample": "sample", "training": "train"}
+"""Prices by the kind of a billed event."""
 _LOCAL_KEY = "tml-local"
 """Key for a local server without keys: the SDK requires this prefix."""
 
@@ -66,9 +72,10 @@ class Session:
         except ModuleNotFoundError as error:
             raise MissingExtra(str(error.name), "tinker") from error
         self.tinker: ModuleType = tinker
-        self.errors = (tinker.TinkerError, httpx.HTTPError, ValueError, RuntimeError, OSError, AttributeError)
+        self.lost = ""
+        """The error by which the service said that the session, its model, or a request of it is gone."""
         self._reach()
-        where = {"base_url": self.url, "api_key": key or _LOCAL_KEY}
+        where = self._where = {"base_url": self.url, "api_key": key or _LOCAL_KEY}
         self.client = self.call("opening a session", lambda: tinker.ServiceClient(**where))
         self.newer = hasattr(getattr(tinker, "RestClient", None), "get_server_capabilities")
         """The SDK of 0.38: a REST client needs no session, and adapters are given file by file."""
@@ -105,9 +112,9 @@ class Session:
         started = in_thread(lambda: _future(contextvars.Context().run(function)).result(), f"ajet-tinker {action}")
         try:
             return wait(started, self.stall, action)
-        except self.errors as error:
-            if isinstance(error, TrainingError):
-                raise
+        except TrainingError:
+            raise
+        except Exception as error:  # the SDK's errors have no common class
             raise self.failed(action, error) from error
 
     def send(self, action: str, function: Callable[[], Any], read: Callable[[Any], T]) -> Future[T]:
@@ -117,19 +124,25 @@ class Session:
         def done(future: Future[Any]) -> None:
             try:
                 outcome.set_result(read(future.result()))
-            except self.errors as error:
+            except Exception as error:  # noqa: BLE001  raised where it is waited for
                 outcome.set_exception(self.failed(action, error))
-            except BaseException as error:  # noqa: BLE001  raised where it is waited for
-                outcome.set_exception(error)
 
         try:
             _future(contextvars.Context().run(function)).add_done_callback(done)
-        except self.errors as error:
+        except Exception as error:
             raise self.failed(action, error) from error
         return outcome
 
-    def failed(self, action: str, error: BaseException) -> TrainingError:
-        return TrainingError(f"{self.name} failed at {action}: {type(error).__name__}: {error}")
+    def failed(self, action: str, error: Exception) -> TrainingError:
+        return TrainingError(self.describe(action, error))
+
+    def describe(self, action: str, error: Exception) -> str:
+        """What failed. The session is `lost` by a 410, or a 404 to a request to its model."""
+        message = f"{self.name} failed at {action}: {type(error).__name__}: {error}"
+        status = {getattr(each, "status_code", None) for each in (error, error.__cause__)}
+        if 410 in status or (404 in status and action in _OF_THE_MODEL):
+            self.lost = self.lost or message
+        return message
 
     def served(self, model: str) -> tuple[str, int | None]:
         """The service's name of a model, which may call a directory by another path, and its context length.
@@ -137,13 +150,35 @@ class Session:
         Raises ConfigError if the service does not have the model.
         """
         client = self.rest if self.newer else self.client
-        known = self.call("get_server_capabilities", client.get_server_capabilities).supported_models
-        lengths = {str(each.model_name): getattr(each, "max_context_length", None) for each in known}
-        same = [model] if model in lengths else [name for name in lengths if _same_directory(name, model)]
-        if lengths and not same:
-            raise ConfigError(f"model.path: {self.name} has no model {model}; it has {', '.join(lengths)}")
+        models = self.call("get_server_capabilities", client.get_server_capabilities).supported_models
+        known = {str(each.model_name): each for each in models}
+        same = [model] if model in known else [name for name in known if _same_directory(name, model)]
+        if known and not same:
+            raise ConfigError(f"model.path: {self.name} has no model {model}; it has {', '.join(known)}")
         name = same[0] if same else model
-        return name, lengths.get(name)
+        self.trainable = getattr(known.get(name), "trainable", None) is not False
+        return name, getattr(known.get(name), "max_context_length", None)
+
+    def billed_rates(self, model: str) -> Prices:
+        """Dollars per million tokens of a model, by what the service billed in the last 14 days; zeros unless they tell
+        all but that of cached tokens (for which the key must be allowed to read bills)."""
+        if not hasattr(self.tinker, "AdminClient"):  # older SDKs
+            return Prices()
+        now = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
+        try:
+            admin = self.call("opening a connection", lambda: self.tinker.AdminClient(**self._where))
+            usage = self.call("get_billing_usage", lambda: admin.get_billing_usage(now - timedelta(days=14), now))
+        except TrainingError:
+            return Prices()
+        rates = {}
+        for event in usage.data:
+            kind = "cached" if getattr(event.event_info, "cached", False) else _BILLED.get(event.event_info.type)
+            rate = event.effective_rate_usd_per_million_tokens
+            if event.base_model == model and kind and rate is not None:
+                rates[kind] = rate
+        if not {"prefill", "sample", "train"} <= rates.keys():
+            return Prices()
+        return Prices(**{"cached": rates["prefill"], **rates})
 
     def base_of(self, path: str) -> str:
         info = self.call(f"looking up {path}", lambda: self.rest.get_weights_info_by_tinker_path(path))
@@ -171,6 +206,8 @@ class SdkService:
     def __init__(self, session: Session) -> None:
         self._session, self._tinker = session, session.tinker
         session.model, self.max_model_len = session.served(session.model)
+        if not session.trainable:
+            raise ConfigError(f"model.path: {session.name} samples from {session.model}, but does not train it")
         self._training = self._new()
 
     def _new(self) -> TrainingClient:
@@ -308,8 +345,8 @@ class SdkWeights:
             raise EngineUnavailable(
                 f"{session.name} has not answered a sample request for {session.stall:g} s (tinker.stall_timeout)"
             ) from error
-        except session.errors as error:
-            raise EngineUnavailable(f"{session.name} failed at sampling: {type(error).__name__}: {error}") from error
+        except Exception as error:
+            raise EngineUnavailable(session.describe("sampling", error)) from error
         cached = int(getattr(answer, "prompt_cache_hit_tokens", 0) or 0)
         sequences = answer.sequences
         if any(sequence.logprobs is None or len(sequence.logprobs) != len(sequence.tokens) for sequence in sequences):

@@ -49,6 +49,7 @@ class TinkerLearner:
     """Implements `backbones.shared.learner.Learner`."""
 
     config: Config
+    session: Session
     service: SdkService
     engine: TokenEngine
     sampler: TinkerSampler
@@ -66,13 +67,14 @@ class TinkerLearner:
     def write(self, directory: Path) -> None:
         """Have the service keep weights and optimiser, and write down where."""
         path = self.service.save(f"{directory.name.strip('.').partition('.')[0]}-{new_id()[:8]}")
-        (directory / _STATE).write_text(json.dumps({"state": path, "updates": self.trainer.updates}, indent=1))
+        record = {"state": path, "updates": self.trainer.updates, "tokens": self.costs.tokens}
+        (directory / _STATE).write_text(json.dumps(record, indent=1))
 
     def read(self, directory: Path) -> None:
         """Have the service take up what `write` had it keep. Raises CheckpointError, TrainingError."""
-        path, updates = _kept(directory, "state")
+        path, self.trainer.updates, tokens = _kept(directory, "state")
+        self.costs.resume(tokens)
         self.service.load(path)
-        self.trainer.updates = updates
 
     def remove(self, directory: Path) -> None:
         """Delete a checkpoint here, and at the service the state that it names."""
@@ -145,25 +147,25 @@ class TinkerLearner:
         )
 
 
-def _kept(directory: Path, kind: str) -> tuple[str, int]:
-    """The path at the service of a checkpoint's `state`, or of an adapter's `sampler`, and the updates before it.
+def _kept(directory: Path, kind: str) -> tuple[str, int, dict[str, int]]:
+    """The path at the service of a checkpoint's `state`, or of an adapter's `sampler`; updates and tokens before it.
 
     Raises CheckpointError.
     """
     try:
         record = json.loads((directory / _STATE).read_text())
-        return str(record[kind]), int(record["updates"])
+        return str(record[kind]), int(record["updates"]), record.get("tokens", {})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{directory / _STATE} is incomplete or damaged: {error}") from error
 
 
-async def open_tinker_learner(config: Config, steps: int, say: Callable[[str], None]) -> TinkerLearner:
+async def open_tinker_learner(config: Config, steps: int, say: Callable[[str], None], costs: Costs) -> TinkerLearner:
     """Open a session, make an adapter, measure how the service scales. Raises ConfigError, TrainingError."""
     _check(config)
-    return await asyncio.to_thread(_open, config, steps, say)
+    return await asyncio.to_thread(_open, config, steps, say, costs)
 
 
-def _open(config: Config, steps: int, say: Callable[[str], None]) -> TinkerLearner:
+def _open(config: Config, steps: int, say: Callable[[str], None], costs: Costs) -> TinkerLearner:
     base, lr = _base(config), config.trainer_common.optim.lr
     tokenizer = HFTokenizer(base)
     session = Session(config)
@@ -175,7 +177,7 @@ def _open(config: Config, steps: int, say: Callable[[str], None]) -> TinkerLearn
         settings = TrainerSettings.of(config, lr, steps)
         scaling = measure_scaling(service, tokenizer.encode(_TEXT)[:12], session.stall)
         say(f"{session.name}: {config.model.path}, LoRA of rank {config.model.lora.r}; {scaling}")
-        costs = Costs.of(config)
+        _price(costs, session, config.tinker.max_cost, say)
         trainer = TinkerTrainer(service, settings, scaling, costs, session.stall)
         say(_route(trainer))
         limit = min(config.rollout.max_model_len, service.max_model_len or config.rollout.max_model_len)
@@ -187,7 +189,22 @@ def _open(config: Config, steps: int, say: Callable[[str], None]) -> TinkerLearn
         session.close()
         raise
     engine = TokenEngine(sampler, tokenizer, tool_call_parser=config.model.tool_call_parser, rescored=False)
-    return TinkerLearner(config, service, engine, sampler, trainer, tokenizer, costs, say)
+    return TinkerLearner(config, session, service, engine, sampler, trainer, tokenizer, costs, say)
+
+
+def _price(costs: Costs, session: Session, limit: float | None, say: Callable[[str], None]) -> None:
+    """Take the prices from the service's bills if the config has none. Raises ConfigError for a limit without any."""
+    if costs.prices.known:
+        return
+    costs.prices = session.billed_rates(session.model)
+    if costs.prices.known:
+        rates = ", ".join(f"{name} {rate:g}" for name, rate in costs.prices.model_dump().items())
+        say(f"dollars per million tokens, by the service's bills of the last 14 days: {rates}")
+    elif limit is not None:
+        raise ConfigError(
+            f"tinker.max_cost needs tinker.prices: {session.name} has no bills of {session.model} in the last 14 days "
+            "that this API key may read"
+        )
 
 
 def _route(trainer: TinkerTrainer) -> str:

@@ -218,7 +218,7 @@ def test_a_service_that_weighs_them_otherwise_is_refused() -> None:
 
 
 def test_tokens_and_dollars_are_counted() -> None:
-    costs = Costs(Prices(prefill=1.0, sample=3.0, train=2.0))
+    costs = Costs(Prices(prefill=1.0, cached=0.5, sample=3.0, train=2.0))
     costs.sampled(100, [10, 20], cached=40)
     trainer = TinkerTrainer(
         TorchService(adapted()), TrainerSettings(lr=1e-3, loss=LossSettings(kl_coef=0.1)), Scaling(), costs, 60.0
@@ -228,9 +228,10 @@ def test_tokens_and_dollars_are_counted() -> None:
     targets = sum(len(sample.timeline.token_ids) - 1 for sample in samples)
     assert costs.metrics() == {
         "cost/prefilled_tokens": 60 + 2 * targets,  # its own forward pass, and the reference
+        "cost/cached_tokens": 40,
         "cost/sampled_tokens": 30,
         "cost/trained_tokens": targets,
-        "cost/dollars": pytest.approx((60 + 2 * targets + 3 * 30 + 2 * targets) / 1e6),
+        "cost/dollars": pytest.approx((60 + 2 * targets + 0.5 * 40 + 3 * 30 + 2 * targets) / 1e6),
     }
     assert "cost/dollars" not in Costs(Prices()).metrics(), "without prices nothing is known of dollars"
 
