@@ -15,7 +15,7 @@ from typer import Option
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.cli.dataset.options import Out, RowOptions, Sources, counted, counting, left_out_lines, to_place
 from ajet_tools.cli.options import expand_options
-from ajet_tools.dataset.curation.formats import OPENING, Unfit, check_format, converter
+from ajet_tools.dataset.curation.formats import OPENING, Format, Unfit, converter
 from ajet_tools.dataset.curation.messages import as_messages
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, Stored, TableBlock
 from ajet_tools.dataset.files.segments import Shape
@@ -25,8 +25,6 @@ from ajet_tools.dataset.files.writer import Writer
 
 app = typer.Typer(add_completion=False)
 
-_FORMAT_HELP = "tasks (as they are), messages, sharegpt, trl-prompt or trl-preference."
-
 
 @app.command()
 @expand_options
@@ -34,7 +32,7 @@ def export(
     sources: Sources,
     *,
     out: Out = "-",
-    format: Annotated[str, Option(help=_FORMAT_HELP)] = "tasks",
+    format: Annotated[Format, Option(help="What is written; tasks: rows as they are.")] = "tasks",
     split: Annotated[
         str | None, Option(help="For a directory: the split's name. Default: the source's, else train.")
     ] = None,
@@ -55,7 +53,6 @@ def export(
     ajet dataset export pairs.jsonl --format trl-preference -o pairs.parquet
     ajet dataset export tasks.jsonl --format trl-prompt -o hub/prompts --title "Sums"
     """
-    check_format(format)
     left_out = Counter[str]()
     parts, shape, written = _parts(sources, split, to_directory=_is_directory(out)), Shape(), dict[str, int]()
     with ExitStack() as whole, counting("export") as passing:
@@ -75,13 +72,7 @@ def export(
     if card and _is_directory(out):
         _write_card(Path(out), written, format, left_out, title)
     total = sum(written.values())
-    summary = {
-        "format": format,
-        "rows": total,
-        "splits": written,
-        "left_out": dict(left_out),
-        "bad_rows": rows.bad.count,
-    }
+    summary = {"format": format, "rows": total, "splits": written, "left_out": dict(left_out)}
     lines = [f"{counted(total, 'row')} of {format}{to_place(out)}", *left_out_lines(left_out)]
     if len(written) > 1:
         lines[1:1] = [f"  {name}: {counted(number, 'row')}" for name, number in written.items()]
@@ -109,7 +100,7 @@ def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict
     return parts
 
 
-def _converted(block: Block, format: str, left_out: Counter[str]) -> Iterator[Row]:
+def _converted(block: Block, format: Format, left_out: Counter[str]) -> Iterator[Row]:
     convert = converter(format)
     opened = block.opened() if isinstance(block, TableBlock) and format in OPENING else None
     for index, row in enumerate(block.rows()):

@@ -17,9 +17,9 @@ from ajet_tools.cli.dataset.generation import ModelOptions
 from ajet_tools.cli.dataset.options import Out, SkipBad, check_apart, counted, print_summary, write_report
 from ajet_tools.cli.options import AsJson, IncludeValidation, expand_options
 from ajet_tools.dataset.from_traces import run as loop
-from ajet_tools.dataset.from_traces.choice import Choice
+from ajet_tools.dataset.from_traces.choice import Choice, Split
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader, read_rubric
-from ajet_tools.dataset.from_traces.run import Options, TraceRun
+from ajet_tools.dataset.from_traces.run import Kind, Options, TraceRun
 from ajet_tools.dataset.from_traces.sources import Sources, opened_sources
 from ajet_tools.trace.imports import SOURCES
 
@@ -29,7 +29,7 @@ _PATHS = (
     "ajet traces (files, directories, live runs), AgentScope Studio databases, OTLP or OpenAI logs; - is stdin. "
     "Default: the newest trace in or below the current directory."
 )
-_TO = "tasks (for RL), messages (for SFT), preferences (pairs) or tokens."
+_TO = "Rows to make: tasks (for RL), messages (for SFT), preferences (pairs) or tokens."
 _FROM = (
     "Format of inputs that are not ajet traces: auto, native, openai, otlp, openinference, studio, agent-lightning or "
     "verifiers-v1."
@@ -53,8 +53,7 @@ class ChoiceOptions:
     rubric: Annotated[str | None, Option(metavar="FILE|TEXT", help="Let a model grade episodes by this rubric.")] = None
     min_score: Annotated[float, Option(min=0, max=1, help="--rubric: minimum score of a good episode.")] = 0.5
     run: Annotated[str | None, Option(metavar="ID", help="Only this run. Default: all.")] = None
-    split: Annotated[str | None, Option(help="Only train, val or trial. Default: all but trial.")] = None
-
+    split: Annotated[Split | None, Option(help="Only these. Default: all but trial.")] = None
     include_validation: IncludeValidation = False
 
     def choice(self) -> Choice:
@@ -102,7 +101,7 @@ class ConversionOptions:
 def from_traces(
     paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help=_PATHS, show_default=False)] = None,
     *,
-    to: Annotated[str, Option(metavar="KIND", help=_TO)] = "tasks",
+    to: Annotated[Kind, Option(help=_TO)] = "tasks",
     out: Out = "-",
     choosing: ChoiceOptions,
     asking: ModelOptions,
@@ -137,14 +136,13 @@ def from_traces(
         raise ConfigError(f"there is no import format {source!r}; formats: auto, {', '.join(SOURCES)}")
     check_apart(out=out, rejected=rejected)
     format: Any = None if source == "auto" else source
-    kind: Any = to
     choice, grader = choosing.choice(), choosing.grader(asking, out, turning.read_values)
     with ExitStack() as stack:
         sources = stack.enter_context(opened_sources(paths or (), format, skip_bad_rows=skip_bad_rows))
         bar = stack.enter_context(ProgressBar("reading episodes"))
         run = loop.from_traces(
             sources,
-            kind,
+            to,
             out,
             choice,
             turning.options(),

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import Option
@@ -130,7 +130,7 @@ class OutputOptions:
             help="Fraction of validation rows, made from their own seeds or documents. Default: 0.1 with five or more.",
         ),
     ] = CallSettings.validation
-    format: Annotated[str, Option(metavar="jsonl|parquet", help="Output format.")] = "jsonl"
+    format: Annotated[Literal["jsonl", "parquet"], Option(help="Output format.")] = "jsonl"
     per_call: Annotated[int, Option(min=1, help="Rows requested per call.")] = CallSettings.per_call
     shots: Annotated[int, Option(min=1, help="Examples per prompt.")] = CallSettings.shots
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = CallSettings.max_tokens
@@ -162,13 +162,11 @@ class OutputOptions:
 
     def directory(self) -> Directory:
         """The output directory. Raises ConfigError if none is given or it has files of another run."""
-        if self.format not in ("jsonl", "parquet"):
-            raise ConfigError(f"--format must be jsonl or parquet (got {self.format})")
         if self.out is None:
             if self.dry_run:
                 return Directory(Path())
             raise ConfigError("no output given: pass --out data/")
-        directory = Directory(self.out, "parquet" if self.format == "parquet" else "jsonl")
+        directory = Directory(self.out, self.format)
         directory.check(resume=self.resume)
         return directory
 

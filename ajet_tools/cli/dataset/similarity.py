@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import typer
@@ -202,7 +202,7 @@ def split(
     near: Annotated[bool, Option("--near", help="Keep near duplicates (as in `dedup`) on one side.")] = False,
     similarity: Similarity = 0.8,
     ignore_numbers: IgnoreNumbers = False,
-    format: Annotated[str, Option(help="jsonl, parquet, csv or directory.")] = "jsonl",
+    format: Annotated[Literal["jsonl", "parquet", "csv", "directory"], Option(help="Output format.")] = "jsonl",
     seed: Seed = 0,
     rows: RowOptions,
 ) -> None:
@@ -219,11 +219,9 @@ def split(
     ajet dataset split qa.parquet --by metadata.document --near --format parquet -o qa/
     ajet dataset split tasks.jsonl --stratify metadata.level --fractions 0.2 -o data/
     """
-    suffixes = {"jsonl": ".jsonl", "parquet": ".parquet", "csv": ".csv", "directory": ""}
-    if format not in suffixes:
-        raise ConfigError(f"--format must be one of {', '.join(suffixes)} (got {format!r})")
+    suffix = "" if format == "directory" else f".{format}"
     shares = _fractions(fractions)
-    _check_place(out, shares, suffixes[format])
+    _check_place(out, shares, suffix)
     splitter = Splitter(shares, by=by, stratify=stratify, seed=seed)
     with ProgressBar("reading") as bar, ExitStack() as stack:
         again = rows.rereadable(source)
@@ -239,7 +237,7 @@ def split(
             name: stack.enter_context(
                 Writer(out, split=name, shape=shape, tables=tables)
                 if format == "directory"
-                else Writer(out / f"{name}{suffixes[format]}", shape=shape, tables=tables)
+                else Writer(out / f"{name}{suffix}", shape=shape, tables=tables)
             )
             for name in shares
         }
@@ -253,7 +251,7 @@ def split(
         if stratify and splitter.strata == {"null"}:
             raise unknown_field(stratify, field_names(next(block.rows()).values))
     counts = {name: writer.rows for name, writer in writers.items()}
-    _report_split(counts, shares, out, suffixes[format], rows)
+    _report_split(counts, shares, out, suffix, rows)
 
 
 def _check_place(out: Path, sides: Iterable[str], suffix: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, BinaryIO, cast
+from typing import Annotated, BinaryIO, Literal, cast
 
 import typer
 from typer import Argument, Option
@@ -19,7 +19,7 @@ from ajet_tools.cli.trace.options import FROM_HELP, OfRun, WhereOrRun
 from ajet_tools.dataset.similarity.held_out import export_rows
 from ajet_tools.text.clean import counted
 from ajet_tools.trace import queries
-from ajet_tools.trace.export import FORMATS, Exported
+from ajet_tools.trace.export import Exported, Format
 from ajet_tools.trace.export.collector import Collector
 from ajet_tools.trace.imports import SOURCES, Imported, import_files
 from ajet_tools.trace.locate import open_named
@@ -29,13 +29,11 @@ from ajet_tools.trace.queries.listing import open_listing
 
 app = typer.Typer(add_completion=False)
 
-_FORMAT_HELP = "tasks, messages, sharegpt, trl-prompt, trl-preference, tokens, otlp, native or html."
-
 
 @app.command()
 def export(
     path: WhereOrRun = None,
-    format: Annotated[str, Option(help=_FORMAT_HELP)] = "messages",
+    format: Annotated[Format, Option(help="What is written.")] = "messages",
     out: Annotated[
         str,
         Option(
@@ -53,7 +51,9 @@ def export(
     episode: Annotated[
         list[str] | None, Option(metavar="ID", help="Only this episode, by a unique prefix of its id; repeatable.")
     ] = None,
-    split: Annotated[str | None, Option(help="Only train, val or trial. Default: all but trial.")] = None,
+    split: Annotated[
+        Literal["train", "val", "trial"] | None, Option(help="Only these episodes. Default: all but trial.")
+    ] = None,
     include_validation: IncludeValidation = False,
     margin: Annotated[
         float, Option(min=0, help="trl-preference: minimum difference between the rewards of a pair.")
@@ -78,10 +78,6 @@ def export(
     ajet trace export --format html --episode 3f2a91 --out episode.html
     ajet trace export --format native --all-runs --no-redact -o - | gzip > all.jsonl.gz
     """
-    if format not in FORMATS:
-        raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")
-    if split not in (None, "train", "val", "trial"):
-        raise ConfigError(f"--split must be train, val or trial (got {split!r})")
     if out == "-" and format == "tokens" and sys.stdout.isatty():
         raise ConfigError("tokens is a binary table: write it to a file with --out, or redirect stdout")
     to_server = out.startswith(("http://", "https://"))
@@ -99,7 +95,7 @@ def export(
             done = export_rows(
                 reader,
                 ids,
-                format,  # type: ignore[arg-type]
+                format,
                 target,
                 None if all_runs or episode else queries.find_run(reader, run),
                 include_validation=include_validation or split == "val",

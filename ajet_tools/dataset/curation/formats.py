@@ -16,14 +16,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Literal, get_args
+from typing import Literal
 
-from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.curation.filter import task_id_of
 
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 
 OPENING = ("trl-prompt",)
 """Those that have what stands in the metadata as columns."""
@@ -38,22 +36,16 @@ class Unfit(Exception):
     """A row has not what a form needs; the text says what is missing, and can be counted by."""
 
 
-def converter(format: str) -> Callable[[_Values], dict[str, object]]:
+def converter(format: Format) -> Callable[[_Values], dict[str, object]]:
     """The function that puts a row into a form. It raises Unfit for a row that cannot be put into it."""
-    known: dict[str, Callable[[_Values], dict[str, object]]] = {
+    known: dict[Format, Callable[[_Values], dict[str, object]]] = {
         "tasks": dict,
         "messages": _messages,
         "sharegpt": _sharegpt,
         "trl-prompt": _trl_prompt,
         "trl-preference": _trl_preference,
     }
-    check_format(format)
     return known[format]
-
-
-def check_format(format: str) -> None:
-    if format not in FORMATS:
-        raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")
 
 
 def _messages(values: _Values) -> dict[str, object]:

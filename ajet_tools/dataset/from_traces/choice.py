@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
@@ -65,6 +65,7 @@ def opinions(reader: TraceReader) -> Mapping[str, Opinion]:
 
 
 FEEDBACK = ("up", "down", "corrected")
+Split = Literal["train", "val", "trial"]
 
 _LOOKUP = 5_000
 
@@ -82,8 +83,8 @@ class Choice:
     below: float = 0.5
     run: str | None = None
     """A run, by a unique prefix; None: every run."""
-    split: str | None = None
-    """`train`, `val` or `trial`; None: all but trials."""
+    split: Split | None = None
+    """None: all but trials."""
     include_validation: bool = False
     """Also validation tasks and near copies of one; `split` `val` says so too."""
 
@@ -91,8 +92,6 @@ class Choice:
         for word in self.feedback:
             if word not in FEEDBACK:
                 raise ConfigError(f"--feedback must be one of {', '.join(FEEDBACK)} (got {word!r})")
-        if self.split not in (None, "train", "val", "trial"):
-            raise ConfigError(f"--split must be train, val or trial (got {self.split!r})")
 
 
 @dataclass(frozen=True)

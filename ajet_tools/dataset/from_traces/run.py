@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.errors import ConfigError
@@ -33,7 +33,6 @@ from ajet_tools.trace.export.target import opened
 from ajet_tools.trace.export.trl import write_preferences
 
 Kind = Literal["tasks", "messages", "preferences", "tokens"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 _CHUNK = 64
 Progress = Callable[[str, int, int], None]
 
@@ -151,8 +150,6 @@ class _RowBuilder:
         grader: EpisodeGrader | None,
         progress: Progress = _ignore,
     ) -> None:
-        if to not in KINDS:
-            raise ConfigError(f"--to must be one of {', '.join(KINDS)} (got {to!r})")
         self._sources, self._choice, self._options = sources, choice or Choice(), options or Options()
         self._progress = progress
         self._chosen = choose(sources.reader, self._choice)
