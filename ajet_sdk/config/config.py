@@ -235,7 +235,7 @@ class Config(Section):
                 f"must be at least 2 for {estimator} {{got}}: with one attempt per task every advantage is 0",
             )
         rollout = self.rollout
-        if self.backbone == "local" and rollout.deterministic and rollout.max_staleness:
+        if self.backbone in ("local", "tinker") and rollout.deterministic and rollout.max_staleness:
             raise wrong(
                 "rollout.max_staleness",
                 "must be 0 with rollout.deterministic {got}: otherwise timing decides which weights sample a call",

@@ -188,7 +188,9 @@ class Rollout(Section):
         "run", "Which temperature and top_p apply in training: those of the run (above), or those of each request."
     )
     deterministic: bool = key(
-        False, "Sample each call alone and without reused keys and values: a run repeats to the bit on one machine."
+        False,
+        "Sample each call alone and without reused keys and values: a run repeats to the bit on one machine. With "
+        "backbone `tinker` the service must do so: `ajet trainer serve --deterministic`.",
     )
     timeout: float = key(600.0, "Time limit of an episode, in seconds.", gt=0)
     judge_timeout: float = key(120.0, "Time limit of a judge, in seconds.", gt=0)

@@ -22,7 +22,9 @@ _LOADED = 4
 class _Weights:
     """Weights ready to sample from, and a second module over them for the scores of prompts."""
 
-    def __init__(self, base: BaseModel, tokenizer: Tokenizer, path: Path | None, seed: int) -> None:
+    def __init__(
+        self, base: BaseModel, tokenizer: Tokenizer, path: Path | None, seed: int, deterministic: bool
+    ) -> None:
         self.module = base.sampling_module(path)
         self.sampler = LocalSampler(
             self.module,
@@ -30,6 +32,7 @@ class _Weights:
             model_name="the policy",
             max_model_len=base.max_model_len,
             seed=seed,
+            deterministic=deterministic,
             policy_version=None,
             apart=True,
         )
@@ -47,8 +50,8 @@ class _Slot:
 class Samplers:
     """The weights that sessions sample from; the least recently used are unloaded."""
 
-    def __init__(self, base: BaseModel, tokenizer: Tokenizer, seed: int = 0) -> None:
-        self._base, self._tokenizer, self._seed = base, tokenizer, seed
+    def __init__(self, base: BaseModel, tokenizer: Tokenizer, seed: int = 0, *, deterministic: bool = False) -> None:
+        self._base, self._tokenizer, self._how = base, tokenizer, (seed, deterministic)
         self._slots: OrderedDict[Path | None, _Slot] = OrderedDict()
 
     def __contains__(self, path: Path | None) -> bool:
@@ -80,7 +83,7 @@ class Samplers:
     @asynccontextmanager
     async def _use(self, path: Path | None) -> AsyncIterator[_Weights]:
         if path not in self._slots:
-            self._slots[path] = _Slot(asyncio.to_thread(_Weights, self._base, self._tokenizer, path, self._seed))
+            self._slots[path] = _Slot(asyncio.to_thread(_Weights, self._base, self._tokenizer, path, *self._how))
         slot = self._slots[path]
         self._slots.move_to_end(path)
         slot.users += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from pathlib import Path
 
 from ajet_sdk.config.config import load_config
@@ -12,11 +13,13 @@ from ajet_sdk.engines.fetch import with_fetched_model
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.gateway import KEEP_ALIVE, listening_socket, serve_until_signal
 from ajet_sdk.gateway.http_server import is_loopback, server_config
+from ajet_sdk.learn.determinism import deterministic_torch
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.trainer_service.policies import BaseModel
 from ajet_sdk.trainer_service.routes import application
+from ajet_sdk.trainer_service.sampling import Samplers
 from ajet_sdk.trainer_service.service import Service
 
 _PREFIX = "tml-"
@@ -34,6 +37,7 @@ def serve_trainer(
     key_variable: str = "AJET_TRAINER_KEY",
     tls: tuple[Path, Path] | None = None,
     max_model_len: int | None = None,
+    deterministic: bool = False,
 ) -> None:
     """Serve the Tinker API over the base model at `model`: a directory, a short name of `ajet model list`, which is
     fetched if need be, or a Hugging Face name.
@@ -43,6 +47,7 @@ def serve_trainer(
         name: what clients call the model, and where they find its tokenizer; None: `model`.
         api_key: only who sends it is answered.
         tls: certificate and key. With `api_key` required where other machines can connect.
+        deterministic: sample each call alone, on one thread: the same requests give the same results to the bit.
 
     Raises:
         ConfigError: the model cannot be loaded, another server has `state`, or others could listen in.
@@ -55,31 +60,22 @@ def serve_trainer(
         )
     source = str(with_fetched_model(load_config(values={"ajet": {"model": {"path": model}}})).model.path)
     check_source(source)
-    run_to_end(_serve(source, host, port, state, name or model, api_key, tls, max_model_len))
-
-
-async def _serve(
-    model: str,
-    host: str,
-    port: int,
-    state: Path,
-    name: str,
-    api_key: str | None,
-    tls: tuple[Path, Path] | None,
-    max_model_len: int | None,
-) -> None:
     with _listener(host, port, secure=bool(api_key and tls)) as listener:
         url = f"{'https' if tls else 'http'}://{host}:{listener.getsockname()[1]}"
-        await serve(
-            listener,
-            model,
-            state,
-            name,
-            api_key=api_key,
-            tls=tls,
-            max_model_len=max_model_len,
-            own_name=host,
-            greeting=f"Serving {name} at {url} (Ctrl-C stops). In the client: export TINKER_BASE_URL={url}",
+        run_to_end(
+            serve(
+                listener,
+                source,
+                state,
+                name or model,
+                api_key=api_key,
+                tls=tls,
+                max_model_len=max_model_len,
+                deterministic=deterministic,
+                own_name=host,
+                greeting=f"Serving {name or model} at {url} (Ctrl-C stops). "
+                f"In the client: export TINKER_BASE_URL={url}",
+            )
         )
 
 
@@ -92,6 +88,7 @@ async def serve(
     api_key: str | None = None,
     tls: tuple[Path, Path] | None = None,
     max_model_len: int | None = None,
+    deterministic: bool = False,
     temperature: float = 1.0,
     device: str = "auto",
     seed: int = 0,
@@ -102,26 +99,27 @@ async def serve(
 
     Tokens are scored at `temperature`, in training and of prompts; the API's own is 1. Raises as `serve_trainer`.
     """
-    base = await asyncio.to_thread(
-        BaseModel, model, device=device, max_model_len=max_model_len, temperature=temperature
-    )
-    service = Service(base, HFTokenizer(model), state, name or model, seed)
-    service.resume()
-    settings = server_config(
-        application(service, api_key),
-        own_name=own_name,
-        keyed=bool(api_key),
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=1,
-        ssl_certfile=tls and tls[0],
-        ssl_keyfile=tls and tls[1],
-    )
-    if greeting:
-        echo(greeting)
-    try:
-        await serve_until_signal(settings, listener)
-    finally:
-        await service.aclose()
+    load = partial(BaseModel, model, device=device, max_model_len=max_model_len, temperature=temperature)
+    with deterministic_torch(deterministic):
+        base = await asyncio.to_thread(load)
+        samplers = Samplers(base, HFTokenizer(model), seed, deterministic=deterministic)
+        service = Service(base, samplers, state, name or model)
+        service.resume()
+        settings = server_config(
+            application(service, api_key),
+            own_name=own_name,
+            keyed=bool(api_key),
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=tls and tls[0],
+            ssl_keyfile=tls and tls[1],
+        )
+        if greeting:
+            echo(greeting)
+        try:
+            await serve_until_signal(settings, listener)
+        finally:
+            await service.aclose()
 
 
 def _listener(host: str, port: int, *, secure: bool) -> socket.socket:

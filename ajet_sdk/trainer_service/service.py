@@ -20,7 +20,6 @@ import torch
 
 from ajet_sdk.dialects.json import Json
 from ajet_sdk.errors import AjetError, EngineUnavailable, RequestRefused
-from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.trainer_service.checkpoints import SNAPSHOT, Checkpoints
 from ajet_sdk.trainer_service.data import messages, pass_result, read_batch
 from ajet_sdk.trainer_service.journal import Entry, Journal, Reply
@@ -65,14 +64,14 @@ class _Run:
 class Service:
     """The state and operations behind the routes."""
 
-    def __init__(self, base: BaseModel, tokenizer: Tokenizer, state: Path, name: str, seed: int = 0) -> None:
+    def __init__(self, base: BaseModel, samplers: Samplers, state: Path, name: str) -> None:
         """`name` is the base model's name for clients. Raises ConfigError if another server uses `state`."""
         self.base, self.name = base, name
         messages()
         state.mkdir(parents=True, exist_ok=True)
         self.checkpoints = Checkpoints(state)
         self.journal = Journal(state / "journal.sqlite")
-        self.samplers = Samplers(base, tokenizer, seed)
+        self.samplers = samplers
         self._computing = asyncio.Lock()
         self._runs = {
             id_: _Run(id_, session, about, checkpoint, applied + 1)

@@ -56,6 +56,14 @@ def serve(
     max_model_len: Annotated[
         int | None, typer.Option(min=2, help="Longest sequence in tokens. Default: the model's own.")
     ] = None,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Sample each call alone, and compute on one thread: the same requests give the same tokens and "
+            "weights, to the bit. Slow.",
+        ),
+    ] = False,
 ) -> None:
     """Train and sample a base model for clients of the Tinker API, until Ctrl-C.
 
@@ -88,6 +96,7 @@ def serve(
             key_variable=key_env or "",
             tls=(tls_cert, tls_key) if tls_cert and tls_key else None,
             max_model_len=max_model_len,
+            deterministic=deterministic,
         )
     except OSError as error:
         raise ConfigError(

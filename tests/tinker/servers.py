@@ -22,6 +22,7 @@ from ajet_sdk.gateway.http_server import server_config
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.trainer_service.policies import BaseModel
 from ajet_sdk.trainer_service.routes import application
+from ajet_sdk.trainer_service.sampling import Samplers
 from ajet_sdk.trainer_service.service import Service
 
 IDS = [41, 71, 82, 73, 91, 82, 71, 90, 75, 27, 23, 24, 27, 17, 27, 25, 26]
@@ -37,8 +38,10 @@ class Server:
         api_key: str | None = None,
         port: int = 0,
         around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+        deterministic: bool = False,
     ) -> None:
         self.model, self.state, self._api_key, self._port, self._around = model, state, api_key, port, around
+        self._deterministic = deterministic
 
     def __enter__(self) -> Server:
         self.start()
@@ -70,7 +73,9 @@ class Server:
             ready.set_exception(error)
 
     async def _serve(self, ready: Future[None]) -> None:
-        service = Service(BaseModel(str(self.model)), HFTokenizer(str(self.model)), self.state, str(self.model))
+        base, tokenizer = BaseModel(str(self.model)), HFTokenizer(str(self.model))
+        samplers = Samplers(base, tokenizer, deterministic=self._deterministic)
+        service = Service(base, samplers, self.state, str(self.model))
         service.resume()
         with listening_socket("127.0.0.1", self._port) as listener:
             self._port = listener.getsockname()[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,7 +12,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,8 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 
 
 def job(
-    tmp_path: Path, server: Server, model: Path, tinker: Mapping[str, Any] = {}, rollout: Mapping[str, Any] = {},
-    **trainer: Any,
+    tmp_path: Path, server: Server | Served, model: Path, tinker: Mapping[str, Any] = {},
+    rollout: Mapping[str, Any] = {}, **trainer: Any,
 ) -> Config:  # fmt: skip
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text("".join(f'{{"question": "Say {w}."}}\n' for w in ("yes", "no", "maybe", "so", "well")))
@@ -425,40 +427,106 @@ def client(config: Config, agent: Path, *, resume: bool = False) -> subprocess.P
     """`ajet train` on a config, as a process."""
     file = Path(config.directory).with_suffix(".yaml")
     file.write_text(config.dump_yaml(only_set=True))
-    command = [
-        sys.executable,
-        "-m",
-        "ajet",
-        "train",
-        f"{agent}:talk",
-        "--judge",
-        f"{agent}:length",
-        "--conf",
-        str(file),
-    ]
-    return subprocess.Popen([*command, "--resume"] if resume else command)
+    named = [f"{agent}:talk", "--judge", f"{agent}:length", "--conf", str(file)]
+    return subprocess.Popen([sys.executable, "-m", "ajet", "train", *named, *["--resume"] * resume])
+
+
+def trained_alike(disturbed: Config, straight: Config) -> None:
+    """Assert that two runs made the same of the same steps, to the bit."""
+    for name in ("train/policy_version", "train/reward", "train/loss", "train/grad_norm", "train/hash"):
+        assert values(disturbed, name) == values(straight, name) != {}, name
+    with open_trace(disturbed.directory) as reader:
+        [run] = reader.query("SELECT run_id FROM runs").to_pylist()
+        assert ledger_balance(reader, run["run_id"]) == []
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_ten_kills_of_the_client_apply_each_step_once(tmp_path: Path, server: Server, tiny: Path) -> None:
+def test_ten_kills_of_the_client_end_where_an_undisturbed_run_ends(tmp_path: Path, tiny: Path) -> None:
     agent = tmp_path / "agent.py"
     agent.write_text(AGENT)
     for name in ("straight", "killed"):
         (tmp_path / name).mkdir()
-    straight, killed = (job(tmp_path / name, server, tiny, total_steps=12) for name in ("straight", "killed"))
-    assert client(straight, agent).wait() == 0
-    for kill in range(1, 11):
-        process = client(killed, agent, resume=kill > 1)
-        until(lambda step=kill: any(Path(killed.directory).glob(f"checkpoint/*/step_{step:06}/tinker.json")))
-        process.kill()
-        process.wait()
-    assert client(killed, agent, resume=True).wait() == 0
-    # each step is applied once; values may differ, for rounding depends on what the server batches, and so may a token
-    assert values(killed, "train/policy_version") == values(straight, "train/policy_version")
-    assert values(killed, "train/reward").keys() == values(straight, "train/reward").keys()
-    with open_trace(killed.directory) as reader:
-        assert ledger_balance(reader, reader.query("SELECT run_id FROM runs").to_pylist()[0]["run_id"]) == []
+    with Server(tiny, tmp_path / "state", deterministic=True) as server:
+        straight, killed = (
+            job(tmp_path / name, server, tiny, rollout={"deterministic": True}, total_steps=12)
+            for name in ("straight", "killed")
+        )
+        assert client(straight, agent).wait() == 0
+        for kill in range(1, 11):
+            process = client(killed, agent, resume=kill > 1)
+            until(lambda step=kill: any(Path(killed.directory).glob(f"checkpoint/*/step_{step:06}/tinker.json")))
+            process.kill()
+            process.wait()
+        assert client(killed, agent, resume=True).wait() == 0
+    trained_alike(killed, straight)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_ten_kills_of_the_server_end_where_an_undisturbed_run_ends(tmp_path: Path, tiny: Path) -> None:
+    """The command itself, killed as the run samples, and as it is about to train."""
+    for name in ("straight", "killed"):
+        (tmp_path / name).mkdir()
+    with served(tiny, tmp_path / "state") as server:
+        straight, config = (
+            job(tmp_path / name, server, tiny, rollout={"deterministic": True}, total_steps=11)
+            for name in ("straight", "killed")
+        )
+        train(straight, workflow=talk, judge=length)
+        ready, kills = threading.Lock(), dict[int, str]()
+
+        def kill(step: int, at: str) -> None:
+            with ready:
+                if step > 1 and step not in kills and at == ("sampling", "training")[step % 2]:
+                    kills[step] = at
+                    server.kill()
+
+        @ajet.workflow
+        async def killing(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
+            first = {"role": "user", "content": question}
+            reply = await model.chat([first])
+            await asyncio.to_thread(kill, episode.step, "sampling")
+            last = await model.chat([first, reply, {"role": "user", "content": "Again."}])
+            await asyncio.to_thread(kill, episode.step, "training")
+            return last["content"] or ""
+
+        train(config, workflow=killing, judge=length)
+    assert len(kills) == 10
+    trained_alike(config, straight)
+
+
+class Served:
+    """`ajet trainer serve --deterministic` as a process."""
+
+    url = "http://127.0.0.1:0"
+
+    def __init__(self, model: Path, state: Path) -> None:
+        self._command = [sys.executable, "-m", "ajet", "trainer", "serve", "--deterministic", "--model", str(model)]
+        self._command += ["--state", str(state)]
+        self.start()
+
+    def start(self) -> None:
+        port = self.url.rpartition(":")[2]
+        self.process = subprocess.Popen([*self._command, "--port", port], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().split()[3]
+
+    def kill(self) -> None:
+        """Kill it; the next one on its state and port is there when this returns."""
+        self.process.kill()
+        self.process.wait()
+        self.start()
+
+
+@contextmanager
+def served(model: Path, state: Path) -> Iterator[Served]:
+    server = Served(model, state)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
 
 
 def test_what_a_service_cannot_do_is_refused_before_it_is_asked(
@@ -466,7 +534,6 @@ def test_what_a_service_cannot_do_is_refused_before_it_is_asked(
 ) -> None:
     for wrong, named in (
         (job(tmp_path, server, tiny, entropy_coef=0.1), "entropy_coef"),
-        (job(tmp_path, server, tiny, rollout={"deterministic": True}), "deterministic"),
         (job(tmp_path, server, Path("another/model")), "another/model"),
     ):
         with pytest.raises(ConfigError, match=named):

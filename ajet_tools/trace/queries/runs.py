@@ -328,6 +328,11 @@ _TOGETHER: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("gradient norm", (("", "train/grad_norm"),)),
     ("trainer - sampler log-prob.", (("max", "train/logprob_gap_max"), ("mean", "train/logprob_gap_mean"))),
     ("seconds", (("step", "time/step"), ("rollout", "time/rollout"))),
+    ("dollars", (("", "cost/dollars"),)),
+    (
+        "tokens at the service",
+        tuple((name, f"cost/{name}_tokens") for name in ("prefilled", "cached", "sampled", "trained")),
+    ),
 )
 """Title -> (label, metric); two are worked out here: `tokens_per_episode` and `staleness`."""
 

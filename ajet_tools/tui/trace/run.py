@@ -284,7 +284,7 @@ def _head(run: RunOverview, shown: list[Panel], width: int) -> Text:
         head.append(f"{run['unsound']:,} failed: {failures_in_words(run, width - 20)}", style="red")
     else:
         last = {panel.title: panel.curves[0].last for panel in shown}
-        names = [name for name in ("reward", "success", "merge ratio", "entropy", "KL") if name in last]
+        names = [name for name in ("reward", "success", "merge ratio", "entropy", "KL", "dollars") if name in last]
         head.append("  ".join(f"{name} {number(last[name])}" for name in names) or "no metric yet", style="dim")
     return head
 

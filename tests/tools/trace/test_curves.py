@@ -41,6 +41,7 @@ def test_panels_hold_what_is_read_together(tmp_path: Path) -> None:
         writer.put(Run(run_id="r", status="finished"))
         writer.put(metric(1, "val/reward", 0.5), metric(2, "train/reward", 0.25), metric(1, "train/reward", 0.125))
         writer.put(metric(2, "train/reward", 0.75, minutes=5), metric(1, "mine", 3.0))
+        writer.put(metric(1, "cost/prefilled_tokens", 90.0), metric(1, "cost/sampled_tokens", 8.0))
         writer.put(metric(1, "train/tokens_sampled", 300.0), metric(1, "train/episodes", 4.0))
         writer.put(metric(2, "train/tokens_sampled", 300.0), metric(2, "train/episodes", 0.0))
         for i, version in enumerate((4, 4, 7, 7)):
@@ -52,6 +53,7 @@ def test_panels_hold_what_is_read_together(tmp_path: Path) -> None:
     assert made["reward"] == {"train": [(1, 0.125), (2, 0.75)], "val": [(1, 0.5)]}, "a step taken again counts once"
     assert made["mine"] == {"": [(1, 3.0)]} and list(made)[-1].startswith("train/tokens_sampled")
     assert made["tokens per episode"] == {"": [(1, 75.0)]}
+    assert made["tokens at the service"] == {"prefilled": [(1, 90.0)], "sampled": [(1, 8.0)]}
     assert made["versions behind"] == {"": [(3, 1.5)]}
     assert "loss" not in made, "no picture without a point"
     assert panels(reader, "another") == []
