@@ -68,8 +68,14 @@ __all__ = [
     "TrainingError",
     "UncapturedTraffic",
     "WorkerLost",
+    "first_line",
     "place_of",
 ]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that is not blank; the name of its class where there is none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def place_of(error: BaseException) -> str:

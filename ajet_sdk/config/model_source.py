@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet_sdk.config.named_models import gguf_files, named_model
-from ajet_sdk.errors import ConfigError, MissingExtra
+from ajet_sdk.errors import ConfigError, MissingExtra, first_line
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
@@ -59,8 +59,9 @@ def check_source(path: str | Path) -> None:
     try:
         HfApi().model_info(name, timeout=_HUB_SECONDS)
     except Exception as error:  # which ones depends on the HTTP client that the hub's library has
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"{problem}, and it cannot be loaded from the Hugging Face hub: {cause}; {hint}") from error
+        raise ConfigError(
+            f"{problem}, and it cannot be loaded from the Hugging Face hub: {first_line(error)}; {hint}"
+        ) from error
 
 
 def refuse_code(name: str | Path, error: Exception) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet_sdk.config.named_models import NamedModel, gguf_files, model_cache, named_model
-from ajet_sdk.errors import ConfigError, MissingExtra, MissingResource
+from ajet_sdk.errors import ConfigError, MissingExtra, MissingResource, first_line
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
@@ -253,8 +253,9 @@ def _from_hub(name: str, out: Path | None, show: Show) -> Path:
     except ConfigError:
         raise
     except Exception as error:  # which ones depends on the HTTP client that the hub's library has
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise MissingResource(f"{name} could not be downloaded from the Hugging Face hub: {cause}") from error
+        raise MissingResource(
+            f"{name} could not be downloaded from the Hugging Face hub: {first_line(error)}"
+        ) from error
     for file in weights:
         wanted = file.lfs.sha256 if file.lfs else None
         if wanted and _sha256(path / file.rfilename) != wanted:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.addresses import below
-from ajet_sdk.errors import EnvironmentUnavailable, SignatureError
+from ajet_sdk.errors import EnvironmentUnavailable, SignatureError, first_line
 from ajet_sdk.types import Json, JsonView, new_id
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def _why(error: Exception, endpoint: str, timeout: float) -> str:
         return f"answered {endpoint} with {error.response.status_code}: {error.response.text[:500]}"
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return f"did not answer {endpoint} within {timeout:g} s"
-    reason = (str(error) or type(error).__name__).splitlines()[0]
+    reason = first_line(error)
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol | httpx.InvalidURL):
         return f"cannot be reached ({reason}); start it, or correct task_reader.env_service.env_url"
     return f"did not answer {endpoint} as it should ({reason})"

@@ -18,7 +18,7 @@ from typing import Any
 import ajet_sdk
 from ajet_sdk.environments.hosted import Spec
 from ajet_sdk.environments.process import START
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.errors import ConfigError, first_line
 from ajet_sdk.types import Json, JsonView
 
 _LONGEST_LINE = 2**28
@@ -210,14 +210,10 @@ class Instances:
             raise
         except (OSError, EOFError, ValueError) as error:
             process.kill()
-            raise Refused(410, f"{name}: its process died ({_first_line(error)})") from None
+            raise Refused(410, f"{name}: its process died ({first_line(error)})") from None
         if "error" in answer:
             raise Refused(404 if answer.get("unknown") else 500, f"{name}: {answer['error']}")
         return answer["ok"]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 class _Process(asyncio.StreamReaderProtocol):
@@ -330,7 +326,7 @@ class _Template:
             hello = await asyncio.wait_for(process.ask(None), self._limits.timeout)
         except (OSError, EOFError, asyncio.TimeoutError) as error:
             process.kill()
-            raise Refused(500, f"no process could be started for an instance: {_first_line(error)}") from error
+            raise Refused(500, f"no process could be started for an instance: {first_line(error)}") from error
         process.pid = hello["ok"]
         return process
 

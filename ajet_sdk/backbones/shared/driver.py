@@ -25,7 +25,7 @@ from ajet_sdk.cluster.code import INSTALL, package_code
 from ajet_sdk.cluster.mailbox import namespace_of
 from ajet_sdk.cluster.ray import LOCAL, RayCluster, cluster
 from ajet_sdk.config.model_source import first_model
-from ajet_sdk.errors import ConfigError, MissingExtra, TraceLocked, TrainingError
+from ajet_sdk.errors import ConfigError, MissingExtra, TraceLocked, TrainingError, first_line
 from ajet_sdk.learn.learner import default_lr
 from ajet_sdk.learn.probe import Probe
 from ajet_sdk.learn.recipe import build_recipe, wants_recipe
@@ -235,8 +235,9 @@ def _parameters(model: str) -> int:
         with torch.device("meta"):
             whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, trust_remote_code=False))
     except (OSError, ValueError) as error:
-        cause = str(error).partition("\n")[0]
-        raise ConfigError(f"model.path: {model} cannot be loaded as a causal language model: {cause}") from error
+        raise ConfigError(
+            f"model.path: {model} cannot be loaded as a causal language model: {first_line(error)}"
+        ) from error
     return sum(p.numel() for p in whole.parameters())
 
 

@@ -30,7 +30,7 @@ from ajet_sdk.backbones.shared.validation import validation_tasks
 from ajet_sdk.backbones.verl.mapping import VerlPlace, check, to_verl
 from ajet_sdk.backbones.verl.runner import write_job
 from ajet_sdk.cluster.mailbox import open_mailbox
-from ajet_sdk.errors import AjetError, ConfigError, TrainingError
+from ajet_sdk.errors import AjetError, ConfigError, TrainingError, first_line
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.types import LedgerEntry, Task
@@ -277,7 +277,7 @@ def cause_of(error: BaseException) -> str:
     while isinstance(getattr(inner, "cause", None), BaseException):
         inner = inner.cause  # type: ignore[attr-defined]
     if isinstance(inner, AjetError):
-        return next((line.strip() for line in str(inner).splitlines() if line.strip()), "no message")
+        return first_line(inner)
     return str(failure_of(str(error)))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.backbones.shared.node import Node, serialize_job
 from ajet_sdk.config.config import Config
 from ajet_sdk.dialects.finish import finish_of
-from ajet_sdk.errors import EngineError, EngineUnavailable
+from ajet_sdk.errors import EngineError, EngineUnavailable, first_line
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
 from ajet_sdk.rollout.attempts import Attempt
@@ -113,7 +113,8 @@ class ClientSampler:
                 session, prompt_ids=[int(i) for i in prompt_ids], sampling_params=parameters
             )
         except Exception as error:  # Ray wraps any error of the engine
-            raise EngineUnavailable(f"verl's engine failed: {type(error).__name__}: {_first_line(error)}") from error
+            cause = first_line(getattr(error, "cause", None) or error)
+            raise EngineUnavailable(f"verl's engine failed: {type(error).__name__}: {cause}") from error
         if output.stop_reason is not None and finish_of(output.stop_reason) is None:
             raise EngineUnavailable(f"verl's engine ended the call for {output.stop_reason!r}")
         ids = [int(i) for i in output.token_ids]
@@ -148,8 +149,3 @@ class ClientSampler:
 
     async def aclose(self) -> None:
         """The client holds nothing of ours."""
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(getattr(error, "cause", None) or error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else "no message"

@@ -23,7 +23,6 @@ from ajet_tools.cli.dataset.options import (
     counted,
     read_some,
     report_lines,
-    shorten,
     to_place,
     write_kept,
     write_report,
@@ -34,6 +33,7 @@ from ajet_tools.dataset.files.blocks import strings_of
 from ajet_tools.dataset.model.open import open_named
 from ajet_tools.dataset.similarity.decontaminate import Leak, Leaks
 from ajet_tools.dataset.similarity.paraphrase import find_paraphrases
+from ajet_tools.text.clean import one_line
 
 app = typer.Typer(add_completion=False)
 
@@ -175,6 +175,6 @@ def _report_leaks(
     lines += [f"  the model was asked in {checking.summary()}"] if checking is not None else []
     for index, leak in list(leaks.items())[:_SHOWN]:
         lines.append(
-            f"  {leak.similarity:.2f} {texts[index][0]} has {known[leak.evaluation][0]}: {shorten(leak.evidence)}"
+            f"  {leak.similarity:.2f} {texts[index][0]} has {known[leak.evaluation][0]}: {one_line(leak.evidence, 72)}"
         )
     rows.report(summary, [*lines, *report_lines(report)], out)

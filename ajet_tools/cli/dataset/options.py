@@ -151,9 +151,6 @@ def left_out_lines(reasons: Mapping[str, int]) -> list[str]:
     return [f"  left out: {counted(number, 'row')} {reason}" for reason, number in ordered]
 
 
-_WIDTH = 72
-
-
 def read_some(blocks: Iterator[Block], source: str, bar: ProgressBar) -> Iterator[Block]:
     """The rows, at least one. Raises TaskError."""
     number = 0
@@ -202,8 +199,3 @@ def check_apart(**files: str | Path | None) -> None:
 
 def to_place(out: str) -> str:
     return "" if out == "-" else f", to {out}"
-
-
-def shorten(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"

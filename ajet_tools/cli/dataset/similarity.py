@@ -29,7 +29,6 @@ from ajet_tools.cli.dataset.options import (
     counted,
     read_some,
     report_lines,
-    shorten,
     to_place,
     write_kept,
     write_report,
@@ -46,6 +45,7 @@ from ajet_tools.dataset.similarity.near import OnProgress, together
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.near import Vectors
+from ajet_tools.text.clean import one_line
 
 app = typer.Typer(add_completion=False)
 log = logging.getLogger("ajet.dataset")
@@ -176,8 +176,8 @@ def _report_dedup(rows: Sequence[RowFacts], result: Found, reading: RowOptions, 
     if differ:
         lines.append(f"  {counted(differ, 'row')} of these had another answer than the row that was kept; check them")
     for each in [each for each in result.duplicates if each.kind != "exact"][:_SHOWN]:
-        lines.append(f"  {each.similarity:.2f} {rows[each.index].where}: {shorten(rows[each.index].text)}")
-        lines.append(f"       {rows[each.kept].where}: {shorten(rows[each.kept].text)}")
+        lines.append(f"  {each.similarity:.2f} {rows[each.index].where}: {one_line(rows[each.index].text, 72)}")
+        lines.append(f"       {rows[each.kept].where}: {one_line(rows[each.kept].text, 72)}")
     reading.report(summary, [*lines, *report_lines(report)], out)
 
 
