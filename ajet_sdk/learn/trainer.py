@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from ajet_sdk.config.trainer_schema import OBJECTIVE
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn.activations import tokens_of_a_pass
 from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_inputs, trained_positions
@@ -69,17 +70,7 @@ class TrainerSettings:
         return cls(
             lr=lr,
             loss=LossSettings(
-                ratio_level=common.ratio_level,
-                ratio_base=common.ratio_base,
-                clip_type=common.clip_type,
-                clip_ratio_low=common.clip_ratio_low,
-                clip_ratio_high=common.clip_ratio_high,
-                clip_ratio_max=common.clip_ratio_max,
-                soft_clip_temperatures=common.soft_clip_temperatures,
-                importance_weights=common.importance_weights,
-                importance_level=common.importance_level,
-                importance_bounds=common.importance_bounds,
-                loss_aggregation=common.loss_aggregation,
+                **{key: getattr(common, key) for key in OBJECTIVE if key not in ("loss_type", "loss_length")},
                 loss_length=common.loss_length or config.rollout.max_model_len,
                 kl_coef=common.kl_loss_coef if common.use_kl_loss and by_reward and not in_reward else 0.0,
                 kl_type=common.kl_loss_type,

@@ -18,7 +18,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.paired import Paired
 from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, HeldOutTasks, Tasks, split_arguments
-from ajet_tools.cli.options import AsJson, expand_options, print_json
+from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
 from ajet_tools.tuning.prompts import Reflect, Tuned, tune
 
 app = typer.Typer(add_completion=False)
@@ -113,13 +113,8 @@ def _gain(gain: Paired) -> str:
 def _as_json(tuned: Tuned, config: Config) -> dict[str, object]:
     return {
         "directory": str(config.directory),
-        "changed": tuned.changed,
         "prompts": dict(tuned.best),
-        "candidates": tuned.candidates,
-        "episodes": tuned.episodes,
-        "before": tuned.before,
-        "after": tuned.after,
-        "gain": {"mean": tuned.gain.mean, "low": tuned.gain.low, "high": tuned.gain.high, "p": tuned.gain.p,
-                 "tasks": tuned.gain.n},
+        **pick(tuned, "changed", "candidates", "episodes", "before", "after"),
+        "gain": {**pick(tuned.gain, "mean", "low", "high", "p"), "tasks": tuned.gain.n},
         "diff": tuned.prompts.diff(tuned.best),
-    }  # fmt: skip
+    }

@@ -17,7 +17,7 @@ from ajet_sdk.engines.budget import Budget
 from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import echo
 from ajet_tools.cli.dataset.options import counted
-from ajet_tools.cli.options import print_json
+from ajet_tools.cli.options import pick, print_json
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import GenerationResult, Interrupted
@@ -91,10 +91,7 @@ def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool
                 "checks": [entry.as_json() for entry in checks],
                 "errors": [entry.as_json() for entry in errors],
                 **(_documents(corpus, documents) if corpus is not None else {}),
-                "calls": spent.calls,
-                "cached": spent.cached,
-                "input_tokens": spent.input_tokens,
-                "output_tokens": spent.output_tokens,
+                **pick(spent, "calls", "cached", "input_tokens", "output_tokens"),
                 "money": budget.cost,
                 "stopped": str(result.stopped) if result.stopped else None,
                 "files": [str(path) for path in files],

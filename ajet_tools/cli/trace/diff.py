@@ -16,7 +16,7 @@ from ajet_sdk.errors import QueryError
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.reporting.paired import Paired
 from ajet_sdk.types import Episode
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.trace.options import Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
@@ -115,18 +115,11 @@ def _episodes_json(result: EpisodeDiff) -> dict[str, object]:
         "a": _facts(result.a),
         "b": _facts(result.b),
         "same_messages": result.same_messages,
-        "first_difference": None if first is None else {"a": _messages_json(first.a), "b": _messages_json(first.b)},
-        "parts": [
-            {"same": part.same, "a": _messages_json(part.a), "b": [] if part.same else _messages_json(part.b)}
-            for part in result.parts
-        ],
+        "first_difference": None if first is None else {"a": first.a, "b": first.b},
+        "parts": [{"same": part.same, "a": part.a, "b": [] if part.same else part.b} for part in result.parts],
         "rewards": result.rewards(),
         "shared_tokens": result.shared_tokens,
     }
-
-
-def _messages_json(messages: Sequence[ComparedMessage]) -> list[dict[str, object]]:
-    return [asdict(entry) for entry in messages]
 
 
 def _facts(episode: Episode) -> dict[str, object]:
@@ -134,16 +127,9 @@ def _facts(episode: Episode) -> dict[str, object]:
     prompts = [len(call.prompt_ids) for call in calls if call.prompt_ids is not None]
     outputs = [len(call.output_ids) for call in calls if call.output_ids is not None]
     return {
-        "episode_id": episode.episode_id,
-        "run_id": episode.run_id,
+        **pick(episode, "episode_id", "run_id"),
         "task_id": episode.task.task_id,
-        "attempt": episode.attempt,
-        "step": episode.step,
-        "split": episode.split,
-        "decoding": episode.decoding,
-        "status": episode.status,
-        "cause": episode.cause,
-        "reward": episode.reward,
+        **pick(episode, "attempt", "step", "split", "decoding", "status", "cause", "reward"),
         "calls": len(calls),
         "agents": len({call.agent for call in calls}),
         "longest_prompt": max(prompts, default=None),
@@ -236,17 +222,14 @@ def _runs_json(result: RunDiff) -> dict[str, object]:
         "test": None
         if result.test is None
         else {"name": "sign-flip permutation test of the mean, paired by task", **asdict(result.test)},
-        "changes": [asdict(change) for change in result.changes],
+        "changes": result.changes,
         "config": [{"key": key, "a": before, "b": after} for key, before, after in result.config],
     }
 
 
 def _side_json(side: RunSide) -> dict[str, object]:
     return {
-        "run_id": side.run_id,
-        "split": side.split,
-        "step": side.step,
-        "decoding": side.decoding,
+        **pick(side, "run_id", "split", "step", "decoding"),
         "episodes": len(side.facts),
         "reward": side.mean("reward"),
         "solved": side.solved,
