@@ -237,14 +237,15 @@ def score_tasks(
 ) -> Report:
     """`run` over tasks that are already read; `of_validation` marks them as held out in the trace.
 
-    `wrap` makes the engine that answers of the one that was opened.
+    `wrap` makes the engine that answers from the one that was opened.
     """
     if k < 1:
         raise ConfigError(f"k must be at least 1 (got {k})")
     if k > 1 and config.is_set("rollout.temperature") and config.rollout.temperature == 0:
         raise ConfigError(f"pass@{k} of greedy sampling says no more than pass@1: set rollout.temperature above 0")
     on_episode = on_episode or progress_in_cell(len(tasks) * k)
-    with open_run(config, workflow, judge, tasks, ray=ray, of_validation=of_validation, wrap=wrap) as opened:
+    with open_run(config, workflow, judge, tasks, ray=ray, of_validation=of_validation) as opened:
+        opened.wrap = wrap or opened.wrap
         work = _attempt_all(opened, _attempts(config, tasks, k), on_episode)
         episodes = run_to_end(work, opened.session.record_signal)
     for episode in episodes:
@@ -299,7 +300,6 @@ def open_run(
     *,
     ray: str | None = None,
     of_validation: bool = False,
-    wrap: Callable[[Engine], Engine] | None = None,
 ) -> Iterator[OpenRun]:
     """Open a run whose attempts are made on demand, at tasks that need not be known in advance.
 
@@ -307,7 +307,6 @@ def open_run(
         workflow, judge: replace those of the config.
         tasks: tasks to check the signatures against.
         of_validation: marks the tasks as the config's validation tasks in the trace.
-        wrap: makes the engine that answers of the one that was opened.
 
     Nothing is trained. Raises as `train` does.
     """
@@ -318,7 +317,7 @@ def open_run(
         check_models(config, workflow, training=False)
         config = _fetch_model(config)
         with Session(config, backbone="run", ray=ray, code=(workflow, judge), of_validation=of_validation) as session:
-            yield OpenRun(session, workflow, judge, tasks, wrap)
+            yield OpenRun(session, workflow, judge, tasks)
             session.check_ledger()
 
 
@@ -326,15 +325,11 @@ class OpenRun:
     """An agent with its judge and its model; call `aclose` in the event loop of the attempts."""
 
     def __init__(
-        self,
-        session: Session,
-        workflow: Callable[..., object] | None,
-        judge: object,
-        tasks: Sequence[Task],
-        wrap: Callable[[Engine], Engine] | None = None,
+        self, session: Session, workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task]
     ) -> None:
         self.session, self._workflow, self._judge, self._tasks = session, workflow, judge, tasks
-        self._wrap = wrap
+        self.wrap: Callable[[Engine], Engine] = lambda engine: engine
+        """Makes the engine that answers from the one that was opened."""
         rollout = session.config.rollout
         names = [n for n in ("temperature", "top_p", "top_k") if session.config.is_set(f"rollout.{n}")]
         sampling = {name: getattr(rollout, name) for name in names}
@@ -380,7 +375,7 @@ class OpenRun:
         engine = open_engine(await with_model(self.session.config, (self._workflow, self._judge, self._tasks)))
         try:
             await ready(engine)
-            return engine if self._wrap is None else self._wrap(engine)
+            return self.wrap(engine)
         except BaseException:
             await engine.aclose()
             raise
