@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote, urlsplit
 
 import typer
 
-from ajet_sdk.errors import TraceError, TraceVersionError
+from ajet_sdk.errors import ConfigError, TraceError, TraceVersionError
 from ajet_sdk.reporting.output import echo
 from ajet_tools.cli.trace.options import RUN_HELP
 from ajet_tools.cli.viewer import check_terminal, load_viewer
@@ -20,6 +21,8 @@ from ajet_tools.trace.locate import Named, open_named
 
 app = typer.Typer(add_completion=False)
 _PATIENCE = 60.0
+_PLAIN = "+:.,=<>!~()'*"
+"""What an address of a screen has as it is; the rest is percent-encoded."""
 
 
 @app.command()
@@ -47,8 +50,21 @@ def view(
         bool, typer.Option("--web", help="Serve the viewer to a browser on this machine, until Ctrl-C.")
     ] = False,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of --web; 0 takes a free one.")] = 0,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokens",
+            metavar="FILE",
+            help="With --web: who may look, and only read: a line `name token` for each person, gone to lock out.",
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", metavar="URL", help="With --web: the address of a proxy in front, https://HOST."),
+    ] = None,
     served: Annotated[bool, typer.Option("--served", hidden=True)] = False,
     at: Annotated[str | None, typer.Option("--at", hidden=True)] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", hidden=True)] = False,
     until_eof: Annotated[bool, typer.Option("--until-eof", hidden=True)] = False,
 ) -> None:
     """Browse a trace in the terminal: runs, curves, episodes, tokens, SQL; also during a run.
@@ -63,8 +79,11 @@ def view(
     ajet trace view launcher_record/math --web --port 8000
     """
     if web:
-        _serve(target, run, tokenizer, port, until_eof)
+        chosen = [*(["--run", run] if run else []), *(["--tokenizer", str(tokenizer.absolute())] if tokenizer else [])]
+        _serve(target, run, chosen, port, until_eof, tokens, url)
         return
+    if tokens or url:
+        raise ConfigError("--tokens and --url are for a viewer in a browser; add --web")
     if not served:
         check_terminal(
             "ajet trace view",
@@ -78,9 +97,9 @@ def view(
         run_id = None if wanted is None else queries.find_run(reader, wanted)
         viewer = app_module.TraceApp(reader, where, run_id)
         viewer.tokenizer = tokenizer
-        viewer.first_address = at
+        viewer.first_address, viewer.read_only = at, read_only
         if served:
-            viewer.set_address = lambda address: viewer.open_url(f"#{address}", new_tab=False)
+            viewer.set_address = lambda address: viewer.open_url(f"#{quote(address, safe=_PLAIN)}", new_tab=False)
             threading.Thread(target=_exit_with, args=(os.getppid(), viewer.exit), daemon=True).start()
         viewer.run()
     raise typer.Exit(viewer.return_code or 0)
@@ -107,16 +126,37 @@ def _when_there(target: str | None) -> Named:
             time.sleep(0.5)
 
 
-def _serve(target: str | None, run: str | None, tokenizer: Path | None, port: int, until_eof: bool) -> None:
+def _serve(
+    target: str | None,
+    run: str | None,
+    chosen: list[str],
+    port: int,
+    until_eof: bool,
+    tokens: Path | None,
+    url: str | None,
+) -> None:
     serve = load_viewer("web").serve
+    if url is not None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/") or "@" in parts.netloc:
+            raise ConfigError(
+                f"--url {url} must be https://HOST, without a path: the viewer is at the root of its host"
+            )
+        url = f"{parts.scheme}://{parts.netloc}"
     if not until_eof:  # what a run starts beside itself comes before the run's trace
         reader, _, meant = open_named(target)
         with reader:
             if run or meant:
                 queries.find_run(reader, run or meant)
-    chosen = [*(["--run", run] if run else []), *(["--tokenizer", str(tokenizer.absolute())] if tokenizer else [])]
     arguments = ["trace", "view", "--served", *chosen, *(["--", target] if target else [])]
     if until_eof:
         serve(arguments, port, echo, until_eof=True)
-    else:
-        serve(arguments, port, lambda url: echo(f"Serving the trace at {url}\nPress Ctrl-C to stop."))
+        return
+    who = f", read-only, with a token of {tokens}," if tokens else ""
+    serve(
+        arguments,
+        port,
+        lambda at: echo(f"Serving the trace{who} at {at}\nPress Ctrl-C to stop."),
+        tokens=tokens,
+        url=url,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import unquote
 
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
@@ -21,10 +22,13 @@ from ajet_tools.tui.trace.feedback import FeedbackScreen
 from ajet_tools.tui.trace.many_runs import ManyRunsScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
-from ajet_tools.tui.trace.screen import TraceScreen, TraceViewer
+from ajet_tools.tui.trace.screen import READ_ONLY, TraceScreen, TraceViewer
 from ajet_tools.tui.trace.sql import SqlScreen
 from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.trace.tokens import TokensScreen
+
+_LONGEST = 1_500
+"""Characters of an address: a few take nine in a URL, of which servers take 8,190."""
 
 
 class TraceApp(TraceViewer):
@@ -59,9 +63,21 @@ class TraceApp(TraceViewer):
         self.follow()
 
     def open_address(self, address: str) -> None:
-        """The screen with an address: an id, ids of runs with a `+` behind each, or an episode, a timeline, a token."""
+        """The screen with an address.
+
+        An id, ids of runs with a `+` behind each, `EPISODE.TIMELINE.TOKEN`, `compare:EPISODE+EPISODE`,
+        `episodes:RUN:FILTER` (both may be empty) or `sql:QUERY`.
+        """
+        kind, _, rest = address.partition(":")
         prefix, *place = address.split(".")
-        if "+" in address:
+        if kind == "sql":
+            self.open_sql(rest)
+        elif kind == "episodes":
+            run_id, _, filter_text = rest.partition(":")
+            self.open_episodes(unquote(run_id) or None, filter_text)
+        elif kind == "compare":
+            self.open_compare(rest.split("+"))
+        elif "+" in address:
             self.open_many_runs([run_id for run_id in address.split("+") if run_id])
         elif len(place) == 2 and all(map(str.isdecimal, place)):
             self.open_tokens(prefix, int(place[0]), int(place[1]))
@@ -71,10 +87,11 @@ class TraceApp(TraceViewer):
     def _tell_address(self) -> None:
         if any(worker.group == "goto" and not worker.is_finished for worker in self.workers):
             return  # the screen of the address that the browser shows is on its way
-        screen = self.screen
-        if isinstance(screen, TraceScreen) and self.set_address is not None and screen.address != self._address:
-            self._address = screen.address
-            self.set_address(self._address)
+        if isinstance(self.screen, TraceScreen) and self.set_address is not None:
+            address = self.screen.address if len(self.screen.address) <= _LONGEST else ""
+            if address != self._address:
+                self._address = address
+                self.set_address(address)
 
     def open_run(self, run_id: str) -> None:
         self.push_screen(RunScreen(run_id))
@@ -101,7 +118,10 @@ class TraceApp(TraceViewer):
         self.push_screen(SqlScreen(text))
 
     def open_feedback(self, episode_id: str, call_id: str | None = None) -> None:
-        self.push_screen(FeedbackScreen(episode_id, call_id))
+        if self.read_only:
+            self.show_error(READ_ONLY)
+        else:
+            self.push_screen(FeedbackScreen(episode_id, call_id))
 
     def open_found(self, prefix: str) -> None:
         self.run_worker(self._open_found(prefix), group="goto", exclusive=True)

@@ -75,6 +75,10 @@ class CompareScreen(TraceScreen):
         """The divergence that `_place` counts."""
         self._divergences: list[Divergence | None] = []
 
+    @property
+    def address(self) -> str:
+        return f"compare:{'+'.join(self.episode_ids)}"
+
     def compose_body(self) -> ComposeResult:
         yield Static(Text("reading …"), id="head")
         yield ColumnHeads()

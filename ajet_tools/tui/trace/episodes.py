@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+from urllib.parse import quote
 
 from textual import work
 from textual.actions import SkipAction
@@ -82,6 +83,11 @@ class EpisodesScreen(SelectionScreen):
         self.filter: Filter | None = None
         self._stop, self._cancel_prepare = threading.Event(), threading.Event()
         self._hidden: tuple[Rows | None, frozenset[str], int] = (None, frozenset(), 0)
+
+    @property
+    def address(self) -> str:
+        text = self.filter.text if self.filter is not None else self.filter_text
+        return f"episodes:{quote(self.run_id or '', safe='')}:{text}"
 
     def compose_body(self) -> ComposeResult:
         yield ListingTable(EPISODE_COLUMNS, self._fetch_page)

@@ -24,7 +24,7 @@ from textual.widgets import DataTable, Static
 from textual.widgets.data_table import RowKey
 from textual.worker import Worker
 
-from ajet_sdk.errors import AjetError
+from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
 from ajet_tools.text.clean import one_line
@@ -32,6 +32,7 @@ from ajet_tools.trace.locate import State, state_of
 from ajet_tools.tui.base import ViewerApp
 from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
 
+READ_ONLY = ConfigError("this viewer only reads: it takes no feedback and writes no file")
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -104,6 +105,8 @@ class TraceViewer(ViewerApp):
         self.reader = reader
         self.path = path
         self.sub_title = one_line(str(path))
+        self.read_only = False
+        """Whether feedback and files on this machine are refused: to a person of `--tokens`."""
         self.live = False
         """Whether a process writes the trace."""
         self.last_sql = ""

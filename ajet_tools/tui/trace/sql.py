@@ -34,7 +34,7 @@ from ajet_tools.text.tables import number
 from ajet_tools.trace.sql import console
 from ajet_tools.trace.sql.process import SqlProcess
 from ajet_tools.tui.base import Dialog
-from ajet_tools.tui.trace.screen import FittedTable, TraceScreen, TraceViewer
+from ajet_tools.tui.trace.screen import READ_ONLY, FittedTable, TraceScreen, TraceViewer
 from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.widgets.prompt import Prompt, remember
 
@@ -99,6 +99,12 @@ class SqlScreen(TraceScreen):
         self.running_query: Worker[None] | None = None
         self._stop = Stop()
         self._process: SqlProcess | None = None
+        self._asked = ""
+
+    @property
+    def address(self) -> str:
+        """With the query that was run last."""
+        return f"sql:{self._asked}"
 
     def compose_body(self) -> ComposeResult:
         with Horizontal():
@@ -134,7 +140,8 @@ class SqlScreen(TraceScreen):
 
     def action_ask(self) -> None:
         self.action_stop()
-        self.running_query = self._ask(self.sql)
+        self._asked = self.sql
+        self.running_query = self._ask(self._asked)
 
     @work
     async def _ask(self, sql: str) -> None:
@@ -211,7 +218,9 @@ class SqlScreen(TraceScreen):
             self.query_one(SqlEditor).insert(event.node.data)
 
     def action_export(self) -> None:
-        if self.query_one(ResultTable).table.num_columns:
+        if self.app.read_only:
+            self._show_message(str(READ_ONLY), "bold red")
+        elif self.query_one(ResultTable).table.num_columns:
             self.query_one("#file", Prompt).open("result.csv")
         else:
             self._show_message("there is no result to export; F5 runs the query", "bold red")

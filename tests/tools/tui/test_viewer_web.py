@@ -12,13 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
+from yarl import URL
 
+from ajet_sdk.trace.reader import open_trace
 from tests.waiting import HANGS, is_running, until_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -33,8 +36,8 @@ def served(*arguments: str, **named: Any) -> Iterator[tuple[subprocess.Popen[str
     )
     try:
         assert process.stdout is not None
-        line = next((line for line in process.stdout if "http://" in line), "")
-        found = re.search(r"http://\S+", line)
+        line = next((line for line in process.stdout if "://" in line), "")
+        found = re.search(r"https?://\S+", line)
         assert found, process.wait()
         yield process, found[0]
     finally:
@@ -121,6 +124,152 @@ async def address_told(terminal: aiohttp.ClientWebSocketResponse) -> str:
             told = message.json()[1]
             assert told["new_tab"] is False
             return str(told["url"])
+
+
+async def test_a_list_and_a_query_have_addresses(training_trace: Path) -> None:
+    with served(str(training_trace)) as (_, url):
+        base = url.partition("/?")[0]
+        async with browser() as known:
+            assert await status_of(known, url) == 200
+            texts = "50%/?#%2F+&", "a/b?c#d%2F:+ %C3"
+            for text, address in zip(
+                texts, (f'episodes::task~"{texts[0]}"', f"sql:SELECT '{texts[1]}' AS x,\n 1"), strict=True
+            ):
+                linked = URL(f"{base}/ws/{quote(address, safe='')}", encoded=True)
+                async with known.ws_connect(linked, origin=base) as terminal:
+                    await shows(terminal, text.encode())
+            async with known.ws_connect(f"{base}/ws", origin=base) as terminal:
+                await shows(terminal, b"math")
+                await terminal.send_json(["stdin", "e"])
+                assert await address_told(terminal) == "#episodes:cccc0003:"
+            assert await status_of(known, f"{base}/ws/a%00b") == 400
+
+
+ANA, BEN = "ana-" + "a" * 20, "ben-" + "b" * 20
+
+
+def tokens_in(folder: Path, *lines: str, mode: int = 0o600) -> Path:
+    file = folder / "tokens"
+    file.write_text("# who may look\n\n" + "".join(f"{line}\n" for line in lines))
+    file.chmod(mode)
+    return file
+
+
+async def signed_in(session: aiohttp.ClientSession, base: str, token: str) -> None:
+    async with session.get(f"{base}/?token={token}") as page:
+        assert page.status == 200 and token not in str(page.url)
+
+
+async def test_people_with_tokens_only_read_and_are_locked_out(training_trace: Path, tmp_path: Path) -> None:
+    file = tokens_in(tmp_path, f"ana {ANA}", f"ben\t{BEN}  # until June")
+    before = training_trace.read_bytes()
+    [episode] = open_trace(training_trace).query("SELECT min(episode_id) AS id FROM episodes")["id"].to_pylist()
+    with served(str(training_trace), "--tokens", str(file), cwd=tmp_path) as (process, url):
+        assert url.endswith("/?token=TOKEN") and process.stdout is not None
+        base = url.partition("/?")[0]
+        async with browser() as ana, browser() as ben, browser() as stranger:
+            for given in ("TOKEN", "", "ana", ANA[:-1], f"{ANA}%20", "#"):
+                assert await status_of(stranger, f"{base}/?token={given}") == 403
+            await signed_in(ana, base, ANA)
+            await signed_in(ben, base, BEN)
+            async with ana.ws_connect(f"{base}/ws/{episode}", origin=base) as terminal:
+                await shows(terminal, b"Next message")
+                await terminal.send_json(["stdin", "f"])
+                await shows(terminal, b"this viewer only reads")
+            async with (
+                ana.ws_connect(f"{base}/ws/sql:SELECT%201", origin=base) as terminal,
+                ben.ws_connect(f"{base}/ws", origin=base) as other,
+            ):
+                await shows(other, b"math")
+                await shows(terminal, b"1 row")
+                await terminal.send_json(["stdin", "\x1b[19~"])  # F8
+                await shows(terminal, b"this viewer only reads")
+                tokens_in(tmp_path, f"ben {BEN}")
+                assert await status_of(ana, f"{base}/") == 403
+                while (await terminal.receive()).type not in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED):
+                    pass  # the viewer that was open is closed
+                await other.send_json(["stdin", "?"])
+                await shows(other, b"escape closes")
+                tokens_in(tmp_path, f"ben {BEN}", "ana short")
+                assert await status_of(ben, f"{base}/") == 403, "nobody gets in by a file that cannot be read"
+        process.send_signal(signal.SIGINT)
+        told = process.stdout.read()
+    for line in (
+        rf"[-\d]+ [:\d]+ ana opened #{episode}$",
+        "ben opened #$",
+        "ana left #sql:SELECT 1$",
+        "line 4: expected a name",
+    ):
+        assert re.search(line, told, re.M), told
+    assert ANA not in told and BEN not in told
+    assert training_trace.read_bytes() == before and [*tmp_path.glob("*.csv")] == []
+
+
+async def test_a_person_has_eight_viewers(training_trace: Path, tmp_path: Path) -> None:
+    with served(str(training_trace), "--tokens", str(tokens_in(tmp_path, f"ana {ANA}"))) as (process, url):
+        base = url.partition("/?")[0]
+        async with browser() as ana, AsyncExitStack() as stack:
+            await signed_in(ana, base, ANA)
+            for _ in range(8):
+                await stack.enter_async_context(ana.ws_connect(f"{base}/ws", origin=base))
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await ana.ws_connect(f"{base}/ws", origin=base)
+            assert refused.value.status == 429
+            process.send_signal(signal.SIGINT)
+            await asyncio.to_thread(process.wait)
+
+
+async def test_behind_a_proxy_with_tls(training_trace: Path) -> None:
+    with served(str(training_trace), "--url", "https://traces.example/") as (_, url):
+        assert url.startswith("https://traces.example/?token=")
+    with served(str(training_trace), "--url", "https://traces.example", "--port", str(port := free_port())) as (_, url):
+        here, asked = f"http://127.0.0.1:{port}", {"Host": "traces.example", "Origin": "https://traces.example"}
+        async with browser() as proxy:
+            token = url.partition("token=")[2]
+            async with proxy.get(f"{here}/?token={token}", headers=asked, allow_redirects=False) as page:
+                cookie = page.headers["Set-Cookie"]
+                assert page.status == 302 and page.headers["Location"] == "/"
+                assert "Secure" in cookie and "HttpOnly" in cookie and "SameSite=Strict" in cookie
+            known = {**asked, "Cookie": cookie.partition(";")[0]}
+            async with proxy.get(here, headers=known) as page:
+                assert 'data-session-websocket-url="wss://traces.example/ws"' in await page.text()
+            for wrong in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+                assert await status_of(proxy, here, headers={**known, **wrong}) == 403
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("lines", "mode", "message"),
+    [
+        ([f"ana {ANA}"], 0o644, "chmod 600"),
+        (["ana"], 0o600, "line 3: expected a name and a token"),
+        (["ana short"], 0o600, "line 3: expected"),
+        ([f"ana {ANA}", f"ben {ANA}"], 0o600, "line 4: another line has the same token"),
+        ([], 0o600, "nobody could look"),
+    ],
+)
+def test_a_file_of_tokens_that_is_wrong(
+    training_trace: Path, tmp_path: Path, lines: list[str], mode: int, message: str
+) -> None:
+    told = refused(str(training_trace), "--web", "--tokens", str(tokens_in(tmp_path, *lines, mode=mode)))
+    assert message in told and ANA not in told
+
+
+def refused(*arguments: str) -> str:
+    done = subprocess.run([*ARGUMENTS, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    return " ".join(done.stderr.split())
+
+
+def test_options_of_the_web_alone(training_trace: Path, tmp_path: Path) -> None:
+    assert "cannot read the tokens" in refused(str(training_trace), "--web", "--tokens", str(tmp_path / "none"))
+    assert "add --web" in refused(str(training_trace), "--tokens", "x")
+    assert "without a path" in refused(str(training_trace), "--web", "--url", "https://traces.example/ajet")
 
 
 async def test_a_server_that_is_killed_ends_its_viewers(training_trace: Path) -> None:
