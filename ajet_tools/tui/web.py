@@ -19,7 +19,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from textual_serve.server import Server
+from textual_serve.app_service import AppService
+from textual_serve.server import Server, to_int
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.http_server import foreign
@@ -36,6 +37,8 @@ _CHECK_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0
 _MOST = 8
 """Viewers of one person at a time: each is a process."""
+_LARGEST = 800
+"""Columns or rows of a terminal: each cell takes memory."""
 _PERSON = re.compile(r"([\w.@+-]+)[ \t]+([0-9A-Za-z_-]{16,})")
 _SCRIPT = """<script>
   const terminal = document.querySelector("#terminal"), open = window.open.bind(window);
@@ -218,8 +221,8 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
         at = request.match_info.get("at", "")
         if name and [*sockets.values()].count(token) >= _MOST:
             raise web.HTTPTooManyRequests(text=f"429: {name} has {_MOST} viewers open; close one\n")
-        if "\0" in at:
-            raise web.HTTPBadRequest(text="400: there is no such address\n")
+        if "\0" in at or any(not _fits(to_int(request.query.get(side, "80"), 0)) for side in ("width", "height")):
+            raise web.HTTPBadRequest(text="400: there is no such address or size\n")
         options = [*(["--read-only"] if name else []), *([f"--at={at}"] if at else [])]
         server = copy.copy(self)
         server.command = _command([*self.arguments[:2], *options, *self.arguments[2:]])
@@ -231,6 +234,19 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
         finally:
             del sockets[task]
             _record(name, f"left #{at}")
+
+    async def _process_messages(self, websocket: web.WebSocketResponse, app_service: AppService) -> None:
+        app_service.set_terminal_size = partial(_resize, app_service.set_terminal_size)
+        await super()._process_messages(websocket, app_service)
+
+
+async def _resize(resize: Callable[[object, object], Awaitable[None]], width: object, height: object) -> None:
+    if _fits(width) and _fits(height):
+        await resize(width, height)
+
+
+def _fits(side: object) -> bool:
+    return isinstance(side, int) and 0 < side <= _LARGEST
 
 
 def _record(name: str, what: str) -> None:

@@ -142,7 +142,18 @@ async def test_a_list_and_a_query_have_addresses(training_trace: Path) -> None:
                 await shows(terminal, b"math")
                 await terminal.send_json(["stdin", "e"])
                 assert await address_told(terminal) == "#episodes:cccc0003:"
-            assert await status_of(known, f"{base}/ws/a%00b") == 400
+            for place in ("/ws/a%00b", "/ws?width=100000&height=30", "/ws?width=-1"):
+                assert await status_of(known, f"{base}{place}") == 400
+            async with known.ws_connect(f"{base}/ws", origin=base) as terminal:
+                await shows(terminal, b"math")
+                for size in (
+                    {"width": 100_000, "height": 100_000},
+                    {"width": "x", "height": None},
+                    {"width": -1, "height": 9},
+                ):
+                    await terminal.send_json(["resize", size])
+                await terminal.send_json(["resize", {"width": 50, "height": 10}])
+                await shows(terminal, "this is 50 × 10".encode())
 
 
 ANA, BEN = "ana-" + "a" * 20, "ben-" + "b" * 20
