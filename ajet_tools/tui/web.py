@@ -236,11 +236,11 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
             _record(name, f"left #{at}")
 
     async def _process_messages(self, websocket: web.WebSocketResponse, app_service: AppService) -> None:
-        app_service.set_terminal_size = partial(_resize, app_service.set_terminal_size)
+        app_service.set_terminal_size = partial(_resize, app_service.set_terminal_size)  # type: ignore[method-assign,unused-ignore]
         await super()._process_messages(websocket, app_service)
 
 
-async def _resize(resize: Callable[[object, object], Awaitable[None]], width: object, height: object) -> None:
+async def _resize(resize: Callable[[int, int], Awaitable[None]], width: int, height: int) -> None:
     if _fits(width) and _fits(height):
         await resize(width, height)
 
