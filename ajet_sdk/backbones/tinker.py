@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -51,7 +52,8 @@ async def tinker(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
             return await train(job, gateway, writer, open_model)
         except TrainingError:
             newest = checkpoint.latest(checkpoint_base(job.config) / job.run_id)
-            if session is None or not session.lost or newest in continued:
+            stopped = (task := asyncio.current_task()) is not None and task.cancelling()
+            if session is None or not session.lost or newest in continued or stopped:
                 raise
             continued.append(newest)
             _log.warning("%s; continuing in a new session, by the newest checkpoint", session.lost)

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -107,7 +107,7 @@ class _Routes:
             Route("/files/{file:path}", self.file),
             Route("/{path:path}", _no_route, methods=["GET", "POST", "PUT", "DELETE"]),
         ]
-        return Starlette(routes=routes, exception_handlers={AjetError: _refuse, Exception: _fail})
+        return Starlette(routes=routes, exception_handlers={AjetError: _refuse, ClientDisconnect: _refuse, Exception: _fail})
 
     # Sessions and what the server has
 

@@ -390,6 +390,22 @@ def test_sessions_that_end_again_and_again_end_the_run(tmp_path: Path, server: S
     assert updates(server, states(config)[2]) == {2}
 
 
+def test_a_signal_ends_a_run_whose_session_is_gone(tmp_path: Path, server: Server, tiny: Path) -> None:
+    config, seen = job(tmp_path, server, tiny, save_freq=0), threading.Event()
+
+    @ajet.workflow
+    async def interrupted(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
+        if episode.step == 2 and not seen.is_set():
+            seen.set()
+            end_sessions(server)
+            os.kill(os.getpid(), signal.SIGINT)
+        return str(await talk(question=question, model=model))
+
+    with pytest.raises((KeyboardInterrupt, TrainingError)):  # the latter where step 1 could not be saved
+        train(config, workflow=interrupted, judge=length)
+    assert values(config, "train/policy_version") == {1: 1.0}
+
+
 def end_sessions(server: Server) -> None:
     """End all sessions with a model in training, as the service may."""
     for directory in server.state.glob("*_train_*"):
