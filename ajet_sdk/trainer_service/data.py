@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,6 @@ import numpy.typing as npt
 from ajet_sdk.errors import MissingExtra, RequestRefused
 from ajet_sdk.protocols import Sampled
 from ajet_sdk.types import Floats
-
-if TYPE_CHECKING:
-    pass
 
 LOSSES: Mapping[str, Mapping[str, float]] = {
     "cross_entropy": {},

@@ -107,7 +107,9 @@ class _Routes:
             Route("/files/{file:path}", self.file),
             Route("/{path:path}", _no_route, methods=["GET", "POST", "PUT", "DELETE"]),
         ]
-        return Starlette(routes=routes, exception_handlers={AjetError: _refuse, ClientDisconnect: _refuse, Exception: _fail})
+        return Starlette(
+            routes=routes, exception_handlers={AjetError: _refuse, ClientDisconnect: _refuse, Exception: _fail}
+        )
 
     # Sessions and what the server has
 

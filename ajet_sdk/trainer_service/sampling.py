@@ -71,13 +71,11 @@ class Samplers:
             raise RequestRefused(f"prompt_logprobs_last_n must be between 1 and {len(prompt) - 1} (got {last})")
         async with self._use(path) as weights:
             scores = None
+            sampled = await weights.sampler.sample(prompt, sampling, "")  # checks the prompt's ids and length
             if body.get("prompt_logprobs") or body.get("topk_prompt_logprobs"):
-                sampled = await weights.sampler.sample(prompt, sampling, "")  # checks the prompt's ids and length
                 top = min(int(body.get("topk_prompt_logprobs") or 0), self._base.vocabulary)
                 async with weights.scoring:
                     scores = await asyncio.to_thread(prompt_scores, self._base, weights.module, prompt, top, last)
-            else:
-                sampled = await weights.sampler.sample(prompt, sampling, "")
         return sample_result(sampled, scores)
 
     @asynccontextmanager

@@ -32,6 +32,7 @@ from ajet_sdk.learn.tinker.scaling import Scaling, measure_scaling
 from ajet_sdk.run import run, train
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from tests.tinker.servers import IDS, Server
+from tests.tinker.servers import train as train_client
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -388,6 +389,43 @@ def test_sessions_that_end_again_and_again_end_the_run(tmp_path: Path, server: S
     assert values(config, "train/policy_version") == {1: 1.0}
     train(config, workflow=talk, judge=length, resume=True)
     assert updates(server, states(config)[2]) == {2}
+
+
+def test_an_engine_over_kept_weights_goes_on_in_a_new_session(tmp_path: Path, tiny: Path) -> None:
+    sessions = list[str]()
+
+    def around(app: ASGIApp) -> ASGIApp:
+        async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+            async def note(message: Message) -> None:
+                if scope["path"].endswith("/create_session") and message["type"] == "http.response.body":
+                    sessions.append(json.loads(message["body"])["session_id"])
+                await send(message)
+
+            await app(scope, receive, note if scope["type"] == "http" else send)
+
+        return noting
+
+    with Server(tiny, tmp_path / "state", around=around) as server:
+        client = server.client()
+        path = train_client(client, tiny).save_weights_for_sampler("kept").result().path
+        there = load_config(
+            values={
+                "experiment_dir": str(tmp_path / "there"),
+                "tinker": {"base_url": server.url},
+                "model": {"path": path},
+                "rollout": {"max_model_len": 200, "max_response_length_in_one_turn": 6},
+            }
+        )
+
+        @ajet.workflow
+        async def ending(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
+            if len(sessions) == 2:
+                server.post(f"sessions/{sessions[1]}/finish")
+            return str(await talk(question=question, model=model))
+
+        assert run(there, workflow=ending, judge=length, tasks=[{"question": "Say yes."}] * 3).reward is not None
+        client.close("success").result()
+    assert len(sessions) == 3
 
 
 def test_a_signal_ends_a_run_whose_session_is_gone(tmp_path: Path, server: Server, tiny: Path) -> None:

@@ -12,6 +12,7 @@ import io
 import os
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -137,10 +138,9 @@ class Session:
         return TrainingError(self.describe(action, error))
 
     def describe(self, action: str, error: Exception) -> str:
-        """What failed. The session is `lost` by a 410, or a 404 to a request to its model."""
+        """What failed; sets `lost`."""
         message = f"{self.name} failed at {action}: {type(error).__name__}: {error}"
-        status = {getattr(each, "status_code", None) for each in (error, error.__cause__)}
-        if 410 in status or (404 in status and action in _OF_THE_MODEL):
+        if _is_lost(action, error):
             self.lost = self.lost or message
         return message
 
@@ -186,9 +186,16 @@ class Session:
 
     def weights(self, path: str | None = None) -> SdkWeights:
         """Weights at the service, or those of the base model, to sample from."""
+        return SdkWeights(self, self.sampling(path), path)
+
+    def sampling(self, path: str | None) -> SamplingClient:
         which = {"model_path": path} if path else {"base_model": self.model}
-        sampling = self.call(f"opening {path or self.model}", lambda: self.client.create_sampling_client(**which))
-        return SdkWeights(self, sampling)
+        return self.call(f"opening {path or self.model}", lambda: self.client.create_sampling_client(**which))
+
+    def renew(self) -> None:
+        """Open another session in place of one that is lost."""
+        self.client = self.call("opening a session", lambda: self.tinker.ServiceClient(**self._where))
+        self.lost = ""
 
     def close(self) -> None:
         """End the session; the service may be gone, or know no such call."""
@@ -325,8 +332,11 @@ class SdkService:
 class SdkWeights:
     """Implements `ServedWeights`."""
 
-    def __init__(self, session: Session, sampling: SamplingClient) -> None:
-        self._session, self._sampling, self._tinker = session, sampling, session.tinker
+    def __init__(self, session: Session, sampling: SamplingClient, path: str | None = None) -> None:
+        """`path`: where the service keeps the weights, so that another session can sample from them, too."""
+        self._session, self._sampling, self._tinker, self._path = session, sampling, session.tinker, path
+        self._lost: SamplingClient | None = None
+        self._renewing = threading.Lock()
 
     async def sample(
         self, prompt_ids: Sequence[int], count: int, *, max_tokens: int, temperature: float, top_p: float, top_k: int,
@@ -339,13 +349,18 @@ class SdkWeights:
         )  # fmt: skip
         session = self._session
         try:
-            future = contextvars.Context().run(self._sampling.sample, prompt, count, parameters)
+            if self._path is not None and self._lost is self._sampling:
+                await asyncio.to_thread(self._renew)
+            sampling = self._sampling
+            future = contextvars.Context().run(sampling.sample, prompt, count, parameters)
             answer = await asyncio.wait_for(asyncio.wrap_future(_future(future)), session.stall)
         except (asyncio.TimeoutError, TimeoutError) as error:
             raise EngineUnavailable(
                 f"{session.name} has not answered a sample request for {session.stall:g} s (tinker.stall_timeout)"
             ) from error
         except Exception as error:
+            if _is_lost("sampling", error):
+                self._lost = sampling
             raise EngineUnavailable(session.describe("sampling", error)) from error
         cached = int(getattr(answer, "prompt_cache_hit_tokens", 0) or 0)
         sequences = answer.sequences
@@ -356,6 +371,12 @@ class SdkWeights:
         if odd := {sequence.stop_reason for sequence in sequences} - {"stop", "length"}:
             raise EngineUnavailable(f"{session.name} ended a sample for {', '.join(map(repr, odd))}, which is no end")
         return [Continued(list(s.tokens), list(s.logprobs), s.stop_reason == "stop", cached) for s in sequences]
+
+    def _renew(self) -> None:
+        with self._renewing:
+            if self._lost is self._sampling:
+                self._session.renew()
+                self._sampling = self._session.sampling(self._path)
 
     def logprobs(self, token_ids: Sequence[int]) -> Future[Floats]:
         prompt = self._tinker.ModelInput.from_ints([int(i) for i in token_ids])
@@ -380,6 +401,12 @@ def _future(value: Any) -> Future[Any]:
 
 def _logprobs(answer: tinker.ForwardBackwardOutput) -> list[Floats]:
     return [np.asarray(output["logprobs"].to_numpy(), np.float32) for output in answer.loss_fn_outputs]
+
+
+def _is_lost(action: str, error: Exception) -> bool:
+    """Whether an error says that the session is gone: 410, or 404 to a request to its model."""
+    status = {getattr(each, "status_code", None) for each in (error, error.__cause__)}
+    return 410 in status or (404 in status and action in _OF_THE_MODEL)
 
 
 def _same_directory(name: str, model: str) -> bool:
