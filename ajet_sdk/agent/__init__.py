@@ -1,1 +1,1 @@
-"""What a user writes an agent with."""
+"""The API for writing agents."""

@@ -1,4 +1,4 @@
-"""What programs written for AgentJet import beside the class API; `ajet` has the table of their import paths."""
+"""Names that programs written for AgentJet import beside the class API; `ajet` has the table of their import paths."""
 
 from __future__ import annotations
 

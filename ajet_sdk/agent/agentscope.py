@@ -97,7 +97,7 @@ class TaskRow(dict[str, Any]):
 def arguments(
     wanted: Container[str], task: Task, agent: Callable[..., Model], config: Config, output: object = None
 ) -> dict[str, Any]:
-    """What of AgentScope Tuner's signatures is wanted, by name; `agent` makes the `Model` of an agent of the episode.
+    """The requested arguments of AgentScope Tuner's signatures, by name; `agent` makes the `Model` of an agent.
 
     Raises MissingExtra where a model is wanted and AgentScope is not installed.
     """

@@ -39,7 +39,7 @@ class ObservedExchange:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What ends an episode, as another process of the agent reports it."""
+    """A failure that ends an episode, as reported by another process of the agent."""
 
     kind: Literal["UncapturedTraffic", "MissingResource"]
     message: str
@@ -49,7 +49,7 @@ class Fault:
 
 
 class Recorder(Protocol):
-    """What the hooks ask of an episode."""
+    """The interface of an episode that the hooks use."""
 
     def answers(self, model: str) -> Verdict:
         """Whether the policy answers a captured request for `model`; "ambiguous": the gateway answers with an error."""
@@ -74,7 +74,7 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostGuard:
-    """What an episode does about LLM traffic that no hook sees. It can be pickled."""
+    """How an episode handles LLM traffic that no hook sees. Can be pickled."""
 
     action: Literal["error", "warn"] = "error"
     hosts: tuple[str, ...] = ()

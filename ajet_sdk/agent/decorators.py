@@ -43,7 +43,7 @@ _STRINGS = (str, "str", str | None, "str | None", "Optional[str]", inspect.Param
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known of a decorated function: how to call it and what the decorator said."""
+    """A decorated function: how to call it, and the decorator's arguments."""
 
     kind: Kind
     name: str

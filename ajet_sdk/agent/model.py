@@ -120,7 +120,7 @@ class Model:
 
     @functools.cached_property
     def endpoint(self) -> Endpoint:
-        """What sends its requests."""
+        """The endpoint to which it sends requests."""
         return Endpoint(self.base_url, self.api_key, timeout=self.timeout)
 
     def overflowed(self) -> bool:

@@ -53,7 +53,7 @@ class WorkflowTask(BaseModel):
 
 
 class WorkflowOutput(BaseModel):
-    """What `execute` returns. With a `reward` the judge is skipped; a list of numbers is several rewards, summed."""
+    """The result of `execute`. With a `reward` the judge is skipped; a list of numbers is several rewards, summed."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
@@ -99,7 +99,7 @@ class BaseUrlAndKey:
 
 
 class ContextTracker:
-    """What a workflow may know of its own calls while it runs."""
+    """A workflow's own calls, readable while it runs."""
 
     def __init__(self, overflowed: Callable[[], bool]) -> None:
         self._overflowed = overflowed

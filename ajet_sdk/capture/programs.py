@@ -30,7 +30,7 @@ _TAIL = 2000
 
 
 class PolicyEndpoint(Protocol):
-    """What `child_env` needs: a `Model` handle has it, and what `tuner.as_oai_baseurl_apikey()` returns."""
+    """The interface that `child_env` needs: a `Model` handle, or the result of `tuner.as_oai_baseurl_apikey()`."""
 
     @property
     def base_url(self) -> str: ...

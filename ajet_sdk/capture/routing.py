@@ -156,7 +156,7 @@ def decide(
     *,
     in_process: bool = False,
 ) -> Reroute | PassThrough | None:
-    """What to do with a request of an active episode; `read` returns its body (bytes, text or a parsed object).
+    """Decide how to handle a request of an active episode; `read` returns its body (bytes, text or a parsed object).
 
     `in_process` says that the library can ask a gateway of this process without a socket, and knows Discarded. Raises
     UncapturedTraffic where a model host is asked for what the policy does not answer, and MissingResource where it

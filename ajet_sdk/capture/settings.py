@@ -1,4 +1,4 @@
-"""What `ajet.trace` was called with: limits of files, what is masked, the share that is recorded."""
+"""The arguments of `ajet.trace`: limits of files, masks, the share of episodes to record."""
 
 from __future__ import annotations
 

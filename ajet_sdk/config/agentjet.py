@@ -54,7 +54,7 @@ IGNORED_ROOTS = {
 
 @dataclass(frozen=True)
 class Translation:
-    """What a config says that has no effect here."""
+    """Keys of a config that have no effect here."""
 
     dropped: tuple[str, ...] = ()
     """Keys, as dotted paths."""

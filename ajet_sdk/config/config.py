@@ -129,7 +129,7 @@ class Config(Section):
 
     @property
     def model_name(self) -> str:
-        """What the model is called: `model.name`, or the last part of `model.path`."""
+        """The model's name: `model.name`, or the last part of `model.path`."""
         return self.model.name or Path(self.model.path or "model").name
 
     def origin(self, path: str) -> str:

@@ -34,7 +34,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class MessageParts:
-    """What a message consists of."""
+    """The parts of a message."""
 
     role: str
     content: str = ""

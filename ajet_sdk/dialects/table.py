@@ -102,7 +102,7 @@ UNSERVED = {
 
 
 def instead_of(route: str) -> str:
-    """What to use instead of a route that the policy does not serve; empty if there is no advice."""
+    """Advice on what to use instead of a route that the policy does not serve; empty if there is none."""
     if re.fullmatch(r"responses/[^/]+/cancel", route):
         return "no response is made in the background"
     return next((hint for name, hint in UNSERVED.items() if f"{route}/".startswith(f"{name}/")), "")

@@ -1,4 +1,4 @@
-"""What asking models costs: prices, what was used, and what may be spent in calls, tokens or money."""
+"""The cost of requests to models: prices, usage, and limits in calls, tokens or money."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Price:
 
 @dataclass(slots=True)
 class Usage:
-    """What was really asked and answered; replies from the cache cost nothing and are only counted."""
+    """Requests that were sent and answered; replies from the cache cost nothing and are only counted."""
 
     calls: int = 0
     input_tokens: int = 0
@@ -79,7 +79,7 @@ _meters: ContextVar[tuple[Usage, ...]] = ContextVar("ajet_meters", default=())
 
 @contextmanager
 def metered() -> Iterator[Usage]:
-    """What requests in the block use, in tasks that begin in it too; also where they fail."""
+    """Measures the usage of requests in the block and in tasks that begin in it, also of those that fail."""
     usage = Usage()
     token = _meters.set((*_meters.get(), usage))
     try:

@@ -151,7 +151,7 @@ class ModelClient:
         ask: Callable[[], Awaitable[list[str]]],
         kept_errors: tuple[type[AjetError], ...] = (),
     ) -> list[str]:
-        """What was kept of a request, what an equal one under way comes to, or what is asked now, and kept.
+        """The cached result of a request, or that of an equal one in flight, or else a new one, which is cached.
 
         Of `kept_errors` the message is kept too, which RequestRefused says the next time.
         """
@@ -199,7 +199,7 @@ class ModelClient:
         self._pace.halt(why or Halted("not sent: the run is ending"))
 
     def describe_wait(self, slow: float = 10.0) -> str:
-        """What its requests wait for, as `Pace.describe_wait`."""
+        """The reason why its requests wait, as in `Pace.describe_wait`."""
         return self._pace.describe_wait(slow)
 
     async def aclose(self) -> None:

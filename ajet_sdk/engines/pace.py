@@ -69,7 +69,7 @@ class Pace:
         self._refusals, self._next_line = 0, 0.0
 
     async def send(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What `attempt` returns, after as many attempts as it takes and is allowed.
+        """The result of `attempt`, retried as often as needed and allowed.
 
         Raises what it raises; of EngineUnavailable the last.
         """
@@ -103,7 +103,7 @@ class Pace:
             raise self._halted
 
     def describe_wait(self, slow: float = 10.0) -> str:
-        """What requests wait for: a rate limit, a retry, a reply of more than `slow` seconds; else nothing."""
+        """The reason why requests wait: a rate limit, a retry, a reply of more than `slow` seconds; else empty."""
         now, waits = time.monotonic(), list[str]()
         waiting, retried, sent = self._waiting, list(self._retried.values()), list(self._sent.values())
         if waiting:

@@ -80,7 +80,7 @@ class Shared(Generic[T]):
         self._under_way: dict[tuple[int, str], asyncio.Future[T]] = {}
 
     async def get(self, key: str, ask: Callable[[], Awaitable[T]]) -> tuple[T, bool]:
-        """What `ask` comes to, and whether another had asked already. Raises what `ask` raises."""
+        """The result of `ask`, and whether it was asked before. Raises what `ask` raises."""
         loop = asyncio.get_running_loop()
         mine = (id(loop), key)
         while (pending := self._under_way.get(mine)) is not None:

@@ -1,4 +1,4 @@
-"""What a model's reply must look like: one schema for the JSON of an endpoint and for the answer of any engine.
+"""The schema of a model's reply: one for the JSON of an endpoint and for the answer of any engine.
 
 What does not fit is an infrastructure fault of the call: another shape, an error beside or in place of a choice, a
 finish reason that is none, a reply that is empty where nothing says that a token was sampled. Read leniently, it would

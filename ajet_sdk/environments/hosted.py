@@ -50,7 +50,7 @@ class UnknownTask(ValueError):
 
 @dataclass(frozen=True)
 class Spec:
-    """What to host: `FILE.py:NAME`, `package.module:NAME`, `gymnasium:ID`, `mcp:COMMAND`, `openenv:NAME`,
+    """The environment to host: `FILE.py:NAME`, `package.module:NAME`, `gymnasium:ID`, `mcp:COMMAND`, `openenv:NAME`,
     `verifiers:NAME`."""
 
     target: str

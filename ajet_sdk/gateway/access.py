@@ -1,4 +1,4 @@
-"""What a door reads of a request: who asks, by path and key, for what, with which body; and the errors it answers with.
+"""Reading a request: who sends it, by path and key, for which route, with which body; and the error responses.
 
 Who asks is in the path (`/episodes/{episode_id}/{agent}/…`), else in the key (`/v1/…` with an episode's key), else in
 the header `x-ajet-episode` beside the gateway's own token; there the header `x-ajet-agent` names the agent. What is
@@ -64,7 +64,7 @@ class ClientGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a door has read of a request."""
+    """A request as a door has read it."""
 
     route: str
     dialect: Dialect | None
@@ -80,7 +80,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class KeyGrant:
-    """What a key opens."""
+    """The access that a key grants."""
 
     episode: OpenEpisode
     phase: Phase
@@ -157,7 +157,7 @@ class Access:
             self.episodes.pop(episode.episode_id, None)
 
     def grant(self, place: RequestTarget) -> KeyGrant:
-        """What the request's key opens. Raises HTTPError 401, 410."""
+        """The access that the request's key grants. Raises HTTPError 401, 410."""
         named, key = place.episode, place.key
         grant = self._grants.get(key)
         if grant is not None and named in (None, grant.episode.episode_id):

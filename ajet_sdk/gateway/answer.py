@@ -263,7 +263,7 @@ class CallInFlight:
 
 @dataclass(slots=True)
 class Reply:
-    """What a door sends: `async with reply:` and all of `chunks`, the next one as soon as one is sent.
+    """The response that a door sends: `async with reply:` and all of `chunks`, the next as soon as one is sent.
 
     Left before the last chunk was taken, the call is undelivered. `chunks` raises ClientGone.
     """

@@ -68,7 +68,7 @@ def mix_seed(requested: int | None, attempt: int | None, agent: str, ordinal: in
 
 @dataclass(frozen=True)
 class EpisodeSpec:
-    """What an episode's calls are answered by, and how."""
+    """Which engine answers an episode's calls, and how."""
 
     episode_id: str
     engine: Engine
@@ -176,7 +176,7 @@ class OpenEpisode:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """What has been recorded, in order of completion."""
+        """The recorded calls, in order of completion."""
         return self.kept.all()
 
     def model(

@@ -1,4 +1,4 @@
-"""What Linux says of the other end of a connection, where that is a socket of this machine: `sock_diag(7)`.
+"""The state of the other end of a connection, if it is a socket of this machine, from Linux's `sock_diag(7)`.
 
 An acknowledgement says that the client's system has the bytes. Only the socket at the other end says that the client
 has read them, and whether the client has closed it or only says that it sends no more.

@@ -1,4 +1,4 @@
-"""What a judge or an environment gives to outputs that cheat."""
+"""Attacks on a judge or an environment: the rewards that it gives to outputs that cheat."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _STEPS = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one cheat got on one task."""
+    """The reward of a cheat on a task."""
 
     kind: str
     name: str

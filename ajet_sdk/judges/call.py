@@ -70,7 +70,7 @@ def call_group_judge(judge: Any, episodes: Sequence[Episode], *, given: Mapping[
 
 
 async def answer_of(call: JudgeCall) -> Any:
-    """What a judge returns, outside of a run's workers; one that blocks gets a thread of its own."""
+    """The result of a judge outside of a run's workers; a blocking judge runs in a thread of its own."""
     target = getattr(call.function, "func", call.function)
     if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(type(target).__call__):
         return await call.function()

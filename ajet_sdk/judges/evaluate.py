@@ -37,7 +37,7 @@ class Labelled:
 
 @dataclass
 class Evaluation:
-    """What was found; None stands where it says nothing, as the agreement where all labels are equal."""
+    """The measurements; None where there is nothing to measure, such as agreement when all labels are equal."""
 
     count: int
     failures: dict[str, int] = field(default_factory=dict)

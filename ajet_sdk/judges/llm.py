@@ -251,7 +251,7 @@ def _reason(reply: Mapping[str, object]) -> str:
 def material_of(
     output: object, task: Task, episode: Episode | None, reference_key: str = "answer", show: Shown = "output"
 ) -> Material:
-    """What a judge is shown of an episode. Raises NoReward where there is no output."""
+    """The part of an episode that a judge is shown. Raises NoReward if there is no output."""
     if output is None:
         raise NoReward("the workflow returned nothing to judge")
     try:
@@ -268,7 +268,7 @@ def material_of(
 
 
 def transcript(episode: Episode) -> str:
-    """What was said in an episode: of each agent the last conversation, with its reply."""
+    """The transcript of an episode: the last conversation of each agent, with its reply."""
     last = {call.agent: call for call in episode.calls if call.phase == "rollout" and not call.error}
     parts = []
     for agent, call in last.items():
@@ -302,7 +302,7 @@ def open_llm(config: Config) -> LlmJudge:
 
 
 def configured_model(config: Config, name: str | None) -> Model:
-    """What answers an LLM judge: the function of `task_judge.llm.scripted`, or an endpoint's model."""
+    """The model behind an LLM judge: the function of `task_judge.llm.scripted`, or an endpoint's model."""
     llm = config.task_judge.llm
     if llm.scripted:
         return ScriptedModel(llm.scripted, config.source.parent if config.source else None, name)

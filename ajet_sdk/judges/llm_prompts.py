@@ -1,4 +1,4 @@
-"""What an LLM judge is asked, and the schemas of what it answers.
+"""Prompts of LLM judges, and the schemas of their replies.
 
 Material stands between tags, and a tag in it is broken, so that no output can end its own and speak to the judge.
 """
@@ -113,7 +113,7 @@ def has_bare_answer(prompt: str) -> bool:
 
 
 def texts_of(group: Sequence[Material]) -> list[str]:
-    """What a judge's reply may quote: outputs, task and reference, as they were shown."""
+    """Texts that a judge's reply may quote: outputs, task and reference, as they were shown."""
     return [
         _shown(text) for material in group for text in (material.answer, material.query, material.reference) if text
     ]

@@ -80,7 +80,7 @@ class JudgeModel:
 
     @functools.cached_property
     def client(self) -> ModelClient:
-        """What asks the model, and counts; opened at the first request."""
+        """The client that sends and counts requests; opened at the first request."""
         if isinstance(self.model, ModelClient):
             return self.model
         model = self.model  # its endpoint waits and sends again
@@ -177,7 +177,7 @@ class JudgeModel:
 
 @contextlib.contextmanager
 def counted() -> Iterator[Usage]:
-    """What a verdict takes; where there is none, the error says so to its episode."""
+    """Counts the usage of a verdict; without a verdict, the error carries it to the episode."""
     with metered() as usage:
         try:
             yield usage
@@ -196,7 +196,7 @@ async def gather(asked: Sequence[Awaitable[T]]) -> list[T]:
 
 
 def usage_metrics(usage: Usage) -> dict[str, float]:
-    """What a verdict takes, as metrics of its episode; they are logged as means over the episodes of a step."""
+    """The usage of a verdict as metrics of its episode; they are logged as means over the episodes of a step."""
     counts = {"judge_calls": usage.calls, "judge_tokens": usage.tokens, "judge_cached": usage.cached}
     cost = {} if usage.cost is None else {"judge_cost": usage.cost}
     return {**{name: float(count) for name, count in counts.items()}, **cost}

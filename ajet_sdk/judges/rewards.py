@@ -1,4 +1,4 @@
-"""What a workflow or a judge returned, read as rewards. What is no reward is an error, never 0."""
+"""Reads the results of workflows and judges as rewards. A result that is not a reward is an error, never 0."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def judged(value: Any, name: str) -> Verdict:
 
 
 def judged_group(values: object, name: str, count: int) -> list[Verdict]:
-    """What a group judge gave each of `count` episodes, in their order. Raises NoReward as `judged` does."""
+    """The rewards that a group judge gave to `count` episodes, in their order. Raises NoReward as `judged` does."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         returned_count = f"{len(values)}" if isinstance(values, (list, tuple)) else _short(values)
         raise NoReward(
@@ -111,7 +111,7 @@ def check_names(rewards: Sequence[Reward], calls: Sequence[Call], agents: Collec
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What can be logged of a mapping: its finite numbers."""
+    """The finite numbers of a mapping, which can be logged."""
     return {
         str(name): float(value)
         for name, value in metrics.items()

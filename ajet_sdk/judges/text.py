@@ -1,4 +1,4 @@
-"""What the built-in judges compare: the text of an output, and the answer of a task.
+"""The texts that the built-in judges compare: that of an output, and the answer of a task.
 
 The exact judge: the same text, but for white space around it.
 

@@ -106,7 +106,7 @@ class Rows:
     """On the CPU: attention reads it in each layer."""
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """What a model of transformers is called with; in place of a mask its attention gets the ends (`_attend`)."""
+        """The arguments of a transformers model; in place of a mask its attention gets the ends (`_attend`)."""
         if self.depths_BT is None or self.ends_BT is None:
             return {"input_ids": self.ids_BT}
         ends_B11T = self.ends_BT[:, None, None, :]

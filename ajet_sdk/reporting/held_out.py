@@ -130,7 +130,7 @@ def dropped(before: Mapping[str, float], after: Mapping[str, float], sets: Mappi
 
 
 def drop_message(fell: Mapping[str, Change], first: int, metric: str = "held-out reward") -> str:
-    """What fell since the first validation, with advice; empty if nothing fell."""
+    """A message about rewards that fell since the first validation, with advice; empty if none fell."""
     if not fell:
         return ""
     worst = sorted(fell.items(), key=lambda item: item[1].after - item[1].before)

@@ -24,7 +24,7 @@ _END_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker needs to begin a run."""
+    """The run as a tracker needs it to begin."""
 
     run_id: str
     """A resumed run with the same id is continued in the tracker."""

@@ -1,4 +1,4 @@
-"""What became of a batch of episodes: failures by cause, pass@k, and whether enough of it is sound.
+"""The outcome of a batch of episodes: failures by cause, pass@k, and whether enough of it is sound.
 
 Why an episode has no reward: its own code, its judge, its environment, or its calls.
 
@@ -73,7 +73,7 @@ def failures_by_cause(episodes: Iterable[Episode]) -> list[str]:
 
 
 def failure_messages(episodes: Sequence[Episode], *, cause: bool = True) -> list[str]:
-    """What a person should be told of a batch that the run survives.
+    """Messages about failures in a batch that the run survives.
 
     `cause` adds why most of the failed episodes failed; no need where `failures_by_cause` is shown too.
     """

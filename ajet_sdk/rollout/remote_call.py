@@ -31,7 +31,7 @@ from ajet_sdk.rollout.threads import Outcome
 
 @dataclass(frozen=True)
 class RemoteCall:
-    """What a worker process is to do."""
+    """A call that a worker process is to make."""
 
     function: Callable[[], object]
     label: str
@@ -52,7 +52,7 @@ class RemoteCall:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of it. `error` is the exception itself where it is ajet's, else what is to be known of it."""
+    """The result of a call. `error` is the exception itself if it is ajet's, else a description of it."""
 
     value: Any = None
     error: AjetError | _ErrorReport | None = None
@@ -118,7 +118,7 @@ def _is_picklable(error: AjetError) -> bool:
 
 @dataclass
 class ObjectStore:
-    """What goes to a process once: objects by the key that stands for them in a call."""
+    """Objects that are sent to a process once, by the key that replaces them in a call."""
 
     keys: dict[int, str] = field(default_factory=dict)
     objects: dict[str, object] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What is wrong with a reply of the policy: it repeats itself without end, or a tool call in it cannot be read."""
+"""Faults of the policy's replies: endless repetition, and tool calls that cannot be parsed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def with_rewards_of_replies(
 
 
 def overlong(calls: Sequence[Call], longest: int, buffer: int, penalty: float) -> list[Reward]:
-    """What replies of the policy lose for their length: Yu et al. 2025 (DAPO), arXiv:2503.14476, equation 13.
+    """The penalty for overlong replies of the policy: Yu et al. 2025 (DAPO), arXiv:2503.14476, equation 13.
 
     From `longest - buffer` tokens on it grows linearly, to `penalty` at `longest`; shorter replies lose nothing.
     """

@@ -42,7 +42,7 @@ _GRACE = 2.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a user's function came to. `error` may be any BaseException: it is data here."""
+    """The result of a user's function. `error` may be any BaseException: it is data here."""
 
     value: Any = None
     error: BaseException | None = None

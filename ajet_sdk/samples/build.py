@@ -47,7 +47,7 @@ _UNSCORED = ("sft", "dpo")
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step trains on, and what became of everything else."""
+    """The samples that a step trains on, and the outcome of everything else."""
 
     samples: tuple[Sample, ...]
     ledger: tuple[LedgerEntry, ...]
@@ -296,7 +296,7 @@ def _sample_tokens(call: Call) -> int:
 
 
 def balance(ledger: Iterable[LedgerEntry], calls: Iterable[Call]) -> list[str]:
-    """What does not add up between a ledger and the calls it accounts for; empty where it balances."""
+    """Mismatches between a ledger and the calls it accounts for; empty if it balances."""
     accounted: Counter[str] = Counter()
     seen: set[tuple[str, Outcome]] = set()
     problems: list[str] = []

@@ -80,12 +80,12 @@ class Side:
 
     @cached_property
     def meanings(self) -> list[str]:
-        """What each message says (`template.meaning`)."""
+        """The meaning of each message (`template.meaning`)."""
         return [meaning(message) for message in self.messages or ()]
 
     @cached_property
     def reply_meaning(self) -> str:
-        """What the reply says."""
+        """The meaning of the reply."""
         return meaning(self.reply) if self.reply else ""
 
 

@@ -1,4 +1,4 @@
-"""What a program and its tests say to each other, each in a process of its own: see `tester`.
+"""The protocol between a program and its tests, each in a process of its own: see `tester`.
 
 A line is a request or a reply. Plain data crosses by value and is made anew of the receiver's own types. Anything else
 crosses as a number, a `Remote` on the other side, which is never equal to plain data: what a program says where such an
@@ -157,7 +157,7 @@ class Peer:
         return message
 
     def ask(self, operation: str, *arguments: object) -> Any:
-        """What the other side answers. Raises what it raises, and Gone."""
+        """The answer of the other side. Raises what it raises, and Gone."""
         with self.turn:
             return self._ask(operation, arguments)
 

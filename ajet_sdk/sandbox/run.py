@@ -49,7 +49,7 @@ class SandboxError(AjetError, RuntimeError):
 
 @dataclass(frozen=True)
 class ProgramLimits:
-    """What the code may use. Sizes are in bytes."""
+    """Limits of the code. Sizes are in bytes."""
 
     seconds: float = 10.0
     """By the clock; of processor time one second more."""
@@ -69,7 +69,7 @@ class ProgramLimits:
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of it."""
+    """The result of a run."""
 
     stdout: str
     stderr: str

@@ -54,7 +54,7 @@ def plain_text(text: str) -> str:
 
 
 def question_of(task: Task) -> str:
-    """What a task asks, as plain text: its query, else its conversation without the system prompt.
+    """A task's question as plain text: its query, else its conversation without the system prompt.
 
     The last message alone would not do: consultations that differ end with the same "yes".
     """

@@ -127,7 +127,7 @@ def _custom(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
 
 
 def open_growth(config: Config, run_id: str) -> Any:
-    """What adds tasks to a run as it trains (a `Growth`); None where `task_reader.type` is another than `growing`."""
+    """The `Growth` that adds tasks to a run as it trains; None unless `task_reader.type` is `growing`."""
     if config.task_reader.type != "growing":
         return None
     if config.backbone != "local" or config.trainer_common.algorithm.stored:

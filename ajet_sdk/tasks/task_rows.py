@@ -128,7 +128,7 @@ def decoder(schema: Any) -> Callable[[Json], Json]:
 
 
 def decoded(value: Any, tree: JsonView) -> Any:
-    """What stands at a place that is encoded so, as it was."""
+    """The original value of an encoded one."""
     if value is None:
         return None
     if tree.get("json"):

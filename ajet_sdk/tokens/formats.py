@@ -81,7 +81,7 @@ class CallFormat:
 
     @property
     def begins(self) -> re.Pattern[str]:
-        """What a reply that calls tools has in it."""
+        """The marker that a reply with tool calls contains."""
         return re.compile(_loose(self.open) if self.open.strip() else r"^\s*(?=\{|\[)")
 
     def find(self, text: str, tools: Tools) -> tuple[str, tuple[_Item, ...]] | None:

@@ -1,4 +1,4 @@
-"""What a request's typed output admits, as one grammar in llguidance's Lark dialect.
+"""The grammar of a request's typed output, in llguidance's Lark dialect.
 
 The grammar covers a whole reply: a block of reasoning where the template has one, the value or the tool calls in the
 template's own frame, and the token that ends the turn. It names tokens by id, so every engine over the same tokenizer

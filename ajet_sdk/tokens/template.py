@@ -111,7 +111,7 @@ def clean(message: JsonView) -> Message:
 
 
 def meaning(cleaned: Message) -> str:
-    """What a cleaned message says: its role, content, reasoning, and the calls by name and values of their arguments.
+    """The meaning of a cleaned message: role, content, reasoning, and the calls by name and values of their arguments.
 
     Two messages of one meaning may still be shown differently, by a template that shows a name, an id or a spelling.
     """
@@ -317,7 +317,7 @@ class ChatTemplate:
         return text[:end] + (blanks if text.startswith(blanks, end) else "")
 
     def reply_text(self, message: Mapping[str, object], tools: Sequence[Mapping[str, object]] | None = None) -> str:
-        """What the template writes after its generation prompt for a reply; empty where it refuses."""
+        """The text that the template renders for a reply after its generation prompt; empty if it refuses."""
         formed = [self.form(m) for m in (_USER, message)]
         try:
             head, whole = self.render(formed[:1], tools), self.render(formed, tools, add_generation_prompt=False)
@@ -335,7 +335,7 @@ class ChatTemplate:
 
     @cached_property
     def reasoning(self) -> tuple[str, str] | None:
-        """What the template writes before and behind a reply's reasoning, found by rendering; None: it shows none."""
+        """The text that the template renders around a reply's reasoning, found by rendering; None: it shows none."""
         reply = {"role": "assistant", "content": _TEXT, "reasoning_content": _REASON, "thinking": _REASON}
         body = self.reply_text(reply)
         if _REASON in body and _TEXT in body:

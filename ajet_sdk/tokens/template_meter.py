@@ -1,4 +1,4 @@
-"""What a chat template may use up: units that everything takes which makes a text or a list, or reads a whole one."""
+"""Limits of a chat template, in units charged for every text or list that is made or read whole."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def charged(text: str) -> str:
 
 
 def passed_on(values: Iterator[T]) -> Iterator[T]:
-    """What a lazy filter gives, each charged."""
+    """The items of a lazy filter, each charged."""
     for value in values:
         spend(ITEM)
         yield value
@@ -109,7 +109,7 @@ _CONTAINERS = (Mapping, list, tuple, Namespace, ValuesView, ItemsView)
 
 
 def text_of(value: object) -> str:
-    """What is written of a value."""
+    """The text of a value as the template renders it."""
     return value if type(value) is str else made(str(read(value)))
 
 
@@ -121,7 +121,7 @@ def check_width(*widths: object) -> None:
 
 
 def join(pieces: Iterable[str]) -> str:
-    """What macros and blocks wrote."""
+    """The output of macros and blocks, joined."""
     pieces = list(pieces)
     spend_on(sum(map(len, pieces)))
     return made("".join(pieces))

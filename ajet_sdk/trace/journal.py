@@ -104,7 +104,7 @@ def id_of(record: Kept) -> str:
 
 
 def records_of(journal: Path) -> list[Kept]:
-    """What a journal holds, without a record that a kill or a full disk cut off, which nobody relies on."""
+    """The records of a journal, without one that a kill or a full disk cut off, on which nobody relies."""
     records: list[Kept] = []
     for line in journal.read_bytes().split(b"\n"):
         try:

@@ -1,4 +1,4 @@
-"""What a live run answers of its trace: rows of one table, or how far that table is. No SQL reaches the run.
+"""Answers of a live run about its trace: rows of one table, or how far that table is. No SQL reaches the run.
 
 A SELECT may take any memory and time; these take what the rows take, and how many bytes an answer has is bounded.
 """

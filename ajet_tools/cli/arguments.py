@@ -66,7 +66,7 @@ def key_option(key: str, *names: str, **settings: Any) -> Any:
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What a job is of: its config file, its judge, its model, and where its directory is created."""
+    """The options of every job: its config file, judge, model, and the parent of its directory."""
 
     conf: Conf = None
     judge: Annotated[str | None, Option(help=JUDGE_HELP)] = None

@@ -1,4 +1,4 @@
-"""What `ajet config check` finds in a config file: three results, so that a job that only lacks its data is seen to be
+"""The checks of `ajet config check`: three results, so that a job that only lacks its data is seen to be
 sound.
 """
 

@@ -216,7 +216,7 @@ def _network() -> Iterator[Check]:
 
 
 class What(str, Enum):
-    """What is installed."""
+    """The stack to install."""
 
     trinity = "trinity"
     vllm = "vllm"

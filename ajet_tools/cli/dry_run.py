@@ -54,7 +54,7 @@ class PerEpisode:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run would do."""
+    """The number of steps and episodes of a run."""
 
     steps: int
     train_episodes: int
@@ -80,7 +80,7 @@ def plan_of(config: Config) -> Plan:
 
 
 def recorded(config: Config) -> PerEpisode | None:
-    """What episodes of the same agent took, in the traces beside the experiment's; None where there are none."""
+    """Means over episodes of the same agent in the traces beside the experiment's; None if there are none."""
     agent = Path((config.rollout.user_workflow or "").replace("->", ":")).name
     try:
         reader = open_trace(config.directory.parent)

@@ -1,4 +1,4 @@
-"""What each backbone, and each way to run it, needs of this machine, and whether it is there."""
+"""Requirements of each backbone, and of each way to run it, and whether this machine meets them."""
 
 from __future__ import annotations
 

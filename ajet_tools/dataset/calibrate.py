@@ -64,7 +64,7 @@ class Band:
 
 @dataclass
 class Calibration:
-    """What a calibration came to. `histogram[i]` counts rows that were solved in i of the k attempts."""
+    """The result of a calibration. `histogram[i]` counts rows that were solved in i of the k attempts."""
 
     k: int
     rows: int = 0

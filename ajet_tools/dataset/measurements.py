@@ -1,4 +1,4 @@
-"""What has been measured of tasks, in a file that grows with each, so that nothing is measured twice.
+"""Measurements of tasks, in a file that grows with each, so that nothing is measured twice.
 
 A measurement holds under conditions: the model, the agent, the judge, sampling and limits, the number of attempts. Its
 key is a hash of those and of the task's content. Of the agent and the judge the text of their file counts (not of what

@@ -1,1 +1,1 @@
-"""What the command line and the browser ask of a trace, without either."""
+"""Functions over traces for the command line and the viewers; independent of both."""

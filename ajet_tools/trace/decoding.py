@@ -32,7 +32,7 @@ _SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What each id of a tokenizer stands for."""
+    """The text of each id of a tokenizer."""
 
     token_bytes: Callable[[int], bytes]
     """The exact bytes of an id; none for an id beyond the vocabulary (models round theirs up)."""
@@ -50,7 +50,7 @@ class Vocabulary:
 def vocabulary(
     reader: TraceReader, run_id: str, tokenizer: Path | None = None, trace: Path | None = None
 ) -> Vocabulary:
-    """What each id of a run's tokens stands for.
+    """The text of each token id of a run.
 
     Args:
         tokenizer: a directory with a tokenizer, or its `tokenizer.json`; None: what the run's recorded config names.

@@ -18,7 +18,7 @@ _LOG = logging.getLogger("ajet.trace")
 
 
 class Named(NamedTuple):
-    """What a person named."""
+    """A trace, and a run or episode in it, as named on the command line."""
 
     reader: Trace
     where: Path

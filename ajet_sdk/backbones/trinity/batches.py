@@ -1,4 +1,4 @@
-"""What ajet puts into Trinity's pipeline between exploring and training: order, advantages, whole steps.
+"""ajet's parts of Trinity's pipeline between exploring and training: order, advantages, whole steps.
 
 Trinity hands experiences to its trainer by a fixed count. Episodes give as many timelines as they branch into, so each
 step's experiences carry their number (`info["step_size"]`), and `WholeSteps` reads exactly those: a training step is

@@ -21,7 +21,7 @@ def trainer_gpus(config: Config, count: int | None = None) -> int:
 
 
 def misplaced(config: Config) -> str | None:
-    """What is wrong with the numbers of engines, GPUs and machines, and which are right; None where they fit."""
+    """An error message about the numbers of engines, GPUs and machines, with numbers that fit; None if they fit."""
     common, size, fitting = config.trainer_common, config.rollout.tensor_parallel_size, _fitting(config)
     count, training = engines(config), trainer_gpus(config)
     if count in fitting:

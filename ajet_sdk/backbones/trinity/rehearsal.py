@@ -120,7 +120,7 @@ def _own_tokenizer(config: Config) -> tuple[Any, str]:
 
 
 def findings(directory: Path) -> tuple[dict[str, int], list[str]]:
-    """What a rehearsal left in its traces: counts of episodes, calls, versions of the model and tokens; and a line for
+    """The contents of a rehearsal's traces: counts of episodes, calls, versions of the model and tokens; and a line for
     each cause of failed episodes."""
     try:
         trace = open_trace(directory)

@@ -56,7 +56,7 @@ def rows_of(config: Config) -> int:
 
 
 def to_verl(config: Config, place: VerlPlace) -> dict[str, object]:
-    """What verl's own defaults are changed to for a run of `config` at `place`; the root `verl:` of the file wins.
+    """The changes to verl's defaults for a run of `config` at `place`; the root `verl:` of the file takes precedence.
 
     Raises ConfigError with everything that can't be honoured.
     """

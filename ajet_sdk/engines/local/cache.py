@@ -314,7 +314,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
 
     @property
     def bytes_per_token(self) -> int:
-        """What one token of one row takes, over all layers; 0 before the first pass."""
+        """Bytes per token and row, over all layers; 0 before the first pass."""
         return sum(b.element_size() * b.shape[2] * b.shape[3] for b in (*self._keys, *self._values))
 
     # What transformers asks of a cache when it builds a mask: a fresh pass has a plain causal mask, and the others

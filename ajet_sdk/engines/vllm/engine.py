@@ -56,7 +56,7 @@ def gpus_for(wanted: int, count: int, trainer: int | None) -> tuple[int, ...]:
 def settings_of(
     config: Config, model: str | Path, *, dtype: str, max_model_len: int, lora_rank: int | None, trained: bool
 ) -> Settings:
-    """What a server for this run is started with. `trained`: its weights change, and a trainer is beside it."""
+    """The settings of a server for this run. `trained`: its weights change, and a trainer runs beside it."""
     import torch
 
     rollout, debugging = config.rollout, config.backbone == "debug"

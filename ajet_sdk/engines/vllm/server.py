@@ -41,7 +41,7 @@ _PREFIX = re.compile(r"^\([^)]*pid=\d+\) (?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]*\] )?")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a server is started with; the weights may change while it runs."""
+    """The settings of a server; its weights may change while it runs."""
 
     model: str
     """An absolute directory or a Hugging Face name."""
@@ -144,7 +144,7 @@ class Server:
         return response.text
 
     def log_text(self, since: int | None = None) -> str:
-        """What it has logged, from its start or from a place that `logged` gave."""
+        """Its log, from its start or from a position that `logged` returned."""
         with self.settings.log.open("rb") as file:
             file.seek(self._log_from if since is None else since)
             return file.read().decode(errors="replace")

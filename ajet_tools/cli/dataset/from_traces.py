@@ -71,7 +71,7 @@ class ChoiceOptions:
 
 @dataclass(frozen=True)
 class ConversionOptions:
-    """What is made of an episode."""
+    """How episodes become rows."""
 
     accept_outputs: Annotated[
         bool, Option("--accept-outputs", help="Tasks: use an output with a thumb up as the answer.")

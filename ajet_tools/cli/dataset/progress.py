@@ -1,4 +1,4 @@
-"""What is seen of a run that makes rows: a bar meanwhile, with waits and figures of diversity; then a report."""
+"""Progress and report of a run that generates rows: a bar with waits and diversity, then the result."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _fit(before: str, items: Sequence[str], width: int) -> str:
 
 
 def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool) -> None:
-    """What there is now. Raises KeyboardInterrupt, or Exit with 143, where Ctrl-C or SIGTERM ended the run."""
+    """Print the result. Raises KeyboardInterrupt, or Exit with 143, if Ctrl-C or SIGTERM ended the run."""
     result, files, checks, corpus = made.result, made.files, made.checks, made.corpus
     spent, sides = budget.spent, {"train": result.train, "validation": result.validation}
     documents = {side: sum(entry.side == side for entry in corpus.held) for side in sides} if corpus is not None else {}

@@ -16,7 +16,7 @@ _CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 
 @dataclass(frozen=True)
 class Stack:
-    """What one way of running needs: the packages, the versions, and the order in which `pip` takes them."""
+    """The packages of one way of running, their versions, and the order in which `pip` installs them."""
 
     name: str
     constraints: str

@@ -32,7 +32,7 @@ _QUANTILES = (0, 5, 50, 95, 100)
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card says beyond what its rows say of themselves. Everything may be left out."""
+    """Facts of a card that its rows do not state. All are optional."""
 
     title: str = "Dataset"
     made_by: str = ""

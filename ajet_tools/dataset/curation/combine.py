@@ -39,7 +39,7 @@ class MixPart:
 
 @dataclass(frozen=True)
 class Share:
-    """What a mix takes of a source: `take` of its `rows`, more than there are where it is repeated."""
+    """A source's share of a mix: `take` of its `rows`, more than it has if it is repeated."""
 
     path: str
     rows: int
@@ -168,7 +168,7 @@ def check_fractions(fractions: Mapping[str, float]) -> dict[str, float]:
 
 
 def key_of(values: Mapping[str, object], by: str | None = None, where: str = "a row") -> str:
-    """What decides a row's side: the value of the field `by`, else what the row asks, in normal form."""
+    """The key that decides a row's side: the value of the field `by`, else the row's question in normal form."""
     if by is not None:
         value = value_at(values, by)
         if value is None:

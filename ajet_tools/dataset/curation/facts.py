@@ -1,4 +1,4 @@
-"""What `validate` asks of rows: their kinds of values, whether they are tasks, what tells one task from another.
+"""The facts that `validate` needs of rows: kinds of values, whether they are tasks, how tasks are told apart.
 
 Columns of a block answer for most rows; the row itself is read where they cannot.
 """

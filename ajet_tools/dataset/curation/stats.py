@@ -1,4 +1,4 @@
-"""What is in a dataset, counted in one pass; of each row 16 bytes are remembered."""
+"""Statistics of a dataset, counted in one pass; 16 bytes are kept of each row."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _length(place: int) -> int:
 
 @dataclass
 class Field:
-    """What stands at one place of the rows."""
+    """The values of one field of the rows."""
 
     present: int = 0
     """Rows that have it, and not as null."""

@@ -1,4 +1,4 @@
-"""What is wrong with a dataset, before a run finds it out: rows that are no task, ids, shapes, duplicates, leakage.
+"""Errors of a dataset, found before a run: rows that are not tasks, ids, shapes, duplicates, leakage.
 
 An error is what a run would stop at or learn wrongly from; a warning is what may be meant.
 """
@@ -55,7 +55,7 @@ class Problem:
 
 @dataclass
 class Report:
-    """What was found. Of each kind the first few problems are kept, and all are counted."""
+    """The problems. The first few of each kind are kept, and all are counted."""
 
     rows: dict[str, int] = field(default_factory=dict)
     """By file."""

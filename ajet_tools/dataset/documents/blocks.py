@@ -1,4 +1,4 @@
-"""What a document is made of: paragraphs, tables and code, each with the page and the headings that it stands under."""
+"""The blocks of a document: paragraphs, tables and code, each with its page and headings."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """What the documents say, to know them again."""
+        """A digest of the documents' content."""
         return _hash("\n".join(sorted(entry.document.digest for entry in self.held)))
 
     def as_rows(self) -> list[dict[str, object]]:

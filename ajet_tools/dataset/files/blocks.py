@@ -88,7 +88,7 @@ class LineBlock:
             yield Row(self.where(index), json.loads(line))
 
     def columns(self, paths: Sequence[Path]) -> dict[Path, pl.Series]:
-        """What stands at these paths, each as a polars series of text. Raises Irregular."""
+        """The values at these paths, each as a polars series of text. Raises Irregular."""
         if (missing := [path for path in paths if path not in self.known]) and not self.decode(missing):
             raise Irregular
         return {path: self.known[path] for path in paths}
@@ -120,7 +120,7 @@ class LineBlock:
 
     @cached_property
     def texts(self) -> pl.Series:
-        """What each row asks (`text_of`), as a polars series."""
+        """The question of each row (`text_of`), as a polars series."""
         return _texts(self)
 
     def with_columns(self, values: Mapping[str, object]) -> LineBlock:
@@ -320,7 +320,7 @@ def join(blocks: Sequence[Block], *, lines: bool) -> Block:
 
 
 def text_of(values: Mapping[str, object]) -> str:
-    """What a row asks, for comparing it with others: its query, else its last user message, else all its strings."""
+    """A row's question, for comparisons: its query, else its last user message, else all its strings."""
     for name in QUERY_COLUMNS:
         value = values.get(name)
         if isinstance(value, str) and value.strip():

@@ -1,4 +1,4 @@
-"""What a text, a file or a directory holds, as a short digest; content counts, never a time stamp."""
+"""Short digests of texts, files and directories, by their content and never by a time stamp."""
 
 from __future__ import annotations
 

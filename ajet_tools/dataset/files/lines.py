@@ -120,7 +120,7 @@ def _grouped(lines: pl.Series, paths: Mapping[str, bool]) -> list[npt.NDArray[np
 
 
 def json_at(lines: pl.Series, path: Path) -> pl.Series | None:
-    """What each line has at a path, as JSON in a polars series of text: null where it has nothing.
+    """The value of each line at a path, as JSON in a polars series of text: null where there is none.
 
     None where DuckDB cannot read a line (half a surrogate pair).
     """

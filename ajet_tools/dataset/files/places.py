@@ -31,7 +31,7 @@ MOST_FIELDS, DEEPEST = 256, 16
 
 
 class Flags(TypedDict, total=False):
-    """What a place may have beside its type."""
+    """Properties of a place beside its type."""
 
     absent: bool
     nulls: bool
@@ -64,7 +64,7 @@ class Place:
 
     @classmethod
     def declared(cls, field: pa.Field, notes: Mapping[str, Any], feature: object, table: str) -> Place:
-        """What a table says of a column."""
+        """The place of a column as its table declares it."""
         known = {"absent": bool(notes.get("absent")), "nullable": field.nullable, "metadata": field.metadata}
         if "json" in notes:
             return cls(**known, json=True)
@@ -131,7 +131,7 @@ class Place:
 
     @cached_property
     def noted(self) -> object:
-        """What `datasets` notes of it, also where that has to be made up."""
+        """The `datasets` feature of the place, derived from its type if the file has none."""
         if self.fields is not None and not self.is_json and (self.feature is None or _fields_of(self.feature)):
             return {name: place.noted for name, place in self.fields.items()}
         return _feature(self.type) if self.feature is None else self.feature

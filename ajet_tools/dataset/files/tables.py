@@ -106,7 +106,7 @@ def count_rows(path: str | Path) -> int:
 
 
 def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> list[Columns]:
-    """What the tables among the files of a path say of their columns; nothing of text, and of stdin.
+    """The columns that the tables among the files of a path declare; none of text files and stdin.
 
     A `Writer` that is told of them writes the columns even where no row is left.
     """

@@ -87,13 +87,13 @@ def kind_of(value: object) -> str:
 
 
 def value_at(values: object, path: str) -> Any:
-    """What stands at a path such as `metadata.answer` or `messages.0.content`; None where nothing does."""
+    """The value at a path such as `metadata.answer` or `messages.0.content`; None if there is none."""
     value = find_at(values, path.split("."))
     return None if value is ABSENT else value
 
 
 def find_at(values: object, steps: Sequence[str]) -> Any:
-    """What stands at a path, which may end in the `count` of a list or the `chars` of a text; ABSENT for nothing."""
+    """The value at a path, which may end in the `count` of a list or the `chars` of a text; ABSENT if there is none."""
     if not steps:
         return values
     if isinstance(values, Mapping):

@@ -72,7 +72,7 @@ _LOOKUP = 5_000
 
 @dataclass(frozen=True)
 class Choice:
-    """What is wanted of a trace; everything that is given must hold."""
+    """The episodes to take from a trace; all given conditions must hold."""
 
     filter: str = ""
     """In the language of `ajet trace ls --filter`."""

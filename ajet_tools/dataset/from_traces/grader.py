@@ -1,4 +1,4 @@
-"""What a model is asked of episodes: a score by a rubric in words, and the value of an output that people liked."""
+"""Grading episodes by a model: a score by a rubric, and the value of an output that people liked."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class EpisodeGrader:
     async def ask_all(
         self, ask: Callable[[A], Awaitable[T]], about: Sequence[A], done: Callable[[], None]
     ) -> list[T | None]:
-        """What each comes to; None for those that the budget did not reach. Raises what the endpoint raises."""
+        """The result of each; None for those that the budget did not reach. Raises what the endpoint raises."""
 
         async def within_budget(item: A) -> T | None:
             if self.spent is not None:

@@ -69,7 +69,7 @@ class Axis:
 
 
 def cells_of(texts: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
-    """What `--cells` names: `topic=rates,percentages`, `topic=FILE` (a value each line), a YAML file of lists by axis.
+    """The axes of `--cells`: `topic=rates,percentages`, `topic=FILE` (a value each line), a YAML file of lists by axis.
 
     None is nothing named; `none` gives no axes. Raises ConfigError.
     """
@@ -155,7 +155,7 @@ def _length_axis(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
 
 
 class Coverage:
-    """What there is of each cell, form and n-gram. The same rows in the same order give the same choices."""
+    """Counts of each cell and form. The same rows in the same order give the same choices."""
 
     def __init__(self, axes: Sequence[Axis], seeds: Sequence[Mapping[str, object]], least_new: float) -> None:
         self.axes = list(axes)

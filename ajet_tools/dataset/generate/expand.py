@@ -59,7 +59,7 @@ class Expansion(Generation[WriterCall]):
         return self._compose(strategy, self._sides["train"].as_begun(), 0)
 
     def outlook(self) -> Outlook:
-        """What is left to do, taking it that rows are as long as the seeds."""
+        """The calls and tokens left, assuming that rows are as long as the seeds."""
         config = self.config
         seeds = [example.values for side in self._sides.values() for example in side.seeds]
         wanted = [tokens_of(list(self.preview(name).messages)) for name in config.strategies]

@@ -95,7 +95,7 @@ class FromDocs(Generation[DocsAttempt]):
         return self._compose(chunk, self._sides[name].as_begun(), number)
 
     def outlook(self) -> Outlook:
-        """What is left to do: each chunk once, or as many calls as the rows take."""
+        """The calls and tokens left: each chunk once, or as many calls as the rows need."""
         config, chunks, calls_made = self.config, self.chunks, self.result.calls
         calls = max(0, len(chunks) - calls_made)
         if config.count is not None:

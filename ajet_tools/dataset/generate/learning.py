@@ -22,7 +22,7 @@ _FRUITLESS = 8
 
 
 class Policy(Protocol):
-    """What tries a task: an agent and the model that answers it. `ajet_sdk.run.OpenRun` is one."""
+    """An agent and its model, which attempt a task, such as `ajet_sdk.run.OpenRun`."""
 
     async def attempt(self, attempts: Sequence[Attempt]) -> list[Episode]:
         """Make the attempts; the episodes come back in their order."""
@@ -69,7 +69,7 @@ class LearningValue:
         return CombinedVerifier(name, [*before, [VerifierPart(self)]])
 
     def as_json(self) -> dict[str, Any]:
-        """What decides on a row beside the row, to compare a resumed run with what was begun."""
+        """The settings that decide on a row, to compare a resumed run with the original one."""
         return {"attempts": self.k, "pass_rate": str(self.band), "conditions": self.known.held_under}
 
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:

@@ -116,7 +116,7 @@ class Generation(ABC, Generic[A]):
 
     @abstractmethod
     def outlook(self) -> Outlook:
-        """What is left to do."""
+        """The calls and tokens left."""
 
     @abstractmethod
     def _next(self, number: int, each: float) -> A | None:
@@ -187,7 +187,7 @@ class Generation(ABC, Generic[A]):
         return [self.endpoint, *endpoints_of(self.checks.verifier), *self._screen.endpoints]
 
     def describe_wait(self, slow: float = 10.0) -> str:
-        """What the endpoints' requests wait for, as `ModelClient.describe_wait`."""
+        """The reason why the endpoints' requests wait, as in `ModelClient.describe_wait`."""
         waits = dict.fromkeys(endpoint.describe_wait(slow) for endpoint in self._endpoints)
         return "; ".join(filter(None, waits))
 

@@ -34,7 +34,7 @@ ANSWER_TOKENS = 250
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run may take: nothing of it is certain, and replies that are kept cost nothing."""
+    """An estimate of a run's cost; stored replies cost nothing."""
 
     calls: int
     checks: int
@@ -94,7 +94,7 @@ class Directory:
         return self.path / f"validation.{self.format}"
 
     def begun(self) -> dict[str, Any] | None:
-        """What a run that is to be resumed was begun with; None where there is none."""
+        """The settings of the run to be resumed; None if there is none."""
         file = self.own / "run.json"
         if not file.is_file():
             return None

@@ -1,4 +1,4 @@
-"""What a run of `expand` or `from-docs` is asked for, and what it asks, refuses and comes to."""
+"""Records of a run of `expand` or `from-docs`: settings, calls, rejected rows, result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CIRCUMSTANCE: Mapping[str, str] = {"other-domain": "domain", "persona": "persona
 
 @dataclass(frozen=True)
 class CallSettings:
-    """What decides the calls. The same configuration, sources and replies give the same bytes."""
+    """The settings of the calls. The same configuration, sources and replies give the same bytes."""
 
     count: int | None = None
     languages: Sequence[str] = field(default=(), kw_only=True)
@@ -95,7 +95,7 @@ class CallSettings:
 
     @property
     def wording(self) -> frozenset[str]:
-        """What the prompts say, which no row is to repeat."""
+        """The wording of the prompts, which no row may repeat."""
         return frozenset(prompts.wording()).union(*(prompt.wording for prompt in self._prompts.values()))
 
     def _as_json(self, *shared: str) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class Interrupted(AjetError, RuntimeError):
 
 @dataclass(frozen=True)
 class Checks:
-    """What refuses rows that have the right shape."""
+    """Checks of rows that have the right shape."""
 
     verifier: CombinedVerifier | None = None
     leaks: Leaks | None = None
@@ -222,7 +222,7 @@ NO_CHECKS = Checks()
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is left to do, in calls, and in tokens as far as they can be told."""
+    """The calls and tokens left, as far as they are known."""
 
     calls: int
     prompt: float
@@ -248,7 +248,7 @@ class WriterCall:
 
     @property
     def cell(self) -> Mapping[str, str]:
-        """What its rows are asked to be like, by axis."""
+        """The requested properties of its rows, by axis."""
         cell: Mapping[str, str] = self.provenance["parameters"].get("cell", {})
         return cell
 
@@ -294,7 +294,7 @@ class Rejected:
 
 @dataclass
 class GenerationResult:
-    """What a run came to so far. `stopped` is why it ended before there were as many rows as asked for."""
+    """The result of a run so far. `stopped` is the reason why it ended with fewer rows than requested."""
 
     train: list[dict[str, object]] = field(default_factory=list)
     validation: list[dict[str, Any]] = field(default_factory=list)

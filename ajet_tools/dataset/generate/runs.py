@@ -54,7 +54,7 @@ class DocumentsFailed(AjetError, RuntimeError):
 
 @dataclass(frozen=True)
 class GenerationRun:
-    """What a run came to, and the files that it wrote; `corpus` are the documents of one that had some."""
+    """The result of a run, and the files that it wrote; `corpus` are its documents, if any."""
 
     result: GenerationResult
     files: list[Path]

@@ -50,11 +50,11 @@ class Screen:
 
     @property
     def endpoints(self) -> list[ModelClient]:
-        """What gives vectors."""
+        """The endpoints that compute embeddings."""
         return [self._meanings.embedder] if self._meanings is not None else []
 
     async def learn_seeds(self) -> None:
-        """What the seeds mean, before the first row is paid for. Raises as `MeaningIndex.vectors`."""
+        """Embed the seeds, before the first row is paid for. Raises as `MeaningIndex.vectors`."""
         if self._meanings is None:
             return
         if self._leaks is not None:
@@ -65,7 +65,7 @@ class Screen:
                 self._meanings.add(key, text, vector)
 
     async def vectors(self, rows: Sequence[Candidate]) -> Vectors | None:
-        """What rows mean, where that counts. Raises as `MeaningIndex.vectors`."""
+        """The embeddings of rows, if they are compared. Raises as `MeaningIndex.vectors`."""
         if self._meanings is None or not rows:
             return None
         return await self._meanings.vectors([text_of(candidate.values) for candidate in rows])

@@ -28,7 +28,7 @@ def local_url(checkpoint: Path) -> str:
 def open_endpoint(
     base_url: str | None, model: str | None, api_key: str | None = None, *, scripted: str | None = None, **how: Any
 ) -> ModelClient:
-    """What answers: the function that `scripted` names, an endpoint, or a checkpoint in this process.
+    """The model that answers: the function that `scripted` names, an endpoint, or a checkpoint in this process.
 
     Args:
         base_url: an OpenAI-compatible endpoint.

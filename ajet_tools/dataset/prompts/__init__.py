@@ -112,13 +112,13 @@ def load_file(path: Path) -> Prompt:
 
 @functools.cache
 def wording() -> tuple[str, ...]:
-    """What our prompts say to a model that writes rows, in runs of words."""
+    """The wording of our prompts to a model that writes rows, in runs of words."""
     files = [path for kind in ("expand", "from-docs") for path in (_FOLDER / kind).glob("*.jinja")]
     return tuple(sorted(set[str]().union(*(_runs(path.read_text(encoding="utf-8")) for path in files))))
 
 
 def repeated(text: str, said: Iterable[str]) -> str | None:
-    """What a text has of the wording of prompts: one run of words; None where it has nothing of it."""
+    """A run of words that a text shares with the prompts; None if there is none."""
     plain = plain_text(text)
     return next((run for run in said if run in plain), None)
 

@@ -69,7 +69,7 @@ class ErrorEstimate:
 
 
 def estimate_errors(path: Path) -> ErrorEstimate | None:
-    """What a person's marks on a file of rows say of its verdicts; None where nobody marked a verified row.
+    """The error rate of verdicts by a person's marks on a file of rows; None if no verified row is marked.
 
     In a file of accepted rows `accepted` means that the answer is right, `rejected` that it is wrong; so it does among
     refused rows. Rows that were rejected and saved away count too. Where a random sample was labelled, only its labels

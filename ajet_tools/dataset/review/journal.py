@@ -1,4 +1,4 @@
-"""What a person said of a dataset's rows, on disk as it is said: a terminal that is closed loses none of it."""
+"""A person's decisions on a dataset's rows, written as they are made: closing the terminal loses none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Mark = Literal["accepted", "rejected"]
 
 @dataclass(frozen=True)
 class Decision:
-    """What was said of a row: a mark, and its values where they were edited."""
+    """A decision on a row: a mark, and its values if they were edited."""
 
     mark: Mark | None = None
     values: Mapping[str, object] | None = None
@@ -51,7 +51,7 @@ class Sample:
 
 
 def digest_of_line(line: bytes) -> str:
-    """What a row is, to know it again in the file that it was read from."""
+    """A digest that identifies a row in its file."""
     return hashlib.blake2b(line, digest_size=8).hexdigest()
 
 

@@ -22,7 +22,7 @@ BY_HAND = {"reason": "rejected by hand"}
 
 @dataclass(frozen=True)
 class Plan:
-    """What `save` will do, before it does, and then what it did."""
+    """The plan of `save`, and then its result."""
 
     target: Path
     rejected_to: Path

@@ -27,7 +27,7 @@ KEEP = ("first", "last", "longest", "shortest", "answered", "max:FIELD", "min:FI
 
 @dataclass(frozen=True)
 class RowFacts:
-    """What of a row decides: its place, its text, its answer, and by what it is preferred (the greatest stays)."""
+    """The facts of a row that decide: place, text, answer, and rank (the greatest stays)."""
 
     where: str
     text: str
@@ -73,7 +73,7 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class Found:
-    """What `find` found: how many rows there are, those that go, in their order, and how many clusters they are of."""
+    """The result of `find`: the number of rows, the rows to remove in order, and the number of clusters."""
 
     rows: int
     duplicates: list[Duplicate]

@@ -129,7 +129,7 @@ def _export_table(
 
 
 def leaks_of(held_out: Iterable[Task]) -> Leaks | None:
-    """What tells a new row that asks a held-out question, as it is or altered; None where there are none."""
+    """The check for new rows that ask a held-out question, as it is or altered; None if there are no such questions."""
     known = [(f"validation task {task.task_id}", text) for task in held_out if (text := question_of(task))]
     return Leaks(known, ngram=_WHOLE) if known else None
 

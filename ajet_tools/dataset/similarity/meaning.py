@@ -33,7 +33,7 @@ _PART = 4 * BATCH
 def open_embedder(
     where: str, model: str, *, concurrency: int = _AT_ONCE, cache: Path | None = None, budget: Budget | None = None
 ) -> ModelClient:
-    """What makes the vectors; to be closed.
+    """The client that computes embeddings; close it after use.
 
     Args:
         where: an endpoint's URL (`http://127.0.0.1:8000/v1`; its key in OPENAI_API_KEY), or `local`.

@@ -38,7 +38,7 @@ VERIFIERS = ("agreement:K", "judge:FILE:NAME", "code", "llm", "none")
 def open_verification(
     verify: str | Verify, writer: ModelClient, *, seed: int = 0, first: Verifier | None = None
 ) -> CombinedVerifier | None:
-    """What checks the rows of a run, each part with the model that it asks; None where nothing is checked.
+    """The verifier of a run's rows, each part with its model; None if nothing is checked.
 
     `first` is asked before what the spec names.
     Raises as `open_verifier`, and ConfigError for a model, a price or a key that no part takes.

@@ -44,7 +44,7 @@ class Verify:
         return cls(given) if isinstance(given, str) else given
 
     def endpoint(self, kind: str, writer: ModelClient) -> ModelClient:
-        """What a part asks: its own model, else the writer's, counted apart. Raises ConfigError."""
+        """The model of a part: its own, else the writer's, counted apart. Raises ConfigError."""
         price = _chosen(self.prices, kind, "--verify-price")
         model = _chosen(self.models, kind, "--verify-model")
         if model is None:
@@ -156,7 +156,7 @@ def endpoints_of(verifier: Verifier | None) -> list[ModelClient]:
 
 @dataclass(frozen=True)
 class Check:
-    """What one way of checking came to, and what it took."""
+    """The result and the cost of one verifier."""
 
     verifier: str
     model: str | None
@@ -178,7 +178,7 @@ class Check:
 
 
 def checks_of(verifier: CombinedVerifier | None, provenances: Iterable[Mapping[str, Any]]) -> list[Check]:
-    """What each part found in the rows of a run, accepted and refused, by their provenance."""
+    """The results of each part over a run's rows, accepted and refused, by their provenance."""
     checked, refused = Counter[str](), Counter[str]()
     for provenance in provenances:
         for verdict in single_verdicts(provenance.get("verdict") or {}):

@@ -1,4 +1,4 @@
-"""What a check of a row's reference answer says, and what every way of checking needs."""
+"""Verdicts on reference answers, and the interface of verifiers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 
 @dataclass(frozen=True)
 class RowVerdict:
-    """What a verifier says of one row."""
+    """A verifier's verdict on a row."""
 
     ok: bool
     reason: str
@@ -53,7 +53,7 @@ class Verifier(Protocol):
 
 
 def question_of(row: Mapping[str, Any]) -> str:
-    """What a row asks: its query, or its messages as a transcript."""
+    """A row's question: its query, or its messages as a transcript."""
     for name in QUERY_COLUMNS:
         if isinstance(row.get(name), str) and row[name].strip():
             return str(row[name])

@@ -117,7 +117,7 @@ def read_attempts(reader: TraceReader, episode_ids: Sequence[str]) -> list[Compa
 
 
 def attempt_of(facts: EpisodeFacts, recomputed: Mapping[str, _Floats]) -> ComparedAttempt:
-    """What is compared of one episode; `recomputed` has advantages by call where none were recorded."""
+    """An episode prepared for comparison; `recomputed` has advantages by call where none were recorded."""
     episode, tokens = facts.episode, episode_tokens(facts)
     values = [scores.advantages for scores in facts.scores.values()]
     if not values:
@@ -185,7 +185,7 @@ _ALIKE, _AFTER = 1500, 4000
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """What stands in each column, line by line."""
+    """The content of the columns, line by line."""
 
     lines: Sequence[Sequence[Cell]]
     places: Sequence[int]

@@ -1,4 +1,4 @@
-"""What differs between two sets of episodes, with the episodes behind it.
+"""Differences between two sets of episodes, with the episodes behind each.
 
 Two means are said to differ where they lie three standard errors and a tenth of their size apart; tasks are compared in
 pairs, with the interval of `paired`.
@@ -172,7 +172,7 @@ def _excerpt(attempt: ComparedAttempt, place: Divergence) -> str:
 
 
 def excerpt(text: str, character: int) -> str:
-    """What a text says around a character, in quotes, on one line."""
+    """The text around a character, in quotes, on one line."""
     return f'"{one_line(text[max(0, character - _EXCERPT // 2) : character + _EXCERPT], 2 * _EXCERPT)}"'
 
 
@@ -192,7 +192,7 @@ def failures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Ite
 
 
 def measures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:
-    """What of the episodes' behaviour differs."""
+    """Differences in the episodes' behaviour."""
     for kind, name, measure in _MEASURES:
         a, b = ([float(v) for e in side if (v := measure(e)) is not None] for side in (before, after))
         if differ(a, b):

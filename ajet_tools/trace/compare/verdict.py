@@ -138,7 +138,7 @@ def _trained(reader: TraceReader) -> dict[str, int]:
 
 
 def reasons(reader: TraceReader, run: RunOverview, verdict: Verdict) -> list[str]:
-    """What stands behind a verdict, the most telling first: a sentence each."""
+    """The reasons for a verdict, the most important first: a sentence each."""
     history = {name: dict(points) for name, points in metric_points(reader, run["run_id"]).items()}
     return [
         *([f"{failures_in_words(run)} ({run['unsound']:,} of {counted(run['episodes'], 'episode')})"]

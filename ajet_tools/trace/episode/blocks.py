@@ -246,7 +246,7 @@ def _rewards_of(overview: EpisodeOverview, call_id: str | None) -> list[Part]:
 
 
 def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
-    """What the episode was and how it ended: before its conversation."""
+    """The blocks before an episode's conversation: its task and how it ended."""
     row = overview.row
     if row is None:
         yield Block("about", f"episode {overview.episode_id}", "", "", (Part("note", _UNFINISHED[overview.status]),))

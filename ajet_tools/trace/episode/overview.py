@@ -76,7 +76,7 @@ class EpisodeOverview:
         return parsed if isinstance(parsed, Mapping) else {}
 
     def outcome(self, call_id: str) -> str:
-        """What became of a call's tokens, in words; empty where nothing is booked yet."""
+        """The outcome of a call's tokens, in words; empty if nothing is booked yet."""
         booked = (self.ledger or {}).get(call_id, ())
         if len(booked) == 1:
             return booked[0][0]
@@ -95,7 +95,7 @@ class EpisodeOverview:
         return [self.calls[call_id] for call_id in self.tree.branches[branch].chain]
 
     def conversation(self, branch: int) -> tuple[Message, ...]:
-        """What was said along a branch, from the beginning."""
+        """The conversation along a branch, from the beginning."""
         return conversation(self.chain(branch))
 
 

@@ -22,7 +22,7 @@ _LOOKUP = 5_000
 
 @dataclass
 class Job:
-    """What a format needs to write: the records, and where to count."""
+    """An export as a format's writer gets it: the records, and counters."""
 
     reader: TraceReader
     episode_ids: Sequence[str]

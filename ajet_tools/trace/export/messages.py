@@ -20,7 +20,7 @@ NO_CHAT = "episodes without a chat reply"
 
 
 def about(episode: Episode, agent: str | None = None, call_id: str | None = None) -> dict[str, object]:
-    """What every row says of its episode: whose it is, how it ended, what it was worth."""
+    """The fields that every row has of its episode: ids, status, reward."""
     return {
         "episode_id": episode.episode_id,
         "run_id": episode.run_id,

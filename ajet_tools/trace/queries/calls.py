@@ -90,7 +90,7 @@ class RewardRow(TypedDict):
 
 
 class FeedbackRow(TypedDict):
-    """What a person said of an episode or a call."""
+    """A person's feedback on an episode or a call."""
 
     feedback_id: str
     call_id: str | None

@@ -81,7 +81,7 @@ class _OfStep(TypedDict, total=False):
 
 
 class LedgerTotal(_OfStep):
-    """What is booked under an outcome, of a run or a step of it."""
+    """The ledger's total of an outcome, for a run or one of its steps."""
 
     outcome: str
     calls: int

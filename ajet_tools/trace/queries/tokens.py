@@ -55,7 +55,7 @@ class EpisodeFacts:
 
 
 def episode_facts(reader: TraceReader, *episode_ids: str) -> list[EpisodeFacts]:
-    """What the trace knows of each episode, in the order asked. Raises QueryError where it knows nothing of one."""
+    """The facts of each episode, in the given order. Raises QueryError if the trace does not have one of them."""
     known = {e.episode_id: e for e in episodes(reader, episode_ids=list(episode_ids), superseded=True)}
     ledger, scores = _ledger(reader, episode_ids), _scores(reader, episode_ids)
     versions = {key: _step_version(reader, *key) for key in {_step_of(e) for e in known.values()}}

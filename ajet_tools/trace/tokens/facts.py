@@ -1,4 +1,4 @@
-"""What there is to say of one token: its bytes, its values, its call, and why it was trained or not.
+"""The facts of a token: its bytes, its values, its call, and why it was trained or not.
 
 Where one would like to go in a timeline: masked-in spans, unlikely tokens, forks, wide gaps, a text.
 """
@@ -42,7 +42,7 @@ _REASONS = {
 
 
 def facts_of(view: TokenView, token: int) -> list[list[Fact]]:
-    """What is known of a token, a line at a time."""
+    """The facts of a token as lines of text."""
     return [
         list(_identity(view, token)),
         list(_values(view, token)),

@@ -20,7 +20,7 @@ Piece = tuple[int, str, int]
 
 
 def labels(view: TokenView) -> list[str]:
-    """What is shown of each token: its text, `⏎` before each line break and `⇥` for a tab, or its id.
+    """The label of each token: its text, `⏎` before each line break and `⇥` for a tab, or its id.
 
     A token that only goes on with the character of an earlier one shows nothing.
     """

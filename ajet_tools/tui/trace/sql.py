@@ -130,7 +130,7 @@ class SqlScreen(TraceScreen):
 
     @property
     def sql(self) -> str:
-        """What is to be asked: the selected part of the text, else all of it."""
+        """The query: the selected part of the text, else all of it."""
         editor = self.query_one(SqlEditor)
         return editor.selected_text.strip() or editor.text.strip()
 
@@ -291,7 +291,7 @@ class ResultTable(FittedTable):
 
     @property
     def value(self) -> object:
-        """What stands under the cursor."""
+        """The value under the cursor."""
         return value_of(self.table[self.cursor_column][self.cursor_row])
 
 

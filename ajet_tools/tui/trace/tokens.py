@@ -345,7 +345,7 @@ class TokenPanel(Static):
 
 
 class Legend(Static):
-    """What each colour means, on one line or two."""
+    """The legend of the colours, on one line or two."""
 
     DEFAULT_CSS = "Legend { height: auto; max-height: 2; padding: 0 1; color: $foreground; }"
 

@@ -1,1 +1,1 @@
-"""What several screens draw with."""
+"""Widgets that several screens share."""

@@ -1,4 +1,4 @@
-"""What a listing shows: rows in an order, columns of them, and the pages of rows that are at hand."""
+"""The rows of a listing: their order, their columns, and the pages that are in memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Column(Generic[RowT]):
         return (title.rjust(width) if self.right else title).ljust(width + 1)
 
     def cell(self, row: RowT | None, width: int) -> list[tuple[str, str]]:
-        """What stands in a cell, with its tone, and the space after it."""
+        """The text of a cell, with its tone, and the space after it."""
         if row is None:
             return [(fit_text("·" * min(3, width), width, right=self.right), "faint"), (" ", "")]
         return [(fit_text(self.text(row), width, right=self.right), self.tone(row) if self.tone else ""), (" ", "")]
