@@ -97,13 +97,13 @@ _NO_RUBRIC = "It does what the task asks, correctly and completely."
 
 
 def check_prompt(prompt: str) -> None:
-    """Raise ConfigError for a user's prompt with a placeholder that nothing stands for."""
+    """Raise ConfigError for a user's prompt with an unknown placeholder."""
     unknown = [name for name in _NAMED.findall(prompt) if name not in PLACEHOLDERS]
     if unknown:
         known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
         raise ConfigError(
-            f"the judge's prompt has {{{unknown[0]}}}, which nothing stands for; it may have {known}. Braces that are "
-            "meant as text are doubled"
+            f"the judge's prompt has the unknown field {{{unknown[0]}}}; the fields are {known}. Double braces that "
+            "are text"
         )
 
 

@@ -43,7 +43,7 @@ def object_in(reply: str, fields: Collection[str] = (), quoted: Sequence[str] = 
             stated.append(value)
     outside_text = "".join([*outside, text[end:]])
     if any(re.search(rf'"{re.escape(name)}"\s*:', outside_text) for name in fields):
-        raise ValueError("the JSON object in it is not whole: one of its fields stands outside")
+        raise ValueError("the JSON object in it is incomplete: one of its fields is outside it")
     if len(stated) > 1:
         raise ValueError(f"{len(stated)} JSON objects in it differ")
     if not stated:

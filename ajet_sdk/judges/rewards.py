@@ -100,7 +100,7 @@ def check_names(rewards: Sequence[Reward], calls: Sequence[Call], agents: Collec
         if reward.call_id not in agent_of:
             listed = ", ".join([*agent_of][:_LISTED]) + (", ..." if len(agent_of) > _LISTED else "")
             raise NoReward(
-                f"reward {reward.name!r} is for call {_short(reward.call_id)}, which is none of the workflow's; its "
+                f"reward {reward.name!r} is for call {_short(reward.call_id)}, which is not one of the workflow's; its "
                 f"calls: {listed or 'none'}"
             )
         if reward.agent not in (None, agent_of[reward.call_id]):

@@ -177,7 +177,7 @@ class Peer:
                 changed = [self.decode(value) for value in after] if operation == "in place" else []
             except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError):
                 self.gone = True
-                raise Gone("the program sent what is no value") from None
+                raise Gone("the program sent something that is not a value") from None
             stream = sys.stdout  # the tests', which never is a terminal
             stream.write(str(printed))
             if kind != "raised":

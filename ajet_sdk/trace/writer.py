@@ -60,7 +60,7 @@ def take_over(*places: Path) -> None:
         try:
             TraceWriter(trace).close()
         except TraceError as error:
-            _LOG.warning("What a killed process left in a journal beside %s is not read yet: %s", trace, error)
+            _LOG.warning("The journal that a killed process left beside %s could not be read yet: %s", trace, error)
 
 
 class TraceWriter:

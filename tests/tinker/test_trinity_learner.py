@@ -162,7 +162,7 @@ def test_runners_sample_with_the_weights_that_trinity_gave_its_model_last(
         with pytest.raises(EngineUnavailable):
             await sampler.sample(IDS, hot, "e/a")
         wrapper.path = saved.replace("-sampler-7", "")
-        with pytest.raises(EngineError, match="do not tell the step"):
+        with pytest.raises(EngineError, match="the step of the weights at"):
             await sampler.sample(IDS, hot, "e/a")
         await sampler.aclose()
         return [*first, later]

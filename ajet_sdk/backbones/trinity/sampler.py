@@ -67,14 +67,14 @@ class ServiceSampler:
     def _open(self, path: str) -> TinkerSampler:
         """The weights at a path of the service, or those of the base model at a path here.
 
-        Raises EngineError where a path of the service does not tell its step.
+        Raises EngineError if a path of the service has no step in its name.
         """
         at_service = path.startswith("tinker://")
         version = _VERSION.search(path)
         if at_service and version is None:
             raise EngineError(
-                f"the weights at {path} do not tell the step that they are of: Trinity's names for them end in "
-                "-sampler-N. This release of trinity-rft names them otherwise; install the one that ajet[trinity] pins"
+                f"the step of the weights at {path} is unknown: Trinity's names for them end in -sampler-N. This "
+                "release of trinity-rft uses other names; install the release that ajet[trinity] pins"
             )
         longest = self._session.served(self._session.model)[1] or self.max_model_len
         return TinkerSampler(

@@ -309,7 +309,7 @@ def test_a_prompt_names_what_there_is() -> None:
     assert re.search(
         r"What is 6 times 7\?: <(answer-\w{12})>\n42\n</\1>\? \{\{braces\}\} \\text\{LaTeX\} \{1\}", shown(asked[0])
     )
-    with pytest.raises(ConfigError, match=r"\{anser\}, which nothing stands for; it may have \{query\}, "):
+    with pytest.raises(ConfigError, match=r"unknown field \{anser\}; the fields are \{query\}, "):
         LlmJudge(model="m", base_url="http://127.0.0.1:9/v1", prompt="{query} {anser}")
     with pytest.raises(ConfigError, match=r"^the price of the judge llm takes INPUT,OUTPUT"):
         LlmJudge(model="m", base_url="http://127.0.0.1:9/v1", price="cheap")
