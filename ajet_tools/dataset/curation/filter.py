@@ -89,7 +89,7 @@ class _Condition:
         known = {*names, *map(str, range(-1, len(names))), "none"}
         if self.is_equal and (odd := [value for value in self.values if value not in known]):
             raise ConfigError(
-                f"{self.field} is a class label, and {odd[0]!r} is not one of its names: {', '.join(names)}"
+                f"{self.field} is a class label, and {odd[0]!r} is not among its names: {', '.join(names)}"
             )
 
         def by_name(test: Callable[[object], bool]) -> Callable[[object], bool]:
