@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from ajet_sdk.errors import ConfigError, MissingExtra
 
@@ -30,35 +31,34 @@ def trainer() -> None:
 def serve(
     model: Annotated[
         str,
-        typer.Option(
+        Option(
             help="The base model: a directory, a short name (ajet model list), or a Hugging Face name.",
             show_default=False,
         ),
     ],
     name: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="What clients call the model, and where they find its tokenizer, such as a Hugging Face name. "
             "Default: as in --model."
         ),
     ] = None,
     state: Annotated[
-        Path, typer.Option(help="Directory of adapters, optimizers and checkpoints; a new server goes on from it.")
+        Path, Option(help="Directory of adapters, optimizers and checkpoints; a new server goes on from it.")
     ] = Path("trainer_state"),
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8900,
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8900,
     key_env: Annotated[
-        str | None,
-        typer.Option(help="Environment variable with the API key that clients must send; it begins with tml-."),
+        str | None, Option(help="Environment variable with the API key that clients must send; it begins with tml-.")
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate, to be reached by other machines.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate.")] = None,
+    tls_cert: Annotated[Path | None, Option(help="Certificate, to be reached by other machines.")] = None,
+    tls_key: Annotated[Path | None, Option(help="Key of the certificate.")] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(min=2, help="Longest sequence in tokens. Default: the model's own.")
+        int | None, Option(min=2, help="Longest sequence in tokens. Default: the model's own.")
     ] = None,
     deterministic: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--deterministic",
             help="Sample each call alone, and compute on one thread: the same requests give the same tokens and "
             "weights, to the bit. Slow.",

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 from rich.markup import escape
+from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting import output
@@ -44,19 +45,14 @@ app = typer.Typer(add_completion=False)
 def prune(
     path: Where = None,
     older_than: Annotated[
-        str | None,
-        typer.Option("--older-than", metavar="AGE", help="Runs that ended longer ago than this: 30d, 12h, 2w."),
+        str | None, Option(metavar="AGE", help="Runs that ended longer ago than this: 30d, 12h, 2w.")
     ] = None,
-    run: Annotated[
-        list[str] | None,
-        typer.Option("--run", metavar="RUN", help="This run, by its id or name; repeatable."),
-    ] = None,
+    run: Annotated[list[str] | None, Option(metavar="RUN", help="This run, by its id or name; repeatable.")] = None,
     keep_size: Annotated[
-        str | None,
-        typer.Option("--keep-size", metavar="SIZE", help="The oldest runs beyond this total size: 500MB, 2GB."),
+        str | None, Option(metavar="SIZE", help="The oldest runs beyond this total size: 500MB, 2GB.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted, and stop.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be deleted, and stop.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete whole runs with their episodes, calls, metrics and feedback, after asking.
@@ -142,14 +138,11 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
 def check(
     path: Where = None,
     deep: Annotated[
-        bool,
-        typer.Option("--deep", help="Also recompute prompts, texts, advantages, ledger and metrics of each training."),
+        bool, Option("--deep", help="Also recompute prompts, texts, advantages, ledger and metrics of each training.")
     ] = False,
     weights: Annotated[
         bool,
-        typer.Option(
-            "--weights", help="--deep, and log-probabilities by the run's model and checkpoints (needs torch)."
-        ),
+        Option("--weights", help="--deep, and log-probabilities by the run's model and checkpoints (needs torch)."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -206,11 +199,10 @@ def check(
 
 @app.command("audit")
 def audit_(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What a trainer wrote of its rollouts.")],
-    source: Annotated[str, typer.Option("--from", metavar="FORMAT", help=FROM_HELP)] = "auto",
+    files: Annotated[list[Path], Argument(metavar="FILE...", help="What a trainer wrote of its rollouts.")],
+    source: Annotated[str, Option("--from", metavar="FORMAT", help=FROM_HELP)] = "auto",
     tokenizer: Annotated[
-        Path | None,
-        typer.Option("--tokenizer", metavar="DIR", help="The model's tokenizer: compare ids with texts and template."),
+        Path | None, Option(metavar="DIR", help="The model's tokenizer: compare ids with texts and template.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

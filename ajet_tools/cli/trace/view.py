@@ -11,6 +11,7 @@ from typing import Annotated
 from urllib.parse import quote, urlsplit
 
 import typer
+from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, TraceError, TraceVersionError
 from ajet_sdk.reporting.output import echo
@@ -27,45 +28,28 @@ _PLAIN = "+:.,=<>!~()'*"
 
 @app.command()
 def view(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PATH",
-            help=RUN_HELP,
-            show_default=False,
-        ),
-    ] = None,
-    run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Start with this run, by its id or name.")
-    ] = None,
+    target: Annotated[str | None, Argument(metavar="PATH", help=RUN_HELP, show_default=False)] = None,
+    run: Annotated[str | None, Option(metavar="RUN", help="Start with this run, by its id or name.")] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="PATH",
-            help="Tokenizer directory for showing tokens. Default: that of the run's model.",
-        ),
+        Option(metavar="PATH", help="Tokenizer directory for showing tokens. Default: that of the run's model."),
     ] = None,
-    web: Annotated[
-        bool, typer.Option("--web", help="Serve the viewer to a browser on this machine, until Ctrl-C.")
-    ] = False,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of --web; 0 takes a free one.")] = 0,
+    web: Annotated[bool, Option("--web", help="Serve the viewer to a browser on this machine, until Ctrl-C.")] = False,
+    port: Annotated[int, Option(min=0, max=65535, help="Port of --web; 0 takes a free one.")] = 0,
     tokens: Annotated[
         Path | None,
-        typer.Option(
-            "--tokens",
+        Option(
             metavar="FILE",
             help="With --web: who may look, and only read: a line `name token` for each person, gone to lock out.",
         ),
     ] = None,
     url: Annotated[
-        str | None,
-        typer.Option("--url", metavar="URL", help="With --web: the address of a proxy in front, https://HOST."),
+        str | None, Option(metavar="URL", help="With --web: the address of a proxy in front, https://HOST.")
     ] = None,
-    served: Annotated[bool, typer.Option("--served", hidden=True)] = False,
-    at: Annotated[str | None, typer.Option("--at", hidden=True)] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", hidden=True)] = False,
-    until_eof: Annotated[bool, typer.Option("--until-eof", hidden=True)] = False,
+    served: Annotated[bool, Option("--served", hidden=True)] = False,
+    at: Annotated[str | None, Option(hidden=True)] = None,
+    read_only: Annotated[bool, Option("--read-only", hidden=True)] = False,
+    until_eof: Annotated[bool, Option("--until-eof", hidden=True)] = False,
 ) -> None:
     """Browse a trace in the terminal: runs, curves, episodes, tokens, SQL; also during a run.
 
