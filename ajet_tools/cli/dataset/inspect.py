@@ -92,8 +92,6 @@ def view(
     raise typer.Exit(viewer.return_code or 0)
 
 
-_WIDTH = 60
-
 _BAR = 24
 
 

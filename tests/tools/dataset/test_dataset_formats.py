@@ -12,7 +12,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.curation.formats import Unfit, converter
 from ajet_tools.dataset.curation.messages import as_messages
 from ajet_tools.dataset.files.blocks import LineBlock, json_line
@@ -111,11 +110,6 @@ def test_a_row_that_lacks_what_a_form_needs_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(Unfit, match=reason):
         converter(format)(row)
-
-
-def test_an_unknown_form_is_told_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="formats: tasks, messages, sharegpt, trl-prompt, trl-preference"):
-        converter("chatml")
 
 
 TEXTS = st.sampled_from(["q", "", " ", 'say "ä\n"', "\\\x07\t\x7f", "七 \u2028", "1"])

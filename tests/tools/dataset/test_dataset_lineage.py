@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +20,7 @@ from ajet_sdk.trace.feedback import give
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, Reward, Run, Task
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.from_traces.run import KINDS
+from ajet_tools.dataset.from_traces.run import Kind
 from ajet_tools.dataset.generate.records import STRATEGIES
 from ajet_tools.trace.export import TRAINING
 
@@ -202,7 +202,7 @@ WRITERS = {
     "from-docs --seeds": from_docs,
     **{f"trace export --format {format}": exported(format) for format in TRAINING},
     **{f"from-traces --to {kind}": from_traces(kind, *(["--feedback", "corrected"] * (kind == "messages")))
-       for kind in KINDS},
+       for kind in get_args(Kind)},
     "from-traces --failed": from_traces("tasks", "--failed"),
     **{f"expand --from-failures --strategy {name}": expanded(name) for name in STRATEGIES},
 }  # fmt: skip
