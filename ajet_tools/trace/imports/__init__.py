@@ -22,7 +22,7 @@ from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, Sink, stable_id
 
 SourceFormat = Literal[
     "native", "openai", "otlp", "openinference", "studio", "agent-lightning", "langsmith", "langfuse",
-    "verifiers-v1", "tinker", "trl", "rllm",
+    "verifiers-v1", "tinker", "trl", "rllm", "agent-lightning-v1",
 ]  # fmt: skip
 SOURCES: tuple[SourceFormat, ...] = get_args(SourceFormat)
 
@@ -121,6 +121,7 @@ _SIGNS: tuple[tuple[SourceFormat, tuple[str, ...]], ...] = (
     ("otlp", ("resourceSpans",)),
     ("otlp", ("resource_spans",)),
     ("agent-lightning", ("rollout_id", "span_id")),
+    ("agent-lightning-v1", ("event_type", "rollout_id", "attempt_id")),
     ("langsmith", observations.LANGSMITH),
     *(("langfuse", keys) for keys in observations.LANGFUSE),
     ("openinference", ("context", "trace_id", "span_id")),
@@ -204,6 +205,7 @@ _READERS: dict[SourceFormat, Callable[[Iterable[Row], BadRows], Iterator[Parsed]
     "tinker": trainers.read_tinker,
     "trl": trainers.read_trl,
     "rllm": trainers.read_rllm,
+    "agent-lightning-v1": trainers.read_lightning,
 }
 
 

@@ -1,9 +1,14 @@
-"""Rows of other trainers with the tokens that they train on: Tinker's Datum, its cookbook's capture, TRL, rLLM."""
+"""Rows of other trainers with the tokens that they train on.
+
+Tinker's Datum, its cookbook's capture, TRL, rLLM, agent-lightning's events.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
 
 from pydantic import AliasChoices, BaseModel, Field
 
@@ -269,3 +274,94 @@ def _step(episode_id: str, index: int, step: _Step, agent: str) -> Call:
         agent=agent,
         version=step.weight_version,
     )
+
+
+class _LightningRequest(BaseModel):
+    messages: list[Message] = []
+
+
+class _LightningLogprob(BaseModel):
+    logprob: float
+
+
+class _LightningLogprobs(BaseModel):
+    content: list[_LightningLogprob] | None = None
+    token_logprobs: list[float] | None = None
+
+
+class _LightningChoice(BaseModel):
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    logprobs: _LightningLogprobs | None = None
+    message: Message | None = None
+
+
+class _LightningResponse(BaseModel):
+    prompt_token_ids: list[int] | None = None
+    choices: list[_LightningChoice] = []
+
+
+class _LightningData(BaseModel):
+    """Of a `model_request`, whole or as a triplet, or of a `reward`."""
+
+    request: _LightningRequest = _LightningRequest()
+    response: _LightningResponse = _LightningResponse()
+    model_version: int | None = None
+    prompt_token_ids: list[int] | None = None
+    response_token_ids: list[int] | None = None
+    response_log_probs: list[float] | None = None
+    status: str = "ok"
+    value: float | None = None
+
+
+class _LightningEvent(BaseModel):
+    """`Event` of agent-lightning (1.0), as its server answers `/rollouts/ID/events`, also with `format=triplet`."""
+
+    event_type: str
+    rollout_id: str
+    attempt_id: str
+    timestamp: float = Field(ge=0, lt=1e11)
+    data: dict[str, object]
+
+
+def read_lightning(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
+    """An episode for each attempt at a rollout: a call for each request, and the last reward, which it trains on."""
+    calls: dict[tuple[str, str], list[Call]] = defaultdict(list)
+    rewards: dict[tuple[str, str], float | None] = {}
+    places: dict[str, str] = {}
+
+    def parse(row: Row) -> Iterator[Parsed]:
+        event = _LightningEvent.model_validate(row.value)
+        key = event.rollout_id, event.attempt_id
+        if event.event_type == "reward":
+            rewards[key] = _LightningData.model_validate(event.data).value
+        elif event.event_type == "model_request":
+            data = _LightningData.model_validate(event.data)
+            episode_id = stable_id("agent-lightning", *key)
+            calls[key].append(_lightning_call(episode_id, len(calls[key]), data, event.timestamp))
+            places.setdefault(episode_id, row.where)
+        return iter(())
+
+    yield from each(rows, bad, parse)
+    for (rollout, attempt), made in calls.items():
+        parsed = _episode(made[0].episode_id, rollout, 0, tuple(made), reward=rewards.get((rollout, attempt)))
+        yield replace(parsed, where=places[made[0].episode_id])
+
+
+def _lightning_call(episode_id: str, index: int, data: _LightningData, at: float) -> Call:
+    """The first choice, as it is what agent-lightning trains on."""
+    choice = data.response.choices[0] if data.response.choices else _LightningChoice()
+    told = choice.logprobs or _LightningLogprobs()
+    listed = told.token_logprobs if told.content is None else [token.logprob for token in told.content]
+    call = sampled_call(
+        episode_id,
+        index,
+        data.prompt_token_ids or data.response.prompt_token_ids or choice.prompt_token_ids,
+        data.response_token_ids if data.response_token_ids is not None else choice.token_ids,
+        data.response_log_probs if data.response_log_probs is not None else listed,
+        messages=data.request.messages,
+        reply=choice.message,
+        version=data.model_version,
+        at=datetime.fromtimestamp(at, timezone.utc),
+    )
+    return call if data.status == "ok" else call.model_copy(update={"error": "the request failed"})

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_tools.cli.trace.files import app
 from ajet_tools.trace.imports import import_files
 from ajet_tools.trace.imports.audited import Dump, audit_dump
@@ -80,6 +81,7 @@ def stored(name: str) -> list[dict[str, Any]]:
 
 
 SOUND: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "agent-lightning-v1": lambda: [event for rollout in stored("agentlightning-1.0.2.jsonl") for event in rollout],
     "verifiers-v1": lambda: stored("verifiers-0.4.0.jsonl"),
     "tinker": lambda: [datum(0.5, group_idx=0, traj_idx=0), datum(-0.5, group_idx=0, traj_idx=1)],
     "trl": lambda: [
@@ -136,6 +138,23 @@ def of(column: str, value: Any, **more: Any) -> Callable[[list[dict[str, Any]]],
     return change
 
 
+def test_events_of_agent_lightning(tmp_path: Path) -> None:
+    """As its 1.0.2 wrote them: of one rollout whole, of the other as triplets."""
+    out = tmp_path / "t.duckdb"
+    done = import_files([DUMPS / "agentlightning-1.0.2.jsonl"], out)
+    assert (done.formats, done.bad_rows) == ({str(DUMPS / "agentlightning-1.0.2.jsonl"): "agent-lightning-v1"}, 0)
+    with open_trace(out) as reader:
+        whole, triplets = sorted(episodes(reader), key=lambda episode: len(episode.calls), reverse=True)
+    first, second, failed = whole.calls
+    assert first.request["messages"] == [{"role": "user", "content": "turn 0"}] and first.policy_version == 3
+    assert second.prompt_ids is not None and second.prompt_ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert (failed.error, failed.output_ids) == ("the request failed", None)
+    assert (whole.reward, triplets.reward) == (1.0, 0.0), "the last one, as it trains on"
+    [call] = triplets.calls
+    assert call.output_ids is not None and call.logprobs is not None
+    assert (call.output_ids.tolist(), call.logprobs.tolist()) == ([5, 6], [-0.5, -0.5])
+
+
 BROKEN: list[tuple[str, Callable[[list[dict[str, Any]]], object], str]] = [
     ("verifiers-v1", node(2, logprobs=[0.5, -0.5]), "log-probabilities: dump.jsonl line 1, call 0"),
     ("verifiers-v1", node(2, logprobs=[float("nan"), -0.5]), "log-probabilities: dump.jsonl line 1, call 0"),
@@ -147,6 +166,10 @@ BROKEN: list[tuple[str, Callable[[list[dict[str, Any]]], object], str]] = [
     ("verifiers-v1", node(2, parent=4), "node 2: its parent is node 4, which is no earlier one"),
     ("verifiers-v1", lambda rows: (node(2, advantages=[-0.5] * 2)(rows), node(4, advantages=[-0.6] * 2)(rows)),
      "advantages of a group: dump.jsonl line 1"),
+    ("agent-lightning-v1", of("data.response.choices.0.logprobs.content.0.logprob", 0.25),
+     "log-probabilities: dump.jsonl line 1, call 0"),
+    ("agent-lightning-v1", of("data.response.choices.0.token_ids", [5]), "log-probabilities for 2 of 1 sampled tokens"),
+    ("agent-lightning-v1", of("data.response.choices.0.token_ids", "yes"), "token_ids: Input should be a valid list"),
     ("tinker", of("loss_fn_inputs.logprobs", [0, 0, -0.5, 0.25, 0]), "log-probabilities: dump.jsonl line 1, call 0"),
     ("tinker", of("loss_fn_inputs.logprobs", [0, 0, -0.5]), "logprobs for 3 of 5 targets"),
     ("tinker", of("loss_fn_inputs.target_tokens", [2, 3, 4, 6, 6]), "target 3 is 6, but the input goes on with 5"),
