@@ -210,8 +210,8 @@ def audit_(
 
     Reads verifiers' traces.jsonl, Tinker's Datums and the cookbook's capture, TRL's rollouts, rLLM's episodes,
     agent-lightning's spans and events. Lengths of ids, masks, log-probabilities and spans must agree; log-probabilities
-    be finite and at most 0; only sampled tokens be trained; no attempt have a lower advantage than one of its group with
-    a lower reward. With a tokenizer, sampled ids must be the text of the reply, prompts what the chat template
+    be finite and at most 0; only sampled tokens be trained; no attempt have a lower advantage than one of its group
+    with a lower reward. With a tokenizer, sampled ids must be the text of the reply, prompts what the chat template
     renders. Prompts that do not extend an earlier call are listed.
 
     \b

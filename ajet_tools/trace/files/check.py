@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +82,9 @@ def edited(path: Path, *more: Path) -> Broken | None:
 
 def _edited(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], int]:
     """The rows of the file `t0` without a digest, and how many digests without a row there are."""
-    left = Counter(digest for (digest,) in connection.execute("SELECT digest FROM t0.digests").fetchall())
+    left: Counter[int] = Counter()
+    with suppress(duckdb.CatalogException):  # the whole table was dropped
+        left.update(digest for (digest,) in connection.execute("SELECT digest FROM t0.digests").fetchall())
     ids = []
     for table in TABLES:
         for batch, digests in digested(connection, table, schema="t0."):

@@ -170,8 +170,31 @@ def test_rows_that_were_added_or_deleted_are_told(path: Path, table: str) -> Non
         connection.execute(f"INSERT INTO {table} FROM {table} LIMIT 1")
     assert (added := edited(path)) is not None and added.count == 1 and added.ids[0].startswith(f"{table} ")
     with duckdb.connect(str(path)) as connection:
+        connection.execute(f"DELETE FROM {table} WHERE rowid = (SELECT max(rowid) FROM {table})")
+    assert edited(path) is None, "the copy is gone again"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(f"DELETE FROM {table} WHERE rowid = (SELECT max(rowid) FROM {table})")
+    assert (gone := edited(path)) is not None and gone.ids == ("1 row more were written and are gone",), "the last one"
+    with duckdb.connect(str(path)) as connection:
         connection.execute(f"DELETE FROM {table}")
     assert (gone := edited(path)) is not None and "written and are gone" in gone.ids[0]
+
+
+def test_a_file_without_its_digests_is_told(path: Path) -> None:
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("DROP TABLE digests")
+    assert (broken := edited(path)) is not None and broken.count > len(TABLES)
+
+
+def test_the_order_of_rows_in_a_file_is_nothing_that_was_written(path: Path) -> None:
+    """Times and indices are columns: a chain over rows would call this an edit."""
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE n AS FROM calls ORDER BY call_id DESC; DELETE FROM calls")
+        connection.execute("INSERT INTO calls FROM n; DROP TABLE n")
+    assert edited(path) is None
+    with duckdb.connect(str(path)) as connection:
+        connection.execute('UPDATE calls SET "index" = 1 - "index" WHERE "index" < 2')
+    assert (broken := edited(path)) is not None and broken.count >= 2
 
 
 def test_what_ajet_changes_later_is_no_edit(path: Path) -> None:
