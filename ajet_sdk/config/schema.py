@@ -128,7 +128,10 @@ class ModelSource(Section):
         None, "Class path of a function that returns the replies instead of a model, e.g. `replies.py->reply`."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
-        "auto", "Data type of the weights; auto: float32 on CPU, bfloat16 on GPU."
+        "auto",
+        "Data type of weights and products. bfloat16 on a CPU: of products only, weights and sums stay in float32. "
+        "auto: bfloat16 on a GPU, and on a CPU with instructions for it (avx512_bf16, amx_bf16) for models of 20 "
+        "million parameters or more; float32 otherwise.",
     )
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = key(
         "auto", "Attention implementation of transformers; the flash attention ones need their package."

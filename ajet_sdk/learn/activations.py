@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ajet_sdk.engines.local.products import products_of
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -33,8 +35,9 @@ def bytes_of_a_token(model: PreTrainedModel, *, checkpointing: bool) -> tuple[in
     shape, size = model.config.get_text_config(), model.dtype.itemsize
     hidden, layers = shape.hidden_size, shape.num_hidden_layers
     inner = getattr(shape, "intermediate_size", None) or 4 * hidden
-    layer = size * (10 * hidden + 4 * inner)  # two norms, attention, gate and up with their product
-    if hasattr(model, "disable_adapter") and size < 4:
-        layer += 4 * (6 * hidden + inner)  # adapters, and their copy of each input, are float32
+    product = products_of(model).itemsize
+    layer = size * 8 * hidden + product * (2 * hidden + 4 * inner)  # two norms, attention; gate and up, their product
+    if hasattr(model, "disable_adapter") and product < 4:  # adapters, and their copy of each input
+        layer += (4 if product == size else product) * (6 * hidden + inner)
     logits = shape.vocab_size * (12 if size == 4 else 16)  # with gradient and log-probabilities, in float32
     return (layers * hidden * size, layer, logits) if checkpointing else (layers * layer, 0, logits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ajet_sdk.engines.local.products import products_of
 from ajet_sdk.learn.activations import bytes_of_a_token
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int)
     tokens = min(trainer.micro_batch_tokens, per_step * longest)
     checkpointing = config.model.gradient_checkpointing
     memory, most = (memory_bytes(trainer, n, checkpointing=checkpointing) for n in (tokens, longest))
+    model = trainer.model
+    if products_of(model) != model.dtype:  # the sampler multiplies by a copy of the weights
+        copy = products_of(model).itemsize * model.num_parameters()
+        memory, most = memory + copy, most + copy
     if rollout.max_staleness:  # the sampler has its own copy of trained weights
         copy = sum(p.numel() * p.element_size() for p in trainer.parameters)
         memory, most = memory + copy, most + copy

@@ -15,8 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ajet_sdk.engines.chat import TokenEngine
-from ajet_sdk.engines.local.forward import inner_model
 from ajet_sdk.engines.local.loading import load_model
+from ajet_sdk.engines.local.products import inner_model, instructions, products_of
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.engines.vllm.engine import samples_with_vllm, settings_of
 from ajet_sdk.engines.vllm.sampler import VllmSampler
@@ -126,6 +126,11 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
         enable = getattr(model, "activation_checkpointing_enable", None)  # its name in newer versions
         (enable or model.gradient_checkpointing_enable)()
         model.enable_input_require_grads()
+    if products_of(model) != model.dtype:
+        say(
+            f"matrices are multiplied in bfloat16 ({instructions() or 'slow on this CPU'}): sampler and trainer may "
+            "differ by some hundredths of a nat per token (train/logprob_gap_mean); exact: model.dtype: float32"
+        )
     parameters = sum(p.numel() for p in model.parameters())
     lr = config.trainer_common.optim.lr
     if lr is None:

@@ -23,6 +23,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 from ajet_sdk.engines.local.forward import distance, rope_kinds, tolerance, unsupported_reason
+from ajet_sdk.engines.local.products import exact_products
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -157,6 +158,9 @@ def _attend(
         query: (B, heads, T, D), as key and value of maybe fewer heads.
         attention_mask: the ends of a row's tokens, 64-bit integers of shape (B, 1, 1, T); or any that `sdpa` takes.
     """
+    if torch.is_autocast_enabled(query.device.type):  # as the sampler computes it, and faster on a CPU
+        with torch.autocast(query.device.type, enabled=False):
+            return _attend(module, query.float(), key.float(), value.float(), attention_mask, **more)
     if attention_mask is None or attention_mask.dtype != torch.int64:
         plain: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **more)
         return plain
@@ -228,7 +232,7 @@ def _trial(model: PreTrainedModel) -> bool:
     sequences = [ids[[0, 1, 2, 3, 4, 5]], ids[[0, 1, 2, 6, 7]], ids[[0, 1, 2, 6, 8, 9, 10]]]
     rows, places = grid(sequences, [len(sequences)], model.device)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), exact_products(model):
             logits = model(**rows.inputs(), use_cache=False).logits[0]
             for at, tokens in zip(places, sequences, strict=True):
                 alone = model(input_ids=torch.from_numpy(tokens)[None].to(model.device), use_cache=False).logits[0]

@@ -85,15 +85,18 @@ def capitals(output: str) -> float:
     return sum(map(str.isupper, output)) / len(output)
 
 
-def test_a_lora_step_on_ten_turns_merged_into_one_timeline(smollm2: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "gap"), [("float32", 1e-4), ("bfloat16", 0.5)])
+def test_a_lora_step_on_ten_turns_merged_into_one_timeline(
+    smollm2: Path, tmp_path: Path, dtype: str, gap: float
+) -> None:
     config = config_of(
         tmp_path, smollm2, backbone="local", data={"train_batch_size": 1},
         trainer_common={"total_steps": 1, "val_before_train": False, "use_kl_loss": False, "micro_batch_tokens": 1024},
     )  # fmt: skip
-    lora = config.model.model_copy(update={"lora": config.model.lora.model_copy(update={"enabled": True})})
-    config = config.model_copy(update={"model": lora})
+    lora = config.model.lora.model_copy(update={"enabled": True})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora, "dtype": dtype})})
     tuned = train(config, workflow=chat, judge=capitals, tasks=[{"question": "Count."}])
-    assert tuned.metrics["train/logprob_gap_max"] < 1e-4
+    assert tuned.metrics["train/logprob_gap_max"] < gap
     assert tuned.outcomes["trained"] == tuned.trained_tokens > 2 * TURNS
     for merged in timelines(config.directory):
         [timeline] = merged

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ajet_sdk.engines.local.cache import RowCache
+from ajet_sdk.engines.local.products import exact_products, inner_model, products_of
 from ajet_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,12 +82,6 @@ class ModelForward:
         return logits[torch.arange(len(ids_BT), device=logits.device), which_B]
 
 
-def inner_model(model: PreTrainedModel) -> PreTrainedModel:
-    """The model that an adapter wraps, or the model itself."""
-    unwrapped: Callable[[], PreTrainedModel] = getattr(model, "get_base_model", lambda: model)
-    return unwrapped()
-
-
 def vocabulary(model: PreTrainedModel) -> int:
     """How many token ids the model has embeddings of."""
     embeddings: Any = model.get_input_embeddings()
@@ -129,6 +123,7 @@ class LlamaForward:
         self._kv: int = config.num_key_value_heads
         self._size: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._eps: float = config.rms_norm_eps
+        self._products: torch.dtype = model.dtype
         self._fuse = _small(model)
         self._cos = self._sin = torch.empty(0)
         self._layers: list[_Layer] = []
@@ -138,12 +133,13 @@ class LlamaForward:
 
     def _prepare(self) -> None:
         body: Any = self._model.model
+        self._products = products_of(self._model)
         self._layers = [self._layer(layer) for layer in body.layers]
 
     def _layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        projections = [(_weight(m), m.bias) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        gates = [_weight(mlp.gate_proj), _weight(mlp.up_proj)]
+        projections = [self._linear(m) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        gates = [self._linear(mlp.gate_proj)[0], self._linear(mlp.up_proj)[0]]
         if self._fuse:
             biases = [bias for _, bias in projections if bias is not None]
             weight = torch.cat([weight for weight, _ in projections])
@@ -157,11 +153,15 @@ class LlamaForward:
             norm=layer.input_layernorm.weight,
             projections=projections,
             head_norm=head_norm,
-            out=(_weight(attention.o_proj).t(), attention.o_proj.bias),
+            out=self._linear(attention.o_proj),
             mlp_norm=layer.post_attention_layernorm.weight,
             gates=gates,
-            down=_weight(mlp.down_proj).t(),
+            down=self._linear(mlp.down_proj)[0],
         )
+
+    def _linear(self, linear: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        bias = linear.bias
+        return _weight(linear).to(self._products), None if bias is None else bias.to(self._products)
 
     def _rotation(self, places_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._cache.capacity > len(self._cos):
@@ -186,16 +186,13 @@ class LlamaForward:
             mask = mask.repeat(1, 1, self._heads // self._kv, 1)
         for i, layer in enumerate(self._layers):
             h = F.rms_norm(x, width, layer.norm, self._eps)
-            attended = self._attend(i, layer, h, cos, sin, mask, shape)
-            x = torch.addmm(x, attended, layer.out[0])
-            if layer.out[1] is not None:
-                x = x + layer.out[1]
-            h = F.rms_norm(x, width, layer.mlp_norm, self._eps)
+            x = _add(x, self._attend(i, layer, h.to(self._products), cos, sin, mask, shape), *layer.out)
+            h = F.rms_norm(x, width, layer.mlp_norm, self._eps).to(self._products)
             if len(layer.gates) == 1:
                 gate, up = F.linear(h, layer.gates[0]).chunk(2, -1)
             else:
                 gate, up = F.linear(h, layer.gates[0]), F.linear(h, layer.gates[1])
-            x = torch.addmm(x, F.silu(gate).mul_(up), layer.down)
+            x = _add(x, F.silu(gate).mul_(up), layer.down)
         batch, length = ids_BT.shape
         if last_B is not None:
             x = x[torch.arange(batch, device=x.device) * length + last_B]
@@ -214,7 +211,7 @@ class LlamaForward:
         shape: tuple[int, ...],
     ) -> torch.Tensor:
         parts = [F.linear(h, weight, bias) for weight, bias in layer.projections]
-        qkv = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).view(h.shape[0], -1, self._size)
+        qkv = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(cos.dtype).view(h.shape[0], -1, self._size)
         both, half = self._heads + self._kv, self._size // 2
         qk = qkv[:, :both]
         if layer.head_norm is not None:
@@ -234,7 +231,15 @@ class LlamaForward:
             query = query.flatten(2, 3).transpose(1, 2)
             key, value = (t[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (key, value))
             out = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
-        return out.reshape(h.shape[0], -1)
+        return out.reshape(h.shape[0], -1).to(h.dtype)
+
+
+def _add(x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x + a linear layer of h, in the type of x."""
+    if x.dtype != h.dtype:
+        return x + F.linear(h, weight, bias)
+    x = torch.addmm(x, h, weight.t())
+    return x if bias is None else x + bias
 
 
 def _weight(linear: Any) -> torch.Tensor:
@@ -261,10 +266,11 @@ def _is_llama_family(model: PreTrainedModel) -> bool:
     linears = [m for layer in layers for name, m in layer.named_modules() if name.endswith("_proj")]
     if all(type(m) is nn.Linear for m in linears):
         return True
-    # Adapters of a small model are merged into a copy of its weights, which `refresh` renews. In bfloat16 that would
-    # round away what an adapter has learnt, and the sampler would not be the policy that is trained.
+    # Adapters are merged into a copy of the weights, which `refresh` renews: of a small model, and where its products
+    # need a copy anyway. Weights in bfloat16 would round away what an adapter has learnt.
     mergeable = all(isinstance(m, nn.Linear) or hasattr(m, "get_delta_weight") for m in linears)
-    return mergeable and _small(model) and bool(model.dtype == torch.float32)
+    copied = _small(model) or products_of(model) != model.dtype
+    return mergeable and copied and bool(model.dtype == torch.float32)
 
 
 def _small(model: PreTrainedModel) -> bool:
@@ -355,8 +361,9 @@ def _gap(model: PreTrainedModel, forward: Forward, cache: RowCache) -> float:
     rows, places = torch.arange(2, device=device), torch.arange(length, device=device).expand(2, -1)
     was_training = model.training
     model.eval()
+    forward.refresh()
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), exact_products(model):
             expected = model(input_ids=ids, use_cache=False).logits
             gap = 0.0
             for begin, end in ((0, 3), (3, 6), (6, 7)):
@@ -371,4 +378,5 @@ def _gap(model: PreTrainedModel, forward: Forward, cache: RowCache) -> float:
         return gap
     finally:
         model.train(was_training)
+        forward.refresh()
         cache.drop()

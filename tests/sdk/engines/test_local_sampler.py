@@ -33,8 +33,9 @@ from transformers import (
 
 from ajet_sdk.engines.local.batch import RunningBatch
 from ajet_sdk.engines.local.cache import RowCache
-from ajet_sdk.engines.local.forward import LlamaForward, ModelForward, forward_of
-from ajet_sdk.engines.local.sampler import LocalSampler
+from ajet_sdk.engines.local.forward import LlamaForward, ModelForward, distance, forward_of
+from ajet_sdk.engines.local.products import exact_products, multiply_in, products_of
+from ajet_sdk.engines.local.sampler import LocalSampler, SamplingCopy
 from ajet_sdk.engines.local.single import SingleConversation
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError, ContextOverflow, EngineUnavailable, RequestRefused
@@ -549,6 +550,49 @@ def test_an_adapter_in_bfloat16_is_sampled_as_it_is_trained() -> None:
             check(model, prompt, reply, Sampling(), tolerance=0.1)
 
     run(model, body)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_products_in_bfloat16_are_sampled_in_the_short_pass_as_they_are_trained(adapted: bool) -> None:
+    torch.manual_seed(0)
+    model = make("qwen3", tie_word_embeddings=True)
+    if adapted:
+        import peft
+
+        model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.add_(torch.randn_like(parameter) * 3e-2)
+    ids = torch.arange(1, 9)[None]
+    exact = model(ids).logits
+    multiply_in(model, torch.bfloat16)
+    assert isinstance(forward_of(model, RowCache()), LlamaForward)
+    assert products_of(model) == torch.bfloat16, "compared exactly, and put back"
+    rounded = model(ids).logits
+    assert 1e-5 < distance(rounded, exact) < 0.03 and rounded.dtype == torch.float32
+    with exact_products(model):
+        assert torch.equal(model(ids).logits, exact)
+
+    async def body(sampler: LocalSampler) -> None:
+        for prompt in prompts(8):
+            [reply] = await sampler.sample(prompt, Sampling(max_tokens=12), "s")
+            check(model, prompt, reply, Sampling(), tolerance=0.1)
+
+    run(model, body)
+
+
+def test_a_copy_of_a_model_with_products_in_bfloat16_has_weights_of_its_own() -> None:
+    model, ids = make("qwen3"), torch.arange(1, 9)[None]
+    multiply_in(model, torch.bfloat16)
+    copied = SamplingCopy(model)
+    before = model(ids).logits
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    assert torch.equal(copied.module(ids).logits, before)
+    copied.catch_up()
+    assert torch.equal(copied.module(ids).logits, model(ids).logits)
 
 
 def test_cancelling_frees_the_row_and_the_queue(qwen3: Any) -> None:

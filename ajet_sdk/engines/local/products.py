@@ -1,0 +1,65 @@
+"""Matrix products in bfloat16 over weights in float32, on a CPU that has instructions for them.
+
+A lower type of the weights would round what is added up over the layers, too. Here only the products of the layers are
+rounded, as under PyTorch's autocast; weights, sums, attention and the head stay in float32. The head because its
+rounding is what sampler and trainer disagree by most (MiniMax-M1, arXiv:2506.13585, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
+
+
+def instructions() -> str | None:
+    """The processor's instructions for products in bfloat16, by PyTorch's name; None where it has none."""
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return next((name for name in _INSTRUCTIONS if capabilities.get(name)), None)
+
+
+def inner_model(model: PreTrainedModel) -> PreTrainedModel:
+    """The model that an adapter wraps, or the model itself."""
+    unwrapped = getattr(model, "get_base_model", lambda: model)
+    inner: PreTrainedModel = unwrapped()
+    return inner
+
+
+def multiply_in(model: PreTrainedModel, products: torch.dtype) -> None:
+    """Let the layers of a model, adapters included, multiply in `products`."""
+    body: Any = inner_model(model).base_model
+    body.products = products
+    body.forward = MethodType(_forward, body)  # a method, for a copy of the model gets one of its own
+
+
+def _forward(self: Any, *arguments: Any, **named: Any) -> Any:
+    with torch.autocast(self.device.type, self.products, enabled=self.products != self.dtype):
+        return type(self).forward(self, *arguments, **named)
+
+
+def products_of(model: PreTrainedModel) -> torch.dtype:
+    """The type in which the layers of a model multiply."""
+    products: torch.dtype = getattr(inner_model(model).base_model, "products", model.dtype)
+    return products
+
+
+@contextmanager
+def exact_products(model: PreTrainedModel) -> Iterator[None]:
+    """Products in the type of the weights, to compare two ways of computing the same without their rounding."""
+    products = products_of(model)
+    if products == model.dtype:
+        yield
+        return
+    multiply_in(model, model.dtype)
+    try:
+        yield
+    finally:
+        multiply_in(model, products)
