@@ -13,10 +13,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.config import Config
+from ajet_sdk.config.task_schema import TracingFilterParams
 from ajet_sdk.engines.budget import Budget
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, MissingResource, TaskError
@@ -284,7 +285,7 @@ def read_traced(config: Config) -> Rows:
         distinct = _distinct(rows, config)
     if graded.stopped:
         raise TaskError(f"{_TRACING}: grading stopped: {graded.stopped}")
-    if any(episode_filter.params.print_reason for episode_filter in tracing.filters):
+    if any(of.params.print_reason for of in tracing.filters):
         for row in graded.rejected:
             log.info("%s: %s", row["task_id"], row["reason"])
     log.info("tracing: %d tasks of %d episodes, %d rejected", len(distinct), graded.of, len(graded.rejected))
@@ -301,23 +302,22 @@ def read_traced(config: Config) -> Rows:
 
 def _distinct(rows: Iterable[Mapping[str, Any]], config: Config) -> list[Mapping[str, Any]]:
     """The rows, without those that are too much like an earlier one by the strictest `deduplication` filter."""
-    filters = [
-        episode_filter
-        for episode_filter in config.task_reader.feedback_tracing.filters
-        if episode_filter.enabled and episode_filter.type == "deduplication"
-    ]
+    filters = _filters(config, "deduplication")
     if not filters:
         return list(rows)
-    index, distinct = (
-        NearIndex(check_threshold(min(episode_filter.params.similarity_threshold for episode_filter in filters))),
-        [],
-    )
+    index = NearIndex(check_threshold(min(of.similarity_threshold for of in filters)))
+    distinct = list[Mapping[str, Any]]()
     for number, values in enumerate(rows):
         text = text_of(values)
         if index.find(text) is None:
             index.add(str(number), text)
             distinct.append(values)
     return distinct
+
+
+def _filters(config: Config, kind: Literal["llm_evaluate", "deduplication"]) -> list[TracingFilterParams]:
+    """The parameters of the enabled filters of a type."""
+    return [of.params for of in config.task_reader.feedback_tracing.filters if of.enabled and of.type == kind]
 
 
 def _traces(config: Config) -> Path:
@@ -339,29 +339,23 @@ def _traces(config: Config) -> Path:
 def _grader(config: Config) -> EpisodeGrader | None:
     """The filters as one grader: their rubrics together; None where there is none."""
     tracing = config.task_reader.feedback_tracing
-    filters = [
-        episode_filter.params
-        for episode_filter in tracing.filters
-        if episode_filter.enabled and episode_filter.type == "llm_evaluate"
-    ]
+    filters = _filters(config, "llm_evaluate")
     if not filters:
         return None
-    rubric = "\n".join(episode_filter.custom_rubrics.strip() for episode_filter in filters).strip()
+    rubric = "\n".join(of.custom_rubrics.strip() for of in filters).strip()
     if not rubric:
         raise ConfigError(f"{_TRACING}.filters: llm_evaluate needs custom_rubrics, which describe a good episode")
-    cache = config.directory / "data" / "grades.sqlite"
-    most = max(episode_filter.max_thread for episode_filter in filters)
+    base_urls = (*(of.base_url for of in filters), tracing.llm_base_url, os.environ.get("OPENAI_BASE_URL"))
+    keys = (*(of.api_key for of in filters), api_key("OPENAI_API_KEY"))
     endpoint = open_endpoint(
-        next((episode_filter.base_url for episode_filter in filters if episode_filter.base_url), tracing.llm_base_url)
-        or os.environ.get("OPENAI_BASE_URL"),
+        next(filter(None, base_urls), None),
         tracing.alien_llm_model or os.environ.get("OPENAI_MODEL"),
-        next((episode_filter.api_key for episode_filter in filters if episode_filter.api_key), None)
-        or api_key("OPENAI_API_KEY"),
+        next(filter(None, keys), None),
         scripted=None if tracing.scripted is None else _class_path(config, tracing.scripted),
-        concurrency=most,
-        cache=cache,
+        concurrency=max(of.max_thread for of in filters),
+        cache=config.directory / "data" / "grades.sqlite",
     )
-    temperature = min(episode_filter.temperature for episode_filter in filters)
+    temperature = min(of.temperature for of in filters)
     return EpisodeGrader(endpoint, rubric, temperature=temperature, max_tokens=tracing.alien_llm_response_length)
 
 

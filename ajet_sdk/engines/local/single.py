@@ -69,11 +69,7 @@ class SingleConversation:
         return []
 
     def step(self) -> list[Continuation]:
-        return [
-            continuation
-            for continuation, conversation in list(self._running.values())
-            if self._advance(continuation, conversation)
-        ]
+        return [running for running, conversation in [*self._running.values()] if self._advance(running, conversation)]
 
     def _logits(self, conversation: _Conversation, known: list[int]) -> torch.Tensor:
         """The logits behind the last id, [1, V]."""

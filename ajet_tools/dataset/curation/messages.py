@@ -54,12 +54,8 @@ def as_messages(block: LineBlock, left_out: Counter[str]) -> tuple[LineBlock, An
 def _by_columns(block: LineBlock) -> Any:
     """Lines of that form, as a polars series; null for those that only the row itself tells."""
     result = pl.repeat(None, len(block), dtype=pl.String, eager=True)
-    groups = [
-        (known_structure, rows)
-        for known_structure, rows in structures(block.lines)
-        if known_structure is not None and _is_plain(known_structure)
-    ]
-    paths = list(dict.fromkeys(path for known_structure, _ in groups for path, _ in leaves(known_structure)))
+    groups = [(of, rows) for of, rows in structures(block.lines) if of is not None and _is_plain(of)]
+    paths = list(dict.fromkeys(path for of, _ in groups for path, _ in leaves(of)))
     try:
         columns = block.columns(paths) if paths else {}
     except Irregular:  # what is a value in one structure is an object in another

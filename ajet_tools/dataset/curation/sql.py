@@ -75,9 +75,7 @@ class Where:
         self._wanted = _named(pl.Struct(schema), text.casefold()) or pl.Struct({"task_id": pl.String})
         self._asks_text = re.search(rf"\b(?:{'|'.join(_DERIVED)})\b", text, re.I) is not None
         self._connection = _connect()
-        empty = pl.Schema({wanted_field.name: wanted_field.dtype for wanted_field in self._wanted.fields}).to_frame(
-            eager=True
-        )
+        empty = pl.Schema({field.name: field.dtype for field in self._wanted.fields}).to_frame(eager=True)
         with _explain(text, self._names):
             [kind] = self._rows(empty, pl.Series([], dtype=pl.String)).project(f"({text}\n)").types
         if str(kind) not in ("BOOLEAN", '"NULL"'):
@@ -88,12 +86,9 @@ class Where:
         try:
             frame = block.frame(self._wanted)
         except Irregular:  # values of several types
-            rows = [row.values for row in block.rows()]
-            columns = [
-                (column(wanted_field.name, [values.get(wanted_field.name) for values in rows]), wanted_field)
-                for wanted_field in self._wanted.fields
-            ]
-            frame = pl.DataFrame([values.cast(wanted_field.dtype, strict=False) for values, wanted_field in columns])
+            rows, fields = [row.values for row in block.rows()], self._wanted.fields
+            columns = (column(field.name, [values.get(field.name) for values in rows]) for field in fields)
+            frame = pl.DataFrame([c.cast(f.dtype, strict=False) for c, f in zip(columns, fields, strict=True)])
         fits = np.zeros(len(block), bool)
         with _explain(self.text, self._names):
             rows = self._rows(frame, block.texts if self._asks_text else None).filter(f"({self.text}\n)")

@@ -73,12 +73,7 @@ class Place:
         if pa.types.is_struct(field.type):
             below, inner = notes.get("fields", {}), _fields_of(feature)
             some = [field.type.field(i) for i in range(field.type.num_fields)]
-            fields = {
-                inner_field.name: cls.declared(
-                    inner_field, below.get(inner_field.name, {}), inner.get(inner_field.name), table
-                )
-                for inner_field in some
-            }
+            fields = {f.name: cls.declared(f, below.get(f.name, {}), inner.get(f.name), table) for f in some}
             return cls(**known, fields=fields, table=table, feature=feature)
         return cls(**known, leaf=field.type, table=table, feature=feature)
 

@@ -139,13 +139,8 @@ class CombinedVerifier:
 
     def models(self, writer: ModelClient) -> dict[str, list[str]] | None:
         """Where each part asks that does not ask the writer, to know it again; None where all do."""
-        asking_parts = [part for part in self.parts if part.endpoint is not None]
-        models_of_part = {
-            asking_part.verifier.name: [asking_part.endpoint.base_url, asking_part.endpoint.model]
-            for asking_part in asking_parts
-            if asking_part.endpoint
-        }
-        return {name: at for name, at in models_of_part.items() if at != [writer.base_url, writer.model]} or None
+        models = {p.verifier.name: [p.endpoint.base_url, p.endpoint.model] for p in self.parts if p.endpoint}
+        return {name: at for name, at in models.items() if at != [writer.base_url, writer.model]} or None
 
 
 def endpoints_of(verifier: Verifier | None) -> list[ModelClient]:
