@@ -56,5 +56,5 @@ async def tinker(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
             if session is None or not session.lost or newest in continued or stopped:
                 raise
             continued.append(newest)
-            _log.warning("%s; continuing in a new session, by the newest checkpoint", session.lost)
+            _log.warning("%s; continuing in a new session, from the newest checkpoint", session.lost)
             job = replace(job, resume=True)

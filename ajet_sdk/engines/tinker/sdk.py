@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import io
+import logging
 import os
 import sys
 import tarfile
@@ -73,6 +74,7 @@ class Session:
         except ModuleNotFoundError as error:
             raise MissingExtra(str(error.name), "tinker") from error
         self.tinker: ModuleType = tinker
+        logging.getLogger("tinker.lib.retry_handler").setLevel(logging.CRITICAL)  # its errors are raised, and reported
         self.lost = ""
         """The error by which the service said that the session, its model, or a request of it is gone."""
         self._reach()
