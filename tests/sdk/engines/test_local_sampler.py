@@ -582,6 +582,15 @@ def test_products_in_bfloat16_are_sampled_in_the_short_pass_as_they_are_trained(
     run(model, body)
 
 
+def test_an_adapter_of_the_head_is_part_of_the_model() -> None:
+    """A new one changes nothing, so that no trial would tell."""
+    import peft
+
+    base = make("qwen3", tie_word_embeddings=False)
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj", "lm_head"])).eval()
+    assert isinstance(forward_of(model, RowCache()), ModelForward)
+
+
 def test_a_copy_of_a_model_with_products_in_bfloat16_has_weights_of_its_own() -> None:
     model, ids = make("qwen3"), torch.arange(1, 9)[None]
     multiply_in(model, torch.bfloat16)
