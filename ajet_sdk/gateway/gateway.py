@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,7 @@ class Gateway:
             server_header=False,
             date_header=False,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
         started = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(listener, started), name="ajet-gateway", daemon=True)
         contextvars.Context().run(self._thread.start)  # its calls are no episode's
@@ -117,7 +117,9 @@ class Gateway:
             self._run(self.frozen.aclose()).result(timeout=10)
 
     def _stop(self, thread: threading.Thread) -> None:
-        self._server.should_exit = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._server.ended.set)
         thread.join(timeout=10)
         self._thread = None
 
@@ -145,6 +147,18 @@ class Gateway:
         episode = OpenEpisode(spec, self.url, put, self._run, self._access.end_keys, self._door, amend)
         self._access.add(episode)
         return episode
+
+
+class _Server(uvicorn.Server):
+    """Sleeps until `ended` is set. uvicorn's wakes up ten times a second, idle or not."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)  # sets the headers of every response
+        await self.ended.wait()
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -23,7 +23,7 @@ from ajet_sdk.gateway import answer as answer_module
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Answer, Ask, Choice
-from tests.waiting import FOREVER
+from tests.waiting import FOREVER, until
 
 USER = [{"role": "user", "content": "What is six times seven?"}]
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]
@@ -589,3 +589,15 @@ def test_the_longest_reply_holds_for_every_reply_of_the_policy_to_the_workflow(o
     lengths = [len(call.output_ids) for call in episode.calls if call.output_ids is not None]
     assert lengths == [6, 6, 41, 41]
     assert [call.trainable for call in episode.calls] == [True, False, False, False]
+
+
+def test_an_idle_gateway_sleeps() -> None:
+    """Nothing is scheduled in its loop: it wakes up for a request, or to end."""
+
+    async def timers() -> int:
+        return len(asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+
+    with Gateway() as gateway:
+        until(lambda: gateway._server.started)
+        assert gateway._loop is not None
+        assert asyncio.run_coroutine_threadsafe(timers(), gateway._loop).result() == 0
