@@ -258,7 +258,7 @@ def _is_llama_family(model: PreTrainedModel) -> bool:
     parts: Any = model
     if getattr(model.config, "hidden_act", None) != "silu":
         return False
-    if type(parts.lm_head) is not nn.Linear or parts.lm_head.bias is not None:
+    if parts.lm_head.bias is not None:
         return False
     if model.config.rope_parameters.get("rope_type", "default") not in _STATIC_ROPE:
         return False
@@ -266,6 +266,8 @@ def _is_llama_family(model: PreTrainedModel) -> bool:
     if any(name.endswith("bias") for layer in layers for name, _ in layer.mlp.named_parameters()):
         return False
     linears = [m for layer in layers for name, m in layer.named_modules() if name.endswith("_proj")]
+    if any(hasattr(m, "get_base_layer") for m in set(model.modules()) - set(linears)):
+        return False  # an adapter of the embedding or the head
     if all(type(m) is nn.Linear for m in linears):
         return True
     # Adapters are merged into a copy of the weights, which `refresh` renews: of a small model, and where its products

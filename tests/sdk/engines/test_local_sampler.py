@@ -582,12 +582,13 @@ def test_products_in_bfloat16_are_sampled_in_the_short_pass_as_they_are_trained(
     run(model, body)
 
 
-def test_an_adapter_of_the_head_is_part_of_the_model() -> None:
+@pytest.mark.parametrize("name", ["lm_head", "embed_tokens"])
+def test_an_adapter_outside_the_layers_is_part_of_the_model(name: str) -> None:
     """A new one changes nothing, so that no trial would tell."""
     import peft
 
     base = make("qwen3", tie_word_embeddings=False)
-    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj", "lm_head"])).eval()
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj", name])).eval()
     assert isinstance(forward_of(model, RowCache()), ModelForward)
 
 
