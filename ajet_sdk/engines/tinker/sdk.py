@@ -349,7 +349,7 @@ class SdkWeights:
             max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, stop=list(stop),
             seed=None if seed is None else seed % 2**31,
         )  # fmt: skip
-        session = self._session
+        session, sampling = self._session, self._sampling
         try:
             if self._path is not None and self._lost is self._sampling:
                 await asyncio.to_thread(self._renew)
