@@ -129,9 +129,8 @@ class ModelSource(Section):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
         "auto",
-        "Data type of weights and products. bfloat16 on a CPU: of products only, weights and sums stay in float32. "
-        "auto: bfloat16 on a GPU, and on a CPU with instructions for it (avx512_bf16, amx_bf16) for models of 20 "
-        "million parameters or more; float32 otherwise.",
+        "Data type of the weights; auto: float32 on CPU, bfloat16 on GPU. bfloat16 on a CPU: of products only, weights "
+        "and sums stay in float32.",
     )
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = key(
         "auto", "Attention implementation of transformers; the flash attention ones need their package."

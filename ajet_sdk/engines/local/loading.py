@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from ajet_sdk.config.model_source import check_source, refuse_code
 from ajet_sdk.engines.chat import TokenEngine
-from ajet_sdk.engines.local.products import instructions, multiply_in
+from ajet_sdk.engines.local.products import multiply_in
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.tokens.huggingface import HFTokenizer
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config.schema import Lora
 
 _SMALL = 20_000_000
-"""Parameters below which one thread beats several, and products are not what takes the time."""
+"""Parameters below which one thread beats several."""
 
 
 def load_model(
@@ -44,10 +44,9 @@ def load_model(
 ) -> PreTrainedModel:
     """The model at `path`, ready to sample.
 
-    dtype `bfloat16` on a CPU keeps the weights in float32 and multiplies in bfloat16; `auto` is that for models of 20
-    million parameters and more on a CPU with instructions for it, float32 on others, and bfloat16 on a GPU. A directory
-    that holds a LoRA adapter loads its base model and the adapter; `lora` (r, alpha, target_modules) adds a new one to
-    train. Raises ConfigError.
+    dtype `auto` is float32 on a CPU and bfloat16 on a GPU; `bfloat16` on a CPU keeps the weights in float32 and
+    multiplies in bfloat16. A directory that holds a LoRA adapter loads its base model and the adapter; `lora` (r,
+    alpha, target_modules) adds a new one to train. Raises ConfigError.
     """
     target = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     kind = (torch.bfloat16 if target.type == "cuda" else torch.float32) if dtype == "auto" else _dtype(dtype)
@@ -76,12 +75,10 @@ def load_model(
             model = _peft().PeftModel.from_pretrained(model, str(path), is_trainable=lora is not None)
     elif lora is not None and lora.enabled:
         model = _with_lora(model, lora)
-    if target.type == "cpu":
-        small = model.num_parameters() < _SMALL
-        if small and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(1)
-        if products != kind or (dtype == "auto" and not small and instructions()):
-            multiply_in(model, torch.bfloat16)  # pyright: ignore[reportArgumentType]
+    if target.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and model.num_parameters() < _SMALL:
+        torch.set_num_threads(1)
+    if products != kind:
+        multiply_in(model, products)  # pyright: ignore[reportArgumentType]
     return model.to(target).eval()  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
 
 

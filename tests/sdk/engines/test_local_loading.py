@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from ajet_sdk.config.config import load_config
 from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.engines.local.loading import load_model
-from ajet_sdk.engines.local.products import instructions, products_of
+from ajet_sdk.engines.local.products import products_of
 from ajet_sdk.engines.open import open_engine
 from ajet_sdk.errors import ConfigError, ContextOverflow
 
@@ -84,18 +84,6 @@ def test_weights_are_float32_on_a_cpu_and_in_the_type_asked_for(checkpoint: Path
     assert lower.dtype == torch.float32 and products_of(lower) == torch.bfloat16
     eager = load_model(checkpoint, device="cpu", attn_implementation="eager")
     assert eager.config._attn_implementation == "eager"
-
-
-def test_products_are_in_bfloat16_where_the_processor_has_instructions_for_them(tmp_path: Path) -> None:
-    config = Qwen3Config(
-        vocab_size=24_000, hidden_size=512, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, tie_word_embeddings=False,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
-    model = load_model(tmp_path, device="cpu")
-    assert model.dtype == torch.float32
-    assert products_of(model) == (torch.bfloat16 if instructions() else torch.float32)
-    assert products_of(load_model(tmp_path, device="cpu", dtype="float32")) == torch.float32
 
 
 def test_an_adapter_is_added_and_loaded_again(checkpoint: Path, tmp_path: Path) -> None:
