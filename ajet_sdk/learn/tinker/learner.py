@@ -38,8 +38,12 @@ _LR = 1e-4
 """Where none is set: a service's models are large, and the best rate of an adapter hardly depends on the size
 (Schulman et al. 2025, "LoRA Without Regret")."""
 _STATE = "tinker.json"
-_TEXT = "The quick brown fox jumps over the lazy dog. 12 + 30 = 42."
-"""What the service's scaling is measured on, and an adapter is compared on."""
+_TEXTS = (
+    "The quick brown fox jumps over the lazy dog. 12 + 30 = 42.",
+    '{"name": "search", "arguments": {"query": "weather in Oslo"}}',
+    "def mean(values):\n    return sum(values) / len(values)\n",
+)
+"""What an adapter is compared on, and, the first, the service's scaling measured on."""
 _FAR = 0.3
 """Nats, in the mean over tokens, that two computations of one adapter may lie apart."""
 
@@ -112,26 +116,30 @@ class TinkerLearner:
         return run / "adapter"
 
     def _compare(self, adapter: Path) -> str:
-        """Load base model and adapter here, where the former is here, and score a text as the service does.
+        """Load base model and adapter here, where the former is here, and score texts as the service does.
 
         Raises CheckpointError where the log-probabilities are another model's.
         """
         base = _base(self.config)
         if not (Path(base).is_dir() or is_cached(base)):
             return f"not compared with the service, for {base} is not on this machine"
-        ids = self.tokenizer.encode(_TEXT)
-        theirs = torch.from_numpy(wait(self.service.publish().logprobs(ids), self.trainer.seconds, "log-probabilities"))
+        texts, sampler = [self.tokenizer.encode(text) for text in _TEXTS], self.service.publish()
+        futures = [sampler.logprobs(ids) for ids in texts]
         model = load_model(adapter, device="cpu", dtype="float32")
-        with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0, :-1].float()
-        ours = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[1:, None])[:, 0]
-        gap = float((ours - theirs).abs().mean())
+        gaps = []
+        for ids, future in zip(texts, futures, strict=True):
+            theirs = torch.from_numpy(wait(future, self.trainer.seconds, "log-probabilities"))
+            with torch.no_grad():
+                logits = model(torch.tensor([ids])).logits[0, :-1].float()
+            gaps.append(torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[1:, None])[:, 0] - theirs)
+        off = torch.cat(gaps).abs()
+        gap = float(off.mean())
         if gap > _FAR:
             raise CheckpointError(
                 f"the adapter in {adapter} is not the one that the service samples from: log-probabilities differ by "
                 f"{gap:.2f} in the mean"
             )
-        return f"loaded, log-probabilities within {float((ours - theirs).abs().max()):.1e} of the service's"
+        return f"loaded, log-probabilities within {float(off.max()):.1e} of the service's"
 
     def metrics(self) -> Mapping[str, float]:
         return self.costs.metrics()
@@ -175,7 +183,7 @@ def _open(config: Config, steps: int, say: Callable[[str], None], costs: Costs) 
             lr = _LR
             say(f"trainer_common.optim.lr is not set; using {lr:g}")
         settings = TrainerSettings.of(config, lr, steps)
-        scaling = measure_scaling(service, tokenizer.encode(_TEXT)[:12], session.stall)
+        scaling = measure_scaling(service, tokenizer.encode(_TEXTS[0])[:12], session.stall)
         say(f"{session.name}: {config.model.path}, LoRA of rank {config.model.lora.r}; {scaling}")
         _price(costs, session, config.tinker.max_cost, say)
         trainer = TinkerTrainer(service, settings, scaling, costs, session.stall)
