@@ -64,7 +64,7 @@ def viewers(of: int) -> list[int]:
 async def shows(terminal: aiohttp.ClientWebSocketResponse, text: bytes) -> None:
     drawn = b""
     while text not in drawn:
-        message = await terminal.receive()
+        message = await terminal.receive(HANGS)
         assert message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT), message
         drawn += message.data if message.type is aiohttp.WSMsgType.BINARY else b""
 
@@ -118,7 +118,7 @@ async def test_an_address_opens_its_screen_and_follows_the_viewer(training_trace
 async def address_told(terminal: aiohttp.ClientWebSocketResponse) -> str:
     """The next address that the viewer asks the browser to show."""
     while True:
-        message = await terminal.receive()
+        message = await terminal.receive(HANGS)
         assert message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT), message
         if message.type is aiohttp.WSMsgType.TEXT and message.json()[0] == "open_url":
             told = message.json()[1]
@@ -197,7 +197,7 @@ async def test_people_with_tokens_only_read_and_are_locked_out(training_trace: P
                 await shows(terminal, b"this viewer only reads")
                 tokens_in(tmp_path, f"ben {BEN}")
                 assert await status_of(ana, f"{base}/") == 403
-                while (await terminal.receive()).type not in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED):
+                while (await terminal.receive(HANGS)).type not in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED):
                     pass  # the viewer that was open is closed
                 await other.send_json(["stdin", "?"])
                 await shows(other, b"escape closes")
@@ -373,7 +373,7 @@ class Page:
     async def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._asked += 1
         await self._socket.send_json({"id": self._asked, "method": method, "params": parameters})
-        while (answer := await self._socket.receive_json()).get("id") != self._asked:
+        while (answer := await self._socket.receive_json(timeout=HANGS)).get("id") != self._asked:
             pass
         assert "error" not in answer, answer
         return dict(answer["result"])
