@@ -256,9 +256,7 @@ def _is_llama_family(model: PreTrainedModel) -> bool:
     if type(model).__name__ not in _FAMILY:
         return False
     parts: Any = model
-    if getattr(model.config, "hidden_act", None) != "silu":
-        return False
-    if parts.lm_head.bias is not None:
+    if getattr(model.config, "hidden_act", None) != "silu" or parts.lm_head.bias is not None:
         return False
     if model.config.rope_parameters.get("rope_type", "default") not in _STATIC_ROPE:
         return False

@@ -40,8 +40,9 @@ def multiply_in(model: PreTrainedModel, products: torch.dtype) -> None:
     body.forward = MethodType(_forward, body)  # a method, for a copy of the model gets one of its own
 
 
-def _forward(self: Any, *arguments: Any, **named: Any) -> Any:
-    with torch.autocast(self.device.type, self.products, enabled=self.products != self.dtype):
+def _forward(self: PreTrainedModel, *arguments: object, **named: object) -> object:
+    products = products_of(self)
+    with torch.autocast(self.device.type, products, enabled=products != self.dtype):
         return type(self).forward(self, *arguments, **named)
 
 
