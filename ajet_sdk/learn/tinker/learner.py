@@ -230,7 +230,9 @@ def _check(config: Config) -> None:
         "model.path is not set: backbone tinker needs the service's name of the model": not model.path,
         "model.base_url: backbone tinker samples from the service that trains": bool(model.base_url),
         "model.scripted: backbone tinker samples from the service that trains": bool(model.scripted),
-        "model.recipe: a service trains models that it has": bool(model.recipe),
+        "model.recipe: a service trains models that it has; set it to null (ajet.model.recipe=null)": bool(
+            model.recipe
+        ),
         "trainer_common.entropy_coef: a service gives no entropy; set it to 0": bool(common.entropy_coef),
         "trainer_common.algorithm.teacher: with backbone tinker it must be an endpoint's URL": (
             algorithm.adv_estimator == "opd" and not algorithm.remote_teacher
