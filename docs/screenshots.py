@@ -123,7 +123,6 @@ async def dataset(rows: Path, out: Path) -> None:
         await pilot.press("a", "a", "x", "a")
         await quiet(pilot)
         (out / "dataset-view.svg").write_text(app.export_screenshot(title="ajet dataset view"), encoding="utf-8")
-    review.forget()
     review.journal.replace({})
     review.close()
     print(out / "dataset-view.svg")

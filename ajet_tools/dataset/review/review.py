@@ -160,11 +160,10 @@ class Review:
 
     # Finding
 
-    def _scan(self, progress: Callable[[int], None], stop: threading.Event) -> Iterator[LineBlock]:
+    def _scan(self, stop: threading.Event) -> Iterator[LineBlock]:
         """All rows, edits included, numbered from 0; less where it was stopped."""
         lines, number = self.spool.lines(), 0
         while not stop.is_set() and (some := list(islice(lines, _TOLD))):
-            progress(number)
             numbers = np.arange(number, number + len(some))
             for row_number in self.decisions.keys() & set(numbers.tolist()):
                 if (values := self._values_of(row_number)) is not None:
@@ -177,7 +176,6 @@ class Review:
         wanted: Filter,
         only: Only = "all",
         *,
-        progress: Callable[[int], None],
         stop: threading.Event,
     ) -> list[int] | None:
         """The numbers of the rows that fit; None where it was stopped.
@@ -186,7 +184,7 @@ class Review:
         """
         fitting_numbers: list[int] = []
         table = next(iter(tables_of(self.source, self.mapping)), None)
-        for block in self._scan(progress, stop):
+        for block in self._scan(stop):
             in_scope = [only == "all" or self._is(number, only) for number in block.numbers.tolist()]
             fitting_numbers += block.numbers[wanted.mask(block, table) & in_scope].tolist()
             wanted.note(block)
@@ -201,11 +199,11 @@ class Review:
             return self._values_of(number) is not None
         return (self.mark_of(number) or "undecided") == state
 
-    def holding(self, needle: str, *, progress: Callable[[int], None], stop: threading.Event) -> list[int] | None:
+    def holding(self, needle: str, *, stop: threading.Event) -> list[int] | None:
         """The numbers of the rows that have a text anywhere in them, in any case; None where it was stopped."""
         sought = json.dumps(needle, ensure_ascii=False)[1:-1].casefold()
         matches: list[int] = []
-        for block in self._scan(progress, stop):
+        for block in self._scan(stop):
             lines = zip(block.numbers.tolist(), block.lines, strict=True)
             matches += [number for number, line in lines if sought in line.casefold()]
         return None if stop.is_set() else matches
@@ -231,18 +229,6 @@ class Review:
     def unsaved(self) -> bool:
         """Whether something was decided since the dataset was opened or saved."""
         return self.decisions != self._saved
-
-    def said(self) -> str:
-        """The decisions that are not saved, counted: `3 rows accepted, 1 edited`."""
-        changed = [
-            self.decisions.get(number, Decision())
-            for number in {*self.decisions, *self._saved}
-            if self.decisions.get(number) != self._saved.get(number)
-        ]
-        counts = Counter(
-            decision.mark or ("edited" if decision.values is not None else "undecided again") for decision in changed
-        )
-        return ", ".join(f"{count:,} {label}" for label, count in counts.most_common())
 
     def mark(self, numbers: Sequence[int], mark: Mark) -> None:
         """Accept or reject rows; those that are all so already are undecided again."""
@@ -292,12 +278,6 @@ class Review:
 
     def _digest(self, number: int) -> str:
         return digest_of_line(self.spool.line(number))
-
-    def forget(self) -> None:
-        """Take back everything since the dataset was opened or saved, on disk too."""
-        back = {number: self._saved.get(number, Decision()) for number in {*self.decisions, *self._saved}}
-        self._put({number: decision for number, decision in back.items() if self.decisions.get(number) != decision})
-        self._history.clear()
 
     def was_saved(self) -> None:
         """What is decided now is on disk."""

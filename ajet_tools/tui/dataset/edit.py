@@ -20,7 +20,6 @@ from ajet_tools.dataset.curation.schema import OURS
 from ajet_tools.dataset.files.values import answer_of, value_at
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.tui.base import Dialog
-from ajet_tools.tui.dataset.screen import DatasetViewer
 
 _MAX_FIELDS = 12
 """Fields of a form; a row of more is edited as JSON."""
@@ -29,7 +28,6 @@ _MAX_FIELDS = 12
 class EditScreen(Dialog[bool]):
     """Ctrl-S saves the row, escape cancels; discarding changes takes escape twice."""
 
-    app: DatasetViewer
     DEFAULT_CSS = """
     EditScreen {
         & > VerticalScroll { width: 94%; max-height: 92%; }

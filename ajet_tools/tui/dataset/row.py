@@ -1,9 +1,4 @@
-"""One row on the whole screen, however long it is, with the keys to decide on it and to go on.
-
-One row whole, as sections of text: what it asks, its answer, other fields, how it was checked, where it is from.
-
-The row under the cursor, below the table.
-"""
+"""A row as sections of text: what it asks, its answer, other fields, how it was checked, where it is from."""
 
 from __future__ import annotations
 
@@ -15,101 +10,15 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
-from textual.screen import Screen
+from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.values import answer_of
-from ajet_tools.dataset.review.journal import Mark
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.text.clean import drop_zero_width
-from ajet_tools.tui.dataset.edit import EditScreen
-from ajet_tools.tui.dataset.screen import DatasetViewer, ReviewScreen
-from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
-from ajet_tools.tui.widgets.long_text import FindInText, LongText
-from ajet_tools.tui.widgets.prompt import Prompt
-
-
-class RowScreen(FindInText, Screen[None]):
-    """The row under the table's cursor, which this screen moves."""
-
-    app: DatasetViewer
-    NOT_FOUND = "not in this row"
-    DEFAULT_CSS = "RowScreen > Vertical { height: 1fr; padding: 0 1; }  RowScreen LongText { height: 1fr; }"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("a", "mark('accepted')", "Accept"),
-        Binding("x", "mark('rejected')", "Reject"),
-        Binding("u,ctrl+z", "undo", "Undo"),
-        Binding("e", "edit(False)", "Edit"),
-        Binding("E", "edit(True)", "Edit as JSON", show=False),
-        Binding("j,right", "step(1)", "Next row", key_display="→"),
-        Binding("k,left", "step(-1)", "Previous row", key_display="←"),
-        Binding("slash", "find", "Find", key_display="/"),
-        Binding("n", "next(1)", "Next place", show=False),
-        Binding("N", "next(-1)", "Previous place", show=False),
-        Binding("y", "copy", "Copy the row as JSON", show=False),
-        Binding("escape,q,enter", "close", "Back", key_display="esc"),
-    ]
-
-    def __init__(self, behind: ReviewScreen) -> None:
-        super().__init__()
-        self.behind = behind
-        self.number = behind.step(0)
-
-    def compose(self) -> ComposeResult:
-        yield TitleLine()
-        with Vertical():
-            yield LongText(self._text())
-        yield Prompt("find", back=LongText)
-        yield KeyLine()
-
-    def on_mount(self) -> None:
-        self.query_one(LongText).focus()
-
-    def _text(self) -> str:
-        return "" if self.number is None else join_sections(build_sections(self.behind.review, self.number))
-
-    async def _show(self) -> None:
-        box = self.query_one(Vertical)
-        await box.remove_children()
-        shown = LongText(self._text())
-        await box.mount(shown)
-        shown.focus()
-
-    async def action_step(self, by: int) -> None:
-        before, self.number = self.number, self.behind.step(by)
-        if self.number != before:
-            await self._show()
-
-    async def action_mark(self, mark: Mark) -> None:
-        """Accept or reject, and show the table's next row."""
-        self.behind.action_mark(mark)
-        await self.action_step(0)
-        await self._show()
-
-    async def action_undo(self) -> None:
-        self.behind.action_undo()
-        self.number = self.behind.step(0)
-        await self._show()
-
-    def action_edit(self, as_json: bool) -> None:
-        if self.number is not None:
-            self.app.push_screen(EditScreen(self.behind.review, self.number, as_json), self._finish_edit)
-
-    async def _finish_edit(self, changed: bool | None) -> None:
-        if changed:
-            self.behind.update_rows()
-            await self._show()
-
-    def action_copy(self) -> None:
-        self.behind.action_copy()
-
-    def action_close(self) -> None:
-        self.dismiss()
-
 
 _CHATS = ("init_messages", "messages", "chosen", "rejected", "prompt", "conversations")
 

@@ -1,7 +1,4 @@
-"""Asks where to save, and shows what will be written.
-
-Asks what becomes of decisions that are not saved.
-"""
+"""Asks where to save, and shows what will be written."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ from ajet_sdk.reporting.output import visible
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.dataset.review.save import Plan, proposed, save
 from ajet_tools.tui.base import Dialog
-from ajet_tools.tui.dataset.screen import DatasetViewer
 
 _ROWS = {False: "rows: all but the rejected", True: "rows: the accepted only"}
 
@@ -29,7 +25,6 @@ _ROWS = {False: "rows: all but the rejected", True: "rows: the accepted only"}
 class SaveScreen(Dialog[Plan]):
     """Enter saves; over another file than the dataset itself it has to be pressed twice."""
 
-    app: DatasetViewer
     DEFAULT_CSS = """
     SaveScreen {
         & Input { background: $boost; }
@@ -118,39 +113,3 @@ class SaveScreen(Dialog[Plan]):
     def action_leave(self) -> None:
         if not self._saving:
             self.dismiss(None)
-
-
-class UnsavedScreen(Dialog[str]):
-    """Ends with save, keep, discard, or nothing: stay."""
-
-    DEFAULT_CSS = "UnsavedScreen Static { height: auto; }"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("s,ctrl+s", "leave('save')", "Save"),
-        Binding("q,k", "leave('keep')", "Leave"),
-        Binding("d", "leave('discard')", "Discard"),
-        Binding("escape", "dismiss", "Stay"),
-    ]
-
-    def __init__(self, review: Review) -> None:
-        super().__init__()
-        self.review = review
-
-    def compose(self) -> ComposeResult:
-        is_kept = self.review.is_kept
-        leaving = f"leave; {self.review.journal.path.name} keeps them for next time"
-        with Vertical() as box:
-            box.border_title = "not saved"
-            yield Static(
-                Content(
-                    visible(
-                        f"{self.review.said()} since it was last saved.\n\n"
-                        "s    save them\n"
-                        f"q    {leaving if is_kept else 'leave; THEY ARE LOST'}\n"
-                        f"d    {'discard them and leave' if is_kept else 'the same'}\n"
-                        "esc  stay"
-                    )
-                )
-            )
-
-    def action_leave(self, how: str) -> None:
-        self.dismiss(how if how != "keep" or self.review.is_kept else "discard")

@@ -225,7 +225,7 @@ def test_a_class_label_is_known_by_its_name(expression: str, questions: str, tmp
     assert "".join(row.values["question"] for row in block.rows(np.flatnonzero(wanted.mask(block)))) == questions
     review = Review(str(tmp_path / "rows.parquet"))
     review.load()
-    kept = review.fitting(wanted, progress=lambda _: None, stop=threading.Event())
+    kept = review.fitting(wanted, stop=threading.Event())
     assert "".join("abcde"[number] for number in kept or ()) == questions
     with pytest.raises(ConfigError, match=r"'dgo' is not among its names: cat, dog, 1"):
         parse("label=dgo").mask(block)

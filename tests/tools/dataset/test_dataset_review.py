@@ -45,7 +45,7 @@ def opened(path: Path | str, **options: Any) -> Review:
 
 
 def fitting(review: Review, text: str, only: Only = "all") -> list[int] | None:
-    return review.fitting(parse(text), only, progress=lambda row: None, stop=threading.Event())
+    return review.fitting(parse(text), only, stop=threading.Event())
 
 
 def test_what_was_decided_is_there_again_after_a_kill(tasks: Path) -> None:
@@ -261,7 +261,7 @@ def test_filter_and_search_see_what_was_edited(tasks: Path) -> None:
     assert fitting(review, 'text~"GRÖSSER"') == [4] and fitting(review, "metadata.level=2") == [2, 5, 8, 11, 14, 17]
     assert fitting(review, "metadata.level=1", "undecided") == [7, 10, 13, 16, 19]
     assert fitting(review, "", "rejected") == [1] and fitting(review, "", "edited") == [4]
-    look = {"progress": lambda row: None, "stop": threading.Event()}
+    look = {"stop": threading.Event()}
     assert review.holding('"GRÖSSER"', **look) == [4] and review.holding("what is 1", **look) == [1, *range(10, 20)]
     with pytest.raises(ConfigError, match=r"did you mean metadata[.]level"):
         fitting(review, "metadata.levl=1")

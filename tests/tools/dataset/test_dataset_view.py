@@ -17,11 +17,9 @@ from ajet_sdk.errors import TaskError
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.review.review import Review
-from ajet_tools.tui.dataset.app import DatasetApp
+from ajet_tools.tui.dataset.app import DatasetApp, RowScreen, RowsScreen
 from ajet_tools.tui.dataset.edit import EditScreen
-from ajet_tools.tui.dataset.row import RowScreen
-from ajet_tools.tui.dataset.row_list import RowsScreen
-from ajet_tools.tui.dataset.save import SaveScreen, UnsavedScreen
+from ajet_tools.tui.dataset.save import SaveScreen
 from ajet_tools.tui.widgets.long_text import LongText
 from tests.tools.terminal import in_terminal
 from tests.waiting import until_shown
@@ -257,21 +255,23 @@ async def test_what_cannot_be_saved_is_said_and_asked_again(tasks: Path) -> None
         assert isinstance(pilot.app.screen, SaveScreen) and review(pilot).unsaved
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("key", "kept", "saved"), [("q", 1, 40), ("d", 0, 40), ("s", 1, 39)])
-async def test_leaving_says_what_becomes_of_decisions(tasks: Path, key: str, kept: int, saved: int) -> None:
+async def test_q_leaves_and_decisions_are_there_the_next_time(tasks: Path) -> None:
     async with viewing(tasks) as pilot:
-        await press(pilot, "x", "q")
-        assert isinstance(pilot.app.screen, UnsavedScreen)
-        await press(pilot, "escape")
-        assert isinstance(pilot.app.screen, RowsScreen) and pilot.app.is_running
-        await press(pilot, "ctrl+q", key)
-        if key == "s":
-            await press(pilot, "enter")
-            await until_shown(pilot, lambda: isinstance(pilot.app.screen, RowsScreen) and review(pilot).loaded)
+        await press(pilot, "x", "ctrl+q")
+        assert "kept in .tasks.jsonl.review.jsonl; nothing is saved yet" in pilot.app.parting  # type: ignore[attr-defined]
     again = Review(str(tasks))
     again.load()
-    assert len(again.spool) == saved and len(again.decisions) == (0 if key == "s" else kept)
+    assert len(again.spool) == 40 and again.mark_of(0) == "rejected"
+
+
+async def test_decisions_that_no_file_keeps_are_lost_only_where_q_is_pressed_twice(tasks: Path) -> None:
+    view = DatasetApp(Review(str(tasks), mapping={"main_query": "metadata.question"}))
+    async with view.run_test(notifications=True) as pilot:
+        await until_shown(pilot, lambda: view.review.loaded and not at_work(pilot))
+        await press(pilot, "x", "q")
+        assert pilot.app.is_running and "ctrl+s saves them" in list(view._notifications)[-1].message
+        await press(pilot, "q")
+    assert view.return_code == 0 and not view.parting
 
 
 async def test_a_row_that_cannot_be_read_ends_it_with_its_place(tasks: Path) -> None:
@@ -304,10 +304,9 @@ async def test_the_question_has_room_at_any_size(tasks: Path, size: tuple[int, i
         (["down", "enter"], (120, 40)),
         (["e"], (80, 24)),
         (["x", "ctrl+s"], (120, 40)),
-        (["x", "q"], (80, 24)),
         (["question_mark"], (120, 40)),
     ],
-    ids=["table", "row", "edit", "save", "leave", "keys"],
+    ids=["table", "row", "edit", "save", "keys"],
 )
 def test_looks(snap_compare: Any, tasks: Path, keys: list[str], size: tuple[int, int]) -> None:
     view = DatasetApp(Review(str(tasks)))
@@ -334,9 +333,7 @@ def test_without_a_terminal_it_names_what_does_the_same_in_a_script(tasks: Path)
 
 @pytest.mark.slow
 def test_in_a_real_terminal_it_decides_and_leaves_and_the_decision_is_kept(tasks: Path) -> None:
-    code, written = in_terminal(
-        "dataset", "view", str(tasks), keys=[(b"What is 0 + 1?", b"x"), (b"row 2", b"q"), (b"not saved", b"q")]
-    )
+    code, written = in_terminal("dataset", "view", str(tasks), keys=[(b"What is 0 + 1?", b"x"), (b"row 2", b"q")])
     assert code == 0 and b"kept in .tasks.jsonl.review.jsonl" in written and b"Traceback" not in written
     again = Review(str(tasks))
     again.load()
