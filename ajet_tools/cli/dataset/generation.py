@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from typer import Option
@@ -130,7 +130,6 @@ class OutputOptions:
             help="Fraction of validation rows, made from their own seeds or documents. Default: 0.1 with five or more.",
         ),
     ] = CallSettings.validation
-    format: Annotated[Literal["jsonl", "parquet"], Option(help="Output format.")] = "jsonl"
     per_call: Annotated[int, Option(min=1, help="Rows requested per call.")] = CallSettings.per_call
     shots: Annotated[int, Option(min=1, help="Examples per prompt.")] = CallSettings.shots
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = CallSettings.max_tokens
@@ -166,7 +165,7 @@ class OutputOptions:
             if self.dry_run:
                 return Directory(Path())
             raise ConfigError("no output given: pass --out data/")
-        directory = Directory(self.out, self.format)
+        directory = Directory(self.out)
         directory.check(resume=self.resume)
         return directory
 

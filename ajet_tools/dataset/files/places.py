@@ -15,7 +15,7 @@ An integer among floats becomes the float of the same value.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypedDict
@@ -220,30 +220,6 @@ def merged(some: Sequence[Columns]) -> Columns:
                 both.own = result.own if both.as_written == result.as_written else None
                 result = both
     return result
-
-
-def wish(columns: Columns, wished: Sequence[Columns], unfit: Collection[str]) -> Columns:
-    """The columns, where they were found, of the types that tables declare, but for those at the paths of `unfit`."""
-    row, metadata = columns.row, dict(columns.metadata)
-    for wished_columns in wished:
-        row, metadata = _wished(row, wished_columns.row, "", unfit), {**wished_columns.metadata, **metadata}
-    return Columns(columns.name, row, metadata) if wished else columns
-
-
-def _wished(place: Place, wished: Place, path: str, unfit: Collection[str]) -> Place:
-    if place.table or path in unfit:
-        return place
-    if place.fields is not None and wished.fields is not None and not place.is_json:
-        fields = {
-            name: _wished(inner, wished.fields[name], f"{path}.{name}" if path else name, unfit)
-            if name in wished.fields
-            else inner
-            for name, inner in place.fields.items()
-        }
-        return replace(place, fields=fields)
-    if wished.is_natural and place.type == wished.type and not place.is_json and wished.labels:
-        return replace(place, table=wished.table, feature=wished.feature, metadata=wished.metadata)
-    return place if wished.is_natural or wished.fields else merge(place, wished, path)
 
 
 def merge(one: Place, other: Place, path: str = "") -> Place:

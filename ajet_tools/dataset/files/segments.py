@@ -14,9 +14,9 @@ from types import TracebackType
 import pyarrow as pa
 
 from ajet_sdk.errors import TaskError
-from ajet_tools.dataset.files.arrays import Misfit, convert, look_at
+from ajet_tools.dataset.files.arrays import convert, look_at
 from ajet_tools.dataset.files.blocks import Block, as_table
-from ajet_tools.dataset.files.places import Columns, Place, merged, wish
+from ajet_tools.dataset.files.places import Columns, Place, merged
 
 _BYTES = 64 << 20
 _GROUP = 1 << 16
@@ -29,8 +29,6 @@ class Shape:
     columns: Columns | None = None
     tables: list[Columns] = field(default_factory=list)
     """The columns where no row is written."""
-    wished: list[Columns] = field(default_factory=list)
-    """Tables whose types rows of text get where all of them fit."""
 
     def add(self, columns: Columns) -> Columns:
         self.columns = columns if self.columns is None else merged([self.columns, columns])
@@ -90,14 +88,7 @@ class Segments:
             columns = merged(self._shape.tables) if self._shape.tables else Columns(path.name, Place(fields={}))
         if rows and not len(columns.schema):
             raise TaskError(f"every row for {path} is empty, which Parquet cannot store")
-        unfit: set[str] = set()
-        while True:
-            try:
-                return self._files(wish(columns, self._shape.wished, unfit))
-            except Misfit as misfit:
-                if misfit.path in unfit or not self._shape.wished:
-                    raise TaskError(f"cannot write {path}: {misfit}") from misfit
-                unfit.add(misfit.path)
+        return self._files(columns)
 
     def _files(self, columns: Columns) -> list[Path]:
         """The files, written once more where they have not all these columns."""

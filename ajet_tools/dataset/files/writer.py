@@ -44,10 +44,9 @@ class Writer:
     Leaving the `with` block by an error removes the draft and leaves what stood there before.
 
     Parquet keeps rows of mixed shapes whole (see `dataset.files.places`), and of rows that were read from a table
-    the types and what its schema says of them; where no row is written, it has the columns of `tables`. `wished` are
-    tables whose types rows of text get where all of them fit (those of seeds). Text cannot hold such types: a log line
-    says which columns are then written as what. CSV holds text: what is not text is written as JSON, null and a
-    missing key as nothing, half a surrogate pair as `?`.
+    the types and what its schema says of them; where no row is written, it has the columns of `tables`. Text cannot
+    hold such types: a log line says which columns are then written as what. CSV holds text: what is not text is written
+    as JSON, null and a missing key as nothing, half a surrogate pair as `?`.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class Writer:
         split: str = "train",
         shape: Shape | None = None,
         tables: Iterable[Columns] = (),
-        wished: Iterable[Columns] = (),
         shard_bytes: int = _SHARD_BYTES,
     ) -> None:
         if not str(path):
@@ -71,7 +69,6 @@ class Writer:
         self._draft = self._draft_path("part")
         self._shape = shape if shape is not None else Shape()
         self._shape.tables += tables
-        self._shape.wished += wished
         self._open = ExitStack()
         self._file: BinaryIO | Any = None
         self._segments: Segments | None = None

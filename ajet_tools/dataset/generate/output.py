@@ -1,6 +1,6 @@
 """A run of `expand` on disk: the directory that it writes, what it costs before, and how it is resumed.
 
-OUT/train.jsonl        accepted rows, each with its provenance; .parquet where that is asked for
+OUT/train.jsonl        accepted rows, each with its provenance
 OUT/validation.jsonl   the same, from seeds of their own
 OUT/rejected.jsonl     refused rows, each with the reason
 OUT/README.md          the dataset card
@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.secret_keys import masked
@@ -25,8 +25,6 @@ from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.generate.learning import LearningValue
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import GenerationResult
-
-Format = Literal["jsonl", "parquet"]
 
 ANSWER_TOKENS = 250
 """What an estimate takes one of a verifier's replies to be long."""
@@ -82,16 +80,16 @@ class Estimate:
 class Directory:
     """Where a run is written. `compare` and `begin` before the first call, `write` at the end."""
 
-    def __init__(self, path: Path, format: Format = "jsonl") -> None:
-        self.path, self.format = path, format
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.own = path / ".expand"
         self.cache = self.own / "replies.sqlite"
 
     def train(self) -> Path:
-        return self.path / f"train.{self.format}"
+        return self.path / "train.jsonl"
 
     def validation(self) -> Path:
-        return self.path / f"validation.{self.format}"
+        return self.path / "validation.jsonl"
 
     def begun(self) -> dict[str, Any] | None:
         """The settings of the run to be resumed; None if there is none."""
@@ -152,24 +150,19 @@ def write(
     directory: Directory,
     result: GenerationResult,
     facts: Facts,
-    seeds: Sequence[Row] = (),
     documents: Sequence[Mapping[str, object]] = (),
 ) -> list[Path]:
-    """Write what there is, each file whole; a split without a row gets none. Returns the files.
-
-    A table has the types of the seeds, where those are from one and the rows fit.
-    """
+    """Write what there is, each file whole; a split without a row gets none. Returns the files."""
     splits = {"train": (directory.train(), result.train), "validation": (directory.validation(), result.validation)}
     files: list[tuple[Path, Sequence[Mapping[str, object]]]] = [
         *splits.values(),
         (directory.path / "rejected.jsonl", [rejected.as_row() for rejected in result.rejected]),
         (directory.path / "documents.jsonl", documents),
     ]
-    tables = {seed.stored.columns.name: seed.stored.columns for seed in seeds if seed.stored is not None}
     written = []
     for path, rows in files:
         if rows:
-            with Writer(path, wished=tables.values()) as file:
+            with Writer(path) as file:
                 for row in rows:
                     file.write(row)
             written.append(path)

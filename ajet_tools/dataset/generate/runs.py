@@ -1,6 +1,6 @@
 """A whole run of `expand` or `from-docs`, from seeds or documents to files: what a command and a training job call.
 
-OUT/train.jsonl        accepted rows, each with its provenance; .parquet where that is asked for
+OUT/train.jsonl        accepted rows, each with its provenance
 OUT/validation.jsonl   the same, from seeds or documents of their own
 OUT/rejected.jsonl     refused rows, each with the reason
 OUT/documents.jsonl    every document: its side, its length, or what is wrong with it
@@ -186,7 +186,6 @@ def _run_to_end(
     *,
     value: LearningValue | None = None,
     corpus: Corpus | None = None,
-    seeds: Sequence[Row] = (),
     confirm: Callable[[Estimate], None] | None = None,
     dry_run: bool = False,
     watching: Callable[[_Run], AbstractContextManager[Callable[[GenerationResult], None]]] | None = None,
@@ -223,7 +222,7 @@ def _run_to_end(
     counts |= {"surplus": result.surplus} if corpus is None else {}
     documents = corpus.as_rows() if corpus is not None else ()
     told = replace(told, counts=counts, parameters=parameters)
-    return GenerationRun(result, write(directory, result, told, seeds, documents), checked, corpus)
+    return GenerationRun(result, write(directory, result, told, documents), checked, corpus)
 
 
 async def _run(
@@ -317,4 +316,4 @@ def grow(
         parameters["pass rate"] = f"{value.band}, of {value.k} attempts of {value.model}"
     counts = {"seeds": len(seeds), **({"validation tasks compared with": len(held_out.known)} if held_out else {})}
     card_facts = Facts(made_by="ajet dataset expand", counts=counts, parameters=parameters)
-    return _run_to_end(run, directory, facts, card_facts, value=value, seeds=seeds, **how)
+    return _run_to_end(run, directory, facts, card_facts, value=value, **how)

@@ -248,27 +248,7 @@ def test_commands_that_only_look_take_every_type(source: Path) -> None:
     assert source.read_bytes() == whole
 
 
-def test_a_dataset_that_grows_of_a_table_has_its_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    seeds = {"question": [f"What is {i} plus {i}?" for i in range(6)], "answer": [str(2 * i) for i in range(6)]}
-    levels = {"level": pa.array(range(6), pa.int8()), "weight": pa.array([i / 4 for i in range(6)], pa.float32())}
-    pq.write_table(pa.table({**seeds, **levels}), "seeds.parquet")
-    rows = [{"question": f"How much are {i} apples and {i * i} pears together?", "answer": str(i + i * i), "level": i,
-             "weight": 0.5} for i in range(100, 109)]  # fmt: skip
-    Path("replies.py").write_text(f"def reply(ask):\n    return {json.dumps(json.dumps(rows))}\n")
-    grow = ("expand", "seeds.parquet", "--verify", "none", "--scripted", "replies.py:reply", "--format", "parquet")
-    ajet(*grow, "--count", "5", "--validation", "0", "--out", "small")
-    made = pq.read_schema("small/train.parquet")
-    assert (made.field("level").type, made.field("weight").type) == (pa.int8(), pa.float32())
-    wide = [{**row, "level": 300 + number} for number, row in enumerate(rows)]
-    Path("wide.py").write_text(f"def reply(ask):\n    return {json.dumps(json.dumps(wide))}\n")
-    grow = (*grow[:5], "wide.py:reply", *grow[6:])
-    ajet(*grow, "--count", "5", "--validation", "0", "--out", "large")  # rows that were paid for are not lost
-    made = pq.read_schema("large/train.parquet")
-    assert (made.field("level").type, made.field("weight").type) == (pa.int64(), pa.float32())
-
-
-def test_a_dataset_that_grows_of_class_labels_has_them_where_they_fit(
+def test_a_row_that_is_no_class_label_does_not_go_into_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -276,14 +256,6 @@ def test_a_dataset_that_grows_of_class_labels_has_them_where_they_fit(
     noted = {"level": {"names": ["even", "odd"], "_type": "ClassLabel"}}
     metadata = {"huggingface": json.dumps({"info": {"features": noted}})}
     pq.write_table(pa.Table.from_pylist(seeds).replace_schema_metadata(metadata), "seeds.parquet")
-    for most, labels in ((1, ["even", "odd"]), (2, None)):
-        rows = [{**seeds[i % 2], "question": f"Which is {i} of {i * i} pears and plums?"} for i in range(100, 108)]
-        rows[0]["level"] = most
-        Path(f"replies{most}.py").write_text(f"def reply(ask):\n    return {json.dumps(json.dumps(rows))}\n")
-        ajet("expand", "seeds.parquet", "--verify", "none", "--scripted", f"replies{most}.py:reply", "--count", "4",
-             "--format", "parquet", "--validation", "0", "--out", f"data{most}")  # fmt: skip
-        found = json.loads(pq.read_schema(f"data{most}/train.parquet").metadata[b"huggingface"])
-        assert found["info"]["features"]["level"].get("names") == labels
     Path("more.jsonl").write_text(json.dumps({**seeds[0], "level": 7}) + "\n")
     said = ajet("mix", "seeds.parquet", "more.jsonl", "-o", "mixed.parquet", code=2)
     assert "level is a class label of ['even', 'odd'] in seeds.parquet, and 7 does not fit" in said
