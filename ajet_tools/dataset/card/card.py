@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from heapq import heappush, heapreplace
+from heapq import nsmallest
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.curation.forms import LEAST, Forms
 from ajet_tools.dataset.files.blocks import text_of
-from ajet_tools.dataset.files.values import answer_of
+from ajet_tools.dataset.files.values import answer_of, value_at
 
 NAME, OTHER_NAME = "README.md", "CARD.md"
 MARK = "<!-- Written by ajet; rewritten with the dataset. -->"
-_SAMPLED = 2000
 _EXAMPLES = 6
 _LONGEST = 600
 _NUMERIC = re.compile(r"[\d,.]+")
@@ -51,25 +50,21 @@ class Facts:
 
 
 @dataclass
-class _Sample:
-    """What is kept of rows that are streamed: numbers of each, and a sample."""
+class _Seen:
+    """What is kept of rows that are streamed: numbers of each, and a few of them."""
 
     questions: dict[str, array[int]] = field(default_factory=dict)
     """Characters, by split."""
     answers: array[int] = field(default_factory=lambda: array("I"))
-    rates: array[float] = field(default_factory=lambda: array("d"))
-    sources: Counter[str] = field(default_factory=Counter)
-    strategies: Counter[str] = field(default_factory=Counter)
-    verdicts: Counter[str] = field(default_factory=Counter)
+    rates: list[float] = field(default_factory=list)
+    counters: dict[str, Counter[str]] = field(
+        default_factory=lambda: {name: Counter() for name in ("Sources", "Strategies", "Verified")}
+    )
     lineage: dict[str, Counter[str]] = field(default_factory=dict)
     """Rows of each split by the splits of their sources."""
     forms: Forms = field(default_factory=Forms)
-    sample: list[tuple[int, int, str, Any]] = field(default_factory=list)
-    """Those with the smallest hash of their text: (minus hash, minus place, text, answer)."""
-
-    @property
-    def rows(self) -> int:
-        return sum(map(len, self.questions.values()))
+    examples: list[tuple[bytes, str, Any]] = field(default_factory=list)
+    """Those with the smallest hash of their text, with text and answer."""
 
     def add(self, split: str, values: Mapping[str, Any]) -> None:
         text, answer = text_of(values), answer_of(values)
@@ -77,34 +72,20 @@ class _Sample:
         self.forms.add(text)
         if answer is not None:
             self.answers.append(len(_show(answer)))
-        metadata, provenance = values.get("metadata"), values.get("provenance")
-        rate = metadata.get("pass_rate") if isinstance(metadata, Mapping) else None
+        rate = value_at(values, "metadata.pass_rate")
         if isinstance(rate, int | float) and 0 <= rate <= 1:
             self.rates.append(rate)
-        if isinstance(provenance, Mapping):
-            self._count(provenance)
+        named = (
+            value_at(values, "provenance.source"),
+            value_at(values, "provenance.strategy") or value_at(values, "provenance.parameters.strategy"),
+            value_at(values, "provenance.verdict.reason"),
+        )
+        for counter, value in zip(self.counters.values(), named, strict=True):
+            counter.update([value] if isinstance(value, str) else [])
         sources = " and ".join(sorted(splits_of(values))) or "not known"
         self.lineage.setdefault(split, Counter())[sources] += 1
-        hashed = int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=6).digest(), "big")
-        entry = (-hashed, -self.rows, text, answer)
-        if len(self.sample) < _SAMPLED:
-            heappush(self.sample, entry)
-        elif entry[:2] > self.sample[0][:2]:
-            heapreplace(self.sample, entry)
-
-    def _count(self, provenance: Mapping[str, Any]) -> None:
-        parameters, verdict = provenance.get("parameters"), provenance.get("verdict")
-        asked_strategy = parameters.get("strategy") if isinstance(parameters, Mapping) else None
-        strategy = provenance.get("strategy") or asked_strategy
-        for counter, value in ((self.sources, provenance.get("source")), (self.strategies, strategy)):
-            if isinstance(value, str):
-                counter[value] += 1
-        if isinstance(verdict, Mapping) and isinstance(verdict.get("reason"), str):
-            self.verdicts[verdict["reason"]] += 1
-
-    def sampled(self) -> list[tuple[str, Any]]:
-        """Text and answer, in an order that depends on the texts alone."""
-        return [(text, answer) for *_, text, answer in sorted(self.sample, key=lambda entry: entry[:2], reverse=True)]
+        example = blake2b(text.encode("utf-8", "replace"), digest_size=6).digest(), text, answer
+        self.examples = nsmallest(_EXAMPLES, [*self.examples, example], key=lambda entry: entry[0])
 
 
 def write_card(
@@ -113,14 +94,14 @@ def write_card(
     """Write the card of a dataset into `directory` and return its path.
 
     Args:
-        rows: by split, or all of one; each is read once, and only numbers and a sample are kept.
+        rows: by split, or all of one; each is read once, and only numbers and a few rows are kept.
         facts: what rows cannot say.
 
     It is `README.md`; where somebody's own README.md is there already, `CARD.md`. The same rows and facts give the same
     bytes. Raises TaskError where the directory cannot be written.
     """
     facts = replace(facts, parameters=masked(facts.parameters, "***"), notes=masked(facts.notes, "***"))
-    seen = _Sample()
+    seen = _Seen()
     for split, part in (rows if isinstance(rows, Mapping) else {"train": rows}).items():
         for values in part:
             seen.add(split, values)
@@ -143,7 +124,7 @@ def _place(directory: Path) -> Path:
 # The text
 
 
-def _card(seen: _Sample, facts: Facts) -> Iterator[str]:
+def _card(seen: _Seen, facts: Facts) -> Iterator[str]:
     yield from _head(facts)
     yield from (MARK, "", f"# {_one_line(facts.title)}", "")
     if facts.made_by:
@@ -168,21 +149,20 @@ def _head(facts: Facts) -> Iterator[str]:
         yield from ("---", "")
 
 
-def _counts(seen: _Sample, facts: Facts) -> Iterator[str]:
+def _counts(seen: _Seen, facts: Facts) -> Iterator[str]:
     rows = [(f"rows in {split}", f"{len(lengths):,}") for split, lengths in seen.questions.items()]
     if len(rows) != 1:
-        rows.insert(0, ("rows", f"{seen.rows:,}"))
+        rows.insert(0, ("rows", f"{sum(map(len, seen.questions.values())):,}"))
     rows.append(("rows with an answer", f"{len(seen.answers):,}"))
     rows += [(name, f"{count:,}") for name, count in facts.counts.items()]
     if facts.refused:
         rows.append(("refused", f"{sum(facts.refused.values()):,}"))
     yield from _table("Counts", ("", ""), rows)
-    for title, counter in (("Sources", seen.sources), ("Strategies", seen.strategies), ("Verified", seen.verdicts)):
-        if counter:
-            yield from _table(title, ("", "rows"), [(name, f"{n:,}") for name, n in _ranked(counter)[:20]])
+    for title, counter in seen.counters.items():
+        yield from _table(title, ("", "rows"), [(name, f"{n:,}") for name, n in _ranked(counter)[:20]])
 
 
-def _lineage(seen: _Sample) -> Iterator[str]:
+def _lineage(seen: _Seen) -> Iterator[str]:
     """From which splits the sources of the rows are, and whether a row to learn comes from one to validate on."""
     rows = [(name, of, f"{n:,}") for name, counts in seen.lineage.items() for of, n in _ranked(counts)]
     if all(of == "not known" for _, of, _ in rows):
@@ -196,9 +176,7 @@ def _lineage(seen: _Sample) -> Iterator[str]:
         yield from ("No row to learn was made of a validation task.", "")
 
 
-def _lengths(seen: _Sample) -> Iterator[str]:
-    if not seen.rows:
-        return
+def _lengths(seen: _Seen) -> Iterator[str]:
     kinds = [(f"question, {split}", lengths) for split, lengths in seen.questions.items()]
     if seen.answers:
         kinds.append(("answer", seen.answers))
@@ -211,7 +189,7 @@ def _quantiles(values: array[int]) -> list[str]:
     return [f"{ordered[min(len(ordered) - 1, len(ordered) * share // 100)]:,}" for share in _QUANTILES]
 
 
-def _diversity(seen: _Sample, facts: Facts) -> Iterator[str]:
+def _diversity(seen: _Seen, facts: Facts) -> Iterator[str]:
     """Forms and, of a run that was steered, cells."""
     diversity, cells = seen.forms.diversity(), facts.coverage.get("cells")
     if diversity.rows < LEAST and cells is None:
@@ -227,7 +205,7 @@ def _diversity(seen: _Sample, facts: Facts) -> Iterator[str]:
         yield from _rows(("axis", "value", "forms"), rows)
 
 
-def _difficulty(seen: _Sample) -> Iterator[str]:
+def _difficulty(seen: _Seen) -> Iterator[str]:
     if not seen.rates:
         return
     yield from ("## Difficulty", "")
@@ -235,11 +213,11 @@ def _difficulty(seen: _Sample) -> Iterator[str]:
     yield from (f"{rates}; {seen.rates.count(0.0):,} were never solved and {seen.rates.count(1.0):,} always.", "")
 
 
-def _examples(seen: _Sample) -> Iterator[str]:
-    if not seen.rows:
+def _examples(seen: _Seen) -> Iterator[str]:
+    if not seen.examples:
         return
     yield from ("## Examples", "")
-    for text, answer in seen.sampled()[:_EXAMPLES]:
+    for _, text, answer in seen.examples:
         shown = _cut(text) + (f"\n→ {_cut(_show(answer))}" if answer is not None else "")
         fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall(r"`+", shown)), default=0))
         yield from (f"{fence}text", shown, fence, "")
