@@ -108,9 +108,9 @@ def stats(
 ) -> None:
     """Summarize a dataset: rows, duplicates, lengths, languages, fields and their values.
 
-    Lengths are of what a row asks, exact up to 1,024 and to 1 % above. Duplicates are the same but for case and blanks.
-    Fields, languages, forms and answers of more than 10,000 rows are estimated from the first 10,000 and every 101st
-    of the others (the output says so); --exact looks at all, which takes ten times as long.
+    Lengths are of what a row asks. Duplicates are the same but for case and blanks. Fields, languages, forms and
+    answers of more than 10,000 rows are estimated from the first 10,000 and every 101st of the others (the output says
+    so); --exact looks at all, which takes ten times as long.
 
     \b
     ajet dataset stats tasks.jsonl
@@ -152,8 +152,6 @@ def _print_stats(result: Stats) -> None:
     out.print(render.table(lengths, out.width, title="\nlengths"))
     if result.languages:
         out.print(render.table(_shares(result.languages, result.rows, "language"), out.width, title="\nlanguages"))
-    if result.sources:
-        out.print(render.table(_shares(result.sources, result.rows, "source"), out.width, title="\nsources"))
     if result.by:
         groups = [_length_row(name, lengths_of, rows=True) for name, lengths_of in result.top_groups(20)]
         out.print(render.table(groups, out.width, title=f"\ncharacters by {result.by}"))
@@ -161,9 +159,7 @@ def _print_stats(result: Stats) -> None:
 
 
 def _length_row(name: str, lengths: Lengths, *, rows: bool = False) -> dict[str, object]:
-    row: dict[str, object] = {"of": name, **({"rows": lengths.count} if rows else {}), "min": lengths.least}
-    row |= {f"p{share}": lengths.quantile(share / 100) for share in (5, 50, 95)}
-    return {**row, "max": lengths.most, "mean": lengths.mean}
+    return {"of": name, **({"rows": lengths.count} if rows else {}), **lengths.as_json()}
 
 
 def _shares(counts: Mapping[str, int], rows: int, name: str) -> list[dict[str, object]]:
@@ -178,7 +174,6 @@ def _field_rows(result: Stats) -> list[dict[str, str]]:
     rows = []
     for name, field in result.fields.items():
         common = ", ".join(f"{text} ({number:,})" for text, number in field.common(3))
-        span = "" if field.least is None else f"{field.least:.6g} to {field.most:.6g}"
         distinct = f"{len(field.values):,}" if not field.others else "many"
         rows.append(
             {
@@ -186,7 +181,7 @@ def _field_rows(result: Stats) -> list[dict[str, str]]:
                 "in": f"{field.present / result.rows:.0%}",
                 "kind": "/".join(kind for kind, _ in field.kinds.most_common()),
                 "distinct": "" if "object" in field.kinds else distinct,
-                "most common": common or span,
+                "most common": common,
             }
         )
     return rows

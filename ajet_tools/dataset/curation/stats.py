@@ -1,4 +1,4 @@
-"""Statistics of a dataset, counted in one pass; 16 bytes are kept of each row."""
+"""Statistics of a dataset, counted in one pass; 8 bytes are kept of each row."""
 
 from __future__ import annotations
 
@@ -14,33 +14,25 @@ import polars as pl
 from ajet_tools.dataset.curation.forms import Diversity, Forms
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import Block, text_of
-from ajet_tools.dataset.files.values import kind_of, value_at
+from ajet_tools.dataset.files.values import answer_of, kind_of, value_at
 from ajet_tools.dataset.similarity.text import normals
 
 _MOST_FIELDS = 500
 _MOST_VALUES = 1000
 _LONGEST_VALUE = 80
 _SHOWN = 10
-_EXACT_UP_TO = 1024
 _EVERY_ROW, _STEP_ROWS = 10_000, 101  # a prime: rows that alternate are met alike
-_STEP = 1.01
 _ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Lengths:
-    """A distribution of lengths: exact up to 1,024, and to 1 % above."""
+    """A distribution of lengths."""
 
     def __init__(self) -> None:
-        self.count = self.total = 0
-        self.least = self.most = 0
-        self._bins: Counter[int] = Counter()
+        self._counts: Counter[int] = Counter()
 
     def add(self, length: int, times: int = 1) -> None:
-        self.least = length if not self.count else min(self.least, length)
-        self.most = max(self.most, length)
-        self.count += times
-        self.total += length * times
-        self._bins[length if length < _EXACT_UP_TO else _EXACT_UP_TO + _steps(length)] += times
+        self._counts[length] += times
 
     def add_all(self, lengths: pl.Series) -> None:
         """A polars series of lengths."""
@@ -48,30 +40,23 @@ class Lengths:
             self.add(length, times)
 
     @property
-    def mean(self) -> float:
-        return self.total / self.count if self.count else 0.0
+    def count(self) -> int:
+        return self._counts.total()
 
     def quantile(self, share: float) -> int:
         """The length that this share of all does not pass."""
         rank, seen = max(1, math.ceil(share * self.count)), 0
-        for place, number in sorted(self._bins.items()):
-            seen += number
+        for length, times in sorted(self._counts.items()):
+            seen += times
             if seen >= rank:
-                return min(self.most, max(self.least, _length(place)))
+                return length
         return 0
 
-    def as_json(self) -> dict[str, object]:
-        shares = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
-        summary = {"mean": round(self.mean, 2), "min": self.least, "max": self.most}
-        return {**summary, **{name: self.quantile(share) for name, share in shares.items()}}
-
-
-def _steps(length: int) -> int:
-    return int(math.log(length / _EXACT_UP_TO) / math.log(_STEP))
-
-
-def _length(place: int) -> int:
-    return place if place < _EXACT_UP_TO else round(_EXACT_UP_TO * _STEP ** (place - _EXACT_UP_TO))
+    def as_json(self) -> dict[str, float]:
+        total = sum(length * times for length, times in self._counts.items())
+        quantiles = {f"p{share}": self.quantile(share / 100) for share in (5, 50, 95)}
+        ends = min(self._counts, default=0), max(self._counts, default=0)
+        return {"min": ends[0], **quantiles, "max": ends[1], "mean": round(total / max(1, self.count), 4)}
 
 
 @dataclass
@@ -85,22 +70,14 @@ class Field:
     """Short values and how often, as JSON; no more are gathered once there are a thousand."""
     others: int = 0
     """Values that were not gathered."""
-    least: float | None = None
-    most: float | None = None
-    """Of numbers."""
 
     def add(self, value: object, times: int = 1) -> None:
         self.present += times * (value is not None)
         self.kinds[kind_of(value)] += times
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            self.least = value if self.least is None else min(self.least, value)
-            self.most = value if self.most is None else max(self.most, value)
         if value is None or isinstance(value, Mapping):
             return
-        if isinstance(value, list) and (len(value) > 8 or any(isinstance(item, dict | list) for item in value)):
-            self.others += times
-            return
-        if isinstance(value, str) and len(value) > _LONGEST_VALUE:
+        nested = isinstance(value, list) and (len(value) > 8 or any(isinstance(item, dict | list) for item in value))
+        if nested or (isinstance(value, str) and len(value) > _LONGEST_VALUE):
             self.others += times
             return
         text = _ENCODE(value)
@@ -110,11 +87,9 @@ class Field:
             self.others += times
 
     def as_json(self) -> dict[str, object]:
-        summary: dict[str, object] = {"present": self.present, "kinds": dict(_ordered(self.kinds))}
-        if self.least is not None:
-            summary |= {"min": self.least, "max": self.most}
-        summary["distinct"] = len(self.values) if not self.others else f">{len(self.values)}"
-        return {**summary, "common": dict(self.common())}
+        distinct = len(self.values) if not self.others else f">{len(self.values)}"
+        kinds = dict(_ordered(self.kinds))
+        return {"present": self.present, "kinds": kinds, "distinct": distinct, "common": dict(self.common())}
 
     def common(self, most: int = _SHOWN) -> list[tuple[str, int]]:
         """The values that come more than once, as JSON, and how often."""
@@ -139,10 +114,6 @@ class Stats:
     words: Lengths = field(default_factory=Lengths)
     answer_chars: Lengths = field(default_factory=Lengths)
     languages: Counter[str] = field(default_factory=Counter)
-    sources: Counter[str] = field(default_factory=Counter)
-    """Rows by `provenance.source`."""
-    turns: Counter[int] = field(default_factory=Counter)
-    """Rows by the number of messages, where they are chats."""
     fields: dict[str, Field] = field(default_factory=dict)
     """Places up to two levels below a column, such as `metadata.answer`."""
     by: str | None = None
@@ -166,8 +137,6 @@ class Stats:
             "words": self.words.as_json(),
             "answer_chars": self.answer_chars.as_json(),
             "languages": dict(_ordered(self.languages)),
-            "sources": dict(_ordered(self.sources)),
-            "messages": {str(n): rows for n, rows in sorted(self.turns.items())},
             "fields": {name: part.as_json() for name, part in self.fields.items()},
         }
         if self.by:
@@ -211,12 +180,6 @@ def _add(stats: Stats, forms: Forms, values: Mapping[str, object], times: int) -
     if (answer := _answer(values)) is not None:
         stats.answered += times
         stats.answer_chars.add(len(answer), times)
-    provenance = values.get("provenance")
-    if isinstance(provenance, Mapping) and isinstance(provenance.get("source"), str):
-        stats.sources[provenance["source"]] += times
-    messages = values.get("messages", values.get("init_messages"))
-    if isinstance(messages, list):
-        stats.turns[len(messages)] += times
     _add_fields(stats.fields, values, times)
     if stats.by:
         name = _name(value_at(values, stats.by))
@@ -240,10 +203,8 @@ def _add_fields(fields: dict[str, Field], values: Mapping[str, object], times: i
 
 def _answer(values: Mapping[str, object]) -> str | None:
     """The text of the row's answer, or of the reply that a chat ends in."""
-    metadata = values.get("metadata")
-    for place in (metadata if isinstance(metadata, Mapping) else {}, values):
-        if (answer := place.get("answer")) is not None:
-            return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+    if (answer := answer_of(values)) is not None:
+        return answer if isinstance(answer, str) else _ENCODE(answer)
     messages = values.get("messages")
     if isinstance(messages, list) and messages and isinstance(messages[-1], Mapping):
         last = messages[-1]

@@ -20,18 +20,18 @@ def rows(*values: dict[str, Any]) -> list[Block]:
     return list(blocks_of((Row(f"rows line {i}", row) for i, row in enumerate(values, 1)), "rows"))
 
 
-def test_lengths_are_exact_when_short_and_near_when_long() -> None:
+def test_lengths_are_those_of_the_sorted_list() -> None:
     chance = random.Random(0)
     known = [int(10 ** chance.uniform(0, 5)) for _ in range(5000)]
     lengths = Lengths()
     for length in known:
         lengths.add(length)
-    assert (lengths.least, lengths.most, lengths.count) == (min(known), max(known), 5000)
-    assert lengths.mean == pytest.approx(statistics.fmean(known))
+    figures = lengths.as_json()
+    assert (figures["min"], figures["max"], lengths.count) == (min(known), max(known), 5000)
+    assert figures["mean"] == pytest.approx(statistics.fmean(known), abs=0.01)
     known.sort()
     for share in (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0):
-        exact = known[round(share * 5000) - 1]
-        assert lengths.quantile(share) == (exact if exact < 1024 else pytest.approx(exact, rel=0.011))
+        assert lengths.quantile(share) == known[round(share * 5000) - 1]
 
 
 def test_what_is_counted_of_rows() -> None:
@@ -48,10 +48,8 @@ def test_what_is_counted_of_rows() -> None:
     assert found["answered"] == 3
     assert found["answer_chars"]["max"] == 4
     assert found["languages"] == {"en": 2, "de": 1, "und": 1}
-    assert found["sources"] == {"expand": 1}
-    assert found["messages"] == {"2": 1}
     level = found["fields"]["metadata.level"]
-    assert (level["present"], level["kinds"], level["min"], level["max"]) == (2, {"integer": 2, "null": 1}, 1, 2)
+    assert (level["present"], level["kinds"]) == (2, {"integer": 2, "null": 1})
     assert found["fields"]["metadata.answer"]["kinds"] == {"integer": 1, "text": 1}
     assert {name: group["rows"] for name, group in found["by"]["metadata.level"].items()} == {"1": 1, "2": 1, "null": 2}
 
