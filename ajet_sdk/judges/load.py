@@ -76,13 +76,9 @@ def judge_section(name: str) -> dict[str, Any]:
 
 
 def named_judge(name: str, config: Config | None = None) -> Any:
-    """The judge of that name, with the `answer_key` and the model that `config` names. Raises as `load_judge` does."""
-    judge_config = config.task_judge if config is not None else None
-    shared = (
-        {}
-        if judge_config is None
-        else judge_config.model_dump(include={"answer_key", "alien_llm_model"}, exclude_none=True)
-    )
+    """The judge of that name, with the model that `config` names. Raises as `load_judge` does."""
+    model = config.task_judge.alien_llm_model if config is not None else None
+    shared = {"alien_llm_model": model} if model is not None else {}
     own_config = load_config(values={"ajet": {"task_judge": {**shared, **judge_section(name)}}})
     return load_judge(own_config if config is None else config.model_copy(update={"task_judge": own_config.task_judge}))
 

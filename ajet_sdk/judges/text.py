@@ -8,7 +8,6 @@ The regex judge: what a pattern finds in the output.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import ConfigError, NoReward
@@ -41,16 +40,6 @@ def text_of(output: object) -> str:
     )
 
 
-def answer_of(task: Task, key: str) -> Any:
-    """The right answer of a task. Raises NoReward where its metadata has none."""
-    if task.metadata.get(key) is None:
-        raise NoReward(
-            f"task {task.task_id} has no reference answer {key!r} in its metadata; it has "
-            f"{', '.join(task.metadata) or 'nothing'} (task_judge.answer_key)"
-        )
-    return task.metadata[key]
-
-
 def exact(output: object, answer: object) -> bool:
     """Whether the output is the answer, white space around it aside."""
     return text_of(output).strip() == text_of(answer).strip()
@@ -72,27 +61,21 @@ def matches(pattern: re.Pattern[str], output: str, answer: object) -> bool:
     return bool(groups) and (groups[-1] or "").strip() == text_of(answer).strip()
 
 
-def on_answer(compare: Callable[[object, object], bool], key: str) -> Any:
-    """A judge that compares an output with the answer of its task, by a metadata key."""
-    if key == "answer":  # then a task without it is found before the first episode
-        return compare
-
-    def judge(output: object, task: Task) -> bool:
-        return bool(compare(output, answer_of(task, key)))
-
-    judge.__name__ = compare.__name__
-    return judge
-
-
 def open_exact(config: Config) -> Any:
-    return on_answer(exact, config.task_judge.answer_key)
+    return exact
 
 
 def open_regex(config: Config) -> Any:
     """The judge `regex`. Raises ConfigError for a pattern that is none."""
-    compiled, key = compile_pattern(config.task_judge.pattern or ""), config.task_judge.answer_key
+    compiled = compile_pattern(config.task_judge.pattern or "")
 
     def regex(output: object, task: Task) -> bool:
-        return matches(compiled, text_of(output), answer_of(task, key) if compiled.groups else None)
+        answer = task.metadata.get("answer")
+        if compiled.groups and answer is None:
+            raise NoReward(
+                f"task {task.task_id} has no reference answer in its metadata; it has "
+                f"{', '.join(task.metadata) or 'nothing'}"
+            )
+        return matches(compiled, text_of(output), answer)
 
     return regex

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ log = logging.getLogger("ajet.tasks")
 
 SECTION = "task_reader.huggingface_dat_repo"
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json")
-SLICE = re.compile(r"(?P<name>[^\[\]]+)\[(?P<start>\d+%?)?:(?P<stop>\d+%?)?\]")
 
 
 def read_huggingface(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
@@ -68,23 +66,9 @@ def path_rows(path: Path, name: str) -> Iterator[Row]:
 
 
 def _local_rows(path: Path, split: str) -> Iterator[Row]:
-    cut = SLICE.fullmatch(split)
-    name = cut["name"] if cut else split
-    files = [path] if path.is_file() else _files(path, name)
+    files = [path] if path.is_file() else _files(path, split)
     columns = partitions(path if path.is_dir() else path.parent, files)
-    rows = (_with_columns(row, columns[file]) for file in files for row in _file_rows(file))
-    return iter(_cut(list(rows), cut["start"], cut["stop"])) if cut else rows
-
-
-def _cut(rows: list[Row], start: str | None, stop: str | None) -> list[Row]:
-    """`train[:90%]` and `train[100:]`, as in `datasets`."""
-
-    def position(text: str | None, default: int) -> int:
-        if text is None:
-            return default
-        return round(len(rows) * int(text[:-1]) / 100) if text.endswith("%") else int(text)
-
-    return rows[position(start, 0) : position(stop, len(rows))]
+    return (_with_columns(row, columns[file]) for file in files for row in _file_rows(file))
 
 
 def _files(folder: Path, split: str) -> list[Path]:

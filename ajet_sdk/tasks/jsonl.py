@@ -32,7 +32,7 @@ def read_jsonl(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
 
 def _in_set(row: Row, name: str) -> Row:
     """The row with the name of its set in its metadata."""
-    if row.error is not None or not isinstance(row.values, dict):
+    if not isinstance(row.values, dict):
         return row
     metadata = row.values.get("metadata")
     if "metadata" in row.values and isinstance(metadata, dict):
@@ -53,9 +53,11 @@ def json_rows(path: Path) -> Iterator[Row]:
     try:
         with path.open("rb") as file:
             for row in scan(bounded(file, path.name), path.name, strict=True):
+                if row.problem is not None:
+                    raise TaskError(f"{row.where} {row.problem}")
                 if row.number == 1 and isinstance(row.value, list):
                     yield from (Row(f"{path.name} item {i}", values) for i, values in enumerate(row.value, 1))
                 else:
-                    yield Row(row.where, row.value, row.problem)
+                    yield Row(row.where, row.value)
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
@@ -31,11 +31,10 @@ log = logging.getLogger("ajet.tasks")
 
 @dataclass(frozen=True)
 class TaskSets:
-    """The tasks of a job. No task stands in both; `skipped` counts a split's bad rows that were left out."""
+    """The tasks of a job. No task stands in both."""
 
     train: list[Task]
     val: list[Task]
-    skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 def load_tasks(config: Config, tasks: GivenTasks | None = None, val_tasks: GivenTasks | None = None) -> TaskSets:
@@ -43,23 +42,18 @@ def load_tasks(config: Config, tasks: GivenTasks | None = None, val_tasks: Given
 
     `val_tasks` are validated on in place of those of `task_reader`.
 
-    Raises TaskError for a row that is no task (with file and line; `task_reader.skip_bad_rows` skips it), for an id
-    that stands for two contents, and for a task that stands in both splits; ConfigError where the source is not given.
+    Raises TaskError for a row that is no task (with file and line), for an id that stands
+    for two contents, and for a task that stands in both splits; ConfigError where the source is not given.
     """
     train_rows, val_rows = (given_rows(tasks), iter(())) if tasks is not None else _reader(config)(config)
     if val_tasks is not None:
         val_rows = given_rows(val_tasks, "val_tasks")
-    train, train_skipped = _collect(train_rows, config, "training")
-    val, val_skipped = _collect(val_rows, config, "validation")
+    train, val = (_collect(rows, config.task_reader.field_mapping) for rows in (train_rows, val_rows))
     if not train:
         source = "the source of task_reader" if tasks is None else "the list of tasks"
         raise TaskError(f"there are no training tasks; {source} is empty")
     _check_apart(train, val)
-    return TaskSets(
-        train=[task for task, _ in train],
-        val=[task for task, _ in val],
-        skipped={"train": train_skipped, "val": val_skipped},
-    )
+    return TaskSets(train=[task for task, _ in train], val=[task for task, _ in val])
 
 
 _Reader = Callable[["Config"], tuple[Iterator[Row], Iterator[Row]]]
@@ -155,28 +149,17 @@ def _plugged_in(kind: str, config: Config) -> Any:
         ) from error
 
 
-def _collect(rows: Iterator[Row], config: Config, split: str) -> tuple[list[tuple[Task, str]], int]:
-    """The tasks of a split with their places, and how many bad rows were skipped."""
-    reader = config.task_reader
+def _collect(rows: Iterator[Row], mapping: Mapping[str, str]) -> list[tuple[Task, str]]:
+    """The tasks of a split with their places."""
     tasks: list[tuple[Task, str]] = []
     first_of: dict[str, tuple[Task, str]] = {}
-    bad: list[TaskError] = []
     for row in rows:
-        try:
-            task = to_task(row, reader.field_mapping)
-            known, place = first_of.setdefault(task.task_id, (task, row.where))
-            if known != task:
-                raise TaskError(f"{row.where}: task_id {task.task_id!r} is already used for another task in {place}")
-        except TaskError as error:
-            if not reader.skip_bad_rows:
-                raise
-            bad.append(error)
-            continue
+        task = to_task(row, mapping)
+        known, place = first_of.setdefault(task.task_id, (task, row.where))
+        if known != task:
+            raise TaskError(f"{row.where}: task_id {task.task_id!r} is already used for another task in {place}")
         tasks.append((task, row.where))
-    if bad:
-        count = "1 bad row" if len(bad) == 1 else f"{len(bad)} bad rows"
-        log.warning("skipped %s of the %s tasks; the first: %s", count, split, bad[0])
-    return tasks, len(bad)
+    return tasks
 
 
 def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> None:

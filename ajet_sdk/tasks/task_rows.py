@@ -41,11 +41,10 @@ _WHOLE = re.compile(rf"0|-?[1-9]\d{{0,17}}|{_NO_VALUE}")
 
 @dataclass(frozen=True)
 class Row:
-    """One row as read, and its place (`train.jsonl line 3`). `error` is set where it could not even be read."""
+    """One row as read, and its place (`train.jsonl line 3`)."""
 
     where: str
-    values: object = None
-    error: str | None = None
+    values: object
 
 
 def to_task(row: Row, mapping: Mapping[str, str]) -> Task:
@@ -57,8 +56,6 @@ def to_task(row: Row, mapping: Mapping[str, str]) -> Task:
     from pydantic import ValidationError
 
     Task = import_module(_TYPES).Task
-    if row.error is not None:
-        raise TaskError(f"{row.where} {row.error}")
     if isinstance(row.values, Task):
         return row.values  # type: ignore[no-any-return]
     if not isinstance(row.values, Mapping):

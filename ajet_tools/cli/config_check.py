@@ -138,7 +138,7 @@ def _tasks(config: Config, checked: Checked) -> TaskSets | None:
     except AjetError as error:
         checked.imports.add(error)
     else:
-        counts = {"train": len(sets.train), "val": len(sets.val), "skipped": dict(sets.skipped)}
+        counts = {"train": len(sets.train), "val": len(sets.val)}
         checked.resources.found["tasks"] = counts
         return sets
     return None

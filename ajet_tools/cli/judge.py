@@ -56,7 +56,7 @@ def evaluate_judge(
         Literal["feedback", "reward"], Option(help="For a trace: what to use as the label of an episode.")
     ] = "feedback",
     conf: Annotated[
-        Path | None, Option("--conf", "-c", help="A config file: its judge if none is named, its answer_key and model.")
+        Path | None, Option("--conf", "-c", help="A config file: its judge if none is named, its model.")
     ] = None,
     repeats: Annotated[int, Option(min=1, help="Verdicts per output, to measure their variance.")] = 3,
     limit: Annotated[int | None, Option(min=1, help="Maximum number of outputs, from the first.")] = None,
@@ -114,7 +114,7 @@ def attack_target(
     ] = None,
     limit: Annotated[int, Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")] = 2,
     conf: Annotated[
-        Path | None, Option("--conf", "-c", help="A config file: its judge if none is named, its answer_key and model.")
+        Path | None, Option("--conf", "-c", help="A config file: its judge if none is named, its model.")
     ] = None,
     threshold: Annotated[
         float | None, Option(help="A reward above this counts. Default: the judge's min_score, else 0.")

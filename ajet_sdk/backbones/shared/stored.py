@@ -90,8 +90,8 @@ def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> tuple[list[Load], 
     rows: list[tuple[str, Task, Load]] = []
     held_out: list[Load] = []
     for row in json_rows(path):
-        if row.error is not None or not isinstance(row.values, Mapping):
-            raise TaskError(f"{row.where}: {row.error or 'a conversation is an object with keys'}")
+        if not isinstance(row.values, Mapping):
+            raise TaskError(f"{row.where}: a conversation is an object with keys")
         if row.values.get("task_id") in val_ids:
             held_out += [] if pairs else [_of_row(row.where, row.values, pairs)[1]]
             continue

@@ -107,17 +107,8 @@ def test_a_mapping_says_where_columns_go(tmp_path: Path) -> None:
          "t.jsonl line 3: task_id 'x' is already used for another task in t.jsonl line 2"),
     ],
 )  # fmt: skip
-def test_a_bad_row_is_an_error_or_is_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, row: str, expected: str
-) -> None:
-    path = lines(tmp_path / "t.jsonl", [ROWS[0], row, ROWS[1]])
-    assert expected in refused(jsonl(path))
-    with caplog.at_level(logging.WARNING, logger="ajet.tasks"):
-        sets = load_tasks(jsonl(path, skip_bad_rows=True))
-    assert sets.skipped == {"train": 1, "val": 0}
-    assert {ROWS[0]["question"], ROWS[1]["question"]} <= {task.main_query for task in sets.train}
-    assert "skipped 1 bad row of the training tasks" in caplog.text
-    assert expected in caplog.text
+def test_a_bad_row_is_an_error(tmp_path: Path, row: str, expected: str) -> None:
+    assert expected in refused(jsonl(lines(tmp_path / "t.jsonl", [ROWS[0], row, ROWS[1]])))
 
 
 def test_text_that_is_not_utf_8_is_a_bad_row(tmp_path: Path) -> None:
@@ -167,6 +158,10 @@ class Squares(BaseTaskReader):
         return [Task(main_query=f"{n} squared?", metadata={"answer": str(n * n)}) for n in range(size)]
 
     def get_validation_tasks(self):
+        return [{"question": "7 squared?", "answer": "49"}]
+
+class Bad(Squares):
+    def get_validation_tasks(self):
         return [{"question": "7 squared?", "answer": "49"}, {"main_query": 3}]
 
 class Half:
@@ -178,10 +173,10 @@ def test_a_reader_of_ones_own_is_named_by_its_class_path(tmp_path: Path) -> None
     path = tmp_path / "squares.py"
     path.write_text(READER)
     squares = {"type": f"{path}->Squares", "random_dummy": {"training": 3}}
-    sets = load_tasks(reader(**squares, skip_bad_rows=True))
+    sets = load_tasks(reader(**squares))
     assert [task.metadata["answer"] for task in sets.train] == ["0", "1", "4"]
-    assert [task.main_query for task in sets.val] == ["7 squared?"] and sets.skipped["val"] == 1
-    assert "Squares.get_validation_tasks task 2: main_query" in refused(reader(**squares))
+    assert [task.main_query for task in sets.val] == ["7 squared?"]
+    assert "Bad.get_validation_tasks task 2: main_query" in refused(reader(**{**squares, "type": f"{path}->Bad"}))
     assert "get_validation_tasks" in refused(reader(type=f"{path}->Half"), ConfigError)
     with pytest.raises(ConfigError, match="did you mean env_service"):
         reader(type="env_servise")
@@ -221,13 +216,11 @@ def test_a_directory_is_read_however_it_lies(tmp_path: Path, name: str) -> None:
     assert [task.metadata for task in sets.val] == ROWS[4:]
 
 
-def test_parts_of_a_split_and_a_configuration(tmp_path: Path) -> None:
+def test_a_configuration_and_a_file(tmp_path: Path) -> None:
     (tmp_path / "main").mkdir()
     layout(tmp_path / "main", "flat")
-    keys = {"dataset_name": "main", "training_split": "train[:75%]", "validation_split": "train[3:]"}
-    sets = load_tasks(repo(tmp_path, **keys))
-    assert [task.metadata for task in sets.train] == ROWS[:3]
-    assert [task.metadata for task in sets.val] == ROWS[3:4]
+    sets = load_tasks(repo(tmp_path, dataset_name="main"))
+    assert [task.metadata for task in sets.train] == ROWS[:4]
     alone = load_tasks(repo(tmp_path / "main" / "train.parquet"))  # one split
     assert alone.train[0].metadata == ROWS[0] and not alone.val
 
