@@ -62,25 +62,6 @@ class Spec:
     """Names of a gymnasium environment's actions, starting at action 0."""
 
 
-class Instance(Protocol):
-    """One environment of one task. Each method may be async."""
-
-    def reset(self) -> object:
-        """The first state, as messages."""
-
-    def step(self, message: Mapping[str, object]) -> object:
-        """`{state, reward, is_terminated, info}`; `state` is a list of messages."""
-
-    def evaluate(self, params: Mapping[str, object]) -> object:
-        """The score."""
-
-    def info(self, params: Mapping[str, object]) -> object:
-        """Information on the instance, for example its tools."""
-
-    def close(self) -> object:
-        """Release the instance's resources."""
-
-
 class Hosted(Protocol):
     """An environment with its tasks."""
 
@@ -88,7 +69,10 @@ class Hosted(Protocol):
         """The task ids of a split. Raises UnknownTask if there is no such split."""
 
     def create(self, task_id: str, params: JsonView) -> Any:
-        """An instance. Raises UnknownTask."""
+        """The environment of one task, with `reset`, `step`, `evaluate`, `info` and `close`. Raises UnknownTask.
+
+        `reset` and `step` say `{state, reward, is_terminated, info}`; `state` is a list of messages.
+        """
 
 
 def load(spec: Spec) -> Hosted:

@@ -80,7 +80,6 @@ class JobOptions:
         *,
         tasks: str | None = None,
         val_tasks: str | None = None,
-        skip_bad_rows: bool = False,
         more: Mapping[str, object] | None = None,
         recorded: Mapping[str, object] | None = None,
         beside: Path | None = None,
@@ -95,7 +94,6 @@ class JobOptions:
         settings: dict[str, object] = {
             "rollout.user_workflow": _from_here(agent) if agent else None,
             "model.path": _absolute(self.model) if self.model and Path(self.model).exists() else self.model,
-            "task_reader.skip_bad_rows": skip_bad_rows or None,
             "task_judge": None if self.judge is None else judge_section(self.judge),
             **_task_keys(tasks, val_tasks),
             **(more or {}),

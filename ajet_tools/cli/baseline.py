@@ -15,7 +15,7 @@ from ajet_sdk.reporting.results import Report
 from ajet_sdk.run import score_tasks
 from ajet_sdk.tasks.load import load_tasks
 from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, HeldOutTasks, Tasks, split_arguments
-from ajet_tools.cli.options import AsJson, SkipBadRows, expand_options, pick, print_json
+from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
 
 app = typer.Typer(add_completion=False)
 
@@ -37,7 +37,6 @@ def baseline(
     answering: AgentOptions,
     k: Annotated[int, Option("--attempts", "-k", min=2, help="Attempts per task, for pass@k.")] = 8,
     limit: Annotated[int, Option("--limit", "-n", min=1, help="Maximum number of tasks of each set.")] = 32,
-    skip_bad_rows: SkipBadRows = False,
     as_json: AsJson = False,
 ) -> None:
     """Score an agent on training and held-out tasks before it is trained, and say how to train it.
@@ -55,9 +54,7 @@ def baseline(
     if answering.conf is None and (agent is None or tasks is None):
         raise ConfigError("name an agent (agent.py:solve) and --tasks tasks.jsonl, or pass a config file (--conf FILE)")
     more = {"task_reader.jsonl_dataset_file.validation": {"file_path": None}} if tasks and not val_tasks else {}
-    config = answering.config(
-        agent, overrides, tasks=tasks, val_tasks=val_tasks, skip_bad_rows=skip_bad_rows, more=more
-    )
+    config = answering.config(agent, overrides, tasks=tasks, val_tasks=val_tasks, more=more)
     if not config.is_set("rollout.temperature"):
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"temperature": 1.0})})
     sets = load_tasks(config)

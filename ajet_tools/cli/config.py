@@ -235,5 +235,4 @@ def _counts(value: object) -> str:
         return str(value)
     if "made" in value:
         return f"made {value['made']}"
-    skipped = sum(value["skipped"].values())
-    return f"{value['train']} to train on, {value['val']} to validate on" + (f", {skipped} skipped" if skipped else "")
+    return f"{value['train']} to train on, {value['val']} to validate on"

@@ -20,7 +20,6 @@ AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 IncludeValidation = Annotated[
     bool, Option("--include-validation", help="Also use validation tasks and tasks that nearly repeat one.")
 ]
-SkipBadRows = Annotated[bool, Option("--skip-bad-rows", help="Skip invalid rows and report how many.")]
 
 
 def pick(source: object, *names: str) -> dict[str, object]:

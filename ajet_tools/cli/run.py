@@ -15,7 +15,7 @@ from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.reporting.results import Report
 from ajet_sdk.tasks.load import load_tasks
 from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, MostTasks, Tasks, WithLogview, split_arguments
-from ajet_tools.cli.options import AsJson, SkipBadRows, expand_options, pick, print_json
+from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
 from ajet_tools.cli.viewer import logview
 
 app = typer.Typer(add_completion=False)
@@ -30,7 +30,6 @@ def run(
     answering: AgentOptions,
     k: Annotated[int, Option("--attempts", "-k", min=1, help="Attempts per task, for pass@k.")] = 1,
     limit: MostTasks = None,
-    skip_bad_rows: SkipBadRows = False,
     with_logview: WithLogview = False,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +49,7 @@ def run(
         raise ConfigError("no tasks given: pass --tasks tasks.jsonl")
     # the tasks that are named are all there is: a file's validation tasks are others
     unread = {"task_reader.jsonl_dataset_file.validation": {"file_path": None} if tasks else None}
-    config = answering.config(agent, overrides, tasks=tasks, skip_bad_rows=skip_bad_rows, more=unread)
+    config = answering.config(agent, overrides, tasks=tasks, more=unread)
     with logview(config.directory, with_logview):
         report = _score(config, k, limit, named=tasks is not None, quiet=as_json)
     if as_json:

@@ -39,7 +39,7 @@ from ajet_tools.cli.arguments import (
     split_arguments,
 )
 from ajet_tools.cli.dry_run import print_plan
-from ajet_tools.cli.options import SkipBadRows, expand_options
+from ajet_tools.cli.options import expand_options
 from ajet_tools.cli.sweep import configs_of, run_sweep
 from ajet_tools.cli.viewer import logview
 
@@ -194,7 +194,6 @@ def train(
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print the episodes, tokens and cost to expect; ask no model.")
     ] = False,
-    skip_bad_rows: SkipBadRows = False,
     with_ray: Annotated[
         bool, Option("--with-ray", help="Start Ray on this machine for the run, and stop it afterwards.")
     ] = False,
@@ -230,7 +229,6 @@ def train(
             [*overrides, *more],
             tasks=tasks,
             val_tasks=val_tasks,
-            skip_bad_rows=skip_bad_rows,
             more={"backbone": backbone, "tinker.max_cost": max_cost},
         )
 

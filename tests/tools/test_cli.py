@@ -278,12 +278,10 @@ def test_what_is_wrong_is_one_message_and_exit_code_2(starter: Path, args: list[
 
 
 @pytest.mark.slow
-def test_a_bad_row_is_named_or_skipped(starter: Path) -> None:
+def test_a_bad_row_is_named(starter: Path) -> None:
     with (starter / "tasks.jsonl").open("a") as file:
         file.write("oops\n")
     assert "TaskError: tasks.jsonl line 9 is not JSON" in refused("run", "agent.py:solve", *SCRIPTED)
-    done = ajet_("run", "agent.py:solve", *SCRIPTED, "--skip-bad-rows", "--json")
-    assert len(json.loads(done.stdout)["tasks"]) == 8
 
 
 def test_traceback_shows_where_an_error_was_raised(starter: Path) -> None:
@@ -454,7 +452,7 @@ def test_config_check_says_everything_that_is_wrong(starter: Path) -> None:
         "resources": {
             "checked": True,
             "problems": [],
-            "tasks": {"train": 8, "val": 4, "skipped": {"train": 0, "val": 0}},
+            "tasks": {"train": 8, "val": 4},
         },
     }
 

@@ -36,7 +36,6 @@ def export(
     split: Annotated[
         str | None, Option(help="For a directory: the split's name. Default: the source's, else train.")
     ] = None,
-    title: Annotated[str | None, Option(help="For a directory: the card's title. Default: its name.")] = None,
     card: Annotated[bool, Option("--card/--no-card", help="For a directory: write README.md.")] = True,
     rows: RowOptions,
 ) -> None:
@@ -51,7 +50,7 @@ def export(
     ajet dataset export data/ -o hub/my-tasks
     ajet dataset export train.jsonl --format messages -o sft.jsonl
     ajet dataset export pairs.jsonl --format trl-preference -o pairs.parquet
-    ajet dataset export tasks.jsonl --format trl-prompt -o hub/prompts --title "Sums"
+    ajet dataset export tasks.jsonl --format trl-prompt -o hub/prompts
     """
     left_out = Counter[str]()
     parts, shape, written = _parts(sources, split, to_directory=_is_directory(out)), Shape(), dict[str, int]()
@@ -70,7 +69,7 @@ def export(
                 raise TaskError(_nothing(paths, format, left_out))
             written[name] = writer.rows
     if card and _is_directory(out):
-        _write_card(Path(out), written, format, left_out, title)
+        _write_card(Path(out), written, format, left_out)
     total = sum(written.values())
     summary = {"format": format, "rows": total, "splits": written, "left_out": dict(left_out)}
     lines = [f"{counted(total, 'row')} of {format}{to_place(out)}", *left_out_lines(left_out)]
@@ -117,12 +116,10 @@ def _nothing(paths: list[str], format: str, left_out: Counter[str]) -> str:
     return f"no row of {', '.join(paths)} can be exported as {format}: {reasons}"
 
 
-def _write_card(
-    folder: Path, written: Mapping[str, int], format: str, left_out: Mapping[str, int], title: str | None
-) -> None:
+def _write_card(folder: Path, written: Mapping[str, int], format: str, left_out: Mapping[str, int]) -> None:
     card = import_module("ajet_tools.dataset.card.card")  # loads what only a directory needs
     facts = card.Facts(
-        title=title or folder.resolve().name,
+        title=folder.resolve().name,
         made_by=f"ajet dataset export --format {format}",
         refused=dict(left_out),
         files={name: f"data/{name}-*.parquet" for name in written},

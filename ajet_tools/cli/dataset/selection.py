@@ -149,7 +149,6 @@ def mix(
     count: Annotated[int | None, Option(min=1, help="Total rows. Default: as many as the weights allow.")] = None,
     repeat: Annotated[bool, Option("--repeat", help="Repeat rows of sources that are too small.")] = False,
     seed: Annotated[int, Option(help="Random seed; the same seed gives the same file.")] = 0,
-    source_column: Annotated[str | None, Option(metavar="NAME", help="Write each row's source to this column.")] = None,
     mapping: Map = None,
     as_json: AsJson = False,
 ) -> None:
@@ -164,12 +163,8 @@ def mix(
     shares, columns = plan([parse_part(source) for source in sources], count, repeat=repeat), mapping_of(mapping)
     tables = [table for share in shares for table in tables_of(share.path, columns)]
     with Writer(out, tables=tables) as writer, ProgressBar("mix rows") as bar:
-        for block, paths in blocks(shares, seed=seed, mapping=columns, lines=writer.takes_lines):
-            if source_column:
-                for row, path in zip(block.rows(), paths, strict=True):
-                    writer.write({**row.values, source_column: path}, row.stored)
-            else:
-                writer.write_block(block)
+        for block in blocks(shares, seed=seed, mapping=columns, lines=writer.takes_lines):
+            writer.write_block(block)
             bar.advance(len(block))
     summary = {"rows": writer.rows, "sources": [vars(share) for share in shares], "path": out}
     lines = [f"{counted(writer.rows, 'row')}{to_place(out)}"]

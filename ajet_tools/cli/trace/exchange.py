@@ -14,7 +14,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import echo, visible
 from ajet_sdk.reporting.progress_bar import ProgressBar
-from ajet_tools.cli.options import AsJson, IncludeValidation, SkipBadRows, print_json
+from ajet_tools.cli.options import AsJson, IncludeValidation, print_json
 from ajet_tools.cli.trace.options import FROM_HELP, OfRun, WhereOrRun
 from ajet_tools.dataset.similarity.held_out import export_rows
 from ajet_tools.text.clean import counted
@@ -152,7 +152,7 @@ def import_(
     files: Annotated[list[str], Argument(metavar="FILE...", help="Files to import; - is stdin.")],
     out: Annotated[Path, Option("--out", "-o", help="The trace (*.duckdb) to create or add to.")],
     source: Annotated[str, Option("--from", metavar="FORMAT", help=FROM_HELP)] = "auto",
-    skip_bad_rows: SkipBadRows = False,
+    skip_bad_rows: Annotated[bool, Option("--skip-bad-rows", help="Skip invalid rows and report how many.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Import other tools' traces, or what `ajet trace export` wrote, into a trace file.

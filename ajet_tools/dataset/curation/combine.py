@@ -73,15 +73,11 @@ def plan(parts: Sequence[MixPart], total: int | None = None, *, repeat: bool = F
         if not size:
             raise TaskError(f"{part.path} has no rows")
     whole = sum(part.weight for part in parts)
-    if total is None:
-        total = math.floor(min(size * whole / part.weight for part, size in zip(parts, sizes, strict=True)) + 1e-9)
-    shares = [
-        Share(part.path, size, take)
-        for part, size, take in zip(parts, sizes, _apportion(total, parts, whole), strict=True)
-    ]
+    most = math.floor(min(size * whole / part.weight for part, size in zip(parts, sizes, strict=True)) + 1e-9)
+    takes = _apportion(most if total is None else total, parts, whole)
+    shares = [Share(part.path, size, take) for part, size, take in zip(parts, sizes, takes, strict=True)]
     for share in shares:
         if share.take > share.rows and not repeat:
-            most = math.floor(min(s * whole / p.weight for p, s in zip(parts, sizes, strict=True)) + 1e-9)
             raise ConfigError(
                 f"{share.path} has {share.rows:,} rows, but the mix needs {share.take:,} of it. Ask for at most "
                 f"{most:,} rows (-n), lower its weight, or allow repeated rows (--repeat)"
@@ -104,8 +100,8 @@ _WINDOW = 8192
 
 def blocks(
     shares: Sequence[Share], *, seed: int = 0, mapping: Mapping[str, str] | None = None, lines: bool = True
-) -> Iterator[tuple[Block, list[str]]]:
-    """The rows of a mix in blocks, of lines or of a table, with the source of each row.
+) -> Iterator[Block]:
+    """The rows of a mix in blocks, of lines or of a table.
 
     They are the same for the same seed and files. Raises TaskError where the sources do not go into one table.
     """
@@ -117,8 +113,7 @@ def blocks(
         drawn = [source.take(int((window == i).sum())) for i, source in enumerate(sources)]
         places = np.empty(len(window), np.int64)
         places[np.argsort(window, kind="stable")] = np.arange(len(window))
-        whole = join([block for some in drawn for block in some], lines=lines)
-        yield whole.take(places), [shares[i].path for i in window]
+        yield join([block for some in drawn for block in some], lines=lines).take(places)
 
 
 def _chance(seed: int, number: int) -> np.random.Generator:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,15 +76,13 @@ class Tasks:
     def file_of(self, row: int) -> int:
         return bisect_right(self._files, row, key=lambda entry: entry[2]) - 1
 
-    def problems(
-        self, mapping: Mapping[str, str] | None, count: Callable[[str, int], None]
-    ) -> Iterator[tuple[int, str, str]]:
-        """Number of a row, kind, what is wrong: the first of each kind. `count` gets how many more there are."""
+    def problems(self, mapping: Mapping[str, str] | None, others: Counter[str]) -> Iterator[tuple[int, str, str]]:
+        """Number of a row, kind, what is wrong: the first of each kind. `others` gets how many more there are."""
         if not self._frames:
             return
         rows = pl.concat(self._frames).with_row_index("row")
         rows = rows.with_columns(file=pl.Series(np.searchsorted([n for *_, n in self._files], rows["row"], "right")))
-        for row, first, name in self._of_two_contents(rows, mapping, count):
+        for row, first, name in self._of_two_contents(rows, mapping, others):
             yield row, "id", f"has the task_id {name!r} of another task, {self._at(first, row)}"
         again = _repeated(rows, "text").with_columns(
             kind=pl.when(pl.col("file") != pl.col("file_of_first"))
@@ -94,12 +93,12 @@ class Tasks:
         )
         for kind, addition in ("leakage", ""), ("contradiction", ", but has a different answer"), ("duplicate", ""):
             some = again.filter(pl.col("kind") == kind)
-            count(kind, max(0, len(some) - self._told))
+            others[kind] += max(0, len(some) - self._told)
             for row, first in some.select("row", "row_of_first").head(self._told).iter_rows():
                 yield row, kind, f"asks the same as {self._at(first, row)}{addition}"
 
     def _of_two_contents(
-        self, rows: pl.DataFrame, mapping: Mapping[str, str] | None, count: Callable[[str, int], None]
+        self, rows: pl.DataFrame, mapping: Mapping[str, str] | None, others: Counter[str]
     ) -> Iterator[tuple[int, int, str]]:
         """Rows with the id of an earlier one that has another content, that row, and the id."""
         if self._has_made_ids and len(loose := rows.filter(pl.col("is_task") & pl.col("id").is_null())["row"]):
@@ -110,7 +109,7 @@ class Tasks:
         known = {row: (task.task_id, _digest(task)) for row, task in self._read_again(tasks, mapping)} if tasks else {}
         pairs = zip(again["row"], again["row_of_first"], strict=True)
         conflicts = [(row, first, known[row][0]) for row, first in pairs if known[row][1] != known[first][1]]
-        count("id", max(0, len(conflicts) - self._told))
+        others["id"] += max(0, len(conflicts) - self._told)
         yield from islice(conflicts, self._told)
 
     def _read_again(self, wanted: Collection[int], mapping: Mapping[str, str] | None) -> Iterator[tuple[int, Task]]:

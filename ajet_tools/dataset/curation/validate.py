@@ -19,6 +19,8 @@ from ajet_tools.dataset.files.tables import read, read_blocks
 from ajet_tools.dataset.similarity.near import NearIndex
 
 Level = Literal["error", "warning"]
+Place = tuple[int, int, int]
+"""The number of a source, of a row among all, and of a problem in it."""
 
 KINDS: dict[str, tuple[Level, str]] = {
     "unreadable": ("error", "a row cannot be read"),
@@ -43,6 +45,7 @@ _FIRST = 20
 class Problem:
     """One finding, with the place where it was found."""
 
+    at: Place
     kind: str
     where: str
     message: str
@@ -61,10 +64,10 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
 
-    def add(self, kind: str, where: str, message: str) -> None:
+    def add(self, at: Place, kind: str, where: str, message: str) -> None:
         self.counts[kind] += 1
         if self.counts[kind] <= _FIRST:
-            self.problems.append(Problem(kind, where, message))
+            self.problems.append(Problem(at, kind, where, message))
 
     @property
     def errors(self) -> int:
@@ -73,31 +76,6 @@ class Report:
     @property
     def warnings(self) -> int:
         return self.counts.total() - self.errors
-
-
-class _Found:
-    """Problems with their places in the order of the sources, and of the rows in them."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._told: Counter[str] = Counter()
-        self._problems: list[tuple[tuple[int, int, int], Problem]] = []
-
-    def add(self, at: tuple[int, int, int], kind: str, where: str, message: str) -> None:
-        """Of each kind in order; `at` is the number of the source, of the row among all, and of the problem in it."""
-        self._counts[kind] += 1
-        if self._told[kind] < _FIRST:
-            self._told[kind] += 1
-            self._problems.append((at, Problem(kind, where, message)))
-
-    def count(self, kind: str, more: int) -> None:
-        """That many more, which are not told."""
-        self._counts[kind] += more
-
-    def put_into(self, report: Report) -> None:
-        report.problems = [problem for _, problem in sorted(self._problems, key=lambda entry: entry[0])]
-        kinds = dict.fromkeys(problem.kind for problem in report.problems)
-        report.counts = Counter({kind: self._counts[kind] for kind in kinds})
 
 
 def validate(
@@ -110,29 +88,31 @@ def validate(
         mapping: as in `read`.
         near: also find questions of two files that are at least this similar (0 to 1).
     """
-    report, problems, tasks = Report(), _Found(), Tasks(_FIRST)
+    report, tasks = Report(), Tasks(_FIRST)
     for number, (name, path) in enumerate(sources.items()):
         shapes, first = _Shapes(), tasks.rows
         tasks.begin(name, path)
-        for block in _readable(path, mapping, problems, number, tasks):
+        for block in _readable(path, mapping, report, number, tasks):
             facts, start = facts_of(block), tasks.rows
             for index, kinds, times in facts.kinds:
                 shapes.add(kinds, block.where(index), times)
             for index, kind, message in facts.problems:
-                problems.add((number, start + index, _ORDER.index(kind)), kind, block.where(index), message)
+                report.add((number, start + index, _ORDER.index(kind)), kind, block.where(index), message)
             tasks.add(block, facts.tasks)
         report.rows[name] = tasks.rows - first
         end = (number, tasks.rows, len(_ORDER))
         if report.rows[name]:
             for kind, message in shapes.problems():
-                problems.add(end, kind, name, message)
+                report.add(end, kind, name, message)
         else:
-            problems.add(end, "empty", name, "has no rows")
-    for row, kind, message in tasks.problems(mapping, problems.count):
-        problems.add((tasks.file_of(row), row, _ORDER.index(kind)), kind, tasks.where(row), message)
-    problems.put_into(report)
+            report.add(end, "empty", name, "has no rows")
+    others = Counter[str]()
+    for row, kind, message in tasks.problems(mapping, others):
+        report.add((tasks.file_of(row), row, _ORDER.index(kind)), kind, tasks.where(row), message)
+    report.counts += others
     if near is not None:
         _check_near_leakage(sources, mapping, near, report)
+    report.problems.sort(key=lambda problem: problem.at)
     return report
 
 
@@ -150,20 +130,17 @@ _ORDER = (
 
 
 def _readable(
-    path: str, mapping: Mapping[str, str] | None, problems: _Found, number: int, tasks: Tasks
+    path: str, mapping: Mapping[str, str] | None, report: Report, number: int, tasks: Tasks
 ) -> Iterator[LineBlock]:
-    def at() -> tuple[int, int, int]:
-        return number, tasks.rows, 0
-
     class FirstProblems(BadRows):
         def add(self, where: str, problem: str) -> None:
-            problems.add(at(), "unreadable", where, problem)
+            report.add((number, tasks.rows, 0), "unreadable", where, problem)
 
     try:
         for block in read_blocks(path, mapping=mapping, bad=FirstProblems(skip=True)):
             yield as_lines(block)
     except TaskError as error:
-        problems.add(at(), "unreadable", path, str(error))
+        report.add((number, tasks.rows, 0), "unreadable", path, str(error))
 
 
 class _Shapes:
@@ -209,11 +186,11 @@ class _Shapes:
 def _check_near_leakage(
     sources: Mapping[str, str], mapping: Mapping[str, str] | None, least: float, report: Report
 ) -> None:
-    known = NearIndex(least)
+    known, end = NearIndex(least), len(sources)
     for name, path in sources.items():
         rows = [(row.where, text_of(row.values)) for row in read(path, mapping=mapping, skip_bad=True)]
         for (where, _), match in zip(rows, known.find_all([text for _, text in rows]), strict=True):
             if match is not None and match.kind == "near":
-                report.add("near leakage", where, f"is {match.similarity:.0%} similar to {match.key}")
+                report.add((end, 0, 0), "near leakage", where, f"is {match.similarity:.0%} similar to {match.key}")
         for where, text in rows:
             known.add(f"{where} of {name}", text)

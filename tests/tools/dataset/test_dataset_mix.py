@@ -25,7 +25,7 @@ def files(tmp_path: Path) -> list[str]:
 def mixed(files: list[str], weights: tuple[float, ...], total: int | None = None, **options: object) -> list[str]:
     repeat = bool(options.pop("repeat", False))
     shares = mix.plan([mix.MixPart(f, w) for f, w in zip(files, weights, strict=True)], total, repeat=repeat)
-    return [row.values["main_query"] for block, _ in mix.blocks(shares, **options) for row in block.rows()]  # type: ignore[arg-type]
+    return [row.values["main_query"] for block in mix.blocks(shares, **options) for row in block.rows()]  # type: ignore[arg-type]
 
 
 def test_a_mix_is_as_large_as_its_weights_allow_and_repeats_no_row(files: list[str]) -> None:

@@ -155,9 +155,8 @@ def test_the_current_directory_is_a_place_and_no_name_is_none(
 def test_mix_says_what_it_took(tasks: Path, tmp_path: Path) -> None:
     other, out = tmp_path / "other.csv", tmp_path / "mixed.parquet"
     ajet("filter", tasks, "metadata.level=0", "-o", other)
-    said = ajet("mix", f"{tasks}=0.75", f"{other}=0.25", "--count", 20, "--source-column", "from", "-o", out).stderr
-    rows = [row.values for row in read(out)]
-    assert [row["from"] for row in rows].count(str(other)) == 5
+    said = ajet("mix", f"{tasks}=0.75", f"{other}=0.25", "--count", 20, "-o", out).stderr
+    assert len(list(read(out))) == 20
     assert f"{other}: 5 of its 10 rows (25.0 %)" in said
     said = ajet("mix", other, "--count", "25", "--repeat", "-o", out).stderr
     assert "25 from its 10 rows" in said
@@ -175,7 +174,7 @@ def test_export_of_a_directory_is_a_dataset_of_the_hub(tmp_path: Path) -> None:
         with Writer(source / f"{name}.jsonl") as writer:
             for row in rows:
                 writer.write(row)
-    said = ajet("export", source, "-o", out, "--title", "Sums of two").stderr
+    said = ajet("export", source, "-o", out).stderr
     assert "21 rows of tasks" in said and "validation: 1 row" in said
     assert sorted(p.name for p in (out / "data").iterdir()) == [
         "train-00000-of-00001.parquet",
@@ -185,7 +184,7 @@ def test_export_of_a_directory_is_a_dataset_of_the_hub(tmp_path: Path) -> None:
     assert {name: len(part) for name, part in loaded.items()} == {"train": 20, "validation": 1}
     assert loaded["train"].features == loaded["validation"].features, "the splits have the same columns"
     assert [row.values["metadata"] for row in read(f"{out}:validation")] == [{"answer": "x", "unit": "kg"}]
-    assert "# Sums of two" in (out / "README.md").read_text()
+    assert "# hub" in (out / "README.md").read_text()
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
