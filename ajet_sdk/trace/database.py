@@ -15,16 +15,14 @@ import duckdb
 import pyarrow as pa
 
 from ajet_sdk.errors import NotATrace, TraceError, TraceLocked, TraceVersionError
-from ajet_sdk.trace.digests import amending, digests_of, seal, seal_all
+from ajet_sdk.trace.digests import amending, digests_of, seal
 from ajet_sdk.trace.owner import announce, retract, settled_owner
 from ajet_sdk.trace.query import SETTINGS
 from ajet_sdk.trace.schema import (
     SAMPLED,
     SCHEMA_VERSION,
-    SEALED_SINCE,
     STORAGE_VERSION,
     create_statements,
-    upgrade_statements,
 )
 
 _LOG = logging.getLogger("ajet.trace")
@@ -92,14 +90,13 @@ def _connect(path: Path) -> duckdb.DuckDBPyConnection:
 
 
 def _prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """Create the tables of an empty database, or upgrade an older trace."""
-    version = check_version(connection, path) if has_tables(connection) else 0
-    if version < SCHEMA_VERSION:
-        with transaction(connection):
-            for statement in upgrade_statements(version) if version else create_statements():
-                connection.execute(statement)
-            if version < SEALED_SINCE:
-                seal_all(connection)
+    """Create the tables of an empty database."""
+    if has_tables(connection):
+        check_version(connection, path)
+        return
+    with transaction(connection):
+        for statement in create_statements():
+            connection.execute(statement)
 
 
 def has_tables(connection: duckdb.DuckDBPyConnection, database: str | None = None) -> bool:
@@ -176,8 +173,8 @@ def _interrupt(connection: duckdb.DuckDBPyConnection) -> None:
             connection.execute("UPDATE runs SET status = 'interrupted' WHERE status = 'running'")
 
 
-def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str = "main") -> int:
-    """The version of the trace in `schema`. Raises TraceVersionError unless it is one that this ajet can read."""
+def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str = "main") -> None:
+    """Raises TraceVersionError unless the trace in `schema` has the version that this ajet reads and writes."""
     try:
         row = connection.execute(f"SELECT schema_version FROM {schema}.meta").fetchone()
     except (duckdb.CatalogException, duckdb.BinderException) as error:
@@ -187,12 +184,17 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str
     if row is None or not isinstance(row[0], int):
         version = repr(row[0]) if row else "missing"
         raise NotATrace(f"{path} is not an ajet trace (its meta.schema_version is {version}); check the path")
-    if row[0] > SCHEMA_VERSION:
-        raise TraceVersionError(
-            f"{path} was written by a newer ajet (schema {row[0]}; this version reads {SCHEMA_VERSION}); update "
-            "with: pip install -U ajet"
-        )
-    return row[0]
+    if row[0] != SCHEMA_VERSION:
+        raise TraceVersionError(other_version(path, row[0]))
+
+
+def other_version(path: Path | str, version: int) -> str:
+    """The message for a trace of another version than this ajet's."""
+    if version > SCHEMA_VERSION:
+        other, advice = "a newer", "update with: pip install -U ajet"
+    else:
+        other, advice = "an older", "carry it over: `ajet trace export --format native` there, `ajet trace import` here"
+    return f"{path} was written by {other} ajet (schema {version}; this version reads {SCHEMA_VERSION}); {advice}"
 
 
 def locked(path: Path, pid: int | None) -> TraceLocked:

@@ -10,18 +10,13 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from ajet_sdk.trace.schema import TABLES
-
 _ROWS = 10_000
 _NULL = {pa.int32(): np.iinfo(np.int32).min, pa.float32(): float(np.finfo(np.float32).min)}
 """What stands for a NULL in a list."""
 
 
 def digests_of(table: str, rows: pa.Table | pa.RecordBatch) -> list[int]:
-    """64 bits of the BLAKE2b of each row: of the values that are not NULL, with the names of their columns.
-
-    So they stay the same where a later version adds a column.
-    """
+    """64 bits of the BLAKE2b of each row: of the values that are not NULL, with the names of their columns."""
     names = sorted(rows.schema.names)
     prefixes = [f"\x1e{name}=".encode() for name in names]
     digests = []
@@ -58,12 +53,6 @@ def seal(connection: duckdb.DuckDBPyConnection, digests: Sequence[int]) -> None:
     """Store the digests of rows that are written in the same transaction."""
     if digests:
         connection.execute("INSERT INTO digests SELECT unnest(?::UBIGINT[])", [digests])
-
-
-def seal_all(connection: duckdb.DuckDBPyConnection) -> None:
-    """Store the digests of all rows of a file that has none."""
-    for table in TABLES:
-        seal(connection, [digest for _, digests in digested(connection, table) for digest in digests])
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import duckdb
@@ -95,7 +95,7 @@ class Gathered:
         numbers = {file: i for i, file in enumerate(self._numbered) if file in self._stamps}
         parsed: dict[str, duckdb.Statement] = {}
 
-        def take(part: Sequence[Path], versions: Mapping[Path, int]) -> None:
+        def take(part: Sequence[Path], _: Mapping[Path, bool]) -> None:
             sql = "SELECT database_name, table_name, estimated_size FROM duckdb_tables()"
             sizes = {(database, table): size for database, table, size in connection.execute(sql).fetchall()}
             first, large = numbers[part[0]], []
@@ -108,7 +108,7 @@ class Gathered:
                         if size > _ROWS and table != "runs":
                             large.append((table, file))
                         elif size:
-                            columns = selected(table, versions[file], _COPIED[table])
+                            columns = selected(table, _COPIED[table])
                             small.append(f"SELECT {numbers[file] - first} AS file, {columns} FROM t{i}.main.{table}")
                     if small:
                         into = f"INSERT INTO {self.file.name}.{table} SELECT file + $first, * EXCLUDE (file)"
@@ -158,8 +158,8 @@ def runs_of(files: Sequence[Path]) -> dict[Path, list[str] | TraceError]:
     runs: dict[Path, list[str] | TraceError] = {file: [] for file in files}
     with duckdb.connect() as connection:
 
-        def take(part: Sequence[Path], versions: Mapping[Path, int]) -> None:
-            sources = [f"SELECT {i}, run_id FROM t{i}.main.runs" for i, file in enumerate(part) if versions[file]]
+        def take(part: Sequence[Path], has_runs: Mapping[Path, bool]) -> None:
+            sources = [f"SELECT {i}, run_id FROM t{i}.main.runs" for i, file in enumerate(part) if has_runs[file]]
             rows = connection.execute(" UNION ALL ".join(sources)).fetchall() if sources else []
             runs.update({file: [run for at, run in rows if part[at] == file] for file in part})
 
@@ -169,12 +169,12 @@ def runs_of(files: Sequence[Path]) -> dict[Path, list[str] | TraceError]:
 def each(
     connection: duckdb.DuckDBPyConnection,
     files: Sequence[Path],
-    take: Callable[[Sequence[Path], Mapping[Path, int]], None],
+    take: Callable[[Sequence[Path], Mapping[Path, bool]], None],
 ) -> dict[Path, TraceError]:
     """Attach files at rest, some at a time, and `take` from those; why each of the others cannot be read.
 
-    `take` is given files and their versions, and finds them as `t0`, `t1`, ... Where it or one of the files fails, it
-    is called again for fewer.
+    `take` is given files, each with whether it has tables, and finds them as `t0`, `t1`, ... Where it or one of the
+    files fails, it is called again for fewer.
     """
     failed: dict[Path, TraceError] = {}
     for start in range(0, len(files), AT_ONCE):
@@ -194,10 +194,10 @@ def each(
     return failed
 
 
-def attach(connection: duckdb.DuckDBPyConnection, files: Mapping[int, Path]) -> dict[Path, int]:
-    """Attach files at rest read-only, as `t` and their number: the version of each; 0 where it has no tables yet.
+def attach(connection: duckdb.DuckDBPyConnection, files: Mapping[int, Path]) -> dict[Path, bool]:
+    """Attach files at rest read-only, as `t` and their number: whether each has tables yet.
 
-    Raises TraceError for the first that cannot be read, TraceVersionError where it is newer or foreign.
+    Raises TraceError for the first that cannot be read, TraceVersionError where it is of another version or foreign.
     """
     for i, file in files.items():
         try:
@@ -207,20 +207,20 @@ def attach(connection: duckdb.DuckDBPyConnection, files: Mapping[int, Path]) -> 
     if not files:
         return {}
     check_whole(connection, {f"t{i}": file for i, file in files.items()})
-    try:
+    with suppress(duckdb.Error):  # then each by itself tells which it was
         together = " UNION ALL ".join(f"SELECT {i}, schema_version FROM t{i}.main.meta" for i in files)
         rows = connection.execute(together).fetchall()
-        versions = {files[i]: version for i, version in rows}
-        if len(rows) == len(files) and all(isinstance(v, int) and v <= SCHEMA_VERSION for v in versions.values()):
-            return versions
-    except duckdb.Error:  # then each by itself tells which it was
-        versions = {}
+        if {i for i, version in rows if version == SCHEMA_VERSION} == files.keys():
+            return dict.fromkeys(files.values(), True)
+    made: dict[Path, bool] = {}
     for i, file in files.items():
-        try:  # a file without tables: its owner was killed before it had made them
-            versions[file] = check_version(connection, file, f"t{i}.main") if has_tables(connection, f"t{i}") else 0
+        try:
+            made[file] = has_tables(connection, f"t{i}")  # false where its owner was killed before it had made them
+            if made[file]:
+                check_version(connection, file, f"t{i}.main")
         except duckdb.Error as error:
             raise explain(file, error) from error
-    return versions
+    return made
 
 
 def quoted(file: Path) -> str:

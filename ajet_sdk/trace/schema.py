@@ -125,17 +125,6 @@ COLUMNS: dict[str, dict[str, str]] = {
 
 TABLES = tuple(COLUMNS)
 
-SINCE: dict[str, int] = {"trained": 2}
-"""The version that brought a table; 1 where none is given. An older file has none: it reads as empty."""
-
-_ADDED: dict[tuple[str, str], int] = {
-    ("episodes", "decoding"): 3,
-    ("calls", "extends_call_id"): 4,
-    ("episodes", "events"): 5,
-    ("calls", "cut_tokens"): 6,
-}
-"""The version that brought a column to a table that was there. In an older file it reads as NULL."""
-
 SAMPLED = "coalesce(len(c.output_ids), 0) + coalesce(c.cut_tokens, 0)"
 """How many tokens the model sampled in the call `c`."""
 
@@ -186,49 +175,24 @@ def create_statements() -> list[str]:
     return [*meta, *map(_create_table, TABLES), _DIGESTS, CALLS_FULL]
 
 
-def upgrade_statements(version: int) -> list[str]:
-    """The statements that make a trace file of an older version one of this version."""
-    new = [_create_table(table) for table in TABLES if SINCE.get(table, 1) > version]
-    added = [
-        f'ALTER TABLE {table} ADD COLUMN "{name}" {COLUMNS[table][name]}'
-        for (table, name), since in _ADDED.items()
-        if SINCE.get(table, 1) <= version < since
-    ]
-    sealed = [_DIGESTS] if version < SEALED_SINCE else []
-    return [*new, *added, *sealed, CALLS_FULL, f"UPDATE meta SET schema_version = {SCHEMA_VERSION}"]
-
-
-SEALED_SINCE = 7
-"""The version that brought `digests`; an upgrade makes those of the rows that there are."""
-
 _DIGESTS = "CREATE TABLE digests (digest UBIGINT)"
 
 
-def columns_of(table: str, version: int) -> dict[str, str]:
-    """Column -> type of a table in a file of a version; nothing where it has no such table."""
-    if SINCE.get(table, 1) > version:
-        return {}
-    return {name: kind for name, kind in COLUMNS[table].items() if _ADDED.get((table, name), 1) <= version}
+def at_rest(table: str, database: str) -> str:
+    """A SELECT that gives a table of an attached file at rest."""
+    return f"SELECT {selected(table, tuple(COLUMNS[table]))} FROM {database}.main.{table}"
 
 
-def at_rest(table: str, database: str, version: int) -> str:
-    """A SELECT that gives a table of an attached file at rest, of a version (0: it has no tables yet)."""
-    if version < SINCE.get(table, 1):
-        return empty(table)
-    return f"SELECT {selected(table, version, tuple(COLUMNS[table]))} FROM {database}.main.{table}"
-
-
-def selected(table: str, version: int, columns: Sequence[str]) -> str:
-    """Columns of a table of a file at rest, of a version; a run that is still `running` was interrupted."""
-    there = columns_of(table, version)
-    listed = [f'"{name}"' if name in there else f'NULL::{COLUMNS[table][name]} AS "{name}"' for name in columns]
+def selected(table: str, columns: Sequence[str]) -> str:
+    """Columns of a table of a file at rest; a run that is still `running` was interrupted."""
+    listed = [f'"{name}"' for name in columns]
     if table == "runs" and "status" in columns:
         listed[columns.index("status")] = "if(status = 'running', 'interrupted', status) AS status"
     return ", ".join(listed)
 
 
 def empty(table: str) -> str:
-    """A SELECT that gives a table's columns and no row: what stands for it in an older file."""
+    """A SELECT that gives a table's columns and no row."""
     columns = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in COLUMNS[table].items())
     return f"SELECT {columns} WHERE false"
 

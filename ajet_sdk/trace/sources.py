@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -18,13 +18,14 @@ from typing import Protocol
 import duckdb
 import pyarrow as pa
 
-from ajet_sdk.errors import QueryError, TraceError
+from ajet_sdk.errors import QueryError, TraceError, TraceVersionError
 from ajet_sdk.protocols import Stop
+from ajet_sdk.trace.database import other_version
 from ajet_sdk.trace.gathered import FEW, Gathered, Stamp, attach, quoted, runs_of, stamp_of
 from ajet_sdk.trace.live_rows import VERSION, RowsOf
 from ajet_sdk.trace.owner import Owner
 from ajet_sdk.trace.query import SETTINGS, Planner, Scan, select
-from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, TABLES, at_rest, columns_of, empty
+from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, SCHEMA_VERSION, TABLES, at_rest, empty
 
 Owned = Mapping[Path, Owner]
 
@@ -60,8 +61,8 @@ class Attached:
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._files: tuple[Path, ...] = ()
         self._owned: dict[Path, Owner] = {}
-        self._versions: dict[Path, int] = {}
-        """Of the files that are attached."""
+        self._attached: dict[Path, bool] = {}
+        """The attached files, and whether each has tables."""
         self._gathered: Gathered | None = None
         self._mirrors: dict[Path, Mirror] = {}
         self._registered = 0
@@ -111,7 +112,7 @@ class Attached:
         with self._opened(files, {}, {}, {}) as connection:
             cursor = connection.cursor()
             for i, file in enumerate(files):
-                rows = cursor.execute(f"SELECT run_id FROM t{i}.main.runs").fetchall() if self._versions[file] else []
+                rows = cursor.execute(f"SELECT run_id FROM t{i}.main.runs").fetchall() if self._attached[file] else []
                 runs[file] = [run for (run,) in rows]
             cursor.close()
         return runs
@@ -169,7 +170,7 @@ class Attached:
             gathered = self._gathered
             if gathered is None or not (gathered.is_of(stamps) and gathered.has(scans)):
                 return None
-            if not _where_they_lie(gathered, connection, scans) <= self._versions.keys():
+            if not _where_they_lie(gathered, connection, scans) <= self._attached.keys():
                 return None
         return connection
 
@@ -182,13 +183,13 @@ class Attached:
             if stamps:
                 gathered = self._gather(connection, stamps, scans)
                 apart = _where_they_lie(gathered, connection, scans)
-                self._versions = attach(connection, {i: file for i, file in free.items() if file in apart})
+                self._attached = attach(connection, {i: file for i, file in free.items() if file in apart})
             else:
-                self._versions = attach(connection, free)
+                self._attached = attach(connection, free)
                 schema = "rest" if self._owned else "main"  # beside live files it is a part, and not found by its name
                 connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
                 for table in TABLES:
-                    sources = [at_rest(table, f"t{i}", self._versions[file]) for i, file in free.items()]
+                    sources = [at_rest(table, f"t{i}") for i, file in free.items() if self._attached[file]]
                     rows = " UNION ALL BY NAME ".join(sources) or empty(table)
                     connection.execute(f"CREATE VIEW {schema}.{table} AS {rows}")
             connection.execute("SET enable_external_access = false")
@@ -255,7 +256,7 @@ class Attached:
             return [f"FROM memory.rest.{table}"]
         copied = self._gathered.source(table, scan)
         apart = self._gathered.files(connection, table, scan)
-        lying = [at_rest(table, f"t{i}", self._versions[f]) for i, f in enumerate(self._files) if f in apart]
+        lying = [at_rest(table, f"t{i}") for i, f in enumerate(self._files) if f in apart and self._attached[f]]
         return [copied, *lying] if copied else lying
 
 
@@ -299,7 +300,7 @@ class Mirror:
         self.name = name
         self.owner = owner
         self._copied: dict[str, _Copied] = {}
-        self._version: int | None = None
+        self._checked = False
 
     def update(
         self, connection: duckdb.DuckDBPyConnection, table: str, scan: Scan, ask: Ask
@@ -309,13 +310,11 @@ class Mirror:
         A query for a few episodes is given their rows as they are, where its columns have not been copied: messages
         and token ids are the bulk of a trace, and a person reads one episode after another.
         """
-        if self._version is None:
+        if not self._checked:
             [meta] = ask(VERSION).to_pylist()
-            self._version = int(meta["schema_version"])
-        there = columns_of(table, self._version)
-        if not there:
-            return empty(table), {}
-        scan = replace(scan, columns=scan.columns & there.keys())
+            if meta["schema_version"] != SCHEMA_VERSION:
+                raise TraceVersionError(other_version(self.owner.trace, meta["schema_version"]))
+            self._checked = True
         known = self._copied.get(table)
         if scan.ids is not None and not (known and scan.columns <= known.columns):
             name = f"rows_{self.name}_{table}"

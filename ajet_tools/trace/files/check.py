@@ -17,7 +17,7 @@ from ajet_sdk.trace.digests import digested
 from ajet_sdk.trace.gathered import attach
 from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.reader import calls_of, ledger_balance, open_trace, trace_files
-from ajet_sdk.trace.schema import SEALED_SINCE, TABLES, columns_of
+from ajet_sdk.trace.schema import COLUMNS, TABLES
 from ajet_sdk.types import OUTCOMES, Call
 from ajet_tools.text.clean import counted
 from ajet_tools.trace.queries.base import rows
@@ -65,14 +65,14 @@ def check(path: Path, *more: Path) -> list[Broken]:
 def edited(path: Path, *more: Path) -> Broken | None:
     """Rows of files at rest that are not as ajet wrote them; None where there are none.
 
-    Nothing is known of a file that is being written, or that an ajet without digests wrote.
+    Nothing is known of a file that is being written.
     """
     files = [file for item in (path, *more) for file in trace_files(item)]
     ids: list[str] = []
     gone = 0
     for file in sorted(set(files) - settled_owners(files).keys()):
         with duckdb.connect() as connection:
-            if attach(connection, {0: file})[file] >= SEALED_SINCE:
+            if attach(connection, {0: file})[file]:
                 changed, left = _edited(connection)
                 ids += changed
                 gone += max(0, left - len(changed))  # the former digest of an edited row has no row either
@@ -127,16 +127,15 @@ def _begins(call: Call, extended: Call) -> bool:
 
 
 def _schema(file: Path) -> Iterator[Broken]:
-    """Tables and columns of one file at rest against those of its version."""
+    """Tables and columns of one file at rest against those of the schema."""
     with duckdb.connect() as connection:
-        version = attach(connection, {0: file})[file]
-        if not version:  # its owner was killed before it had made the tables
+        if not attach(connection, {0: file})[file]:  # its owner was killed before it had made the tables
             return
         sql = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 't0'"
         there = {(table, column): kind for table, column, kind in connection.execute(sql).fetchall()}
     wrong = []
     for table in TABLES:
-        for column, kind in columns_of(table, version).items():
+        for column, kind in COLUMNS[table].items():
             has = there.get((table, column), "missing").replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ")
             wrong += [] if has == kind else [f"{table}.{column} ({has}, not {kind})"]
     if wrong:

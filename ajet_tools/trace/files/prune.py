@@ -11,7 +11,7 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.digests import digested
 from ajet_sdk.trace.limits import bytes_of
 from ajet_sdk.trace.schema import TABLES
-from ajet_tools.trace.files.rewrite import OnStage, copy_rows, equal, fingerprint, has, rewriting
+from ajet_tools.trace.files.rewrite import OnStage, copy_rows, equal, fingerprint, rewriting
 from ajet_tools.trace.queries.base import rows
 
 
@@ -118,11 +118,10 @@ def prune(path: Path, run_ids: Sequence[str], on_stage: OnStage = lambda _: None
             for digest in digests
         ]
         for table in TABLES:
-            if has(connection, table):
-                on_stage(f"copying {table}")
-                where = f"NOT coalesce({_GONE[table]}, false)"
-                copy_rows(connection, table, where)
-                equal(connection, table, fingerprint(connection, f"source.{table}", where))
+            on_stage(f"copying {table}")
+            where = f"NOT coalesce({_GONE[table]}, false)"
+            copy_rows(connection, table, where)
+            equal(connection, table, fingerprint(connection, f"source.{table}", where))
         kept = "SELECT digest FROM source.digests WHERE digest NOT IN (SELECT unnest(?::UBIGINT[]))"
         connection.execute(f"INSERT INTO fresh.digests {kept}", [dropped])
         connection.execute("UPDATE fresh.meta SET batch = (SELECT batch FROM source.meta)")

@@ -1,4 +1,4 @@
-"""Rewriting a trace file: a verified copy that takes its place in one step, and `pack`, which makes it small.
+"""Rewriting a trace file: a verified copy that takes its place in one step.
 
 Nothing is changed in place. A copy grows beside the file, is compared with it, and replaces it; killed at any moment,
 either the old file or the new one is there, whole.
@@ -15,12 +15,11 @@ from pathlib import Path
 import duckdb
 
 from ajet_sdk.errors import TraceError, TraceLocked
-from ajet_sdk.trace.database import check_version, explain, open_to_write
-from ajet_sdk.trace.gathered import attach
+from ajet_sdk.trace.database import explain, open_to_write
 from ajet_sdk.trace.limits import bytes_of, log_of
 from ajet_sdk.trace.owner import process_started, retract, settled_owner
 from ajet_sdk.trace.reader import trace_files
-from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, SINCE, STORAGE_VERSION, create_statements
+from ajet_sdk.trace.schema import COLUMNS, STORAGE_VERSION, create_statements
 from ajet_sdk.whole_file import remove_draft
 
 OnStage = Callable[[str], None]
@@ -43,8 +42,8 @@ def refuse_live(path: Path, what: str) -> None:
 def rewriting(path: Path, what: str) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection with the file as `source` and a new, empty trace as `fresh`, which then takes the file's place.
 
-    With `target` the file stays and the copy goes there; with `to_shrink` it stays unless the copy is smaller. `what`
-    names the doing in errors. Nothing is replaced where the block raises; failures of the disk come out as TraceError.
+    `what` names the command in errors. Nothing is replaced where the block raises; failures of the disk come out as
+    TraceError.
     """
     [path] = trace_files(path.resolve())
     refuse_live(path, what)
@@ -52,7 +51,6 @@ def rewriting(path: Path, what: str) -> Iterator[duckdb.DuckDBPyConnection]:
     try:
         _settle(path)
         with _fresh_trace(draft, path) as connection:
-            check_version(connection, path, schema="source.main")
             yield connection
             connection.execute("CHECKPOINT fresh; DETACH fresh")
             shutil.copymode(path, draft)
@@ -79,7 +77,6 @@ def _fresh_trace(draft: Path, source: Path) -> Iterator[duckdb.DuckDBPyConnectio
     remove_draft(draft)
     spill = draft.with_name(draft.name + ".spill")
     spill.mkdir(exist_ok=True, mode=0o700)
-    source = _of_this_version(source, spill / "source.duckdb")
     config = {"threads": 2, "memory_limit": "512MB", "temp_directory": str(spill), "autoload_known_extensions": False}
     connection = duckdb.connect(config=config)
     try:
@@ -98,24 +95,12 @@ def _fresh_trace(draft: Path, source: Path) -> Iterator[duckdb.DuckDBPyConnectio
         shutil.rmtree(spill, ignore_errors=True)
 
 
-def _of_this_version(source: Path, copy: Path) -> Path:
-    """A trace file, or an upgraded copy of an older one; the file itself is unchanged."""
-    with duckdb.connect() as connection:
-        if attach(connection, {0: source})[source] == SCHEMA_VERSION:
-            return source
-    shutil.copy(source, copy)
-    if log_of(source).exists():
-        shutil.copy(log_of(source), log_of(copy))
-    _settle(copy)
-    return copy
-
-
 def _quoted(path: Path) -> str:
     return str(path).replace("'", "''")
 
 
 def _settle(path: Path) -> None:
-    """Bring what is still in the log into the file, and the file to this version."""
+    """Bring what is still in the log into the file."""
     open_to_write(path, brief=True).close()
     retract(path, writes=True)
     if log_of(path).exists():
@@ -124,15 +109,8 @@ def _settle(path: Path) -> None:
 
 def copy_rows(connection: duckdb.DuckDBPyConnection, table: str, where: str = "true") -> None:
     """Copy the rows of a table, as they are, into `fresh`."""
-    if has(connection, table):
-        columns = ", ".join(f'"{name}"' for name in COLUMNS[table])
-        connection.execute(f"INSERT INTO fresh.{table} SELECT {columns} FROM source.{table} WHERE {where}")
-
-
-def has(connection: duckdb.DuckDBPyConnection, table: str) -> bool:
-    """Whether the source, which may be of an older version, has a table."""
-    [row] = connection.execute("SELECT schema_version FROM source.meta").fetchall()
-    return int(row[0]) >= SINCE.get(table, 1)
+    columns = ", ".join(f'"{name}"' for name in COLUMNS[table])
+    connection.execute(f"INSERT INTO fresh.{table} SELECT {columns} FROM source.{table} WHERE {where}")
 
 
 def fingerprint(connection: duckdb.DuckDBPyConnection, table: str, where: str = "true") -> tuple[int, int]:

@@ -28,7 +28,7 @@ from textual.worker import Worker
 from ajet_sdk.errors import AjetError, QueryError
 from ajet_sdk.protocols import Stop, TraceReader
 from ajet_sdk.reporting.output import visible
-from ajet_sdk.trace.values import rows_of, value_of
+from ajet_sdk.trace.values import rows_of, values_of
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.text.tables import number
 from ajet_tools.trace.sql import console
@@ -280,7 +280,7 @@ class ResultTable(FittedTable):
         self.table = table
         self.clear(columns=True)
         self.add_columns(*(Text(one_line(name, _WIDEST)) for name in table.column_names))
-        columns = ([_text(value_of(value)) for value in column[:MOST_ROWS]] for column in table.columns)
+        columns = ([_text(value) for value in values_of(column[:MOST_ROWS])] for column in table.columns)
         self.add_rows(zip(*columns, strict=True))
 
     @property
@@ -292,7 +292,8 @@ class ResultTable(FittedTable):
     @property
     def value(self) -> object:
         """The value under the cursor."""
-        return value_of(self.table[self.cursor_column][self.cursor_row])
+        [value] = values_of(self.table[self.cursor_column].slice(self.cursor_row, 1))
+        return value
 
 
 def _text(value: object) -> Text:

@@ -11,7 +11,7 @@ import duckdb
 import pytest
 from typer.testing import CliRunner
 
-from ajet_sdk.trace.reader import episodes, open_trace
+from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, LedgerEntry, Reward, Run, Task
 from ajet_tools.cli.app import app
@@ -124,29 +124,3 @@ def test_a_resume_rolls_no_trial_back_and_books_those_that_a_kill_left(runs: Pat
         ("booked", "superseded", 1), ("train", "superseded", 2), ("trial", "evaluation", 2),
     ]  # fmt: skip
     assert gone == [{"episode_id": "late train"}]
-
-
-@pytest.mark.slow
-def test_a_file_of_before_reads_as_unknown(tmp_path: Path) -> None:
-    old, new = tmp_path / "old.duckdb", tmp_path / "new" / "trace.duckdb"
-    write(old, "one", known=False)
-    connection = duckdb.connect(str(old))
-    connection.execute("ALTER TABLE episodes DROP COLUMN decoding")
-    connection.execute("ALTER TABLE episodes DROP COLUMN events")
-    connection.execute("ALTER TABLE calls DROP COLUMN extends_call_id")
-    connection.execute("ALTER TABLE calls DROP COLUMN cut_tokens")
-    connection.execute("DROP TABLE digests")
-    connection.execute("UPDATE meta SET schema_version = 2")
-    connection.close()
-    before = old.read_bytes()
-    with open_trace(old) as reader:
-        assert {episode.decoding for episode in episodes(reader)} == {None}
-    [run] = trace("ls", str(old))["runs"]
-    assert (run["last_val"], run["last_greedy"], run["run_mean"]) == (None, None, 0.75)
-    write(new, "two")
-    with open_trace(old, new) as reader:
-        assert reader.query("SELECT count(decoding) AS n FROM episodes")["n"][0].as_py() == 24
-    assert old.read_bytes() == before
-    with TraceWriter(old):
-        pass
-    assert trace("check", str(old))["sound"]
