@@ -24,10 +24,9 @@ class RemoteEngine:
     429, 5xx and connection loss are tried again with exponential backoff, or when Retry-After says; other 4xx never
     are. Token ids and log-probabilities are asked for until the server refuses them or leaves them out;
     `with_ids=False` never asks. Ids that do not add up to `usage.completion_tokens` are not believed. Servers report
-    log-probabilities of the model's own distribution, so they are recorded only where that was the one sampled
-    from (temperature 1, no limits, penalties or bias), or where `processed_logprobs` says that the server knows better
-    (vLLM's `--logprobs-mode`); an agent that asks for them gets them in any case. The policy version is
-    not known: another process owns the weights.
+    log-probabilities of the model's own distribution, so they are recorded only where that was the one sampled from
+    (temperature 1, no limits, penalties or bias); an agent that asks for them gets them in any case. The policy version
+    is not known: another process owns the weights.
     """
 
     def __init__(
@@ -39,7 +38,6 @@ class RemoteEngine:
         timeout: float = 600.0,
         retries: int = 4,
         with_ids: bool = True,
-        processed_logprobs: bool = False,
         key_source: str = "the API key",
     ) -> None:
         # Now, and not while agents run: openai looks for httpx in sys.modules, and half imported it has no Timeout.
@@ -49,7 +47,6 @@ class RemoteEngine:
         self.base_url = base_url
         self.model = model
         self.policy_version: int | None = None
-        self._processed = processed_logprobs
         self._ids_given: bool | None = None if with_ids else False
         """None: not yet known."""
         self._newer_limit = False
@@ -130,8 +127,7 @@ class RemoteEngine:
             self._ids_given = ids[0] is not None
         sampling = ask.sampling
         limited = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
-        plain = sampling.temperature == 1.0 and not limited and not sampling.processed
-        known = plain or self._processed
+        known = sampling.temperature == 1.0 and not limited and not sampling.processed
         choices = list[Choice]()
         for choice, raw, one in zip(read.choices, reply["choices"], ids, strict=True):
             choices.append(_choice(choice, raw.get("message"), one, ask.logprobs, known))

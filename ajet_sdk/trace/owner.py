@@ -100,15 +100,10 @@ def announce(
     write_whole(_announcement_path(path), json.dumps(content), private=True)
 
 
-def retract(path: Path, *, writes: bool = False) -> None:
-    """Withdraw the url, or (`writes`) the ownership and the whole announcement."""
+def retract(path: Path) -> None:
+    """Withdraw this process's announcement."""
     owner = owner_of(path)
-    if not owner or owner.pid != os.getpid() or not owner.source:
-        return
-    if owner.writes and not writes:
-        names = ("trace", "pid", "started", "host", "writes")
-        write_whole(owner.source, json.dumps({name: getattr(owner, name) for name in names}), private=True)
-    else:
+    if owner and owner.pid == os.getpid() and owner.source:
         owner.source.unlink(missing_ok=True)
 
 

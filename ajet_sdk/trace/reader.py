@@ -206,7 +206,7 @@ class _Cost:
             self.seconds += seconds
 
 
-def _ask(cost: _Cost, file: Path, owner: Owner, wanted: RowsOf, stop: Stop | None = None) -> pa.Table:
+def _ask(cost: _Cost, file: Path, owner: Owner, stop: Stop | None, wanted: RowsOf) -> pa.Table:
     if not owner.url:
         raise locked(file, owner.pid)
     if stop and stop.is_set:

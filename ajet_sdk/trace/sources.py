@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import duckdb
 import pyarrow as pa
@@ -35,11 +34,8 @@ _Stamps = Mapping[Path, Stamp]
 """Stamps of the files at rest, if there are many; else empty."""
 
 
-class AskOwner(Protocol):
-    """Asks the live owner of a file for rows."""
-
-    def __call__(self, file: Path, owner: Owner, wanted: RowsOf, stop: Stop | None = None) -> pa.Table: ...
-
+AskOwner = Callable[[Path, Owner, "Stop | None", RowsOf], pa.Table]
+"""Asks the live owner of a file for rows."""
 
 _LINGER = 0.3
 
@@ -244,7 +240,7 @@ class Attached:
             for table, scan in scans.items():
                 parts, tables = self._at_rest(connection, table, scan, stamps), dict[str, pa.Table]()
                 for file, owner in self._owned.items():
-                    ask = partial(self._ask, file, owner, stop=stop)
+                    ask = partial(self._ask, file, owner, stop)
                     part, rows = self._mirrors[file].update(connection, table, scan, ask)
                     parts.append(part)
                     tables |= rows

@@ -1,25 +1,22 @@
-"""The base of both viewers: keys, themes, the palette, notifications, the minimum size.
+"""The base of both viewers: keys, themes, the palette, notifications.
 
-The screens that help: every key of the screen behind, going to an id, and the notice of a small terminal.
+The screens that help: every key of the screen behind, and going to an id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from rich.table import Table
 from rich.text import Text
-from textual import events
 from textual.app import App, ComposeResult, SystemCommand
-from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.css.query import NoMatches
 from textual.screen import ModalScreen, Screen
-from textual.widgets import Input, Label, Static
+from textual.widgets import Input, Static
 
 from ajet_sdk.reporting.output import visible
 
@@ -27,9 +24,8 @@ DARK, LIGHT = "textual-dark", "textual-light"
 
 
 class ViewerApp(App[None]):
-    """An application with a minimum size, in columns and rows."""
+    """The keys of both viewers."""
 
-    LEAST_SIZE: ClassVar[tuple[int, int]]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark", "keys", "Keys", key_display="?"),
         Binding("f1", "keys", "Keys", show=False, priority=True),
@@ -82,19 +78,6 @@ class ViewerApp(App[None]):
     def action_toggle_dark(self) -> None:
         self.theme = DARK if self.current_theme.dark is False else LIGHT
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return self._size_notice is None or action in ("quit", "help_quit", "toggle_dark")
-
-    def push_screen(self, *arguments: Any, **named: Any) -> Any:
-        """As Textual's; behind the notice of a small terminal."""
-        with self._keep_notice_in_front():
-            return super().push_screen(*arguments, **named)
-
-    def switch_screen(self, screen: Screen[Any] | str) -> AwaitComplete:
-        """As Textual's; behind the notice of a small terminal."""
-        with self._keep_notice_in_front():
-            return super().switch_screen(screen)
-
     def _handle_exception(self, error: Exception) -> None:
         """As Textual's, but that a screen was left while it was at something, and its parts are gone, is no fault."""
         cause = getattr(error, "error", None) or error
@@ -106,32 +89,6 @@ class ViewerApp(App[None]):
         return any(
             worker.error is cause and not there & set(worker.node.ancestors_with_self) for worker in self.workers
         )
-
-    @contextmanager
-    def _keep_notice_in_front(self) -> Iterator[None]:
-        """Keep the notice in front of what opens within the block."""
-        notice = self._size_notice
-        if notice is not None:
-            self.pop_screen()
-        yield
-        if notice is not None:
-            super().push_screen(type(notice)(*notice.needed))
-
-    @property
-    def _size_notice(self) -> TooSmallScreen | None:
-        """The notice of a small terminal, where it is shown."""
-
-        front = self.screen_stack[-1] if self.screen_stack else None
-        return front if isinstance(front, TooSmallScreen) else None
-
-    def on_resize(self, event: events.Resize) -> None:
-        """Show the notice while the terminal is too small."""
-
-        fits = event.size.width >= self.LEAST_SIZE[0] and event.size.height >= self.LEAST_SIZE[1]
-        if self._size_notice is not None and fits:
-            self.pop_screen()
-        elif self._size_notice is None and not fits:
-            self.push_screen(TooSmallScreen(*self.LEAST_SIZE))
 
 
 def is_basic(binding: Binding) -> bool:
@@ -241,22 +198,3 @@ class GoScreen(Dialog[str]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value.strip())
-
-
-class TooSmallScreen(Screen[None]):
-    """Covers the screen while the terminal is too small."""
-
-    DEFAULT_CSS = "TooSmallScreen { align: center middle; } TooSmallScreen Label { width: 100%; text-align: center; }"
-
-    def __init__(self, columns: int, rows: int) -> None:
-        super().__init__()
-        self.needed = (columns, rows)
-
-    def compose(self) -> ComposeResult:
-        columns, rows = self.needed
-        yield Label(Content(f"needs {columns} × {rows} characters"))
-        yield Label("", id="now")
-
-    def on_resize(self) -> None:
-        width, height = self.app.size
-        self.query_one("#now", Label).update(Content(f"this is {width} × {height}"))

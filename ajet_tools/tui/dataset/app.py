@@ -435,7 +435,6 @@ class DatasetApp(ViewerApp):
     """The viewer with its table of rows, narrowed by a filter where one is given."""
 
     TITLE = "ajet dataset"
-    LEAST_SIZE = (60, 16)
 
     def __init__(self, review: Review, filter_text: str = "") -> None:
         super().__init__()

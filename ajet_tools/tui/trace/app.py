@@ -35,7 +35,6 @@ class TraceApp(TraceViewer):
     """The viewer with all its screens; it begins with the runs, or with one of them."""
 
     TITLE = "ajet"
-    LEAST_SIZE = (60, 15)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Back", show=False),
         Binding("q", "quit", "Quit", show=False),

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from ajet_sdk.errors import QueryError, TraceError
-from ajet_tools.tui.base import GoScreen, HelpScreen, TooSmallScreen
+from ajet_tools.tui.base import GoScreen, HelpScreen
 from ajet_tools.tui.trace.episode import EpisodeScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
@@ -136,36 +136,6 @@ async def test_light_and_dark(training_trace: Path, viewing: Any, until: Any) ->
             await pilot.press("f2")
             assert pilot.app.current_theme.dark is dark
             assert "reward" in shown(pilot)
-
-
-@pytest.mark.slow
-async def test_a_small_terminal_says_what_it_needs(training_trace: Path, viewing: Any, until: Any) -> None:
-    async with viewing(training_trace, size=(20, 5)) as pilot:
-        await until(pilot, lambda: "this is 20 × 5" in shown(pilot))
-        assert "needs 60 × 15" in shown(pilot) and isinstance(pilot.app.screen, TooSmallScreen)
-        await pilot.press("escape", "f1", "enter")
-        await pilot.resize_terminal(80, 24)
-        await until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen) and "math" in shown(pilot))
-        await pilot.resize_terminal(30, 24)
-        await until(pilot, lambda: isinstance(pilot.app.screen, TooSmallScreen))
-
-
-@pytest.mark.slow
-async def test_nothing_covers_the_word_about_a_small_terminal(training_trace: Path, viewing: Any, until: Any) -> None:
-    async with viewing(training_trace, size=(20, 5)) as pilot:
-        app = pilot.app
-        await until(pilot, lambda: isinstance(app.screen, TooSmallScreen))
-        for key in ("escape", "f1", "ctrl+p", "question_mark", "f2"):
-            await pilot.press(key)
-            assert isinstance(app.screen, TooSmallScreen), f"{key} does nothing"
-        app.open_found("bbbb")  # a worker opens it when it is found
-        await until(pilot, lambda: getattr(app.screen_stack[-2], "panels", None))
-        assert isinstance(app.screen, TooSmallScreen)
-        await app.switch_screen(RunScreen("aaaa0001"))
-        assert isinstance(app.screen, TooSmallScreen)
-        await pilot.resize_terminal(80, 24)
-        await until(pilot, lambda: isinstance(app.screen, RunScreen) and "aaaa0001" in shown(pilot))
-        assert [type(screen) for screen in app.screen_stack[1:]] == [RunsScreen, RunScreen]
 
 
 @pytest.mark.slow
