@@ -122,7 +122,7 @@ def _select(query: str, source: str, out: str, as_json: bool) -> None:
 
 def _judge(spec: str) -> Verifier:
     verify = importlib.import_module("ajet_tools.dataset.verify")  # loads what few filters need
-    verifier: Verifier = verify.open_verifier(f"judge:{spec}", relative_to=Path.cwd())
+    verifier: Verifier = verify.open_verifier(f"judge:{spec}")
     return verifier
 
 

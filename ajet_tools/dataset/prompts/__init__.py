@@ -79,16 +79,11 @@ def _environment() -> jinja2.Environment:
 
 @functools.cache
 def load(name: str) -> Prompt:
-    """One of our own, such as `expand/harder`. Raises ConfigError that names those there are."""
+    """One of our own, such as `expand/harder`."""
     path = _FOLDER / f"{name}.jinja"
-    if not path.is_file():
-        folder = path.parent if path.parent.is_dir() else _FOLDER
-        there = ", ".join(sorted(p.relative_to(_FOLDER).with_suffix("").as_posix() for p in folder.rglob("*.jinja")))
-        raise ConfigError(f"there is no prompt {name!r}; prompts: {there}")
     text = path.read_text(encoding="utf-8")
     version_match = _VERSION.match(text)
-    if version_match is None:
-        raise ConfigError(f"the prompt {name} does not start with its version: {{# version 1 #}}")
+    assert version_match is not None, f"{path} does not start with its version: {{# version 1 #}}"
     family = "".join(p.read_text(encoding="utf-8") for p in sorted({path, *path.parent.glob("base.jinja")}))
     return Prompt(
         name, version_match.group(1), _digest(family), _environment().get_template(f"{name}.jinja"), _runs(text)

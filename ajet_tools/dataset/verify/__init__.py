@@ -64,25 +64,19 @@ def open_verification(
     return opened
 
 
-def open_verifier(
-    spec: str, *, seed: int = 0, relative_to: Path | None = None, timeout: float = 60.0, unfenced: bool = False
-) -> CombinedVerifier:
+def open_verifier(spec: str, *, seed: int = 0, unfenced: bool = False) -> CombinedVerifier:
     """The verifier that a spec names; K is 3 where `agreement` stands alone.
 
     Args:
         spec: one of those that the module lists.
         seed: of what the endpoint is asked.
-        relative_to: the directory in which a judge's or a rubric's file is looked for before the working directory.
-        timeout: seconds that one call of a judge may take.
         unfenced: programs are run with the user's own rights.
 
     Raises ConfigError for a spec that is none, a file that is not there, a judge that cannot be imported, and for
     `code` where nothing on this machine keeps a program from harm and `unfenced` is not given;
     SignatureError for a judge that is a workflow or takes what cannot be given.
     """
-    groups = [
-        [_open_one(member, seed, relative_to, timeout, unfenced) for member in group] for group in split_spec(spec)
-    ]
+    groups = [[_open_one(member, seed, unfenced) for member in group] for group in split_spec(spec)]
     parts = [member for group in groups for member in group]
     if len(parts) == 1:
         return (
@@ -97,7 +91,7 @@ def open_verifier(
     )
 
 
-def _open_one(spec: str, seed: int, relative_to: Path | None, timeout: float, unfenced: bool) -> Verifier | None:
+def _open_one(spec: str, seed: int, unfenced: bool) -> Verifier | None:
     """One way to check; None for `none`."""
     kind, _, argument = spec.strip().partition(":")
     if kind == "none" and not argument:
@@ -105,11 +99,11 @@ def _open_one(spec: str, seed: int, relative_to: Path | None, timeout: float, un
     if kind == "agreement":
         return AgreementVerifier(_count(argument or "3", spec), seed)
     if kind == "judge" and argument:
-        return _judge(argument, spec, seed, relative_to, timeout)
+        return _judge(argument, spec, seed)
     if kind == "code" and not argument:
         return ProgramVerifier(seed=seed, unfenced=not fenced("--verify code", unfenced=unfenced))
     if kind == "llm":
-        return LlmVerifier(spec.strip(), _rubric(argument, spec, relative_to) if argument else None)
+        return LlmVerifier(spec.strip(), _rubric(argument, spec) if argument else None)
     near = difflib.get_close_matches(kind, [known_kind.partition(":")[0] for known_kind in VERIFIERS], n=1)
     hint = f"did you mean {near[0]}? There" if near and near[0] != kind else "there"
     raise ConfigError(f"--verify {spec!r} is unknown; {hint} are {', '.join(VERIFIERS)}")
@@ -121,22 +115,20 @@ def _count(text: str, spec: str) -> int:
     return int(text)
 
 
-def _judge(rest: str, spec: str, seed: int, relative_to: Path | None, timeout: float) -> Verifier:
+def _judge(rest: str, spec: str, seed: int) -> Verifier:
     path, _, last = rest.rpartition(":")
     k = _count(last, spec) if path and last.isdecimal() else 0
     path = path if k else rest
     if ":" not in path and "->" not in path:
         raise ConfigError(f"--verify {spec}: a judge has the form judge:FILE:NAME, such as judge:agent.py:exact")
-    judge = load_object(path, relative_to)
+    judge = load_object(path, Path.cwd())
     if isinstance(judge, type):
         raise ConfigError(f"--verify {spec}: {path} is a class; name a function with @ajet.judge")
-    return JudgeVerifier(judge, spec.strip(), k=k, seed=seed, timeout=timeout)
+    return JudgeVerifier(judge, spec.strip(), k=k, seed=seed)
 
 
-def _rubric(name: str, spec: str, relative_to: Path | None) -> str:
+def _rubric(name: str, spec: str) -> str:
     path = Path(name).expanduser()
-    if relative_to is not None and (relative_to / path).is_file():
-        path = relative_to / path
     try:
         text = path.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError as error:

@@ -31,6 +31,8 @@ log = logging.getLogger("ajet")
 _HANGING = 8
 """Calls of a judge that may hang before no more rows are given to it."""
 _LONGEST = 500
+_TIMEOUT = 60.0
+"""Seconds for a call of a judge that names no limit of its own."""
 
 
 class JudgeVerifier:
@@ -40,9 +42,9 @@ class JudgeVerifier:
     (a wrong answer, put in both places, is rewarded too) and warned about: ask for K answers then.
     """
 
-    def __init__(self, judge: object, spec: str, *, k: int = 0, seed: int = 0, timeout: float = 60.0) -> None:
+    def __init__(self, judge: object, spec: str, *, k: int = 0, seed: int = 0) -> None:
         self.name, self.calls = spec, k
-        self._judge, self._seed, self._timeout = judge, seed, timeout
+        self._judge, self._seed = judge, seed
         if is_group_judge(judge):  # also raises SignatureError for a workflow
             raise ConfigError(f"--verify {spec}: a group judge compares answers, but a row has only one")
         self._workers = Workers(_HANGING)
@@ -100,7 +102,7 @@ class JudgeVerifier:
         try:
             episode = Episode(task=task, output=output)
             call = call_judge(self._judge, task, output, episode, given={}, attempt=workflow_task(task, episode))
-            limit = call.timeout or self._timeout
+            limit = call.timeout or _TIMEOUT
             outcome = await self._workers.call(call.function, {}, timeout=limit, label=f"judge {call.name}")
             if outcome.error is not None:
                 return _failure(outcome.error)

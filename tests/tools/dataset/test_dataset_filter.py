@@ -149,14 +149,17 @@ def even(output: str, answer: str) -> float:
 """
 
 
-def test_a_judge_keeps_what_it_gives_full_marks_or_the_least_reward(tmp_path: Path) -> None:
+def test_a_judge_keeps_what_it_gives_full_marks_or_the_least_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "judges.py").write_text(JUDGES)
     rows = [{"main_query": "q", "metadata": {"answer": answer}} for answer in ("2", "3", "no number", "4")]
-    keep = Keep(judge=open_verifier("judge:judges.py:even", relative_to=tmp_path))
+    keep = Keep(judge=open_verifier("judge:judges.py:even"))
     assert kept(keep, *rows) == [rows[0], rows[3]]
     assert keep.left_out.total() == 2
     assert len(keep.failures) == 1 and keep.failures[0].startswith("rows line 3: ValueError: invalid literal")
-    keep = Keep(judge=open_verifier("judge:judges.py:even", relative_to=tmp_path), reward=0.25)
+    keep = Keep(judge=open_verifier("judge:judges.py:even"), reward=0.25)
     assert kept(keep, *rows) == [rows[0], rows[1], rows[3]]
 
 

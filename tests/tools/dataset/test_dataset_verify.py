@@ -174,7 +174,7 @@ def needs(output: str, colour: str) -> float:
 def nothing(output: str):
     return None
 
-@ajet.judge
+@ajet.judge(timeout=0.3)
 def hangs(output: str) -> float:
     time.sleep(30)
     return 1.0
@@ -186,17 +186,18 @@ def flow(task: str) -> str:
 
 
 @pytest.fixture
-def judges(tmp_path: Path) -> Path:
+def judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "judges.py").write_text(JUDGES)
     return tmp_path
 
 
 def test_the_users_judge_decides(judges: Path) -> None:
-    assert check("judge:judges.py:adds", row(), relative_to=judges).ok
-    wrong = check("judge:judges.py:adds", row(answer=43), relative_to=judges)
+    assert check("judge:judges.py:adds", row()).ok
+    wrong = check("judge:judges.py:adds", row(answer=43))
     assert not wrong.ok and not wrong.failed and wrong.reason == "the judge rejects the answer"
     assert wrong.details["reward"] == 0.0
-    half = check("judge:judges.py:exact", row(answer="half"), relative_to=judges)
+    half = check("judge:judges.py:exact", row(answer="half"))
     assert not half.ok and half.details["reward"] == 0.5
 
 
@@ -208,14 +209,14 @@ def test_the_users_judge_decides(judges: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_judge_that_fails_refuses_the_row_and_says_so(judges: Path, name: str, cause: str, words: str) -> None:
-    verdict = check(f"judge:judges.py:{name}", row(), relative_to=judges, timeout=0.3)
+    verdict = check(f"judge:judges.py:{name}", row())
     assert not verdict.ok and verdict.failed and verdict.reason == f"the judge failed ({cause})"
     assert words in verdict.details["error"]
 
 
 def test_a_judge_that_only_compares_is_warned_about_once(judges: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def two(spec: str) -> None:
-        verifier = open_verifier(spec, relative_to=judges)
+        verifier = open_verifier(spec)
         for answer in ("42", "1000"):
             await verifier.check(row(answer=answer), None)
 
@@ -229,9 +230,9 @@ def test_a_judge_that_only_compares_is_warned_about_once(judges: Path, caplog: p
 def test_the_judge_of_independent_answers(judges: Path, model_server: Server) -> None:
     spec = "judge:judges.py:exact:3"
     server = model_server(lambda body, n: ["ANSWER: 42", "ANSWER: 42", "ANSWER: 7"])
-    right = check(spec, row(), server, relative_to=judges)
+    right = check(spec, row(), server)
     assert right.ok and right.reason == "the judge accepts 2 of 3 independent answers"
-    wrong = check(spec, row(answer="7"), server, relative_to=judges)
+    wrong = check(spec, row(answer="7"), server)
     assert not wrong.ok and wrong.details["accepted"] == 1
 
 
@@ -248,14 +249,14 @@ def test_the_judge_of_independent_answers(judges: Path, model_server: Server) ->
 )  # fmt: skip
 def test_a_spec_that_is_none_says_why(judges: Path, spec: str, error: type[AjetError], words: str) -> None:
     with pytest.raises(error, match=words):
-        open_verifier(spec, relative_to=judges)
+        open_verifier(spec)
 
 
 def test_a_judge_beside_a_client_needs_no_key(judges: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     agent = "import openai\nclient = openai.AsyncOpenAI()\n\ndef fine(output: str) -> bool:\n    return True\n"
     (judges / "beside.py").write_text(agent)
-    assert check("judge:beside.py:fine", row(), relative_to=judges).ok
+    assert check("judge:beside.py:fine", row()).ok
     assert "OPENAI_API_KEY" not in os.environ
 
 
@@ -348,10 +349,10 @@ def test_a_grader_says_yes_or_no_or_nothing_of_use(model_server: Server, reply: 
     assert len(server.requests) == (2 if verdict.failed else 1)  # an unreadable reply is asked for once more
 
 
-def test_the_users_rubric_is_what_the_grader_gets(tmp_path: Path, model_server: Server) -> None:
-    (tmp_path / "rubric.txt").write_text("The answer is a colour.\n")
+def test_the_users_rubric_is_what_the_grader_gets(judges: Path, model_server: Server) -> None:
+    (judges / "rubric.txt").write_text("The answer is a colour.\n")
     server = model_server(lambda body, n: '{"score": 0, "reason": "42 is no colour"}')
-    verdict = check("llm:rubric.txt", row(), server, relative_to=tmp_path)
+    verdict = check("llm:rubric.txt", row(), server)
     text = server.requests[0]["messages"][-1]["content"]
     assert not verdict.ok and verdict.details["grade"] == "42 is no colour"
     assert "The answer is a colour." in text and "17 + 25" in text and "42" in text
