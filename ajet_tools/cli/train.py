@@ -96,9 +96,6 @@ def serve(
 def rehearse(
     arguments: AgentAndOverrides = None,
     conf: Conf = None,
-    keep_files: Annotated[
-        bool, Option("--keep-files", help="Keep the rehearsal's directory when it succeeds.")
-    ] = False,
 ) -> None:
     """Rehearse a cluster job on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.
 
@@ -116,10 +113,7 @@ def rehearse(
     directory = config.directory.parent / f"rehearsal-{config.experiment_name}"
     shutil.rmtree(directory, ignore_errors=True)
     _rehearse(config, directory)
-    if keep_files:
-        echo(f"View its traces: {view_command(directory)}")
-    else:
-        shutil.rmtree(directory)
+    shutil.rmtree(directory)
 
 
 def _rehearse(config: Config, directory: Path) -> None:
