@@ -89,7 +89,6 @@ HERE = (
     "model.device",
     "model.lora.enabled",
     "model.lora.alpha",
-    "model.lora.dropout",
     "model.lora.target_modules",
     "trainer_common.micro_batch_tokens",
 )
@@ -102,9 +101,6 @@ class Lora(Section):
         16, "Rank of the adapter; also with backbone tinker, and trinity without GPUs, which always train one.", ge=1
     )
     alpha: int = key(32, "Scaling of the adapter: its update is multiplied by alpha / r.", ge=1)
-    dropout: float = key(
-        0.0, "Accepted, but has no effect: dropout would make training differ from sampling.", ge=0, lt=1
-    )
     target_modules: str | list[str] = key(
         "all-linear", "Modules that get an adapter: a list of names, or `all-linear`."
     )

@@ -120,8 +120,6 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
         path, dtype=source.dtype, attn_implementation=source.attn_implementation, device=source.device,
         lora=source.lora if source.lora.enabled else None,
     )  # fmt: skip
-    if source.lora.enabled and source.lora.dropout:
-        say("model.lora.dropout has no effect: dropout would make training differ from sampling")
     if source.gradient_checkpointing:
         enable = getattr(model, "activation_checkpointing_enable", None)  # its name in newer versions
         (enable or model.gradient_checkpointing_enable)()
