@@ -234,10 +234,11 @@ def score_tasks(
     on_episode: Callable[[Episode], None] | None = None,
     ray: str | None = None,
     wrap: Callable[[Engine], Engine] | None = None,
+    check: Callable[[str], None] | None = None,
 ) -> Report:
     """`run` over tasks that are already read; `of_validation` marks them as held out in the trace.
 
-    `wrap` makes the engine that answers from the one that was opened.
+    `wrap` makes the engine that answers from the one that was opened; `check` is that of `Attempt`.
     """
     if k < 1:
         raise ConfigError(f"k must be at least 1 (got {k})")
@@ -246,7 +247,8 @@ def score_tasks(
     on_episode = on_episode or progress_in_cell(len(tasks) * k)
     with open_run(config, workflow, judge, tasks, ray=ray, of_validation=of_validation) as opened:
         opened.wrap = wrap or opened.wrap
-        work = _attempt_all(opened, _attempts(config, tasks, k), on_episode)
+        attempts = [replace(attempt, check=check) for attempt in _attempts(config, tasks, k)]
+        work = _attempt_all(opened, attempts, on_episode)
         episodes = run_to_end(work, opened.session.record_signal)
     for episode in episodes:
         episode.is_traced_in(config.directory)

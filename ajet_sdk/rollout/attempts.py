@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -40,6 +40,8 @@ class Attempt:
     """Seed for what the attempts of a group share: opponent and seats."""
     must_call: bool = False
     """An attempt without a call to a model fails, as in training."""
+    check: Callable[[str], None] | None = None
+    """Called with the episode's id once the workflow has returned; raises where the output must not be judged."""
 
 
 @dataclass(frozen=True)

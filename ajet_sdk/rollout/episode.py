@@ -276,6 +276,8 @@ class EpisodeRunner:
         self._raise_fault_of_environment()
         if self.attempt.must_call and not any(call.phase == "rollout" for call in opened.calls):
             raise NoCalls(f"workflow {name} returned without a call to a model. {WITHOUT_CALLS}")
+        if self.attempt.check is not None:
+            self.attempt.check(self.episode.episode_id)
         if isinstance(outcome.value, WorkflowOutput):
             self.settle(metrics=numbers(outcome.value.log_metrics), is_success=outcome.value.is_success)
         elif is_output(outcome.value):

@@ -42,7 +42,7 @@ _LOOK = 2.0
 """Seconds after which new directories are looked for."""
 
 
-def open_trace(path: str | Path, *more: str | Path) -> Trace:
+def open_trace(path: str | Path, *more: str | Path, read_only: bool = False) -> Trace:
     """Open a trace to read: a file, a directory, or several files, read as one.
 
     No file stays open between queries, so a reader never blocks a writer. A query is run here, or by the file's writer
@@ -52,6 +52,7 @@ def open_trace(path: str | Path, *more: str | Path) -> Trace:
     Args:
         path: a `.duckdb` file or a directory.
         more: further files.
+        read_only: write no file: what a killed process left in a journal is not read either.
 
     Returns:
         The trace, with a method for each of its tables.
@@ -62,7 +63,8 @@ def open_trace(path: str | Path, *more: str | Path) -> Trace:
         TraceLocked: another process has it open and gives no rows.
     """
     paths = [Path(directory) for directory in (path, *more)]
-    take_over(*paths)
+    if not read_only:
+        take_over(*paths)
     reader = Trace(paths)
     reader.query("SELECT count(run_id) FROM runs")
     return reader

@@ -228,6 +228,12 @@ class BranchingEngine:
 
         return episode.model_copy(update={"calls": tuple(sorted(episode.calls, key=place))})
 
+    def check(self, episode_id: str) -> None:
+        """Raises NotReplayed where a workflow has returned without coming to the branch point."""
+        progress = self._progress.get(episode_id)
+        if progress is None or not progress.branched:
+            raise NotReplayed(f"it returned before call {self.point.call.index}")
+
     def why_not(self, episode: Episode) -> str:
         """Why an attempt is no fork; empty where it is one."""
         progress = self._progress.get(episode.episode_id)
@@ -271,7 +277,7 @@ def sample_forks(
     """
     engine = BranchingEngine(point)
     task, held_out = point.episode.task, point.of_validation
-    report = score_tasks(config, [task], k=k, of_validation=held_out, on_episode=on_episode, wrap=engine.over)
+    report = score_tasks(config, [task], k=k, of_validation=held_out, on_episode=on_episode, wrap=engine.over, check=engine.check)
     original = attempt_of(EpisodeFacts(point.episode, True, {}, {}, None), {})
     forks = []
     for episode in report.tasks[0].episodes:

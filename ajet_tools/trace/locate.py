@@ -34,20 +34,20 @@ def located_files(path: Path | None = None) -> list[Path]:
     return reader.files()
 
 
-def _open(path: Path | None) -> Trace:
-    reader = open_trace(path or Path())
+def _open(path: Path | None, read_only: bool = False) -> Trace:
+    reader = open_trace(path or Path(), read_only=read_only)
     for reason in reader.skipped.values():
         _LOG.warning("Left out: %s", reason)
     return reader
 
 
-def open_located(path: Path | None = None) -> tuple[Trace, Path]:
+def open_located(path: Path | None = None, read_only: bool = False) -> tuple[Trace, Path]:
     """Open the traces at `path` (below the current directory where None) as one: a file, or all in and below a folder.
 
-    Returns the reader and where its files lie. What is left out is logged. Raises TraceError where there is
-    nothing to read.
+    Returns the reader and where its files lie. What is left out is logged. `read_only` as of `open_trace`. Raises
+    TraceError where there is nothing to read.
     """
-    reader = _open(path)
+    reader = _open(path, read_only)
     files = reader.files()
     directories = {file.parent for file in files}
     if path is not None and not path.is_dir():
@@ -57,7 +57,7 @@ def open_located(path: Path | None = None) -> tuple[Trace, Path]:
     return reader, directories.pop() if len(directories) == 1 else path or Path()
 
 
-def open_named(name: str | None = None, path: Path | None = None) -> Named:
+def open_named(name: str | None = None, path: Path | None = None, read_only: bool = False) -> Named:
     """Open what a person names: a path, or, in the traces at `path`, a run, an episode or a call by its id or name.
 
     What is given as `path` alone may be the name. Raises TraceError where there is nothing to read, or where a path is
@@ -66,13 +66,13 @@ def open_named(name: str | None = None, path: Path | None = None) -> Named:
     if name is None and path is not None and not path.exists():
         name, path = str(path), None
     if name is None:
-        return Named(*open_located(path), None)
+        return Named(*open_located(path, read_only), None)
     place = Path(name)
     if place.is_file() or (place.is_dir() and in_and_below(place)):
-        return Named(*open_located(place), None)
+        return Named(*open_located(place, read_only), None)
     if os.sep in name or name.endswith(".duckdb"):
         raise TraceError(f"there is no {'trace below' if place.exists() else 'file or directory'} {name}")
-    return Named(*open_located(path), name)
+    return Named(*open_located(path, read_only), name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hmac
+import json
 import math
 import re
 import secrets
@@ -16,7 +17,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
 from textual_serve.app_service import AppService
@@ -40,6 +41,7 @@ _MOST = 8
 _LARGEST = 800
 """Columns or rows of a terminal: each cell takes memory."""
 _PERSON = re.compile(r"([\w.@+-]+)[ \t]+([0-9A-Za-z_-]{16,})")
+_TOKEN = re.compile(r"(#\w+\.\d+)\.\d+")
 _SCRIPT = """<script>
   const terminal = document.querySelector("#terminal"), open = window.open.bind(window);
   if (location.hash.length > 1) terminal.dataset.sessionWebsocketUrl += "/" + location.hash.slice(1);
@@ -181,6 +183,9 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
     """Of a proxy in front; empty where there is none."""
     read_people: Callable[[], Mapping[str, str]]
     _wrong = ""
+    _person = ""
+    """Whose connection a copy of the server is for; empty for the person who started it."""
+    _screen = ""
 
     async def guarded_app(self) -> web.Application:
         app = await self._make_app()
@@ -226,6 +231,7 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
         options = [*(["--read-only"] if name else []), *([f"--at={at}"] if at else [])]
         server = copy.copy(self)
         server.command = _command([*self.arguments[:2], *options, *self.arguments[2:]])
+        server._person, server._screen = name, f"#{at}"
         assert task is not None
         sockets[task] = token
         _record(name, f"opened #{at}")
@@ -237,7 +243,19 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
 
     async def _process_messages(self, websocket: web.WebSocketResponse, app_service: AppService) -> None:
         app_service.set_terminal_size = partial(_resize, app_service.set_terminal_size)  # type: ignore[method-assign,unused-ignore]
+        app_service.on_meta = partial(self._record_screen, app_service.on_meta)  # type: ignore[method-assign,unused-ignore]
         await super()._process_messages(websocket, app_service)
+
+    async def _record_screen(self, forward: Callable[[bytes], Awaitable[None]], data: bytes) -> None:
+        """Print the address that the viewer gives to the browser, without the token on which the cursor is."""
+        meta = json.loads(data)
+        address = unquote(meta.get("url", self._screen))
+        token = _TOKEN.fullmatch(address)
+        screen = token[1] if token else address
+        if screen != self._screen:
+            self._screen = screen
+            _record(self._person, f"opened {screen}")
+        await forward(data)
 
 
 async def _resize(resize: Callable[[int, int], Awaitable[None]], width: int, height: int) -> None:

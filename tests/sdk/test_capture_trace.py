@@ -294,6 +294,9 @@ def test_a_journal_is_taken_over_once_its_process_has_ended(elsewhere: OpenEpiso
     lines = [f"\n{json.dumps({'Call': json.loads(call(n))})}".encode() for n in "abc"]
     (tmp_path / f"{path.name}.1-0.journal").write_bytes(b"".join([lines[0], torn, lines[1], lines[0], lines[2][:-9]]))
     (tmp_path / "new.duckdb.1-0.journal").write_bytes(lines[2])
+    with open_trace(tmp_path, read_only=True) as reader:
+        assert reader.query("SELECT 1 FROM calls WHERE model = 'kept'").num_rows == 0
+    assert len(list(tmp_path.glob("*.journal"))) == 2, "who only reads writes no file"
     assert rows(path, "select call_id from calls where model = 'kept' order by 1") == [
         {"call_id": "a"},
         {"call_id": "b"},

@@ -42,6 +42,13 @@ async def restless(question: str, model: ajet.Model) -> str:
         return "an agent that carries on without a model"
 
 @ajet.workflow
+async def hasty(question: str, model: ajet.Model) -> str:
+    first = await model.chat([{"role": "user", "content": question}])
+    if pathlib.Path("known").exists():
+        return "good"
+    return (await model.chat([{"role": "user", "content": first["content"]}]))["content"]
+
+@ajet.workflow
 async def team(question: str, model: ajet.Model) -> str:
     async def ask(part):
         await asyncio.sleep(0.001 * (part if pathlib.Path("turned").exists() else 3 - part))
@@ -196,6 +203,17 @@ def test_an_agent_that_asks_something_else_is_no_fork(here: Path) -> None:
     assert all(fork.status == "failed" and fork.reward is None for fork in stored(result["directory"]))
     said = ajet("trace", "branch", original.episode_id, "launcher_record/first", "--at", "1", "-k", "1", code=1)
     assert "Not counted, 1 × message 0 (user) of call 0 was" in said
+
+
+@pytest.mark.slow
+def test_an_agent_that_returns_before_the_branch_earns_nothing(here: Path) -> None:
+    original = run("hasty")
+    Path("known").touch()
+    result = branch(original, "--at", "1", "-k", "1", code=1)
+    [fork] = result["forks"]
+    assert (fork["reward"], fork["status"], fork["cause"]) == (None, "failed", "NotReplayed")
+    assert fork["not_replayed"].endswith("NotReplayed: it returned before call 1")
+    assert [episode.rewards for episode in stored(result["directory"])] == [()]
 
 
 @pytest.mark.slow

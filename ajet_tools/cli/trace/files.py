@@ -227,6 +227,8 @@ def audit_(
         for file, format in dump.formats.items():
             echo(f"{visible(file)}: {format}")
         echo(f"{counted(dump.episodes, 'episode')} with {counted(dump.calls, 'call')}")
+        if dump.without_calls:
+            echo(f"{counted(dump.without_calls, 'episode')} without a request: a reward alone cannot be audited")
         for problem in dump.problems:
             echo(visible(problem))
         if dump.unreadable > len(dump.problems):

@@ -75,7 +75,7 @@ def view(
         )
     app_module = load_viewer("trace.app")
 
-    reader, where, meant = _when_there(target) if served else open_named(target)
+    reader, where, meant = _when_there(target, read_only) if served else open_named(target)
     with reader:
         wanted = run or meant
         run_id = None if wanted is None else queries.find_run(reader, wanted)
@@ -96,12 +96,12 @@ def _exit_with(server: int, leave: Callable[[], None]) -> None:
     leave()
 
 
-def _when_there(target: str | None) -> Named:
+def _when_there(target: str | None, read_only: bool) -> Named:
     """Open the trace; wait a while for a run that has written nothing yet."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
-            return open_named(target)
+            return open_named(target, read_only=read_only)
         except TraceVersionError:
             raise
         except TraceError:

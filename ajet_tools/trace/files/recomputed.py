@@ -213,8 +213,8 @@ TABLES = (
             coalesce(sum(whole) / sum(length) FILTER (last), 1)])
         FROM of_step LEFT JOIN fitted USING (run_id, step) GROUP BY run_id, step
     UNION ALL SELECT run_id, step, 'splits', sum(heads - agents) FROM (
-        SELECT run_id, step, episode_id, count_if(head) AS heads, count(DISTINCT agent) AS agents
-        FROM calls JOIN heads USING (call_id) WHERE learnt AND trainable GROUP BY ALL) GROUP BY ALL
+        SELECT run_id, step, episode_id, count_if(head) AS heads, count(DISTINCT (agent, phase)) AS agents
+        FROM calls JOIN heads USING (call_id) WHERE learnt GROUP BY ALL) GROUP BY ALL
     UNION ALL SELECT run_id, step, unnest(['entropy', 'logprob_gap_mean', 'logprob_gap_max']),
         unnest([avg(entropy), avg(gap), max(gap)]) FROM scores WHERE NOT isnan(entropy) GROUP BY run_id, step
     UNION ALL SELECT run_id, step, 'loss', -avg(trainer) FROM scores WHERE NOT isnan(entropy) AND estimator = 'sft'

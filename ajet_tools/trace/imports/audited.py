@@ -23,6 +23,8 @@ class Dump:
     formats: Mapping[str, str]
     """Each file and the format it was read as."""
     episodes: int
+    without_calls: int
+    """Episodes of which no request is recorded, with or without a reward."""
     calls: int
     unreadable: int
     """Rows whose tokens, masks, log-probabilities or spans do not agree, or that are not of the format."""
@@ -50,12 +52,14 @@ def audit_dump(files: Sequence[Path], format: SourceFormat | None = None, tokeni
             [sampled] = rows(reader, "SELECT count(*) AS n FROM calls WHERE output_ids IS NOT NULL")
             if not sampled["n"] and not done.bad_rows:
                 raise ConfigError(f"{', '.join(done.formats)}: no call has token ids, so there is nothing to audit")
+            [silent] = rows(reader, "SELECT count(*) AS n FROM episodes ANTI JOIN calls USING (episode_id)")
             centred = tuple(done.formats.values()) == ("tinker",) * len(done.formats)
             differs = [*audited.differs, *_advantages(reader, _ORDER), *(_advantages(reader, _SUM) if centred else ())]
             named = [replace(entry, row=_named(reader, entry.row, done.places)) for entry in differs]
             splits = [_named(reader, row["id"], done.places) + row["shares"] for row in rows(reader, _SPLITS)]
     result = replace(audited, differs=tuple(named), checks=audited.checks + 1 + centred)
-    return Dump(done.formats, done.episodes, done.calls, done.bad_rows, done.problems, result, splits)
+    counts = done.episodes, silent["n"], done.calls, done.bad_rows
+    return Dump(done.formats, *counts, done.problems, result, splits)
 
 
 _MEANS = """

@@ -328,24 +328,25 @@ def read_lightning(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
     """An episode for each attempt at a rollout: a call for each request, and the last reward, which it trains on."""
     calls: dict[tuple[str, str], list[Call]] = defaultdict(list)
     rewards: dict[tuple[str, str], float | None] = {}
-    places: dict[str, str] = {}
+    places: dict[tuple[str, str], str] = {}
 
     def parse(row: Row) -> Iterator[Parsed]:
         event = _LightningEvent.model_validate(row.value)
         key = event.rollout_id, event.attempt_id
-        if event.event_type == "reward":
-            rewards[key] = _LightningData.model_validate(event.data).value
-        elif event.event_type == "model_request":
+        if event.event_type in ("reward", "model_request"):
             data = _LightningData.model_validate(event.data)
-            episode_id = stable_id("agent-lightning", *key)
-            calls[key].append(_lightning_call(episode_id, len(calls[key]), data, event.timestamp))
-            places.setdefault(episode_id, row.where)
+            if event.event_type == "reward":
+                rewards[key] = data.value
+            else:
+                episode_id = stable_id("agent-lightning", *key)
+                calls[key].append(_lightning_call(episode_id, len(calls[key]), data, event.timestamp))
+            places.setdefault(key, row.where)
         return iter(())
 
     yield from each(rows, bad, parse)
-    for (rollout, attempt), made in calls.items():
-        parsed = _episode(made[0].episode_id, rollout, 0, tuple(made), reward=rewards.get((rollout, attempt)))
-        yield replace(parsed, where=places[made[0].episode_id])
+    for key, where in places.items():
+        episode_id = stable_id("agent-lightning", *key)
+        yield replace(_episode(episode_id, key[0], 0, tuple(calls[key]), reward=rewards.get(key)), where=where)
 
 
 def _lightning_call(episode_id: str, index: int, data: _LightningData, at: float) -> Call:

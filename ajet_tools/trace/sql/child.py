@@ -20,13 +20,13 @@ from ajet_tools.trace.sql.console import result_of
 _LOOK_EVERY = 0.02
 
 
-def main(path: str | None, memory: int) -> None:
+def main(path: str | None, memory: int, read_only: bool) -> None:
     """Answer until there are no more questions."""
     limit(memory)
     reader: TraceReader | None = None
     for line in sys.stdin.buffer:
         try:
-            reader = reader or open_located(None if path is None else Path(path))[0]
+            reader = reader or open_located(None if path is None else Path(path), read_only)[0]
             result = result_of(reader, json.loads(line))
         except AjetError as error:
             say({"error": type(error).__name__, "message": str(error)})

@@ -31,7 +31,7 @@ _SECONDS = 120.0
 _ROOT = str(Path(__file__).resolve().parents[3])
 _START = (
     "import sys; sys.path[:] = [{root!r}, *(p for p in sys.path if p)]\n"
-    "from ajet_tools.trace.sql.child import main; main({path!r}, {memory})"
+    "from ajet_tools.trace.sql.child import main; main({path!r}, {memory}, {read_only})"
 )
 
 
@@ -41,8 +41,9 @@ class SqlProcess:
     One question at a time. It is started anew after one that was called off, or needed too much.
     """
 
-    def __init__(self, path: Path | None, *, memory: int = MEMORY) -> None:
-        self._start = _START.format(root=_ROOT, path=None if path is None else str(path), memory=memory)
+    def __init__(self, path: Path | None, *, memory: int = MEMORY, read_only: bool = False) -> None:
+        named = None if path is None else str(path)
+        self._start = _START.format(root=_ROOT, path=named, memory=memory, read_only=read_only)
         self._memory = memory
         self._lock = threading.Lock()
         self._process, self._errors = self._started()

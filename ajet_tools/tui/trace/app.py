@@ -70,7 +70,7 @@ class TraceApp(TraceViewer):
         kind, _, rest = address.partition(":")
         prefix, *place = address.split(".")
         if kind == "sql":
-            self.open_sql(rest)
+            self.push_screen(SqlScreen(rest, ask=False))
         elif kind == "episodes":
             run_id, _, filter_text = rest.partition(":")
             self.open_episodes(unquote(run_id) or None, filter_text)

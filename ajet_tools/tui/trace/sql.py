@@ -93,17 +93,18 @@ class SqlScreen(TraceScreen):
         Binding("Y", "copy_result", "Copy the result as tab-separated text", show=False),
     ]
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self, text: str = "", *, ask: bool = True) -> None:
         super().__init__()
         self.first_text = text
+        self._asks = ask  # the query of a link is not run before its reader has seen it
         self.running_query: Worker[None] | None = None
         self._stop = Stop()
         self._process: SqlProcess | None = None
-        self._asked = ""
+        self._asked = text
 
     @property
     def address(self) -> str:
-        """With the query that was run last."""
+        """With the query that was run last, or that it was opened with."""
         return f"sql:{self._asked}"
 
     def compose_body(self) -> ComposeResult:
@@ -116,12 +117,12 @@ class SqlScreen(TraceScreen):
         yield Prompt("export to", "a new file: .csv, .jsonl or .parquet", back=SqlEditor, id="file")
 
     def on_mount(self) -> None:
-        self._process = SqlProcess(self.app.path)
+        self._process = SqlProcess(self.app.path, read_only=self.app.read_only)
         self._show_message("F5 runs it; one SELECT, read-only, stopped after 30 s")
         editor = self.query_one(SqlEditor)
         editor.move_cursor(editor.document.end)
         editor.focus()
-        if self.first_text:
+        if self.first_text and self._asks:
             self.action_ask()
 
     def on_text_area_changed(self, event: SqlEditor.Changed) -> None:

@@ -27,7 +27,8 @@ async def discuss(question: str, model: ajet.Model) -> list[ajet.Reward]:
     hurried = asyncio.create_task(model.agent("hurried").chat([{"role": "user", "content": "Quick."}]))
     await asyncio.wait({hurried}, timeout=0.02)
     hurried.cancel()
-    await model.agent("fixed", trainable=False).chat([{"role": "user", "content": "Go on."}])
+    for text in ("Go on.", "Stop."):  # a split that trains nothing
+        await model.agent("fixed", trainable=False).chat([{"role": "user", "content": text}])
     if question == "Say so.":
         return [ajet.Reward(value=1.0)]
     return [

@@ -155,6 +155,16 @@ def test_events_of_agent_lightning(tmp_path: Path) -> None:
     assert (call.output_ids.tolist(), call.logprobs.tolist()) == ([5, 6], [-0.5, -0.5])
 
 
+def test_an_attempt_with_a_reward_and_no_request_is_counted(tmp_path: Path) -> None:
+    rows = SOUND["agent-lightning-v1"]()
+    reward = next(row for row in rows if row["event_type"] == "reward")
+    file = tmp_path / "dump.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in [{**reward, "attempt_id": "silent"}, *rows]))
+    said = CliRunner().invoke(app, ["audit", str(file)])
+    assert said.exit_code == 0, said.output
+    assert "3 episodes with" in said.output and "1 episode without a request: a reward alone" in said.output
+
+
 BROKEN: list[tuple[str, Callable[[list[dict[str, Any]]], object], str]] = [
     ("verifiers-v1", node(2, logprobs=[0.5, -0.5]), "log-probabilities: dump.jsonl line 1, call 0"),
     ("verifiers-v1", node(2, logprobs=[float("nan"), -0.5]), "log-probabilities: dump.jsonl line 1, call 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -178,6 +179,8 @@ async def test_people_with_tokens_only_read_and_are_locked_out(training_trace: P
     with served(str(training_trace), "--tokens", str(file), cwd=tmp_path) as (process, url):
         assert url.endswith("/?token=TOKEN") and process.stdout is not None
         base = url.partition("/?")[0]
+        journal = training_trace.with_name(f"{training_trace.name}.1-0.journal")  # of a process killed meanwhile
+        journal.write_text(json.dumps({"Call": {"call_id": "killed", "episode_id": episode}}))
         async with browser() as ana, browser() as ben, browser() as stranger:
             for given in ("TOKEN", "", "ana", ANA[:-1], f"{ANA}%20", "#"):
                 assert await status_of(stranger, f"{base}/?token={given}") == 403
@@ -191,7 +194,11 @@ async def test_people_with_tokens_only_read_and_are_locked_out(training_trace: P
                 ana.ws_connect(f"{base}/ws/sql:SELECT%201", origin=base) as terminal,
                 ben.ws_connect(f"{base}/ws", origin=base) as other,
             ):
-                await shows(other, b"math")
+                # a link runs nothing by itself; both are read at once, since who does not read answers no ping
+                await asyncio.gather(shows(other, b"math"), shows(terminal, b"F5 runs it"))
+                await other.send_json(["stdin", "e"])
+                assert await address_told(other) == "#episodes:cccc0003:"
+                await terminal.send_json(["stdin", "\x1b[15~"])  # F5
                 await shows(terminal, b"1 row")
                 await terminal.send_json(["stdin", "\x1b[19~"])  # F8
                 await shows(terminal, b"this viewer only reads")
@@ -208,12 +215,13 @@ async def test_people_with_tokens_only_read_and_are_locked_out(training_trace: P
     for line in (
         rf"[-\d]+ [:\d]+ ana opened #{episode}$",
         "ben opened #$",
+        "ben opened #episodes:cccc0003:$",
         "ana left #sql:SELECT 1$",
         "line 4: expected a name",
     ):
         assert re.search(line, told, re.M), told
     assert ANA not in told and BEN not in told
-    assert training_trace.read_bytes() == before and [*tmp_path.glob("*.csv")] == []
+    assert training_trace.read_bytes() == before and journal.exists() and [*tmp_path.glob("*.csv")] == []
 
 
 async def test_a_person_has_eight_viewers(training_trace: Path, tmp_path: Path) -> None:
