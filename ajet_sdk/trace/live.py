@@ -60,9 +60,9 @@ def post(owner: Owner, path: str, body: object) -> httpx.Response | None:
     except httpx.TransportError as error:
         broken = not isinstance(error, httpx.TimeoutException)
         until = time.monotonic() + _DYING
-        while broken and owner.alive and time.monotonic() < until:  # a killed process loses its connections first
+        while broken and owner.stands and time.monotonic() < until:  # a killed process loses its connections first
             time.sleep(0.01)
-        if owner.alive:
+        if owner.stands:
             raise TraceError(
                 f"the live run that writes {owner.trace} (pid {owner.pid}) did not answer: {error}"
             ) from error

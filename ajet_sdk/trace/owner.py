@@ -49,6 +49,12 @@ class Owner:
             return process_started(self.pid) == self.started != ""
         return bool(self.url) and not _LOOPBACK.match(self.url or "") and _answers(self)
 
+    @property
+    def stands(self) -> bool:
+        """Alive, and still announced: a service that has begun another file withdraws this one."""
+        now = self if self.source is None else _read(self.source)
+        return now is not None and (now.trace, now.url) == (self.trace, self.url) and self.alive
+
 
 def _answers(owner: Owner) -> bool:
     import httpx

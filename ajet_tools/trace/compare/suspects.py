@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, pstdev
 
@@ -23,6 +23,8 @@ _LONG = 16
 _TERMS = 3
 _WORDS = 3
 """Longest term, in words."""
+_LAST = 300
+"""Words of a reply, or of what it replies to, that are read."""
 _REPLIES = 5
 """Replies below which a term is not counted."""
 
@@ -130,21 +132,23 @@ _WORD = re.compile(r"\w+")
 
 
 def pushed(calls: Sequence[TrainedCall]) -> Iterator[Finding]:
-    """The tools and n-grams of replies that the step's advantages pushed up most, and down most.
+    """The tools and n-grams of replies, and n-grams of what they reply to, that the step's advantages pushed up most,
+    and down most.
 
     A term counts where its mean advantage is not that of as many replies drawn from all, at 5 % for all terms together
     (Bonferroni).
     """
     by_term: dict[str, dict[int, float]] = defaultdict(dict)
     for i, call in enumerate(calls):
-        for term in _terms(json.loads(call["response"])):
+        for term in _terms(call):
             by_term[term][i] = call["advantage"]
-    least, spread = max(_REPLIES, len(calls) // 20), pstdev([call["advantage"] for call in calls]) if calls else 0.0
+    advantages = [call["advantage"] for call in calls] or [0.0]
+    least, mean, spread = max(_REPLIES, len(calls) // 20), fmean(advantages), pstdev(advantages)
     common = {term: of for term, of in by_term.items() if len({calls[i]["task_id"] for i in of}) > 1}
     common = {term: of for term, of in common.items() if len(of) >= least}
     sure = NormalDist().inv_cdf(1 - 0.025 / max(1, len(common)))
-    scores = {term: fmean(of.values()) * math.sqrt(len(of)) for term, of in common.items()}
-    scores = {term: score for term, score in scores.items() if abs(score) > sure * spread}
+    scores = {term: (fmean(of.values()) - mean) * math.sqrt(len(of)) for term, of in common.items()}
+    scores = {term: score for term, score in scores.items() if abs(score) > sure * spread + 1e-9}
     for sign, word in ((1, "up"), (-1, "down")):
         terms: list[str] = []
         for term in sorted(scores, key=lambda term: -sign * scores[term]):
@@ -158,11 +162,18 @@ def pushed(calls: Sequence[TrainedCall]) -> Iterator[Finding]:
             yield Finding("pushed", f"pushed {word}, by mean advantage and number of replies: {listed}", episodes=ids)
 
 
-def _terms(response: Mapping[str, object]) -> list[str]:
-    """The tools that a reply calls, and the n-grams of its text, each once."""
-    reply = [parts_of(message) for message in reply_messages(response)]
+def _terms(call: TrainedCall) -> list[str]:
+    """The tools that a reply calls, and the n-grams of its text and of what the prompt adds for it, each once."""
+    reply = [parts_of(message) for message in reply_messages(json.loads(call["response"]))]
+    asked = [parts_of(message) for message in json.loads(call["asked"] or "[]")]
     names = [tool.name for parts in reply for tool in parts.tool_calls]
-    words = _WORD.findall("\n".join(parts.text for parts in reply))
+    terms = [f"the tool {one_line(name, 40)}" for name in names] + _runs("\n".join(parts.text for parts in reply))
+    prompt = "\n".join(parts.text for parts in asked if parts.role != "assistant")
+    return list(dict.fromkeys([*terms, *(f"{run} in the prompt" for run in _runs(prompt))]))
+
+
+def _runs(text: str) -> list[str]:
+    """The n-grams of the last words of a text, quoted."""
+    words = _WORD.findall(text)[-_LAST:]
     runs = (words[at : at + size] for size in range(1, _WORDS + 1) for at in range(len(words) - size + 1))
-    terms = [*(f"the tool {one_line(name, 40)}" for name in names), *(_quoted(" ".join(run), 40) for run in runs)]
-    return list(dict.fromkeys(terms))
+    return [_quoted(" ".join(run), 40) for run in runs]

@@ -110,6 +110,8 @@ class TrainedCall(TypedDict):
     """Mean over its trained tokens."""
     response: str
     """JSON."""
+    asked: str | None
+    """The messages that its prompt adds to an earlier call's, as JSON."""
 
 
 def trained_calls(reader: TraceReader, run_id: str, step: int) -> list[TrainedCall]:
@@ -120,7 +122,7 @@ def trained_calls(reader: TraceReader, run_id: str, step: int) -> list[TrainedCa
         WITH pushed AS (
             SELECT call_id, episode_id, list_avg(list_filter(advantages, lambda a: isfinite(a))) AS advantage
             FROM trained WHERE run_id = $1 AND step = $2)
-        SELECT episode_id, task_id, advantage, response
+        SELECT episode_id, task_id, advantage, response, messages_suffix AS asked
         FROM pushed JOIN calls USING (call_id, episode_id) JOIN episodes USING (episode_id)
         WHERE advantage IS NOT NULL""",
         run_id,

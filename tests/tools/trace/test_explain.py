@@ -40,6 +40,7 @@ class Attempt:
     rewritten: bool = False
     """A second call, whose history is not that of the first."""
     advantage: float = 0.0
+    asked: str = "What is six times seven?"
 
 
 Says = Callable[[int, int], Attempt]
@@ -50,12 +51,12 @@ def write(
     path: Path, steps: Sequence[Says], metrics: Sequence[dict[str, float]] = (), *, split: Any = "train", **more: Any
 ) -> Path:
     """A run with these steps, each with the same tasks."""
-    ask = [{"role": "user", "content": "What is six times seven?"}]
     with TraceWriter(path) as writer:
         writer.put(Run(run_id="run", name="run", backbone="local", config={"ajet": {"model": {"scripted": "a.py->b"}}}))
         for step, says in enumerate(steps, 1):
             for task, attempt in np.ndindex(TASKS, ATTEMPTS):
                 does, id = says(task, attempt), f"{split}{step}-{task}-{attempt}"
+                ask = [{"role": "user", "content": does.asked}]
                 response = {"choices": [does.message or {"message": {"role": "assistant", "content": does.says}}]}
                 said = {"response": response, "finish_reason": does.finish}
                 calls = [reply(f"{id}c", id, 0, ask, does.says).model_copy(update=said)]
@@ -252,6 +253,16 @@ def test_what_the_advantages_pushed(tmp_path: Path) -> None:
     up, down = changes(write(tmp_path / "trace.duckdb", [pushing, pushing]), 2)["pushed"]
     assert up == "pushed up, by mean advantage and number of replies: the tool calc (+0.5 in 16)"
     assert down.startswith("pushed down, by mean advantage and number of replies: ") and "(-0.5 in 16)" in down
+
+
+def test_prompts_that_the_advantages_pushed(tmp_path: Path) -> None:
+    def pushing(t: int, a: int) -> Attempt:
+        asked = f"Task {t}. The tool says {'error' if a % 2 else 'fine'}."
+        return Attempt(float(a % 2), "Yes.", asked=asked, advantage=0.75 if a % 2 else -0.25)
+
+    up, down = changes(write(tmp_path / "trace.duckdb", [pushing, pushing]), 2)["pushed"]
+    assert up == 'pushed up, by mean advantage and number of replies: "error" in the prompt (+0.75 in 16)'
+    assert down == 'pushed down, by mean advantage and number of replies: "fine" in the prompt (-0.25 in 16)'
 
 
 def test_validation_is_explained_beside_training(tmp_path: Path) -> None:
