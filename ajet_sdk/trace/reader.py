@@ -210,7 +210,7 @@ class _Cost:
 
 def _ask(cost: _Cost, file: Path, owner: Owner, stop: Stop | None, wanted: RowsOf) -> pa.Table:
     if not owner.url:
-        raise locked(file, owner.pid)
+        raise locked(file, owner.pid) if owner.stands else _Gone(f"{file} has just been closed; try again")
     if stop and stop.is_set:
         raise QueryError("the query was canceled")
     began = time.monotonic()

@@ -277,7 +277,9 @@ def sample_forks(
     """
     engine = BranchingEngine(point)
     task, held_out = point.episode.task, point.of_validation
-    report = score_tasks(config, [task], k=k, of_validation=held_out, on_episode=on_episode, wrap=engine.over, check=engine.check)
+    report = score_tasks(
+        config, [task], k=k, of_validation=held_out, on_episode=on_episode, wrap=engine.over, check=engine.check
+    )
     original = attempt_of(EpisodeFacts(point.episode, True, {}, {}, None), {})
     forks = []
     for episode in report.tasks[0].episodes:

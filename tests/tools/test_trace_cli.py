@@ -136,6 +136,7 @@ def test_sql(experiment: Path) -> None:
     )
     assert all(len(line) <= 100 for line in wide.splitlines()) and "no room for" in wide and "\x1b" not in wide
     assert "no rows" in ajet("sql", "SELECT 1 AS one WHERE false", where)
+    assert f"ajet trace sql 'SELECT 1' {where}" in " ".join(ajet("sql", where, "SELECT 1", code=2).split())
     assert "projection" in ajet("sql", "EXPLAIN SELECT 1", where).lower()
     assert "exactly one SELECT" in ajet("sql", "DELETE FROM runs", where, code=2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shlex
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo, visible
 from ajet_sdk.trace.values import rows_of
 from ajet_tools.cli.options import AsJson, print_json
@@ -59,6 +61,9 @@ def sql(
     ajet trace sql - --csv < query.sql > rows.csv
     ajet trace sql "FROM ledger" -o ledger.parquet
     """
+    if len(query.encode()) < 256 and Path(query).exists() and (path is None or not path.exists()):
+        first = shlex.quote(str(path or "FROM runs"))
+        raise ConfigError(f"the query comes before the trace; type: ajet trace sql {first} {shlex.quote(query)}")
     if path is None or path.is_dir():
         located_files(path)  # says what is left out
     with closing(SqlProcess(path)) as process:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import AliasChoices, AliasPath, BaseModel, Field
 
 from ajet_sdk.tasks.json_rows import BadRows, Row
 from ajet_sdk.types import Call, Episode, Reward, Task, Trained
@@ -150,7 +150,7 @@ class _Rollout(BaseModel):
     logprobs: list[float] | None = Field(None, validation_alias=AliasChoices("logprobs", "old_log_probs"))
     advantage: float | list[float] | None = Field(None, validation_alias=AliasChoices("advantage", "advantages"))
     group_id: int | str = ""
-    reward: float | None = None
+    reward: float | None = Field(None, validation_alias=AliasChoices("reward", AliasPath("metrics", "reward")))
     model_version: int | None = None
 
 

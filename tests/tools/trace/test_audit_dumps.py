@@ -1,8 +1,8 @@
 """`ajet trace audit`: rollouts of other trainers pass; each way in which one trains what was not sampled is named.
 
 `dumps/verifiers-0.4.0.jsonl` was written by its Trace, its graph and its trace_store (its configs and runtimes, which
-need services, were stand-ins), `dumps/tinker-cookbook-0.6.1.jsonl` by its capture exporter; Datums are the SDK's. Rows
-of TRL 1.16 and rLLM 0.3, which need torch, have the fields of their classes.
+need services, were stand-ins), `dumps/tinker-cookbook-0.6.1.jsonl` by its capture exporter, `dumps/rllm-0.3.0.jsonl` by
+`Episode.to_dict()`, `dumps/trl-1.16.0.jsonl` are `RolloutSample`s by `dataclasses.asdict`; Datums are the SDK's.
 """
 
 from __future__ import annotations
@@ -57,25 +57,6 @@ def datum(advantage: float = 0.5, **more: Any) -> dict[str, Any]:
     return {"model_input": made.model_input.model_dump(), "loss_fn_inputs": inputs, **spans, **more}
 
 
-def rollout(advantage: float = 1.0, **more: Any) -> dict[str, Any]:
-    return {"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "yes"}],
-            "input_ids": [1, 2, 3, 4, 5, 6], "completion_mask": [0, 0, 1, 1, 0, 1],
-            "old_log_probs": [0, 0, -0.5, -0.25, 0, -1], "advantage": advantage, "model_version": 3, "group_id": 7,
-            **more}  # fmt: skip
-
-
-def step(**more: Any) -> dict[str, Any]:
-    return {"prompt_ids": [1, 2], "response_ids": [3, 4], "logprobs": [-0.5, -0.25], "advantage": 0.5,
-            "weight_version": 2, "chat_completions": [{"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": "yes"}], **more}  # fmt: skip
-
-
-def rllm(attempt: int, reward: float, *steps: dict[str, Any]) -> dict[str, Any]:
-    trajectory = {"uid": "u", "name": "solver", "task": {"q": 1}, "steps": list(steps), "reward": reward, "info": {}}
-    return {"id": f"task:{attempt}", "task": {"q": 1}, "termination_reason": "env_done", "is_correct": reward > 0,
-            "trajectories": [trajectory], "metrics": {"turns": len(steps)}, "info": {}}  # fmt: skip
-
-
 def stored(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (DUMPS / name).read_text().splitlines()]
 
@@ -85,15 +66,11 @@ SOUND: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "verifiers-v1": lambda: stored("verifiers-0.4.0.jsonl"),
     "tinker": lambda: [datum(0.5, group_idx=0, traj_idx=0), datum(-0.5, group_idx=0, traj_idx=1)],
     "trl": lambda: [
-        rollout(reward=1.0),
-        rollout(-1.0, reward=0.0),
+        *stored("trl-1.16.0.jsonl"),
         {"prompt_ids": [[1], [2]], "completion_ids": [[3, 4], [5]], "logprobs": [[-1, -2], [-3]],
          "env_mask": [[1, 0], [1]]},
     ],
-    "rllm": lambda: [
-        rllm(0, 1.0, step(), step(prompt_ids=[1, 2, 3, 4, 9], response_ids=[5], logprobs=[-1])),
-        rllm(1, 0.0, step(advantage=-0.5)),
-    ],
+    "rllm": lambda: stored("rllm-0.3.0.jsonl"),
 }  # fmt: skip
 
 
