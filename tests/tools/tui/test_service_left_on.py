@@ -68,6 +68,10 @@ def stored(directory: Path) -> set[str]:
         return set(reader.query("SELECT episode_id FROM episodes")["episode_id"].to_pylist())
 
 
+def drawn(app: TraceApp) -> str:
+    return "".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
 async def test_a_week_of_a_service_with_the_viewer_open(service: subprocess.Popen[str], tmp_path: Path) -> None:
     directory, files = tmp_path / "served", set[str]()
     with open_trace(directory) as reader:
@@ -85,8 +89,9 @@ async def test_a_week_of_a_service_with_the_viewer_open(service: subprocess.Pope
                 await until_shown(pilot, lambda there=there: set(screen.all_ids) == there and screen.table.count)
             assert len(files) >= 7 and not first & there
             app.open_episode(min(first))  # as somebody does who has its id
-            await until_shown(pilot, lambda: len(app._notifications))
+            await until_shown(pilot, lambda: "no episode with this id" in drawn(app))
             await pilot.press("escape", "enter")
-            await until_shown(pilot, lambda: isinstance(app.screen, EpisodeScreen))
+            await until_shown(pilot, lambda: getattr(app.screen, "episode_id", "") in there)
+            assert isinstance(app.screen, EpisodeScreen)
             app.action_runs()
             await until_shown(pilot, lambda: isinstance(app.screen, RunsScreen))
