@@ -57,7 +57,7 @@ def open_located(path: Path | None = None, read_only: bool = False) -> tuple[Tra
     return reader, directories.pop() if len(directories) == 1 else path or Path()
 
 
-def open_named(name: str | None = None, path: Path | None = None, read_only: bool = False) -> Named:
+def open_named(name: str | None = None, path: Path | None = None, *, read_only: bool = False) -> Named:
     """Open what a person names: a path, or, in the traces at `path`, a run, an episode or a call by its id or name.
 
     What is given as `path` alone may be the name. Raises TraceError where there is nothing to read, or where a path is
