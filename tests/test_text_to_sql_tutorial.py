@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import random
 import sqlite3
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from ajet_tools.dataset.similarity.held_out import near_copies
 HERE = Path(__file__).parents[1] / "tutorial" / "example_text_to_sql"
 MODULES = (
     "families",
+    "other_values",
     "questions",
     "shop",
     "spider",
@@ -36,8 +38,9 @@ MODULES = (
     "sql_writer",
     "wordings",
 )
-SETS = ("train", "new", "tuning", "held_out", "held_out_new", "held_out_unseen")
-EVAL = [word for name in SETS[3:] for word in ("--eval", str(HERE / f"{name}.jsonl"))]
+SETS = ("train", "new", "tuning", "asked", "held_out", "held_out_new", "held_out_unseen")
+HELD_OUT = SETS[4:]
+EVAL = [word for name in HELD_OUT for word in ("--eval", str(HERE / f"{name}.jsonl"))]
 QUESTION = "How many customers in Oslo are older than 40?"
 GOLD = "select count(*) from customers where city = 'Oslo' and age > 40"
 WRONG = {
@@ -93,17 +96,32 @@ def rows_of(name: str) -> list[dict[str, object]]:
 def test_questions_are_held_out_and_so_are_families(tutorial: Import) -> None:
     questions, sets = tutorial("questions"), {name: rows_of(name) for name in SETS}
     families = {name: Counter(row["metadata"]["family"] for row in rows) for name, rows in sets.items()}  # type: ignore[index]
-    assert len(sets["train"]) >= 400 and sum(len(sets[name]) for name in SETS[3:]) >= 150
+    assert len(sets["train"]) >= 400 and sum(len(sets[name]) for name in HELD_OUT) >= 150
     assert set(families["train"]) == set(families["held_out"]) == set(questions.SEEN)
     assert set(families["new"]) == set(families["held_out_new"]) == set(questions.NEW)
     assert set(families["held_out_unseen"]) == set(questions.UNSEEN)
     assert set(questions.NEW) < set(families["tuning"]) <= {*questions.SEEN, *questions.NEW}
     tasks = {name: [Task(main_query=str(row["question"])) for row in rows] for name, rows in sets.items()}
     learnt = tasks["train"] + tasks["new"]
-    assert near_copies(learnt, tasks["tuning"]) == []
-    for name in SETS[3:]:
+    for name in ("tuning", "asked"):
+        assert near_copies(learnt, tasks[name]) == []
+    for name in HELD_OUT:
         assert near_copies(learnt, tasks[name]) == []
         assert not {row["answer"] for row in sets[name]} & {row["answer"] for row in sets["train"] + sets["new"]}
+
+
+def test_other_values_are_copied_into_the_query_and_are_none_of_the_shops(tutorial: Import) -> None:
+    module, shop, database = tutorial("other_values"), tutorial("shop"), tutorial("shop").databases()[0]
+    places, people, goods = {*shop.CITIES, *shop.COUNTRIES}, {*shop.CUSTOMERS, *shop.ROLES}, {*shop.CATEGORIES}
+    known = places | people | goods | {name for name, _ in shop.PRODUCTS}
+    for row in rows_of("train")[::10]:
+        question, query = str(row["question"]), str(row["answer"])
+        asked, replied = module.with_other_values(question, query, random.Random(question))
+        assert module.VALUE.sub("", query) == module.VALUE.sub("", replied)  # the same query of another value
+        values = {value for _, value in module.VALUE.findall(replied)}
+        assert all(value in asked for value in values) and not known & values
+        assert (asked == question) == (not values)
+        database.query(replied)  # it runs, and gives no rows
 
 
 @pytest.mark.slow
