@@ -69,7 +69,8 @@ def refuse_code(name: str | Path, error: Exception) -> None:
     if "trust_remote_code" in str(error):
         raise ConfigError(
             f"model.path: {name} needs Python code of its own (`auto_map` in config.json), which is not run. Use a "
-            "checkpoint of an architecture that transformers has"
+            "checkpoint of an architecture that transformers has, or read the code and set model.trust_remote_code: "
+            "true (backbone local), which runs it with your rights"
         ) from error
 
 

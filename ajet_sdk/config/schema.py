@@ -135,6 +135,11 @@ class ModelSource(Section):
         False, "Recompute activations in the backward pass: uses less memory and more time."
     )
     device: str = key("auto", "Device: `auto`, `cpu`, `cuda` or `cuda:N`.")
+    trust_remote_code: bool = key(
+        False,
+        "Run Python code that comes with the checkpoint (`auto_map` in its config.json), with your rights: it can read "
+        "your files and use the network. Only with backbone local, for a checkpoint whose code you have read.",
+    )
     tool_call_parser: str = key(
         "auto",
         "Format of tool calls in the model's text: hermes, qwen3_coder, glm45, mistral, deepseek_v3, "

@@ -115,10 +115,10 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
 
     torch.manual_seed(config.trainer_common.seed)
     source = config.model
-    tokenizer = HFTokenizer(str(path))
+    tokenizer = HFTokenizer(str(path), trust_remote_code=source.trust_remote_code)
     model = load_model(
         path, dtype=source.dtype, attn_implementation=source.attn_implementation, device=source.device,
-        lora=source.lora if source.lora.enabled else None,
+        lora=source.lora if source.lora.enabled else None, trust_remote_code=source.trust_remote_code,
     )  # fmt: skip
     if source.gradient_checkpointing:
         enable = getattr(model, "activation_checkpointing_enable", None)  # its name in newer versions

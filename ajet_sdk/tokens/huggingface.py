@@ -26,12 +26,12 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(unprintable)}
 
 
-def _load(path: str) -> PreTrainedTokenizerBase:
+def _load(path: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     check_source(path)
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         refuse_code(path, error)
         raise ConfigError(f"model.path: the tokenizer of {path} cannot be loaded: {error}") from error
@@ -40,9 +40,9 @@ def _load(path: str) -> PreTrainedTokenizerBase:
 class HFTokenizer:
     """Implements `protocols.Tokenizer` over a tokenizer of transformers, given as an object, a directory or a name."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | str | Path) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | str | Path, *, trust_remote_code: bool = False) -> None:
         path = str(tokenizer) if isinstance(tokenizer, str | Path) else None
-        self.hf = _load(str(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
+        self.hf = _load(str(tokenizer), trust_remote_code) if isinstance(tokenizer, str | Path) else tokenizer
         template = self.hf.chat_template
         self.chat_template: str | None = template.get("default") if isinstance(template, dict) else template
         self.variables: JsonView = {

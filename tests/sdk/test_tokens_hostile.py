@@ -185,7 +185,7 @@ def test_texts_and_lists_that_a_template_makes_are_bounded_in_all() -> None:
 
 
 def test_code_of_a_checkpoint_is_not_run(tmp_path: Path, tiny_model: Path) -> None:
-    """And nobody is asked whether it may."""
+    """And nobody is asked whether it may; with the key it is run."""
     place, ran = tmp_path / "model", tmp_path / "ran"
     shutil.copytree(tiny_model, place)
     config = json.loads((place / "config.json").read_text())
@@ -193,10 +193,13 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path, tiny_model: Path) -> No
     (place / "modeling_own.py").write_text(code)
     names = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
     (place / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": names}))
-    with pytest.raises(ConfigError, match="which is not run"):
+    with pytest.raises(ConfigError, match=r"which is not run.*trust_remote_code: true"):
         load_model(place)
     HFTokenizer(str(place))  # its own class is one of transformers
     assert not ran.exists()
+    with pytest.raises(ConfigError, match="it was run"):
+        load_model(place, trust_remote_code=True)
+    assert ran.exists()
 
 
 def test_whatever_loads_a_checkpoint_says_whether_its_code_may_run() -> None:

@@ -111,6 +111,8 @@ def unsupported_keys(config: Config, trainer: str, *, lora: bool = False) -> lis
             )
     if not config.validation_attempts:
         wrong.append(f"trainer_common.val_pass_n: 0; {trainer} samples validation tasks; set 1, or use backbone local")
+    if model.trust_remote_code:
+        wrong.append(f"model.trust_remote_code: {trainer} runs no code of a checkpoint; leave it out")
     if config.rollout.sampling == "request":
         wrong.append(
             f"rollout.sampling: request; {trainer} trains all calls at one temperature; set rollout.sampling: run"

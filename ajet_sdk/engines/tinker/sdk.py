@@ -21,6 +21,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -28,7 +29,6 @@ import numpy as np
 from ajet_sdk.addresses import public
 from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.schema import Prices
-from ajet_sdk.engines.http import is_loopback
 from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.engines.tinker.service import Adam, Continued, Datum, Loss, wait
 from ajet_sdk.errors import ConfigError, EngineUnavailable, MissingExtra, TrainingError
@@ -66,7 +66,7 @@ class Session:
         self.url, self.stall = settings.base_url or os.environ.get("TINKER_BASE_URL"), settings.stall_timeout
         self.model, self.rank, self.seed = str(config.model.path), config.model.lora.r, config.trainer_common.seed
         key = api_key(settings.api_key_env)
-        if key is None and not (self.url and is_loopback(self.url)):
+        if key is None and not _is_here(self.url):
             raise ConfigError(f"{settings.api_key_env} (tinker.api_key_env) is not set; it has the service's API key")
         os.environ["TINKER_TELEMETRY"] = str(int(settings.telemetry))  # read as the client is made
         try:
@@ -413,3 +413,7 @@ def _is_lost(action: str, error: Exception) -> bool:
 
 def _same_directory(name: str, model: str) -> bool:
     return Path(model).is_dir() and Path(name).resolve() == Path(model).resolve()
+
+
+def _is_here(url: str | None) -> bool:
+    return url is not None and urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
