@@ -63,7 +63,7 @@ def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> du
         if connection:
             connection.close()
         if not again:
-            retract(path)
+            retract(path, writes=True)
         raise explain(path, error) from error
     return connection
 

@@ -89,4 +89,4 @@ def _write(file: Path, feedback: list[Feedback]) -> None:
         raise explain(file, error) from error
     finally:
         connection.close()
-        retract(file)
+        retract(file, writes=True)

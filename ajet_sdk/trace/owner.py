@@ -106,10 +106,15 @@ def announce(
     write_whole(_announcement_path(path), json.dumps(content), private=True)
 
 
-def retract(path: Path) -> None:
-    """Withdraw this process's announcement."""
+def retract(path: Path, *, writes: bool = False) -> None:
+    """Withdraw the url, or (`writes`) the ownership and the whole announcement."""
     owner = owner_of(path)
-    if owner and owner.pid == os.getpid() and owner.source:
+    if not owner or owner.pid != os.getpid() or not owner.source:
+        return
+    if owner.writes and not writes:
+        names = ("trace", "pid", "started", "host", "writes")
+        write_whole(owner.source, json.dumps({name: getattr(owner, name) for name in names}), private=True)
+    else:
         owner.source.unlink(missing_ok=True)
 
 

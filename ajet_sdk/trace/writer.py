@@ -392,4 +392,4 @@ class TraceWriter:
         if final and self._journal and self._written == self._put:
             self._kept(self._journal.remove)
         if final and self._opened:
-            retract(self.path)
+            retract(self.path, writes=True)

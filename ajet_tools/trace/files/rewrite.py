@@ -102,7 +102,7 @@ def _quoted(path: Path) -> str:
 def _settle(path: Path) -> None:
     """Bring what is still in the log into the file."""
     open_to_write(path, brief=True).close()
-    retract(path)
+    retract(path, writes=True)
     if log_of(path).exists():
         raise TraceError(f"{log_of(path)} could not be merged into {path}; is the disk full?")
 

@@ -125,7 +125,7 @@ def _mark(path: Path, episode_ids: list[str]) -> None:
             connection.execute(f"UPDATE episodes SET superseded = true WHERE {named}", [episode_ids])
     finally:
         connection.close()
-        retract(path)
+        retract(path, writes=True)
 
 
 UNKNOWN_TIME = datetime(1970, 1, 1, tzinfo=timezone.utc)
