@@ -3,9 +3,9 @@
     python other_values.py expert.jsonl > demonstrations.jsonl
 
 The recorded conversations have eight cities, which can be learnt by heart: a model then writes a city that it knows for
-one that it does not. To copy a name is more than to repeat tokens, too: SmolLM2 reads " Berlin" as one token, and writes
-it after a quotation mark as "Ber" and "lin". Each conversation is written twice, with another place or product each
-time; a conversation about neither is written twice as it was recorded.
+one that it does not. To copy a name is more than to repeat tokens, too: SmolLM2 reads " Berlin" as one token, and
+writes it after a quotation mark as "Ber" and "lin". Each conversation is written twice, with another place or product
+each time; a conversation about neither is written twice as it was recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PLACES = """
+_PLACES = """
 Aachen Aarhus Aberdeen Accra Amsterdam Ankara Antwerp Atlanta Austin Baghdad Baku Bangkok Barcelona Basel Bath
 Beirut Belfast Belgrade Bergen Bern Birmingham Bogota Bologna Bonn Bordeaux Boston Bremen Brest Brighton Bristol
 Bruges Brussels Bucharest Budapest Buffalo Cairo Calgary Cambridge Canberra Cardiff Chester Chicago Cologne
@@ -31,8 +31,8 @@ Porto Quebec Reims Richmond Riga Rotterdam Rouen Salem Salzburg Sarajevo Seattle
 Singapore Skopje Sofia Split Stockholm Strasbourg Stuttgart Sydney Tallinn Tampa Tampere Tartu Tehran Tokyo Toledo
 Toronto Toulouse Trieste Tripoli Tunis Turin Utrecht Valencia Vancouver Venice Verona Vilnius Waterford Winchester
 York Zagreb Zurich
-""".split()
-THINGS = """
+"""
+_THINGS = """
 apple arrow badge bag ball band basket bath bed bell belt bike bird blanket board boat bolt boot bottle bowl
 bracelet brick bridge broom bucket button cabinet cable cake camera candle cap car card carpet cart chain cup
 curtain cushion dish doll door dress drill drum engine fan fence flag flower fork frame garden glove guitar hammer
@@ -41,7 +41,8 @@ nail necklace needle net oven paddle pan pen pencil piano picture pillow pipe pl
 rack radio razor ring robot rod rope ruler saddle sail saw scarf screen seat sensor shelter shirt shovel skirt sock
 sofa spoon stamp statue stool stove string table tank tent tie tile tool towel toy train tray tube vase wallet wheel
 window wire
-""".split()
+"""
+PLACES, THINGS = _PLACES.split(), _THINGS.split()
 VALUE = re.compile(r"(\w+\.)?(\w+) = '([^']*)'")
 
 
