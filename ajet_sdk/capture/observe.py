@@ -50,8 +50,8 @@ class trace:
         path: a `.duckdb` file, or a directory in which each process writes files of its own.
         rotate: when a process begins its next file in the directory: at a size ("64MB"), at an age ("1d"), or at the
             first of several. The default is 64 MB or a day.
-        keep: what the directory keeps of this machine's files: "30d" since their last change, "2GB" in all, or both.
-            As a file is begun, the oldest beyond are deleted, except those being written.
+        keep: what the directory keeps of this machine's files: "30d" since their last change, "2GB" in all, "100
+            files", or several limits. As a file is begun, the oldest beyond are deleted, except those being written.
         mask: what is removed from all texts before they are stored: regular expressions, or a function that is given a
             text and returns what is stored. A text with which it fails is not stored.
         sample: the share of episodes that are recorded, from 0 to 1; of calls outside of a workflow, of calls.

@@ -105,16 +105,21 @@ class DataGeneration(Section):
 
 
 class TracingFilterParams(Section):
-    custom_rubrics: str = key("", "Description of a good episode.")
-    temperature: float = key(0.5, "Sampling temperature of the grader.", ge=0)
-    print_reason: bool = key(False, "Print the grader's reasons.")
-    max_thread: int = key(16, "Maximum number of concurrent requests.", ge=1)
+    custom_rubrics: str = key("", "llm_evaluate: description of a good episode.")
+    temperature: float = key(0.5, "llm_evaluate: sampling temperature of the grader.", ge=0)
+    print_reason: bool = key(False, "llm_evaluate: print the grader's reasons.")
+    max_thread: int = key(16, "llm_evaluate: maximum number of concurrent requests.", ge=1)
+    similarity_threshold: float = key(
+        0.8, "deduplication: similarity above which only one of the tasks is kept.", ge=0, le=1
+    )
+    db_path: str | None = key(None, "deduplication: accepted, but has no effect; nothing is stored between runs.")
+    model: str | None = key(None, "deduplication: accepted, but has no effect; tasks are compared by their words.")
     api_key: str | None = key(None, "API key of the grader; leave it null and set OPENAI_API_KEY instead.")
-    base_url: str | None = key(None, "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL.")
+    base_url: str | None = key(None, "Endpoint of the grader; null: feedback_tracing.llm_base_url.")
 
 
 class TracingFilter(Section):
-    type: Literal["llm_evaluate"] = key("llm_evaluate", "Type of filter.")
+    type: Literal["llm_evaluate", "deduplication"] = key("llm_evaluate", "Type of filter.")
     enabled: bool = key(True, "Use this filter.")
     params: TracingFilterParams = section(TracingFilterParams, "Its parameters.")
 
@@ -125,6 +130,7 @@ class FeedbackTracing(Section):
     )
     train_output_path: str | None = key(None, "Where to write the tasks made from feedback.")
     alien_llm_model: str | None = key(None, "Model that grades; null: OPENAI_MODEL.")
+    llm_base_url: str | None = key(None, "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL.")
     scripted: str | None = key(None, "Class path of a function that returns the grader's replies instead of a model.")
     validation_share: float = key(
         0.1, "Fraction of the tasks used for validation; tasks with the same question stay together.", ge=0, lt=1

@@ -202,7 +202,14 @@ def recipe_of(path: Path) -> dict[str, Any]:
 
 
 def find_model(path: Path, seed: int, key: str) -> Path | None:
-    """The directory of the seed's model, which `path` links to from now on; None where another recipe made it."""
+    """The directory of the seed's model, which `path` links to from now on; None where another recipe made it.
+
+    A directory at `path`, of an earlier version of ajet, first goes where its seed's model belongs.
+    """
+    if not path.is_symlink() and (record := recipe_of(path)):
+        model = made_for_seed(path, record["seed"])
+        _discard(model)
+        path.rename(model)
     model = made_for_seed(path, seed)
     if recipe_of(model).get("recipe") != key:
         return None

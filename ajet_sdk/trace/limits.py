@@ -1,4 +1,4 @@
-"""Limits of trace files by age and size, and the deletion of what is beyond them."""
+"""Limits of trace files by age, size and number, and the deletion of what is beyond them."""
 
 from __future__ import annotations
 
@@ -40,19 +40,24 @@ class Limits:
     age: timedelta | None = None
     size: int | None = None
     """In bytes."""
+    files: int | None = None
 
     @classmethod
     def of(cls, texts: str | Sequence[str], name: str) -> Limits:
-        """`30d`, `2GB`, or both. Raises ConfigError, which names the parameter."""
+        """`30d`, `2GB`, `100 files`, or several of them. Raises ConfigError, which names the parameter."""
         limits: dict[str, timedelta | int] = {}
         for text in [texts] if isinstance(texts, str) else texts:
-            if re.search(r"b\s*$", text.lower()):
+            if match := re.fullmatch(r"\s*(\d+)\s*files\s*", text):
+                limits["files"] = int(match[1])
+            elif re.search(r"b\s*$", text.lower()):
                 limits["size"] = size(text, name)
             else:
                 try:
                     limits["age"] = age(text, name)
                 except ConfigError:
-                    raise ConfigError(f'{name} takes "30d" or "2GB", or a list of both (got {text!r})') from None
+                    raise ConfigError(
+                        f'{name} takes "30d", "2GB" or "100 files", or a list of them (got {text!r})'
+                    ) from None
         return cls(**limits)  # type: ignore[arg-type]
 
     def reached(self, path: Path, age: float) -> bool:
@@ -88,12 +93,13 @@ def delete_beyond(limits: Limits, directory: Path, prefix: str) -> list[Path]:
     for path in directory.glob("*.duckdb"):
         with suppress(FileNotFoundError):  # another process deletes too
             traces += [(path.stat().st_mtime, path)] if path.name.startswith(prefix) else []
-    total, deleted = sum(bytes_of(path) for _, path in traces), list[Path]()
+    total, number, deleted = sum(bytes_of(path) for _, path in traces), len(traces), list[Path]()
     for changed, path in sorted(traces):
         expired = limits.age is not None and time.time() - changed > limits.age.total_seconds()
-        if path.name in written or not (expired or (limits.size is not None and total > limits.size)):
+        too_many = limits.files is not None and number > limits.files
+        if path.name in written or not (expired or too_many or (limits.size is not None and total > limits.size)):
             continue
-        total -= bytes_of(path)
+        total, number = total - bytes_of(path), number - 1
         path.unlink(missing_ok=True)
         log_of(path).unlink(missing_ok=True)
         deleted.append(path)

@@ -13,10 +13,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.config import Config
+from ajet_sdk.config.task_schema import TracingFilterParams
 from ajet_sdk.engines.budget import Budget
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, MissingResource, TaskError
@@ -37,6 +38,7 @@ from ajet_tools.dataset.generate.records import DocsConfig, GenerationConfig, In
 from ajet_tools.dataset.generate.runs import grow, make_tasks, read_corpus
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
+from ajet_tools.dataset.similarity.near import NearIndex, check_threshold
 from ajet_tools.dataset.verify.combined import Verify
 
 log = logging.getLogger("ajet.tasks")
@@ -280,7 +282,7 @@ def read_traced(config: Config) -> Rows:
         grader = _grader(config)
         sources = stack.enter_context(opened_sources([_traces(config)]))
         graded, rows = task_rows(sources, grader=grader)
-        distinct = list(rows)
+        distinct = _distinct(rows, config)
     if graded.stopped:
         raise TaskError(f"{_TRACING}: grading stopped: {graded.stopped}")
     if any(of.params.print_reason for of in tracing.filters):
@@ -296,6 +298,26 @@ def read_traced(config: Config) -> Rows:
         task = {name: value for name, value in values.items() if name != "provenance"}
         sides[_side(values, tracing.validation_share)].append(Row(f"traced task {number}", task))
     return iter(sides["train"]), iter(sides["validation"])
+
+
+def _distinct(rows: Iterable[Mapping[str, Any]], config: Config) -> list[Mapping[str, Any]]:
+    """The rows, without those that are too much like an earlier one by the strictest `deduplication` filter."""
+    filters = _filters(config, "deduplication")
+    if not filters:
+        return list(rows)
+    index = NearIndex(check_threshold(min(of.similarity_threshold for of in filters)))
+    distinct = list[Mapping[str, Any]]()
+    for number, values in enumerate(rows):
+        text = text_of(values)
+        if index.find(text) is None:
+            index.add(str(number), text)
+            distinct.append(values)
+    return distinct
+
+
+def _filters(config: Config, kind: Literal["llm_evaluate", "deduplication"]) -> list[TracingFilterParams]:
+    """The parameters of the enabled filters of a type."""
+    return [of.params for of in config.task_reader.feedback_tracing.filters if of.enabled and of.type == kind]
 
 
 def _traces(config: Config) -> Path:
@@ -317,13 +339,13 @@ def _traces(config: Config) -> Path:
 def _grader(config: Config) -> EpisodeGrader | None:
     """The filters as one grader: their rubrics together; None where there is none."""
     tracing = config.task_reader.feedback_tracing
-    filters = [each.params for each in tracing.filters if each.enabled]
+    filters = _filters(config, "llm_evaluate")
     if not filters:
         return None
     rubric = "\n".join(of.custom_rubrics.strip() for of in filters).strip()
     if not rubric:
         raise ConfigError(f"{_TRACING}.filters: llm_evaluate needs custom_rubrics, which describe a good episode")
-    base_urls = (*(of.base_url for of in filters), os.environ.get("OPENAI_BASE_URL"))
+    base_urls = (*(of.base_url for of in filters), tracing.llm_base_url, os.environ.get("OPENAI_BASE_URL"))
     keys = (*(of.api_key for of in filters), api_key("OPENAI_API_KEY"))
     endpoint = open_endpoint(
         next(filter(None, base_urls), None),

@@ -457,7 +457,7 @@ def test_a_share_of_the_episodes_is_recorded(elsewhere: OpenEpisode, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rotate": "soon"}, 'rotate takes "30d" or "2GB"'),
+        ({"rotate": "soon"}, 'rotate takes "30d", "2GB" or "100 files"'),
         ({"keep": "3 months"}, "keep takes"),
         ({"sample": 2.0}, "sample is a share from 0 to 1"),
         ({"mask": ["("]}, "mask takes regular expressions"),

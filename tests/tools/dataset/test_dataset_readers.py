@@ -260,8 +260,8 @@ def test_a_rubric_leaves_out_what_it_refuses_and_grades_once(tmp_path: Path, mod
     server = model_server(say)
     (tmp_path / "prod").mkdir()
     traces(tmp_path / "prod")
-    params = {"custom_rubrics": "The agent is friendly.", "temperature": 0.25, "max_thread": 4, "base_url": server.url}
-    asked = {"alien_llm_model": "grader", "alien_llm_response_length": 300}
+    params = {"custom_rubrics": "The agent is friendly.", "temperature": 0.25, "max_thread": 4}
+    asked = {"alien_llm_model": "grader", "llm_base_url": server.url, "alien_llm_response_length": 300}
     made = traced(tmp_path, filters=[{"type": "llm_evaluate", "params": params}], **asked)
     assert len(made.train) + len(made.val) == 10
     assert len(server.requests) == 20
@@ -274,6 +274,19 @@ def test_a_rubric_leaves_out_what_it_refuses_and_grades_once(tmp_path: Path, mod
     assert len(server.requests) == 20
     off = traced(tmp_path, filters=[{"type": "llm_evaluate", "enabled": False, "params": params}], **asked)
     assert len(off.train) + len(off.val) == 20
+
+
+def test_tasks_that_are_alike_are_one_where_a_filter_says_so(tmp_path: Path) -> None:
+    (tmp_path / "prod").mkdir()
+    asked = ["Where is the parcel of Mrs Miller?", "Where is the parcel of Mrs. Miller??", "How tall is a giraffe?"]
+    with TraceWriter(tmp_path / "prod" / "trace.duckdb") as writer:
+        writer.put(Run(run_id="run", name="prod"))
+        for text in asked:
+            writer.put(Episode(run_id="run", task=Task(main_query=text), output="no idea", status="succeeded"))
+    alike = [{"type": "deduplication", "params": {"similarity_threshold": 0.8}}]
+    assert len(traced(tmp_path, validation_share=0).train) == 3
+    assert len(traced(tmp_path, validation_share=0, filters=alike).train) == 2
+    assert len(traced(tmp_path, validation_share=0, filters=[{**alike[0], "enabled": False}]).train) == 3
 
 
 @pytest.mark.parametrize(
