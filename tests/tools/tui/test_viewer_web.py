@@ -138,6 +138,9 @@ async def test_a_list_and_a_query_have_addresses(training_trace: Path) -> None:
             ):
                 linked = URL(f"{base}/ws/{quote(address, safe='')}", encoded=True)
                 async with known.ws_connect(linked, origin=base) as terminal:
+                    if address.startswith("sql:"):
+                        await shows(terminal, b"F5 runs it")
+                        await terminal.send_json(["stdin", "\x1b[15~"])  # F5
                     await shows(terminal, text.encode())
             async with known.ws_connect(f"{base}/ws", origin=base) as terminal:
                 await shows(terminal, b"math")
@@ -154,7 +157,8 @@ async def test_a_list_and_a_query_have_addresses(training_trace: Path) -> None:
                 ):
                     await terminal.send_json(["resize", size])
                 await terminal.send_json(["resize", {"width": 50, "height": 10}])
-                await shows(terminal, "this is 50 × 10".encode())
+                await terminal.send_json(["stdin", "e"])  # it still answers, and draws as far as there is room
+                assert await address_told(terminal) == "#episodes:cccc0003:"
 
 
 ANA, BEN = "ana-" + "a" * 20, "ben-" + "b" * 20
