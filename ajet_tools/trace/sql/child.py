@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 
@@ -22,6 +23,9 @@ _LOOK_EVERY = 0.02
 
 def main(path: str | None, memory: int, read_only: bool) -> None:
     """Answer until there are no more questions."""
+    answers = os.fdopen(os.dup(1), "wb")
+    with Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), 1)  # DuckDB draws a progress bar there for a query of more than two seconds
     limit(memory)
     reader: TraceReader | None = None
     for line in sys.stdin.buffer:
@@ -29,17 +33,17 @@ def main(path: str | None, memory: int, read_only: bool) -> None:
             reader = reader or open_located(None if path is None else Path(path), read_only)[0]
             result = result_of(reader, json.loads(line))
         except AjetError as error:
-            say({"error": type(error).__name__, "message": str(error)})
+            say(answers, {"error": type(error).__name__, "message": str(error)})
             continue
-        say({"rows": len(result)})
-        with pa.ipc.new_stream(sys.stdout.buffer, result.schema) as stream:
+        say(answers, {"rows": len(result)})
+        with pa.ipc.new_stream(answers, result.schema) as stream:
             stream.write_table(result)
-        sys.stdout.buffer.flush()
+        answers.flush()
 
 
-def say(head: dict[str, object]) -> None:
-    sys.stdout.buffer.write(json.dumps(head).encode() + b"\n")
-    sys.stdout.buffer.flush()
+def say(answers: IO[bytes], head: dict[str, object]) -> None:
+    answers.write(json.dumps(head).encode() + b"\n")
+    answers.flush()
 
 
 def limit(memory: int) -> None:
