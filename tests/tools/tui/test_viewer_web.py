@@ -191,7 +191,7 @@ async def test_people_with_tokens_only_read_and_are_locked_out(training_trace: P
             await signed_in(ana, base, ANA)
             await signed_in(ben, base, BEN)
             async with ana.ws_connect(f"{base}/ws/{episode}", origin=base) as terminal:
-                await shows(terminal, b"Next message")
+                await shows(terminal, b"attempt 0")
                 await terminal.send_json(["stdin", "f"])
                 await shows(terminal, b"this viewer only reads")
             async with (
