@@ -17,8 +17,10 @@ import numpy.typing as npt
 import polars as pl
 
 from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.lineage import ANSWERS
 from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
+from ajet_tools.dataset.curation.forms import CUES, given_away, may_give_away
 from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, encodable, text_of
 from ajet_tools.dataset.files.hashes import normalize
 from ajet_tools.dataset.files.lines import Path, Structure, asking, kind_at, kind_in, kinds_of, structures
@@ -29,7 +31,7 @@ from ajet_tools.dataset.similarity.text import normals
 if TYPE_CHECKING:
     from ajet_sdk.types import Task
 
-_ANSWERS = [("metadata", "answer"), ("answer",)]
+_ANSWERS = [*(("metadata", name) for name in ANSWERS), *((name,) for name in ANSWERS)]
 WANTED = [*QUERIES, ("task_id",), *_ANSWERS]
 """The fields that are looked at."""
 _PLAIN: Mapping[str, tuple[str, ...]] = {
@@ -71,8 +73,7 @@ def facts_of(block: LineBlock) -> BlockFacts:
             kinds.append((int(indices[0]), kinds_of(structure, kind_in), len(indices)))
     kinds.sort(key=lambda entry: entry[0])
     return BlockFacts(
-        kinds,
-        *_read_rows(block, columns.tasks(), columns.unclear, columns.answered_oddly, columns.like_prompts()),
+        kinds, *_read_rows(block, columns.tasks(), columns.unclear, columns.answered_oddly, columns.given_away())
     )
 
 
@@ -165,7 +166,7 @@ class _Columns:
 
     def tasks(self) -> list[pl.Series]:
         """`text`, `id` and `answer` of tasks that the columns show."""
-        ids, inner, top = (self._columns.get(path) for path in (("task_id",), *_ANSWERS))
+        ids, inner, top = (self._columns.get(path) for path in (("task_id",), ("metadata", "answer"), ("answer",)))
         ids = _nothing(self._block) if ids is None else pl.select(pl.when(ids != "").then(ids)).to_series()
         if inner is None or top is None:
             answer = _nothing(self._block) if inner is top else top if inner is None else inner
@@ -174,13 +175,21 @@ class _Columns:
         signs = pl.Series(self._signs)
         return [self._forms, ids, pl.select(pl.when(signs != "").then(signs + answer)).to_series()]
 
-    def like_prompts(self) -> _Mask:
-        """Rows that may repeat a prompt."""
-        suspects = self._forms.str.contains(_wording()).fill_null(False)
+    def given_away(self) -> npt.NDArray[np.bool_]:
+        """Rows that may give their answer away or repeat a prompt, as a numpy array."""
+        answers = [self._columns[path] for path in _ANSWERS if path in self._columns]
+        wording_runs = _wording()
+        # one expression for both takes no longer than for one of them; few texts have either
+        marked = self._forms.str.contains(f"{CUES}|{wording_runs}").fill_null(False)
+        suspects = may_give_away(
+            self._block.texts, self._forms, marked, [answer for answer in answers if answer.null_count() < len(answer)]
+        )
+        some = marked.arg_true()
+        suspects = suspects.scatter(some.filter(self._forms.gather(some).str.contains(wording_runs)), True)
         for structure, indices in self.groups:
             if structure is None or not self._is_plain(structure):
                 suspects = suspects.scatter(indices, True)
-        mask: _Mask = suspects.to_numpy()
+        mask: npt.NDArray[np.bool_] = suspects.to_numpy()
         return mask
 
 
@@ -193,6 +202,8 @@ def _read_rows(
     is_task, odd = np.ones(len(block), bool), list[str | None]()
     indices = np.flatnonzero(tasks | answers | suspects)
     for index, row in zip(indices.tolist(), block.rows(indices), strict=True):
+        if suspects[index] and (excerpt := given_away(row.values)) is not None:
+            problems.append((index, "given away", f"contains its answer: {excerpt}"))
         if suspects[index] and (excerpt := repeated(text_of(row.values), wording())) is not None:
             problems.append((index, "prompt", f"has words of the prompt that such rows are generated with: {excerpt}"))
         if tasks[index]:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import polars as pl
 
 from ajet_sdk.judges.math import number
 from ajet_sdk.tasks.lineage import ANSWERS
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.files.hashes import normalize
+from ajet_tools.dataset.similarity.text import normals
 
 _NUMBER = re.compile(
     r"(?<![\w)])-?\d+(?:[.,:/]\d+)*|\d+(?:[.,:/]\d+)*|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|"
@@ -55,6 +58,11 @@ _CUE = re.compile(
     r"[\"'`*$({\[“‘\s]*\Z",
     re.IGNORECASE,
 )
+CUES = (
+    r"hint|correct|answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|risposta|resposta|"
+    r"ответ|答案|答え|정답|=|\u0307"
+)
+"""One of these is in the normal form of each text that has a cue or a sum; U+0307 is left of a Turkish dotted I."""
 _BEHIND = " \t\n=.()[]{}*`\"'$→>-"
 _CUE_LENGTH = 200
 """Characters before an answer in which a cue is looked for."""
@@ -176,6 +184,42 @@ def given_away(values: Mapping[str, object]) -> str | None:
         if phrase.count(" ") >= _PHRASE and phrase in sentence and not re.search(r"\bor\b|[:|]", sentence):
             return phrase
     return None
+
+
+def may_give_away(texts: pl.Series, forms: pl.Series, marked: pl.Series, answers: Sequence[pl.Series]) -> pl.Series:
+    """Of which rows `given_away` may say something; it says nothing of the others.
+
+    Args:
+        texts: the questions, as a polars series.
+        forms: their normal forms.
+        marked: which of these have one of `CUES`, and maybe others.
+        answers: columns of answers as text, numbers as JSON spells them.
+    """
+    open_ended = (~texts.str.strip_chars_end(_BEHIND).str.ends_with("?")).fill_null(False).arg_true()
+    behind_question = open_ended.filter(texts.gather(open_ended).str.contains("?", literal=True))
+    has_cue = marked.clone().scatter(behind_question, True)
+    plain = texts.str.len_bytes() == texts.str.len_chars()
+    gives_away = pl.repeat(False, len(texts), eager=True)
+    for answer in answers:
+        long = (answer.str.len_bytes() > 2 * _PHRASE).fill_null(False).arg_true()  # words with a blank between them
+        phrases = long.filter(answer.gather(long).str.count_matches(r"[^\s\x1c-\x1f]+") > _PHRASE)
+        some = (has_cue.clone().scatter(phrases, True) & answer.is_not_null()).arg_true()
+        questions = forms.gather(some)
+        answer_forms: Any = normals(answer.gather(some)).str.strip_chars(" .")
+        digits: Any = answer_forms.str.extract(r"^-?0*([1-9][0-9]{1,14})$").fill_null("")
+        whole = (digits != "") & ~digits.is_in([str(number) for number in range(len(_NUMBERS))])
+        is_said = (
+            questions.str.contains(answer_forms, literal=True)
+            | answer_forms.str.contains(r"[0-9]|[^\x00-\x7f]")
+            | ~plain.gather(some)
+        )
+        is_said = pl.select(
+            pl.when(whole)
+            .then(questions.str.replace_all(",", "", literal=True).str.contains(digits, literal=True))
+            .otherwise(is_said)
+        ).to_series()
+        gives_away = gives_away.scatter(some.filter(is_said.fill_null(False)), True)
+    return gives_away
 
 
 def _cued(answer: str, question: str) -> str | None:

@@ -31,6 +31,7 @@ KINDS: dict[str, tuple[Level, str]] = {
     "leakage": ("error", "a task is in two files"),
     "near leakage": ("error", "nearly the same question is in two files"),
     "duplicate": ("warning", "a question is repeated in a file"),
+    "given away": ("warning", "a question contains its answer"),
     "prompt": ("warning", "a question repeats the prompt that it was generated with"),
     "answer": ("warning", "some tasks have an answer and some have none"),
     "shape": ("warning", "rows have different shapes"),
@@ -118,6 +119,7 @@ def validate(
 
 _ORDER = (
     "unreadable",
+    "given away",
     "prompt",
     "no task",
     "asks nothing",

@@ -104,6 +104,9 @@ def test_a_question_that_says_its_answer_is_refused(place: Path) -> None:
     refused = [json.loads(line) for line in Path("data/rejected.jsonl").read_text().splitlines()]
     away = [row for row in refused if row["rejected"]["reason"] == "answer in the question"]
     assert away and all(row["rejected"]["detail"].startswith("answer is ") for row in away)
+    Path("bad.jsonl").write_text(json.dumps({key: away[0][key] for key in ("main_query", "metadata")}) + "\n")
+    found = CliRunner().invoke(app, ["dataset", "validate", "bad.jsonl"]).output
+    assert "a question contains its answer (1)" in found
 
 
 def test_rows_of_other_sentences_are_not_called_alike(place: Path) -> None:
