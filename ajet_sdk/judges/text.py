@@ -74,7 +74,7 @@ def open_regex(config: Config) -> Any:
         if compiled.groups and answer is None:
             raise NoReward(
                 f"task {task.task_id} has no reference answer in its metadata; it has "
-                f"{', '.join(task.metadata) or 'nothing'}"
+                f"{', '.join(task.metadata) or 'nothing'} (task_reader.field_mapping names the column of the answer)"
             )
         return matches(compiled, text_of(output), answer)
 

@@ -191,10 +191,10 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str
 def other_version(path: Path | str, version: int) -> str:
     """The message for a trace of another version than this ajet's."""
     if version > SCHEMA_VERSION:
-        other, advice = "a newer", "update with: pip install -U ajet"
+        age, advice = "a newer", "update with: pip install -U ajet"
     else:
-        other, advice = "an older", "carry it over: `ajet trace export --format native` there, `ajet trace import` here"
-    return f"{path} was written by {other} ajet (schema {version}; this version reads {SCHEMA_VERSION}); {advice}"
+        age, advice = "an older", "carry it over: `ajet trace export --format native` there, `ajet trace import` here"
+    return f"{path} was written by {age} ajet (schema {version}; this version reads {SCHEMA_VERSION}); {advice}"
 
 
 def locked(path: Path, pid: int | None) -> TraceLocked:
