@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import threading
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,9 @@ from ajet_sdk.errors import ConfigError
 
 _folders = set[Path]()
 """Of the files that were imported by their path."""
+
+_importing = threading.RLock()
+"""Episodes load objects at the same time, and a module that is still being imported has no names yet."""
 
 
 def load_object(class_path: str, relative_to: Path | None = None) -> Any:
@@ -35,7 +39,7 @@ def load_object(class_path: str, relative_to: Path | None = None) -> Any:
         raise ConfigError(
             f"a class path is package.module->Name, path/file.py->Name or file.py:name (got {class_path!r})"
         )
-    with placeholder_keys():  # a module makes clients, and what imports it may have no use for them
+    with _importing, placeholder_keys():  # a module makes clients, and what imports it may have no use for them
         if place.endswith(".py") or "/" in place or "\\" in place:
             module = _import_file(_find(place, relative_to, class_path), class_path)
         else:

@@ -83,8 +83,8 @@ _Answer = Callable[["TraceWriter", bytes], Awaitable["Response"]]
 def live_routes(writer: TraceWriter, token: str) -> list[Route]:
     """The routes of a live trace; each is a POST and answers 401 without `Bearer token`.
 
-    /trace/rows takes a RowsOf as JSON and answers an Arrow stream, few at a time; /trace/feedback takes a list of
-    Feedback.
+    /trace/rows takes a RowsOf as JSON and answers an Arrow stream, few at a time, or 503 where the run ends meanwhile;
+    /trace/feedback takes a list of Feedback.
     """
     from starlette.routing import Route
 
@@ -123,7 +123,9 @@ async def _rows(turns: asyncio.Semaphore, writer: TraceWriter, raw: bytes) -> Re
         async with turns:
             data, seconds = await anyio.to_thread.run_sync(_stream, writer, wanted, abandon_on_cancel=True)
     except QueryError as error:
-        return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({"error": str(error)}, 400 if writer.is_open else 503)
+    except asyncio.CancelledError:  # the server stops, and would send 500 in its place
+        return JSONResponse({"error": "the run is ending"}, 503)
     return Response(data, media_type=_ARROW, headers={COST_HEADER: f"{seconds + _EXCHANGE:.6f}"})
 
 

@@ -215,7 +215,7 @@ def _ask(cost: _Cost, file: Path, owner: Owner, stop: Stop | None, wanted: RowsO
         raise QueryError("the query was canceled")
     began = time.monotonic()
     answer = post(owner, ROWS_PATH, wanted.model_dump())
-    if answer is None:
+    if answer is None or answer.status_code == 503:
         raise _Gone(f"the run that writes {file} has just ended; try again")
     cost.add(float(answer.headers.get(COST_HEADER) or time.monotonic() - began))
     if answer.status_code == 404:

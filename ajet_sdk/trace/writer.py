@@ -108,6 +108,8 @@ class TraceWriter:
         self._batch = 0
         self._took = 0.0
         self._opened = False
+        self._reading = threading.Condition()
+        self._queries: list[Stop] = []
         self._root: duckdb.DuckDBPyConnection | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._journal: Journal | None = None
@@ -187,10 +189,23 @@ class TraceWriter:
 
         It is worked out in this process: a text from outside it never comes here. Raises QueryError.
         """
-        root = self._root
-        if root is None:
-            raise QueryError(f"the trace {self.path} is not open and cannot be queried")
-        return select(root, sql, parameters, stop=stop, most_bytes=most_bytes)
+        stop = stop or Stop()
+        with self._reading:
+            root = self._root
+            if root is None:
+                raise QueryError(f"the trace {self.path} is not open and cannot be queried")
+            self._queries.append(stop)
+        try:
+            return select(root, sql, parameters, stop=stop, most_bytes=most_bytes)
+        finally:
+            with self._reading:
+                self._queries.remove(stop)
+                self._reading.notify_all()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `query` can read the file now."""
+        return self._root is not None
 
     def supersede(self, run_id: str, after_step: int, booked: Sequence[str] = ()) -> None:
         """A resume rolled the run back to `after_step`: the tokens of every later step are `superseded`.
@@ -380,7 +395,11 @@ class TraceWriter:
             self._changed.notify_all()
 
     def _release(self, *, final: bool = True) -> None:
-        root, self._root = self._root, None
+        with self._reading:  # DuckDB closes no file that a query reads
+            root, self._root = self._root, None
+            for query in self._queries:
+                query.set()
+            self._reading.wait_for(lambda: not self._queries)
         connection, self._connection = self._connection, None
         try:
             if connection:

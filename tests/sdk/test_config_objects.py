@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,11 @@ def test_the_config_loads_no_heavy_package() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_threads_that_load_a_file_at_once_get_its_names(tmp_path: Path) -> None:
+    """And it is imported once; Python's own import of a name waits in the same way."""
+    (tmp_path / "together.py").write_text("import time\ntime.sleep(0.05)\nanswer = object()\n")
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: load_object("together.py:answer", tmp_path), range(4)))
+    assert len(set(answers)) == 1

@@ -9,11 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import httpx
 import pyarrow as pa
 import pytest
@@ -21,6 +24,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import QueryError, TraceLocked
+from ajet_sdk.gateway.gateway import Gateway
+from ajet_sdk.protocols import Stop
 from ajet_sdk.trace.live import post
 from ajet_sdk.trace.owner import ROWS_PATH, Owner, announce, owner_of, process_started, retract
 from ajet_sdk.trace.reader import calls_of, episodes, open_trace
@@ -172,6 +177,60 @@ def test_sql_on_a_live_run_is_worked_out_by_the_one_who_asks(live: tuple[httpx.C
     spent = reader.spent
     assert reader.query("SELECT sum(range) AS n FROM range(200000)").to_pylist() == [{"n": 19999900000}]
     assert reader.spent == spent
+
+
+class Held(TraceWriter):
+    """Answers a query only once it may; `asked` is set when it has a query."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.asked, self.may = threading.Event(), threading.Event()
+
+    def query(self, *arguments: Any, **keywords: Any) -> pa.Table:
+        self.asked.set()
+        self.may.wait()
+        return super().query(*arguments, **keywords)
+
+
+@pytest.mark.slow
+def test_a_query_that_runs_keeps_no_writer_from_closing_its_file(tmp_path: Path) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    class Watched(Stop):
+        def by(self, interrupt: Callable[[], None]) -> AbstractContextManager[None]:
+            begun.set()
+            return super().by(interrupt)
+
+    def endless() -> None:
+        sql = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE (a.range * b.range) % 7 = 3"
+        with pytest.raises(QueryError, match="canceled"):
+            writer.query(sql, stop=Watched())
+        ended.set()
+
+    with TraceWriter(tmp_path / "trace.duckdb", on_error="raise") as writer, ThreadPoolExecutor() as pool:
+        writer.put(Run(run_id="r"))
+        writer.flush()
+        running = pool.submit(endless)
+        begun.wait()
+        writer.close()
+        assert ended.is_set()
+        running.result()
+    with duckdb.connect(str(tmp_path / "trace.duckdb")) as file:
+        assert file.execute("SELECT run_id FROM runs").fetchall() == [("r",)]
+
+
+@pytest.mark.slow
+def test_a_reader_whose_query_a_stopping_gateway_cancels_asks_again(tmp_path: Path) -> None:
+    """Not `HTTP 500`: the rows are in the file, once the process has closed it."""
+    with Held(tmp_path / "trace.duckdb") as writer, ThreadPoolExecutor() as pool:
+        writer.put(Run(run_id="r"))
+        writer.flush()
+        with Gateway(writer):
+            rows = pool.submit(lambda: open_trace(tmp_path).query("SELECT run_id FROM runs").to_pylist())
+            writer.asked.wait()
+        writer.close()
+        writer.may.set()
+        assert rows.result() == [{"run_id": "r"}]
 
 
 def test_writer_and_gateway_may_announce_in_either_order(tmp_path: Path) -> None:

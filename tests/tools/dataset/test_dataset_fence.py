@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import sys
@@ -72,9 +73,9 @@ def test_a_directory_of_the_user_cannot_be_deleted(tmp_path: Path) -> None:
     victim.mkdir()
     (victim / "work.txt").write_text("a year of it")
     code = "import shutil\nfor path in given:\n    shutil.rmtree(path, ignore_errors=True)"
-    got = attack(code, str(victim), str(tmp_path), str(Path(os.__file__).parent))
+    got = attack(code, str(victim), str(tmp_path), str(Path(json.__file__).parent))
     assert (victim / "work.txt").read_text() == "a year of it"
-    assert got.ok and Path(os.__file__).exists()
+    assert got.ok and Path(json.__file__).exists()
 
 
 def test_links_lead_nowhere(secret: Path) -> None:
