@@ -66,12 +66,14 @@ class KeyLine(Widget, can_focus=False):
 
     def on_mount(self) -> None:
         self.screen.bindings_updated_signal.subscribe(self, self._update)
+        self.call_next(self._update, self.screen)  # the signal may have been sent before
 
     def on_unmount(self) -> None:
         self.screen.bindings_updated_signal.unsubscribe(self)
 
     def _update(self, screen: Screen[object]) -> None:
-        if screen is not self.screen or not self.app.app_focus:
+        left = not self.app.app_focus and self._keys  # without a focus there are fewer keys than will be again
+        if screen is not self.screen or left:
             return
         by_action: dict[str, _Key] = {}
         for _, binding, enabled, _ in screen.active_bindings.values():

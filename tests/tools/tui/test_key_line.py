@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.events import AppBlur
 
 from ajet_tools.tui.base import HelpScreen
 from ajet_tools.tui.trace.episodes import EpisodesScreen
@@ -40,3 +41,18 @@ async def test_a_click_is_the_key(training_trace: Path, viewing: Any, until: Any
         await until(pilot, lambda: "Filter" in line(pilot))
         await pilot.click(KeyLine, offset=(line(pilot).index("Keys"), 0))
         await until(pilot, lambda: isinstance(pilot.app.screen, HelpScreen))
+
+
+@pytest.mark.slow
+async def test_a_screen_that_opens_in_a_window_without_the_focus_shows_its_keys(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
+    """As a link does that opens a tab of the browser in the background; what it shows stays while the window waits."""
+    async with viewing(training_trace, size=(100, 24)) as pilot:
+        await until(pilot, lambda: "Episodes" in line(pilot) and getattr(pilot.app.screen, "runs", None))
+        pilot.app.post_message(AppBlur())
+        await until(pilot, lambda: not pilot.app.app_focus)
+        assert "Episodes" in line(pilot)
+        await pilot.app.screen.run_action("episodes")
+        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen))
+        await until(pilot, lambda: "Filter" in line(pilot))
