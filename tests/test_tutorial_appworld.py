@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from ajet_sdk.config.config import load_config
 from ajet_sdk.environments.client import GymEnv
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import Ask
 from ajet_sdk.run import train
+from ajet_sdk.types import Episode
+from ajet_tools.cli.app import app
 from tests.sdk.environments.test_service import hosted, say
 
 FOLDER = Path(__file__).parents[1] / "tutorial" / "example_appworld"
@@ -39,11 +43,16 @@ def coder(ask: Ask) -> str:
     return turns[len(messages) // 2 - 1]
 
 
+def lazy(ask: Ask) -> str:
+    """It says that the task is done."""
+    return "```python\napis.supervisor.complete_task()\n```"
+
+
 @pytest.mark.slow
 def test_the_agent_does_the_stand_ins_tasks(tmp_path: Path) -> None:
     (tmp_path / "replies.py").write_text(
         "from ajet_sdk.engines.scripted import ScriptedEngine\n"
-        "from test_tutorial_appworld import coder\n"
+        "from test_tutorial_appworld import coder, lazy\n"
         "replies = ScriptedEngine(coder)\n"
     )
     sys.modules.setdefault("test_tutorial_appworld", sys.modules[__name__])
@@ -60,6 +69,22 @@ def test_the_agent_does_the_stand_ins_tasks(tmp_path: Path) -> None:
         assert tuned.metrics == {"debug/reward": 1.5}
         assert [len(episode.calls) for episode in tuned.episodes] == [4, 4, 4, 4]
         assert not instances.listed()
+        assert branched(tmp_path, tuned.episodes[0], "replies") == [1.5, 1.5]
+        rewards = branched(tmp_path, tuned.episodes[0], "lazy")
+        assert all(reward is not None and reward < 1 for reward in rewards)
+        assert not instances.listed()
+
+
+def branched(directory: Path, episode: Episode, model: str) -> list[float | None]:
+    """The rewards of two forks from the third call on: each has an instance of its own, which the first two calls led
+    to where the original was."""
+    forks = ["--at", "2", "-k", "2", "--scripted", f"{directory / 'replies.py'}:{model}", "--json"]
+    trace, to = str(directory / "experiment"), ["--exp-dir", str(directory / model)]
+    result = CliRunner().invoke(app, ["trace", "branch", episode.episode_id, trace, *forks, *to])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["counted"] == 2 and all(fork["not_replayed"] is None for fork in told["forks"])
+    return [fork["reward"] for fork in told["forks"]]
 
 
 def test_the_stand_in_scores_what_was_changed() -> None:
