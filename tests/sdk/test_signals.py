@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 
 AGENT = """
 import asyncio
+import time
+
 import ajet
 
 
@@ -35,6 +37,7 @@ async def talk(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
             except asyncio.CancelledError:
                 if episode.task.metadata["ends"]:
                     raise
+                time.sleep(3600)
     return reply["content"] or ""
 
 
@@ -49,7 +52,7 @@ def length(output: str) -> float:
 def training(
     directory: Path, model: Path, *, ends: bool = True, background: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """`ajet train` in its second step, whose episodes end when they are cancelled, or do not.
+    """`ajet train` in its second step, whose episodes end when they are cancelled, or block its event loop then.
 
     In the background of a shell it starts with Ctrl-C ignored.
     """
