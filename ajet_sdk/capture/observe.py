@@ -144,6 +144,8 @@ class _TraceFile:
 
     def __init__(self, path: Path, name: str, settings: ObservationSettings) -> None:
         self.started = time.time()
+        self.puts = 0
+        """How many are under way."""
         self.run = Run(name=name, backbone="trace", config={"sample": settings.sample} if settings.sample < 1 else {})
         survives: Literal["kill", "crash"] = "crash" if settings.durable else "kill"
         self.writer = TraceWriter(path, on_error="warn", flush_ms=_FLUSH_MS, survives=survives)
@@ -170,7 +172,7 @@ class Observation:
     def _open(self) -> None:
         """Open this process's file; a forked child gets its own where `path` is a directory."""
         self._pid = os.getpid()
-        self._writing = threading.Lock()
+        self._writing = threading.Condition()
         self._rotation: threading.Thread | None = None
         self._rotates_from = 0.0
         self._process: ObservedEpisode | None = None
@@ -208,16 +210,23 @@ class Observation:
             file = self._file
             if file is None:
                 return
+            file.puts += 1
+        try:  # outside of the lock: threads that wait for the disk share that wait
             run_id = {"run_id": file.run.run_id}
             file.writer.put(*(r.model_copy(update=run_id) if isinstance(r, Episode) else r for r in records))
-            old = time.time() - file.started
-            if (
-                self._rotation is None
-                and old >= self._rotates_from
-                and self._settings.rotate.reached(file.writer.path, old)
-            ):
-                self._rotation = threading.Thread(target=self._rotate, name="ajet-trace-rotate", daemon=True)
-                self._rotation.start()
+        finally:
+            with self._writing:
+                file.puts -= 1
+                self._writing.notify_all()
+                old = time.time() - file.started
+                if (
+                    file is self._file
+                    and self._rotation is None
+                    and old >= self._rotates_from
+                    and self._settings.rotate.reached(file.writer.path, old)
+                ):
+                    self._rotation = threading.Thread(target=self._rotate, name="ajet-trace-rotate", daemon=True)
+                    self._rotation.start()
 
     def _rotate(self) -> None:
         """Begin the next file, then close the full one. Where that fails the full one is gone on with for a minute."""
@@ -228,6 +237,7 @@ class Observation:
                 self._rotates_from = time.time() - (full.started if full else 0.0) + _AGAIN
             else:
                 self._file, self._process, self._rotates_from = fresh, None, 0.0
+                self._writing.wait_for(lambda: full.puts == 0)
         if fresh is not None and full is not None:
             full.close()
         self._rotation = None

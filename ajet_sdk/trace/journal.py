@@ -59,7 +59,7 @@ class Journal:
         with self._syncing:
             if self._synced < turn and not self._file.closed:
                 last = self._appended
-                os.fsync(self._file)
+                getattr(os, "fdatasync", os.fsync)(self._file.fileno())  # the first does not write the file's times
                 self._synced = last
 
     def clear(self) -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -309,6 +310,7 @@ def call(name: str) -> str:
     return Call(call_id=name, episode_id="e", model="kept", output_ids=[1], logprobs=[-0.5]).model_dump_json()
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="there is no os.fdatasync")
 def test_a_journal_that_cannot_be_written_is_a_warning(
     elsewhere: OpenEpisode, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,7 +319,7 @@ def test_a_journal_that_cannot_be_written_is_a_warning(
 
     path = tmp_path / "agent.duckdb"
     with trace(path, durable=True):
-        monkeypatch.setattr("os.fsync", full)
+        monkeypatch.setattr("os.fdatasync", full)
         assert [ask(elsewhere, text) for text in "ab"] == ["answer to a", "answer to b"]
     [record] = caplog.records
     assert "the disk of" in record.message and "is full" in record.message
@@ -369,6 +371,30 @@ def test_a_month_of_a_service_stays_within_its_limits(elsewhere: OpenEpisode, tm
     assert kept_rows[0]["n"] >= day
     assert check(*directory.glob("*.duckdb")) == []
     assert rows(directory, "select count(*) n from runs where status != 'finished'") == [{"n": 0}]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "darwin", reason="there is no os.fdatasync")
+def test_threads_that_wait_for_the_disk_at_once_share_that_wait(
+    elsewhere: OpenEpisode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is busy with one call until the other has been written: one sync acknowledges several calls."""
+    syncs, lone = list[int](), list[bool]()
+
+    def sync(descriptor: int) -> None:
+        [path] = tmp_path.glob("*.journal")
+        give_up = time.monotonic() + 60
+        while path.read_bytes().count(b'{"Call"') < 4 and time.monotonic() < give_up:
+            time.sleep(0.01)
+        lone.append(time.monotonic() >= give_up)
+        syncs.append(descriptor)
+
+    with trace(tmp_path / "served.duckdb", durable=True), ThreadPoolExecutor(4) as pool:
+        ask(elsewhere, "the first begins the process's episode")
+        with monkeypatch.context() as patched:
+            patched.setattr("os.fdatasync", sync)
+            list(pool.map(lambda i: ask(elsewhere, str(i)), range(3)))
+    assert not any(lone) and 0 < len(syncs) < 3
 
 
 @pytest.mark.slow
