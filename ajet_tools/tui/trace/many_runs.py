@@ -27,6 +27,9 @@ from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.widgets.chart import Chart
 
+_FRAME = 6
+"""Columns of a text screen beside its text: border, padding, scroll bar."""
+
 
 class ManyRunsScreen(TraceScreen):
     """Mean rewards of validations where a run has them, else of training; the tasks that differ most first."""
@@ -111,7 +114,7 @@ class ManyRunsScreen(TraceScreen):
     def action_leaderboard(self) -> None:
         """All runs of the trace, the best first, at the task under the cursor."""
         if self.chosen:
-            task_id, width = self.chosen.task_id, int(self.app.size.width * 0.9)
+            task_id, width = self.chosen.task_id, int(self.app.size.width * 0.94) - _FRAME
             self.app.push_screen(TextScreen(self.chosen.task, lambda: self._leaderboard(task_id, width)))
 
     def _leaderboard(self, task_id: str, width: int) -> str:

@@ -69,7 +69,7 @@ class LongText(LineView, can_focus=True):
         super().__init__()
         self.text = drop_zero_width(visible(text)).expandtabs(4)
         self._lines = self.text.split("\n")
-        self._plain = self.text.isascii()
+        self._plain = self.text.isascii() or all(cell_len(character) == 1 for character in {*self.text} - {"\n"})
         self._firsts: list[int] = [0]
         self._needle: re.Pattern[str] | None = None
         self._found: list[tuple[int, int]] = []

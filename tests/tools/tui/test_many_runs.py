@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from textual.app import App
 from textual.widgets import DataTable
 from typer.testing import CliRunner
 
@@ -24,6 +25,7 @@ from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.widgets.chart import Chart
+from ajet_tools.tui.widgets.long_text import LongText
 from tests.waiting import settled
 
 pytestmark = pytest.mark.anyio
@@ -211,6 +213,23 @@ async def test_who_solves_a_task_best_is_a_key(sweep: Path, viewing: Any, until:
         await until(pilot, lambda: isinstance(pilot.app.screen, TextScreen) and pilot.app.screen.text)
         lines = pilot.app.screen.text.splitlines()
         assert [line.split()[0] for line in lines[1:]] == [name for name, *_ in LEADERS], "all runs, not this alone"
+        text = pilot.app.screen.query_one(LongText)
+        await until(pilot, lambda: text.size.height)
+        rows = [text.render_line(y).text.rstrip() for y in range(text.size.height)]
+        assert [row for row in rows if row] == lines, "each run has a row"
+
+
+@pytest.mark.parametrize(("letter", "rows"), [("a", 2), ("é", 2), ("…", 2), ("─", 2), ("你", 4)])
+async def test_a_long_line_is_folded_where_the_window_ends(letter: str, rows: int) -> None:
+    """Two windows' widths of letters; wide ones take two cells."""
+    app, width = App[None](), 36
+    text = LongText(letter * 2 * width)
+    async with app.run_test(size=(width + 2, 10)) as pilot:  # with the scroll bar
+        await app.mount(text)
+        await settled(pilot)
+        assert text.scrollable_content_region.width == width
+        shown = [text.render_line(y).text.strip() for y in range(10)]
+        assert [len(row) for row in shown if row] == [2 * width // rows] * rows
 
 
 def row_of(task: int, run: str, step: int, reward: float, attempts: int) -> TaskReward:
