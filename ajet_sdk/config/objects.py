@@ -21,7 +21,8 @@ _folders = set[Path]()
 """Of the files that were imported by their path."""
 
 _importing = threading.RLock()
-"""Episodes load objects at the same time, and a module that is still being imported has no names yet."""
+"""Episodes load objects at the same time, and a file that is still being imported has no names yet. (For modules Python
+itself waits.)"""
 
 
 def load_object(class_path: str, relative_to: Path | None = None) -> Any:
@@ -39,9 +40,10 @@ def load_object(class_path: str, relative_to: Path | None = None) -> Any:
         raise ConfigError(
             f"a class path is package.module->Name, path/file.py->Name or file.py:name (got {class_path!r})"
         )
-    with _importing, placeholder_keys():  # a module makes clients, and what imports it may have no use for them
+    with placeholder_keys():  # a module makes clients, and what imports it may have no use for them
         if place.endswith(".py") or "/" in place or "\\" in place:
-            module = _import_file(_find(place, relative_to, class_path), class_path)
+            with _importing:
+                module = _import_file(_find(place, relative_to, class_path), class_path)
         else:
             module = _import_module(place, relative_to, class_path)
     value: object = module
