@@ -69,8 +69,8 @@ def good(ask):
     return "good"
 
 def counted(ask):
-    counted.count = getattr(counted, "count", 0) + 1
-    return "good" if counted.count % 2 else "bad"
+    counted.count = getattr(counted, "count", 0) + (len(ask.messages) == 5)  # last calls, in whatever order forks run
+    return "good" if counted.count == 1 else "bad"
 
 def sampler(output=None):
     from ajet_sdk.engines.chat import TokenEngine
