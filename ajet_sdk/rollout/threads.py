@@ -84,6 +84,7 @@ class _Loop:
         asyncio.set_event_loop(self.loop)
         self.loop.call_soon(self._tick)
         self.loop.run_forever()
+        self.loop.close()
 
     def _tick(self) -> None:
         self.beat = time.monotonic()
@@ -130,24 +131,25 @@ class _Loop:
         """Cancel what is left and end the loop, if it still turns."""
 
         async def end() -> None:
-            await _unwind()
-            self.loop.stop()
+            try:
+                await _unwind()
+            finally:  # what it unwinds may have cancelled it
+                self.loop.stop()
 
         self._call(lambda: self.loop.create_task(end()))
-        if self.blocker() is None:
+        if self.blocker() is None and self.thread is not threading.current_thread():
             self.thread.join(_GRACE)
-            if not self.thread.is_alive():
-                self.loop.close()
 
 
 async def _unwind() -> None:
-    """Cancel the other tasks of this loop, wait a while until they have ended, and close what async generators hold."""
+    """Cancel the other tasks of this loop, and close what async generators hold; wait a while for each to end."""
     pending = asyncio.all_tasks() - {asyncio.current_task()}
     for task in pending:
         task.cancel()
     if pending:  # to unwind may take them several turns of the loop
         await asyncio.wait(pending, timeout=_GRACE / 2)
-    await asyncio.get_running_loop().shutdown_asyncgens()  # connections that live as long as the loop
+    closing = asyncio.create_task(asyncio.get_running_loop().shutdown_asyncgens())  # connections that live as long
+    await asyncio.wait([closing], timeout=_GRACE / 2)
 
 
 def _working_directory() -> Path | None:

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -628,9 +628,63 @@ def test_a_cancelled_batch_leaves_aborted_episodes() -> None:
     assert [e.status for e in put] == ["aborted"]
 
 
-def test_no_thread_of_a_finished_batch_is_left() -> None:
-    episodes(solve, exact, tasks=2)
-    until(lambda: not [t.name for t in threading.enumerate() if t.name.startswith("ajet-w") and t.is_alive()])
+@ajet.workflow
+async def leaves_a_generator_that_does_not_close(question: str) -> str:
+    async def generate() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            await asyncio.sleep(FOREVER)
+
+    kept.append(generate())
+    await anext(kept[-1])
+    return question
+
+
+@ajet.workflow
+async def leaves_a_task_that_cancels_all_others(question: str) -> str:
+    async def cancel() -> None:
+        try:
+            await asyncio.sleep(FOREVER)
+        finally:
+            for task in asyncio.all_tasks():
+                task.cancel()
+
+    kept.append(asyncio.create_task(cancel()))
+    await asyncio.sleep(0)
+    return question
+
+
+@ajet.workflow
+async def leaves_a_task_that_goes_on(question: str) -> str:
+    async def go_on() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(FOREVER)
+
+    kept.append(asyncio.create_task(go_on()))
+    await asyncio.sleep(0)
+    return question
+
+
+kept: list[Any] = []
+
+
+@pytest.mark.parametrize(
+    "workflow",
+    [
+        solve,
+        leaves_a_generator_that_does_not_close,
+        leaves_a_task_that_cancels_all_others,
+        leaves_a_task_that_goes_on,
+    ],
+    ids=["ends", "generator", "cancels", "goes_on"],
+)
+def test_no_thread_of_a_finished_batch_is_left(workflow: Any, short_grace: None) -> None:
+    before = {*threading.enumerate()}
+    episodes(workflow, exact, tasks=2)
+    until(lambda: not [t for t in {*threading.enumerate()} - before if t.name == "ajet-workflows"])
+    kept.clear()
 
 
 def test_episodes_are_written_as_json_where_that_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -48,6 +49,7 @@ class JudgeVerifier:
         if is_group_judge(judge):  # also raises SignatureError for a workflow
             raise ConfigError(f"--verify {spec}: a group judge compares answers, but a row has only one")
         self._workers = Workers(_HANGING)
+        weakref.finalize(self, self._workers.close)
         self._probed = k > 0
 
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:

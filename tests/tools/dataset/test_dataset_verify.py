@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from ajet_tools.dataset.verify import open_verifier
 from ajet_tools.dataset.verify.agreement import final_of, same, votes
 from ajet_tools.dataset.verify.program import code_in
 from ajet_tools.dataset.verify.verdict import RowVerdict
+from tests.waiting import until
 
 Server = Callable[[Callable[[dict[str, Any], int], Any]], Any]
 
@@ -199,6 +202,17 @@ def test_the_users_judge_decides(judges: Path) -> None:
     assert wrong.details["reward"] == 0.0
     half = check("judge:judges.py:exact", row(answer="half"))
     assert not half.ok and half.details["reward"] == 0.5
+
+
+def test_no_thread_of_an_async_judge_is_left(judges: Path) -> None:
+    before = {*threading.enumerate()}
+    assert check("judge:judges.py:exact", row()).ok
+
+    def ended() -> bool:
+        gc.collect()
+        return not [t for t in {*threading.enumerate()} - before if t.name == "ajet-workflows"]
+
+    until(ended)
 
 
 @pytest.mark.parametrize(
