@@ -222,13 +222,13 @@ def test_a_kill_loses_no_call_whose_reply_was_returned(elsewhere: OpenEpisode, t
 
 
 KILLED_AGAIN_AND_AGAIN = """
-import os, sys, httpx, ajet
-observe = ajet.trace  # loaded once
+import functools, os, sys, httpx, ajet
+observe = functools.partial(ajet.trace, sys.argv[1], durable=sys.argv[4] == "True")  # loaded once
 def tell(text):
     os.write(1, (str(text) + chr(10)).encode())  # whole or not at all
 for line in sys.stdin:
     if not (child := os.fork()):
-        observe(sys.argv[1])
+        observe()
         tell(os.getpid())
         with httpx.Client(trust_env=False) as client:
             for number in range(100_000):
@@ -243,10 +243,12 @@ for line in sys.stdin:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("kills", [10, pytest.param(1000, marks=pytest.mark.long)])
-def test_kill_after_kill_loses_no_call(elsewhere: OpenEpisode, tmp_path: Path, kills: int) -> None:
+def test_kill_after_kill_loses_no_call(elsewhere: OpenEpisode, tmp_path: Path, kills: int, durable: bool) -> None:
     directory, answered, chance = tmp_path / "served", set[str](), random.Random(0)
-    command = [sys.executable, "-c", KILLED_AGAIN_AND_AGAIN, directory, elsewhere.url, f"Bearer {elsewhere.handle_key}"]
+    key = f"Bearer {elsewhere.handle_key}"
+    command = [sys.executable, "-c", KILLED_AGAIN_AND_AGAIN, directory, elsewhere.url, key, str(durable)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdin is not None and service.stdout is not None
         for kill in range(kills):
