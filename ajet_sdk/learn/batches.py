@@ -29,6 +29,17 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class LogitRows:
+    """The U positions of the flattened (B, T) grid whose logits are computed, and which of them predicts each trained
+    token: the one before it. Samples that share a position share its logits."""
+
+    positions_U: torch.Tensor
+    temperatures_U: torch.Tensor | None
+    """None if every token was sampled at temperature 1."""
+    rows_N: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """The M trained tokens sampled with `top_p`, `top_k` or `min_p`: their indices among the N, and their limits."""
 
@@ -51,18 +62,13 @@ class Processing:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows padded on the right, each the tree of its samples' tokens, and the trained tokens in them.
-
-    `positions_N` indexes the flattened (B, T) grid at the token before each trained one, whose logits predict it.
-    """
+    """Rows padded on the right, each the tree of its samples' tokens, and the trained tokens in them."""
 
     rows: Rows
-    positions_N: torch.Tensor
+    logits: LogitRows
     targets_N: torch.Tensor
     sampler_N: torch.Tensor
     advantages_N: torch.Tensor
-    temperatures_N: torch.Tensor | None
-    """None if every token was sampled at temperature 1."""
     limits: Limits | None = None
     """None if every token was drawn from the whole vocabulary."""
     processing: tuple[Processing, ...] = ()
@@ -174,11 +180,10 @@ def collate(
     top_k = np.where(top_k > 0, top_k, np.inf)
     return MicroBatch(
         rows=rows,
-        positions_N=torch.from_numpy(np.concatenate(positions)).to(device),
+        logits=logit_rows(np.concatenate(positions), heat, device, shared=not (processing or len(limited))),
         targets_N=torch.from_numpy(np.concatenate(targets).astype(np.int64)).to(device),
         sampler_N=torch.from_numpy(np.concatenate(sampler)).to(device),
         advantages_N=torch.from_numpy(np.concatenate(advantages)).to(device),
-        temperatures_N=None if np.all(heat == 1.0) else torch.from_numpy(heat).to(device),
         limits=Limits(
             *(torch.from_numpy(array).to(device) for array in (limited, *(a[limited] for a in (top_k, top_p, min_p))))
         ) if len(limited) else None,
@@ -187,6 +192,25 @@ def collate(
         samples_N=torch.from_numpy(np.repeat(np.arange(len(positions)), [len(part) for part in positions])).to(device),
         turns_N=torch.from_numpy(np.concatenate(turns)).to(device),
     )  # fmt: skip
+
+
+def logit_rows(
+    positions_N: npt.NDArray[np.int64],
+    heat_N: npt.NDArray[np.float32],
+    device: torch.device | str = "cpu",
+    *,
+    shared: bool = True,
+) -> LogitRows:
+    """Each position at each temperature once; all N where they are not `shared`, as each may have its own limits."""
+    first_U = rows_N = np.arange(len(positions_N))
+    if shared:
+        keys_N = positions_N.astype(np.int64) << 32 | heat_N.view(np.uint32)
+        _, first_U, rows_N = np.unique(keys_N, return_index=True, return_inverse=True)
+    return LogitRows(
+        torch.from_numpy(positions_N[first_U]).to(device),
+        None if np.all(heat_N == 1.0) else torch.from_numpy(heat_N[first_U]).to(device),
+        torch.from_numpy(rows_N).to(device),
+    )
 
 
 def _processing(

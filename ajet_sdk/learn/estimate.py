@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ajet_sdk.engines.local.products import products_of
+from ajet_sdk.engines.local.products import inner_model, products_of
+from ajet_sdk.engines.local.sampler import kv_budget
 from ajet_sdk.learn.activations import bytes_of_a_token
+from ajet_sdk.memory import resident_bytes
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ajet_sdk.config.config import Config
     from ajet_sdk.learn.trainer import Trainer
 
@@ -18,7 +22,7 @@ class Estimate:
     """Resources of a run. Its time is not estimated; the first step measures it."""
 
     memory: int
-    """Peak bytes of a training step, without those of the process itself."""
+    """Peak bytes of sampling and training; on a CPU with those of the process."""
     episodes: int
     longest: tuple[int, int] | None = None
     """Tokens of the longest conversation, and bytes to train on it, if it exceeds a pass."""
@@ -30,37 +34,60 @@ class Estimate:
         return f"{self.episodes:,} episodes, {memory}; the time is estimated after the first step"
 
 
-def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool, trained: int | None = None) -> int:
-    """Bytes of weights, gradients, AdamW's two moments, master weights, reference, and the activations of `tokens`.
+def state_bytes(trainer: Trainer) -> int:
+    """Bytes of weights, reference, gradients, AdamW's two moments and master weights."""
+    moved = sum(int(m.numel()) for m in trainer.masters)
+    copied = sum(int(m.numel()) for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
+    return _loaded_bytes(trainer) + 12 * moved + 4 * copied
 
-    `trained` is the number of tokens in the loss; None: all. Attention matrices of eager attention are not included.
+
+def _loaded_bytes(trainer: Trainer) -> int:
+    weights = sum(int(p.numel() * p.element_size()) for p in trainer.model.parameters())
+    return weights * (1 if trainer.reference is None else 2)
+
+
+def activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: bool, trained: int | None = None) -> int:
+    """Bytes of the activations of `tokens`, `trained` of which are in the loss (None: all).
+
+    Attention matrices of eager attention are not included.
     """
-    model = trainer.model
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    moved = sum(m.numel() for m in trainer.masters)
-    copied = sum(m.numel() for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
-    reference = 0 if trainer.reference is None else weights
     stored, once, logits = bytes_of_a_token(model, checkpointing=checkpointing)
-    scored = tokens if trained is None else trained
-    return int(weights + 12 * moved + 4 * copied + reference + tokens * (stored + once) + scored * logits)
+    return tokens * (stored + once) + (tokens if trained is None else trained) * logits
 
 
-def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int) -> Estimate:
-    """The number of episodes, and the memory of the largest step."""
+def sampler_bytes(model: PreTrainedModel, rows: int, tokens: int) -> int:
+    """Bytes of the local sampler: keys and values of `rows` conversations of `tokens`, and the copy of the weights that
+    it makes of a model with an adapter (merged) or with products in another type."""
+    shape = model.config.get_text_config()
+    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+    size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    cached = rows * tokens * 2 * shape.num_hidden_layers * heads * size * model.dtype.itemsize
+    products = products_of(model)
+    copied = products != model.dtype or hasattr(model, "disable_adapter")
+    weights = inner_model(model).num_parameters(exclude_embeddings=True) * products.itemsize * copied
+    return int(min(cached, kv_budget(model.device)) + weights)
+
+
+def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int, sampled: bool = True) -> Estimate:
+    """The number of episodes, and the peak of memory; not `sampled`: another process samples."""
     rollout = config.rollout
     stored = config.trainer_common.algorithm.stored
     per_step = config.data.train_batch_size * (1 if stored else rollout.num_repeat)
     shape = trainer.model.config.get_text_config()
     longest = min(rollout.max_model_len, getattr(shape, "max_position_embeddings", None) or rollout.max_model_len)
     tokens = min(trainer.micro_batch_tokens, per_step * longest)
-    checkpointing = config.model.gradient_checkpointing
-    memory, most = (memory_bytes(trainer, n, checkpointing=checkpointing) for n in (tokens, longest))
-    model = trainer.model
-    if products_of(model) != model.dtype:  # the sampler multiplies by a copy of the weights
-        copy = products_of(model).itemsize * model.num_parameters()
-        memory, most = memory + copy, most + copy
-    if rollout.max_staleness:  # the sampler has its own copy of trained weights
-        copy = sum(p.numel() * p.element_size() for p in trainer.parameters)
-        memory, most = memory + copy, most + copy
+    model, apart = trainer.model, rollout.max_staleness > 0
+    state = state_bytes(trainer)
+    if model.device.type == "cpu":
+        state += max(resident_bytes() - _loaded_bytes(trainer), 0)
+    if apart:  # the sampler has its own copy of trained weights
+        state += sum(p.numel() * p.element_size() for p in trainer.parameters)
+    rows = min(rollout.max_env_worker, max(per_step, val_episodes))
+    sampler = sampler_bytes(model, rows, longest) if sampled else 0
+
+    def peak(tokens: int) -> int:
+        trained = activation_bytes(model, tokens, checkpointing=config.model.gradient_checkpointing)
+        return state + (sampler + trained if apart else max(sampler, trained))
+
     episodes = steps * per_step * (not stored) + val_episodes
-    return Estimate(memory, episodes, (longest, most) if longest > tokens else None)
+    return Estimate(peak(tokens), episodes, (longest, peak(longest)) if longest > tokens else None)

@@ -45,7 +45,8 @@ class Learner:
     tokenizer: HFTokenizer
 
     def estimate(self, config: Config, *, steps: int, val_episodes: int) -> str:
-        return str(estimate(config, self.trainer, steps=steps, val_episodes=val_episodes))
+        sampled = isinstance(self.sampler, LocalSampler)
+        return str(estimate(config, self.trainer, steps=steps, val_episodes=val_episodes, sampled=sampled))
 
     def write(self, directory: Path) -> None:
         checkpoint.write_trainer(directory, self.trainer, self.tokenizer.hf)

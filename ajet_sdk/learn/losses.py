@@ -1,6 +1,7 @@
 """Scoring sampled tokens, and the losses: of tokens with advantages, of replies to imitate, of pairs.
 
-Letters of shapes: B rows of a micro-batch, T its padded length, N trained tokens in it, P pairs, V the vocabulary.
+Letters of shapes: B rows of a micro-batch, T its padded length, N trained tokens in it, U positions of their
+logits, P pairs, V the vocabulary.
 
 Sources: the policy's objective is in `objective`. Preferences: Direct Preference Optimization (Rafailov et al. 2023,
 arXiv:2305.18290, eq. 7).
@@ -37,39 +38,41 @@ def score(
     `top_p`, `top_k` and `min_p` leave; `support_MV`
     gives those where another model's are meant. A token that was drawn is always one of them.
 
-    The language-model head, the costliest layer of a small model, is applied to trained positions only: a hook hands
-    it the gathered hidden states, so whatever the model does to its logits afterwards (scaling, soft caps) is kept.
+    The language-model head, the costliest layer of a small model, is applied once to each trained position: a hook
+    hands it the gathered hidden states, so whatever the model does to its logits afterwards (scaling, soft caps) is
+    kept.
     """
 
     def gather(_module: object, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         hidden_BTH = args[0]
         # Gradients of samples that share a position add up there; a bfloat16 sum would lose them.
         exact = torch.promote_types(hidden_BTH.dtype, torch.float32)
-        hidden_NH = hidden_BTH.reshape(-1, hidden_BTH.shape[-1]).to(exact)[batch.positions_N].to(hidden_BTH.dtype)
-        return (hidden_NH.unsqueeze(0), *args[1:])
+        hidden_UH = hidden_BTH.reshape(-1, hidden_BTH.shape[-1]).to(exact)[batch.logits.positions_U]
+        return (hidden_UH.to(hidden_BTH.dtype).unsqueeze(0), *args[1:])
 
     head = model.get_output_embeddings()
     assert head is not None
     hook = head.register_forward_pre_hook(gather)
     try:
-        logits_NV = model(**batch.rows.inputs(), use_cache=False).logits[0]
+        logits_UV = model(**batch.rows.inputs(), use_cache=False).logits[0]
     finally:
         hook.remove()
-    if logits_NV.dtype in (torch.bfloat16, torch.float16):
-        logits_NV = logits_NV.float()
+    if logits_UV.dtype in (torch.bfloat16, torch.float16):
+        logits_UV = logits_UV.float()
     if batch.processing:
-        logits_NV = _processed(logits_NV, batch)
-    if batch.temperatures_N is not None:
-        logits_NV = logits_NV / batch.temperatures_N.to(logits_NV.dtype).unsqueeze(1)
+        logits_UV = _processed(logits_UV, batch)
+    if batch.logits.temperatures_U is not None:
+        logits_UV = logits_UV / batch.logits.temperatures_U.to(logits_UV.dtype).unsqueeze(1)
     if batch.limits is not None:
-        logits_NV, support_MV = _limited(logits_NV, batch, support_MV)
-    all_logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
-    logprobs_N = all_logprobs_NV.gather(1, batch.targets_N.unsqueeze(1)).squeeze(1)
+        logits_UV, support_MV = _limited(logits_UV, batch, support_MV)
+    all_logprobs_UV = torch.log_softmax(logits_UV, dim=-1)
+    logprobs_N = all_logprobs_UV[batch.logits.rows_N, batch.targets_N]
     if not entropy:
         return Scored(logprobs_N, None, support_MV)
     if not entropy_grad:
-        all_logprobs_NV = all_logprobs_NV.detach()
-    return Scored(logprobs_N, -torch.linalg.vecdot(all_logprobs_NV.exp(), all_logprobs_NV), support_MV)
+        all_logprobs_UV = all_logprobs_UV.detach()
+    entropy_U = -torch.linalg.vecdot(all_logprobs_UV.exp(), all_logprobs_UV)
+    return Scored(logprobs_N, entropy_U[batch.logits.rows_N], support_MV)
 
 
 def _processed(logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:

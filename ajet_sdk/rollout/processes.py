@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import resource
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -30,6 +28,7 @@ from ajet_sdk.cluster.code import install_code
 from ajet_sdk.cluster.ray import Node, RayCluster
 from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.errors import ConfigError, EpisodeTimeout, TrainingError, WorkerLost
+from ajet_sdk.memory import resident_bytes
 from ajet_sdk.rollout.remote_call import ObjectStore, RemoteCall, Reply, dump_object, dump_outcome, dumps, loads
 from ajet_sdk.rollout.threads import Outcome, Workers
 
@@ -310,9 +309,9 @@ class AgentProcess:
             self._kept |= {key: loads(value) for key, value in zip(keys, values, strict=True)}
             call: RemoteCall = loads(data, self._kept)
         except BaseException as error:  # noqa: BLE001  importing the user's file may raise anything
-            return dump_outcome(Outcome(error=error), label), _memory()
+            return dump_outcome(Outcome(error=error), label), resident_bytes()
         outcome = asyncio.run(_run(self._workers, call))
-        return dump_outcome(outcome, label, call.environment), _memory()
+        return dump_outcome(outcome, label, call.environment), resident_bytes()
 
 
 async def _run(workers: Workers, call: RemoteCall) -> Outcome:
@@ -321,11 +320,3 @@ async def _run(workers: Workers, call: RemoteCall) -> Outcome:
         return await workers.call(call.function, {}, timeout=call.timeout, label=call.label)
     finally:
         current_episode.reset(token)
-
-
-def _memory() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:  # not Linux: only memory that was let go of is counted wrongly
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return pages * resource.getpagesize()

@@ -24,7 +24,7 @@ from ajet_sdk.engines.local.forward import vocabulary
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.errors import CheckpointError, MissingExtra, RequestRefused, TrainingError
 from ajet_sdk.learn.activations import tokens_of_a_pass
-from ajet_sdk.learn.batches import MicroBatch, micro_batches
+from ajet_sdk.learn.batches import MicroBatch, logit_rows, micro_batches
 from ajet_sdk.learn.checkpoint import read_weights, save_model
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss
@@ -216,11 +216,10 @@ class Policy:
         targets_N, sampler_N, advantages_N = (torch.from_numpy(array).to(device) for array in joined)
         return MicroBatch(
             rows=rows,
-            positions_N=torch.from_numpy(np.concatenate(places)).to(device),
+            logits=logit_rows(np.concatenate(places), np.full(len(targets_N), heat, np.float32), device),
             targets_N=targets_N,
             sampler_N=sampler_N,
             advantages_N=advantages_N,
-            temperatures_N=None if heat == 1.0 else torch.full((len(targets_N),), heat, device=device),
         )
 
     def step(self, adam: Adam) -> float:

@@ -15,7 +15,7 @@ from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.engines.local.forward import distance
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.learn import checkpoint
-from ajet_sdk.learn.estimate import memory_bytes
+from ajet_sdk.learn.estimate import activation_bytes, state_bytes
 from ajet_sdk.learn.learner import Learner, open_learner
 from ajet_sdk.protocols import Sampled, Sampling
 from ajet_sdk.types import Sample, Span, Timeline
@@ -132,7 +132,9 @@ async def _figures(setting: Setting, config: Config, learner: Learner, case: str
     yield Figure(case, "share of peak", rate / promised if promised else "not known")
     share = reply / (prompt + reply)
     tokens = min(trainer.micro_batch_tokens, rows * (prompt + reply))
-    guess = memory_bytes(trainer, tokens, checkpointing=False, trained=int(tokens * share))
+    guess = state_bytes(trainer) + activation_bytes(
+        trainer.model, tokens, checkpointing=False, trained=int(tokens * share)
+    )
     yield Figure(case, "estimated, MiB", guess / 2**20)
     near = None if setting.dry else 0.6 < guess / (held + peak) < 1.6
     yield Figure(case, "measured, MiB", (held + peak) / 2**20, "within 0.6 to 1.6", near)

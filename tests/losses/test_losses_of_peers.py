@@ -16,7 +16,7 @@ import torch
 
 import ajet
 from ajet_sdk.config.trainer_schema import LOSS_TYPES
-from ajet_sdk.learn.batches import MicroBatch
+from ajet_sdk.learn.batches import MicroBatch, logit_rows
 from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss, token_weights
 from ajet_sdk.learn.reward_kl import less_kl
 from ajet_sdk.learn.trainer import TrainerSettings
@@ -76,11 +76,10 @@ def ours(batch: Stored, settings: LossSettings) -> tuple[float, torch.Tensor]:
     micro = MicroBatch(
         rows=Rows(torch.zeros(B, T, dtype=torch.long)),
         samples_N=rows,
-        positions_N=rows * T + columns,
+        logits=logit_rows((rows * T + columns).numpy(), np.ones(len(rows), np.float32)),
         targets_N=torch.zeros_like(rows),
         sampler_N=batch.sampler[rows, columns],
         advantages_N=batch.advantages[rows],
-        temperatures_N=None,
         old_N=batch.old[rows, columns],
     )
     if settings.ratio_base == "sampler":  # the denominator of the peers' ratio

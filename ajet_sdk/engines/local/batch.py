@@ -63,10 +63,9 @@ class RunningBatch:
         self._table = CacheRows(self._cache, at_least=max_batch, kv_bytes=kv_bytes, share=self._share)
         self._changed()
 
-    def clear(self, broken: bool = False) -> None:
-        """Forget every conversation. On a CPU the memory is kept, unless its content may be `broken`."""
-        if broken or self._device.type != "cpu":
-            self._cache.drop()
+    def clear(self) -> None:
+        """Forget every conversation, and free the memory."""
+        self._cache.drop()
         self._forward.refresh()
         self._table.clear()
         self._changed()

@@ -47,7 +47,7 @@ class _Batch(Protocol):
     def step(self) -> list[Continuation]: ...
     def cancel(self, continuations: Iterable[Continuation]) -> None: ...
     def forget(self, session: str) -> None: ...
-    def clear(self, broken: bool = False) -> None: ...
+    def clear(self) -> None: ...
     def continuations(self) -> list[Continuation]: ...
 
 
@@ -103,7 +103,7 @@ class LocalSampler:
                 eos_ids=eos,
                 vocabulary=self._vocabulary,
                 max_batch=self._max_batch,
-                kv_bytes=_kv_budget(device) if kv_bytes is None else kv_bytes,
+                kv_bytes=kv_budget(device) if kv_bytes is None else kv_bytes,
                 deterministic=deterministic,
             )
         except UnsupportedModel as reason:
@@ -212,7 +212,7 @@ class LocalSampler:
                         "Sampling failed; running calls get the error, and all cached keys and values are dropped."
                     )
                     self._fail([*self._batch.continuations(), *self._joining], error)
-                    self._batch.clear(broken=True)
+                    self._batch.clear()
         self._fail(
             [*self._batch.continuations(), *self._waiting], EngineUnavailable(f"the sampler of {self.model} was closed")
         )
@@ -270,7 +270,7 @@ class LocalSampler:
                 self._batch.clear()
             return True
         if not self._batch.running and not self._half_started() and not gate.open:
-            self._batch.clear()  # on a GPU the trainer needs the memory
+            self._batch.clear()  # the trainer needs the memory
             gate.enter()
         return not gate.open
 
@@ -339,7 +339,7 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *argum
         _log.debug("An event loop was closed while one of its calls was being sampled.")
 
 
-def _kv_budget(device: torch.device) -> int:
+def kv_budget(device: torch.device) -> int:
     """Bytes for keys and values: 1 GiB on a CPU, three tenths of what is free on a GPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.3)

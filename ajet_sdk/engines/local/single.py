@@ -43,7 +43,7 @@ class SingleConversation:
         self._cached = self._cache_works()
         self.clear()
 
-    def clear(self, broken: bool = False) -> None:
+    def clear(self) -> None:
         self._running: dict[int, tuple[Continuation, _Conversation]] = {}
         self._resting: OrderedDict[str, _Conversation] = OrderedDict()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ from ajet_sdk.engines.local.sampler import LocalSampler, SamplingCopy
 from ajet_sdk.engines.local.single import SingleConversation
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError, ContextOverflow, EngineUnavailable, RequestRefused
+from ajet_sdk.memory import resident_bytes
 from ajet_sdk.protocols import Sampled, Sampling
 from tests.waiting import until_async
 
@@ -449,6 +451,24 @@ def test_deterministic_sampling_repeats_to_the_bit_whatever_else_arrives(kind: s
     assert replies([3, 6, 1, 0, 5, 2, 4], at_once=True) == alone == {**alone, **replies([3], at_once=False)}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_exclusive_gives_the_memory_of_the_cache_back_to_the_system() -> None:
+    """A laptop has it once: for keys and values while sampling, for activations while training."""
+    model = make("llama", num_hidden_layers=8, num_key_value_heads=4, head_dim=64)
+    rows, length = 16, 400
+    cached = rows * length * 2 * 8 * 4 * 64 * 4
+
+    async def body(sampler: LocalSampler) -> None:
+        sampling = Sampling(n=rows, max_tokens=3, ignore_eos=True)
+        for _ in range(2):  # the allocator keeps what was given back once
+            await sampler.sample([7] * length, sampling, "session")
+            before = resident_bytes()
+            async with sampler.exclusive():
+                assert before - resident_bytes() > 0.7 * cached
+
+    run(model, body, max_model_len=512)
+
+
 def test_exclusive_waits_for_running_calls_holds_new_ones_and_drops_what_was_cached(qwen3: Any) -> None:
     async def body(sampler: LocalSampler) -> None:
         versions: dict[str, int | None] = {}
@@ -577,7 +597,7 @@ def test_products_in_bfloat16_are_sampled_in_the_short_pass_as_they_are_trained(
     async def body(sampler: LocalSampler) -> None:
         for prompt in prompts(8):
             [reply] = await sampler.sample(prompt, Sampling(max_tokens=12), "s")
-            check(model, prompt, reply, Sampling(), tolerance=0.1)
+            check(model, prompt, reply, Sampling(), tolerance=0.2)  # 8 bits: 0.1 of -9
 
     run(model, body)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ajet_sdk.learn.estimate import Estimate, memory_bytes
+from ajet_sdk.learn.estimate import Estimate, activation_bytes, state_bytes
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.types import Sample, Span, Timeline
 from tests.gpu.machine import peak_memory
@@ -60,7 +60,9 @@ def test_a_step_takes_the_memory_that_was_estimated(
     held = sum(p.numel() * p.element_size() for p in model.parameters()) + sum(8 * m.numel() for m in trainer.masters)
     held += sum(4 * m.numel() for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
     measured = held + peak_memory(trainer.device, lambda: trainer.step(samples))
-    guess = memory_bytes(trainer, ROWS * LENGTH, trained=ROWS * LENGTH // 2, checkpointing=checkpointing)
+    tokens = ROWS * LENGTH
+    guess = state_bytes(trainer)
+    guess += activation_bytes(model, tokens, trained=tokens // 2, checkpointing=checkpointing)
     assert 0.8 < guess / measured < 1.2, f"{guess / 2**20:.1f} MiB estimated, {measured / 2**20:.1f} MiB measured"
 
 

@@ -188,7 +188,8 @@ def test_how_one_call_was_sampled_does_not_matter_to_another(how: list[Sampling]
 
 def test_a_token_without_context_is_not_trained_and_what_follows_the_last_one_is_not_computed() -> None:
     batch = collate([sample([1, 2, 3], [1, 1, 0]), sample([4, 5, 6], [1, 0, 0])])
-    assert (batch.rows.ids_BT.tolist(), batch.positions_N.tolist(), batch.targets_N.tolist()) == ([[1], [0]], [0], [2])
+    positions = batch.logits.positions_U.tolist()
+    assert (batch.rows.ids_BT.tolist(), positions, batch.targets_N.tolist()) == ([[1], [0]], [0], [2])
     assert len(trained_inputs(sample([1, 2, 3], [0, 0, 0]))) == 0
 
 
@@ -205,7 +206,7 @@ def test_a_token_outside_of_what_the_weights_of_now_would_draw_has_a_gradient_al
 def test_a_greedy_call_is_scored_at_temperature_one() -> None:
     one = sample([1, 2, 3], [0, 1, 1])
     assert collate([one], Sampling(0.0, top_p=0.5)).limits is None
-    assert collate([one], Sampling(0.0, top_p=0.5)).temperatures_N is None
+    assert collate([one], Sampling(0.0, top_p=0.5)).logits.temperatures_U is None
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(10, 200))
@@ -273,5 +274,5 @@ def test_log_probabilities_of_a_model_in_half_precision_are_taken_in_single() ->
     scored = score(model, batch, entropy=True)
     assert scored.logprobs_N.dtype == torch.float32
     logits = model(input_ids=batch.rows.ids_BT).logits[0].float().log_softmax(-1)
-    expected = logits[batch.positions_N].gather(1, batch.targets_N[:, None])[:, 0]
+    expected = logits[batch.logits.positions_U][batch.logits.rows_N, batch.targets_N]
     torch.testing.assert_close(scored.logprobs_N, expected)

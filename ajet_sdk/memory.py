@@ -1,0 +1,16 @@
+"""Memory of this process."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+
+def resident_bytes() -> int:
+    """Bytes of RAM that the process holds; where that is not known (macOS), the most that it has held."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return pages * resource.getpagesize()
