@@ -42,6 +42,9 @@ _LARGEST = 800
 """Columns or rows of a terminal: each cell takes memory."""
 _PERSON = re.compile(r"([\w.@+-]+)[ \t]+([0-9A-Za-z_-]{16,})")
 _TOKEN = re.compile(r"(#\w+\.\d+)\.\d+")
+_HEAD = """<title>ajet trace view</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+"""
 _SCRIPT = """<script>
   const terminal = document.querySelector("#terminal"), open = window.open.bind(window);
   if (location.hash.length > 1) terminal.dataset.sessionWebsocketUrl += "/" + location.hash.slice(1);
@@ -217,7 +220,7 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
         self.public_url = self.url if self.is_proxied(request) else f"http://{request.host}"
         page = await super().handle_index(request)
         page.text = page.text.replace(_FONTS, "about:blank#")  # nothing is fetched from elsewhere
-        page.text = page.text.replace("</body>", f"{_SCRIPT}</body>")
+        page.text = page.text.replace("</head>", f"{_HEAD}</head>").replace("</body>", f"{_SCRIPT}</body>")
         return page
 
     async def handle_websocket(self, request: web.Request) -> object:

@@ -449,6 +449,9 @@ async def test_a_link_to_a_run_is_its_screen(training_trace: Path, tmp_path: Pat
             )
             await page.until("document.activeElement.className.includes('xterm-helper-textarea')")
             await page.until("location.hash === '#aaaa0001'")  # the viewer has opened it
+            assert await page.value("document.title") == "ajet trace view"
+            right = "document.querySelector('.xterm-screen').getBoundingClientRect().right"
+            await page.until(f"innerWidth === {width} && {right} <= innerWidth && {right} > .9 * innerWidth")
             await page.ask("Input.dispatchKeyEvent", type="keyDown", key="Escape", windowsVirtualKeyCode=27)
             await page.until("location.hash === ''")
             steps = await page.value("history.length")
