@@ -103,18 +103,19 @@ class Loggers:
         self._warn(step)
 
     def _warn(self, step: int) -> None:
-        """Print warnings about a rising reward, at most once per metric and `STEPS` steps."""
+        """Print warnings about a rising reward, which hold on, each time that the run is twice as long."""
         for name, text in warning_signs(self.history).items():
-            self._warn_once(step, name, f"{text}; inspect some episodes: does the judge reward what you want?")
+            text = f"{text}; inspect some episodes: does the judge reward what you want?"
+            self._warn_once(step, name, text, pause=max(2 * STEPS, step))
         warnings = unstable(self.history)
         self.unstable = next(iter(warnings.values()), "")
         for name, text in {**warnings, "discarded": discarded(self._newest_tokens())}.items():
             self._warn_once(step, name, text)
 
-    def _warn_once(self, step: int, name: str, text: str) -> None:
+    def _warn_once(self, step: int, name: str, text: str, pause: int = 2 * STEPS) -> None:
         """Print a warning, and repeat it only after as many steps."""
         if text and step >= self._warned.get(name, step):
-            self._warned[name] = step + 2 * STEPS
+            self._warned[name] = step + pause
             log.warning("step %d: %s", step, text)
 
     def _newest_tokens(self) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Signs that a rising reward is not an improvement: a judge with weight 0 disagrees, answers change in length, or more
 of them use the same phrase.
 
-Each compares the newest steps of a run with those before them, and needs the reward to have risen beyond its noise.
+Each compares the newest steps of a run with those before them and with the first ones, and needs the reward to
+have risen beyond its noise.
 
 Also warns of many sampled tokens that were not trained, and of training metrics that leave their range.
 """
@@ -69,25 +70,33 @@ def warning_signs(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
     """Warnings about the reward of a run so far, by metric.
 
     `history`: the values of each metric by step. Empty where the reward has not risen, or too few steps are done.
+    The newest steps are compared with those before them and with the first ones: what is seen of a run at step 16 is
+    still seen when its reward no longer rises.
     """
-    rise = _change(history.get("train/reward", {}))
+    return _signs(history, since_start=False) | _signs(history, since_start=True)
+
+
+def _signs(history: Mapping[str, Mapping[int, float]], *, since_start: bool) -> dict[str, str]:
+    rise = _change(history.get("train/reward", {}), since_start)
     if rise is None or rise[2] < _SURE:
         return {}
-    steps = sorted(history["train/reward"])[-2 * STEPS :]
-    rose = f"the reward rose from {rise[0]:.3g} to {rise[1]:.3g} (steps {steps[0]} to {steps[-1]})"
+    steps = sorted(history["train/reward"])
+    first = steps[0 if since_start else -2 * STEPS]
+    rose = f"the reward rose from {rise[0]:.3g} to {rise[1]:.3g} (steps {first} to {steps[-1]})"
     signs = {}
     for name, values in history.items():
-        change = _change(values)
-        if change is None or not name.startswith("train/"):
+        change = _change(values, since_start) if name.startswith("train/") else None
+        if change is None:
             continue
         before, after, errors = change
-        metric = name.removeprefix("train/")
+        metric, factor = name.removeprefix("train/"), after / max(before, 1e-9)
         if metric.startswith("held_out_") and errors < -_SURE:
             judge = metric.removeprefix("held_out_")
             signs[name] = f"{rose} while that of judge {judge} (weight 0) fell from {before:.3g} to {after:.3g}"
-        elif metric == "answer_chars" and abs(errors) > _SURE and not 1 / _GROWTH < after / max(before, 1e-9) < _GROWTH:
-            grew = "grew" if after > before else "shrank"
-            signs[name] = f"{rose} while the answers {grew} from {before:.0f} to {after:.0f} characters"
+        elif metric == "answer_chars" and errors > _SURE and factor >= _GROWTH:
+            signs[name] = f"{rose} while the answers grew from {before:.0f} to {after:.0f} characters"
+        elif metric == "answer_chars" and errors < -_SURE and factor <= 1 / _GROWTH and not since_start:
+            signs[name] = f"{rose} while the answers shrank from {before:.0f} to {after:.0f} characters"
         elif metric == "phrase_share" and errors > _SURE and after - before > _SPREAD and after > 2 * _SPREAD:
             signs[name] = (
                 f"{rose} while the share of answers that contain one phrase rose from {before:.0%} to {after:.0%}"
@@ -168,12 +177,14 @@ def unstable(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
     return messages
 
 
-def _change(values: Mapping[int, float]) -> tuple[float, float, float] | None:
-    """The means of the two newest spans, and their difference in standard errors; None for too few steps."""
-    newest = [values[step] for step in sorted(values)][-2 * STEPS :]
-    if len(newest) < 2 * STEPS:
+def _change(values: Mapping[int, float], since_start: bool) -> tuple[float, float, float] | None:
+    """The means of the newest span and of that before it, or of the first one, and their difference in standard errors;
+    None for too few steps."""
+    listed = [values[step] for step in sorted(values)]
+    if len(listed) < 2 * STEPS:
         return None
-    before, after = np.array(newest[:STEPS]), np.array(newest[STEPS:])
+    start = 0 if since_start else -2 * STEPS
+    before, after = np.array(listed[start:][:STEPS]), np.array(listed[-STEPS:])
     error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / STEPS)
     difference = float(after.mean() - before.mean())
     errors = difference / error if error > 1e-12 else math.copysign(math.inf, difference) if difference else 0.0

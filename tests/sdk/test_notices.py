@@ -46,6 +46,29 @@ def test_what_speaks_against_a_rising_reward(curves: dict[str, Any], expected: s
     assert not warning_signs(history(reward=RISING[1:], **curves)), "too few steps"
 
 
+@pytest.mark.parametrize(
+    ("curves", "expected"),
+    [
+        ({"held_out_exact": RISING[::-1]}, "judge exact (weight 0) fell from 0.66"),
+        ({"answer_chars": 1000 * RISING}, "answers grew from 340"),
+        ({"phrase_share": RISING}, "contain one phrase rose from 34%"),
+    ],
+)
+@given(saturated=st.integers(0, 200))
+def test_what_speaks_against_a_run_is_not_forgotten_as_it_goes_on(
+    curves: dict[str, Any], expected: str, saturated: int
+) -> None:
+    longer = {name: np.append(v, np.full(saturated, v[-1])) for name, v in {"reward": RISING, **curves}.items()}
+    [text] = warning_signs(history(**longer)).values()
+    assert expected in text and f"(steps 0 to {N + saturated - 1})" in text
+
+
+def test_answers_that_become_shorter_over_a_whole_run_are_no_sign() -> None:
+    """A model that learns to answer leaves off what it said beside the answer."""
+    gradual = {"reward": np.linspace(0.2, 0.8, 5 * N), "answer_chars": np.linspace(100, 40, 5 * N)}
+    assert not warning_signs(history(**gradual))
+
+
 @given(st.integers(0, 2**32 - 1))
 def test_noise_is_no_rise(seed: int) -> None:
     """Beyond two standard errors by chance one time in twenty; both at once, hardly ever."""

@@ -66,7 +66,7 @@ def five_runs(tmp_path: Path) -> Path:
             "train/reward": (0.3 if step < 8 else 0.9) + 0.01 * rng.random(),
             "train/phrase_share": 0.1 if step < 8 else 0.95,
         }
-        for step in range(16)
+        for step in range(24)  # the last 16 of which say nothing
     ]
     with TraceWriter(file) as writer:
         put(writer, "good", [rewarded(0.4), rewarded(0.7), rewarded(0.95)])
