@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.config.model_source import made_for_seed
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
@@ -54,8 +55,7 @@ def vocabulary(
 
     Args:
         tokenizer: a directory with a tokenizer, or its `tokenizer.json`; None: what the run's recorded config names.
-        trace: where the trace lies. The trace does not say where the config file stood, so a relative `model.path` is
-            looked for from here, then from above the trace; and the run's own checkpoint beside the trace has one too.
+        trace: where the trace lies. The run's checkpoint beside it comes first, then the places of `model_places`.
 
     Nothing is downloaded; of a model named on the Hub, the local cache is asked. Raises ConfigError, which says where
     was looked, where the tokenizer is not at hand.
@@ -63,15 +63,15 @@ def vocabulary(
     if tokenizer is not None:
         return _load(tokenizer)
     job = recorded_config(reader, run_id).get("ajet")
-    model = job.get("model") if isinstance(job, dict) else None
-    model = model if isinstance(model, dict) else {}
+    model = _section(job, "model")
     if model.get("scripted"):
         return _bytes()
     path = model.get("path")
-    for candidate in _candidates(path, run_id, trace):
+    checkpoint = [] if trace is None else [_folder(trace) / "checkpoint" / run_id / "model"]
+    for candidate in (*checkpoint, *model_places(job, trace)):
         if candidate.is_dir():
             return _load(candidate)
-    cached = _cached(path) if path else None
+    cached = _cached(path) if isinstance(path, str) and path else None
     if cached is not None:
         return _load(cached)
     raise ConfigError(
@@ -79,16 +79,32 @@ def vocabulary(
     )
 
 
-def _candidates(path: str | None, run_id: str, trace: Path | None) -> Iterator[Path]:
-    """Where a run's tokenizer may lie, the likeliest first."""
-    if path:
-        yield Path(path).expanduser()
-    if trace is None:
+def model_places(job: object, trace: Path | None) -> Iterator[Path]:
+    """Where the model that a recorded config (its `ajet`) names may lie, the likeliest first.
+
+    The trace does not say where the config file stood, so a relative `model.path` is looked for from here, then from
+    the trace's directory and above it. What a recipe made lies in the directory of the run's seed: the link at
+    `model.path` is that of the last run, which may have had another seed.
+    """
+    model, common = (_section(job, name) for name in ("model", "trainer_common"))
+    path, seed = model.get("path"), common.get("seed")
+    if not isinstance(path, str) or not path:
         return
-    beside = (trace if trace.is_dir() else trace.parent).resolve()
-    if path and not Path(path).is_absolute():
-        yield from (above / path for above in (beside, *list(beside.parents)[:3]))
-    yield beside / "checkpoint" / run_id / "model"
+    above = [] if trace is None else [_folder(trace), *list(_folder(trace).parents)[:3]]
+    for place in (Path(path).expanduser(), *(folder / path for folder in above)):
+        if model.get("recipe") and isinstance(seed, int):
+            made = made_for_seed(place, seed)
+            place = made if made.is_dir() or place.is_symlink() else place
+        yield place
+
+
+def _section(job: object, name: str) -> Mapping[str, object]:
+    section = job.get(name) if isinstance(job, Mapping) else None
+    return section if isinstance(section, Mapping) else {}
+
+
+def _folder(trace: Path) -> Path:
+    return (trace if trace.is_dir() else trace.parent).resolve()
 
 
 def _cached(name: str) -> Path | None:

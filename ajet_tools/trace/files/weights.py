@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.config.model_source import STATE, saved_steps
 from ajet_sdk.protocols import TraceReader
-from ajet_tools.trace.decoding import recorded_config
+from ajet_tools.trace.decoding import model_places, recorded_config
 from ajet_tools.trace.files.recomputed import CLIPPED
 from ajet_tools.trace.queries.base import rows
 
@@ -41,10 +41,7 @@ class Weights:
 def weights_of(reader: TraceReader, run: str, trace: Path) -> Iterator[Weights]:
     """The versions of a run's policy that are at hand: its first model, and its checkpoints beside the trace."""
     beside = (trace if trace.is_dir() else trace.parent).resolve()
-    job = recorded_config(reader, run).get("ajet")
-    model = job.get("model") if isinstance(job, dict) else None
-    path = str(model.get("path") or "") if isinstance(model, dict) else ""
-    places = [folder / path for folder in (Path.cwd(), beside, *list(beside.parents)[:3]) if path]
+    places = model_places(recorded_config(reader, run).get("ajet"), trace)
     first = next((place for place in places if (place / "config.json").is_file()), None)
     if first is not None:
         yield Weights(0, first)

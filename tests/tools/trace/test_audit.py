@@ -13,6 +13,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from ajet_sdk.run import train
@@ -274,6 +275,28 @@ def test_log_probabilities_are_those_of_the_weights_that_sampled(sound: Path, tm
             assert whose in differs.stored and "within 0.001" in differs.expected
         else:
             assert (differs.row, differs.count) == ("train/grad_norm in step 2", 1)
+
+
+def test_a_recipes_model_is_that_of_the_runs_seed_whatever_the_link_says(
+    sound: Path, model: Path, tmp_path: Path
+) -> None:
+    trace = Path(shutil.copy(sound, tmp_path))  # without its checkpoints
+    own = Path(shutil.copytree(model, tmp_path / "models" / ".tiny.seed-0"))
+    last = Path(shutil.copytree(model, tmp_path / "models" / ".tiny.seed-1"))
+    weights = load_file(last / "model.safetensors")
+    save_file({name: tensor * 1.5 for name, tensor in weights.items()}, last / "model.safetensors", {"format": "pt"})
+    (tmp_path / "models" / "tiny").symlink_to(last.name)
+    with duckdb.connect(str(trace)) as connection:
+        [(seed,)] = connection.execute("SELECT config->>'$.ajet.trainer_common.seed' FROM runs").fetchall()
+        patch = json.dumps({"ajet": {"model": {"path": "./models/tiny", "recipe": "recipe.py->recipe"}}})
+        connection.execute("UPDATE runs SET config = json_merge_patch(config, ?)", [patch])
+    assert seed == "0"
+    passed = audit(trace, weights=True)
+    assert passed.differs == () and passed.rows["weights"] > 20
+    shutil.rmtree(own)
+    unknown = audit(trace, weights=True)
+    assert unknown.differs == () and unknown.rows["weights"] == 0
+    assert any(entry.check == "weights" and "no weights at hand" in entry.reason for entry in unknown.unchecked)
 
 
 def test_the_gradient_of_an_adapter_is_that_of_its_checkpoint(tmp_path: Path, model: Path) -> None:

@@ -305,10 +305,10 @@ def test_where_a_tokenizer_is_looked_for_and_what_is_said_where_there_is_none(tm
     opened = open_tokens(reader, "e", trace=experiment)
     assert opened.known is None and "models/tiny" in opened.why_ids
     assert labels(timeline_view(opened.tokens, 0)) == ["1 ", "2 "]
-    beside = tokenizer_file(experiment / "checkpoint" / "r" / "model", "byte level")
-    assert vocabulary(reader, "r", trace=experiment).source == str(beside.resolve() / "tokenizer.json")
     above = tokenizer_file(tmp_path / "models" / "tiny", "byte level")
     assert vocabulary(reader, "r", trace=experiment).source == str(above.resolve() / "tokenizer.json")
+    beside = tokenizer_file(experiment / "checkpoint" / "r" / "model", "byte level")
+    assert vocabulary(reader, "r", trace=experiment).source == str(beside.resolve() / "tokenizer.json")
 
 
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
