@@ -110,7 +110,7 @@ class RunScreen(TraceScreen):
 
     async def read(self) -> None:
         matches = await self.app.ask(queries.overview, self.run_id)
-        self.run = matches[0] if matches else None
+        first, self.run = self.run is None, matches[0] if matches else None
         if self.run is not None:
             self.verdict = (await self.app.ask(verdicts, matches))[self.run_id]
             self.reasons = await self.app.ask(reasons, self.run, self.verdict)
@@ -120,6 +120,10 @@ class RunScreen(TraceScreen):
         self._show_metrics()
         if self.query_one(ContentSwitcher).current == "ledger":
             await self._show_ledger()
+        scored = not self.panels and self.run is not None and self.run["status"] == "finished" and self.run["episodes"]
+        if first and scored and self.is_current:
+            await self.action_view("config")
+            self.app.open_episodes(self.run_id)
 
     async def on_resize(self, event: events.Resize) -> None:
         await self._show_curves()
@@ -247,7 +251,10 @@ class RunScreen(TraceScreen):
         self.app.open_episodes(self.run_id)
 
     def action_failed(self) -> None:
-        self.app.open_episodes(self.run_id, "status!=succeeded")
+        if self.run is not None and not self.run["unsound"]:
+            self.notify("no episode failed", timeout=2)
+        else:
+            self.app.open_episodes(self.run_id, "status!=succeeded")
 
     def action_sql(self) -> None:
         self.app.open_sql(f"SELECT * FROM metrics WHERE run_id = '{self.run_id}' ORDER BY step, name")

@@ -18,6 +18,8 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, LedgerEntry, Metric, Reward, Run, now
 from ajet_tools.trace.compare.verdict import reasons, verdicts
 from ajet_tools.trace.queries.runs import overview
+from ajet_tools.tui.trace.episodes import EpisodesScreen
+from ajet_tools.tui.trace.run import RunScreen
 
 pytestmark = pytest.mark.anyio
 ATTEMPTS = 16
@@ -91,6 +93,19 @@ async def test_a_single_validation_stands_under_validation(tmp_path: Path, viewi
         table = pilot.app.screen.query_one(DataTable)
         await until(pilot, lambda: table.row_count == 2 and "trained" in str(table.get_row_at(0)[1]))
         assert [str(table.get_row_at(row)[2]) for row in range(2)] == ["0.750", "0.500 train"]
+
+
+async def test_a_scored_run_opens_on_its_episodes_and_none_of_them_failed(
+    five_runs: Path, viewing: Any, until: Any
+) -> None:
+    async with viewing(five_runs, run_id="scored-id") as pilot:
+        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen) and pilot.app.screen.listing)
+        assert pilot.app.screen.listing.count == ATTEMPTS
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        await pilot.press("f")
+        await until(pilot, lambda: any(notice.message == "no episode failed" for notice in pilot.app._notifications))
+        assert isinstance(pilot.app.screen, RunScreen), "and it stays where it is"
 
 
 async def test_a_newcomer_finds_the_collapsed_run_and_the_one_that_games_its_judge(
