@@ -69,6 +69,32 @@ def plain_step(model: Any, optimizer: torch.optim.Optimizer, prompts: list[list[
     optimizer.zero_grad()
 
 
+def products_seconds(model: Any, passes: Sequence[tuple[int, int]], products: torch.dtype) -> float:
+    """Processor seconds of passes' matrix products alone, the limit of what computes them: for each pass its tokens,
+    and those of them that have logits. The head multiplies in float32."""
+    body = [layer.weight.detach().to(products) for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)]
+    head = model.lm_head.weight.detach()
+    inputs = {(w.shape[1], w.dtype): torch.ones(1024, w.shape[1], dtype=w.dtype) for w in (*body, head)}
+
+    def multiply(tokens: int, weight: torch.Tensor) -> None:
+        torch.nn.functional.linear(inputs[weight.shape[1], weight.dtype][:tokens], weight)
+
+    def work() -> None:
+        with torch.inference_mode():
+            for tokens, scored in passes:
+                for weight in body:
+                    multiply(tokens, weight)
+                multiply(scored, head)
+
+    return cpu_seconds(work, 2)
+
+
+def of_limit(what: str, seconds: float, least: float, goal: float) -> Figure:
+    """Its time over that of its matrix products alone."""
+    ratio = seconds / least
+    return Figure(f"{what} over its matrix products alone", ratio, "×", f"at most {goal:g}", ratio <= goal)
+
+
 def training(prompts: list[list[int]], draw: random.Random) -> list[Figure]:
     replies = [[ids(draw, REPLY) for _ in range(ATTEMPTS)] for _ in prompts]
     samples = [
@@ -77,6 +103,8 @@ def training(prompts: list[list[int]], draw: random.Random) -> list[Figure]:
         for k, reply in enumerate(group)
     ]
     tokens = len(samples) * (PROMPT + REPLY)
+    forward = [(PROMPT + ATTEMPTS * (REPLY - 1), ATTEMPTS * (REPLY - 1) + 1)] * TASKS
+    step = forward * 3  # the backward pass has twice as many products
     model = load_model(MODEL.directory, dtype="float32")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9)
     plain = cpu_seconds(lambda: plain_step(model, optimizer, prompts, replies), 2)
@@ -86,11 +114,13 @@ def training(prompts: list[list[int]], draw: random.Random) -> list[Figure]:
         Figure("training", tokens / ours, "tokens/CPU-s"),
         Figure(f"the same over plain torch, prompt once ({tokens / plain:,.0f} tokens/CPU-s)", plain / ours, "×",
                "at least 0.77", plain / ours >= 1 / 1.3),
+        of_limit("training", ours, products_seconds(model, step, torch.float32), 1.4),
     ]  # fmt: skip
     if instructions():
         multiply_in(model, torch.bfloat16)
         lower = cpu_seconds(lambda: trainer.step(samples), 2)
         figures.append(Figure(f"bfloat16 over float32 ({tokens / lower:,.0f} tokens/CPU-s)", ours / lower, "×"))
+        figures.append(of_limit("training in bfloat16", lower, products_seconds(model, step, torch.bfloat16), 1.7))
     return figures
 
 
@@ -122,14 +152,20 @@ def sampling(prompts: list[list[int]]) -> list[Figure]:
 
     theirs = count / cpu_seconds(lambda: generate([p for p in prompts for _ in range(ATTEMPTS)]), 2)
     ours = asyncio.run(rate())
+    rows = len(prompts) * ATTEMPTS
+    passes = [(len(prompts) * PROMPT, len(prompts)), *[(rows, rows)] * (REPLY - 1)]
     figures = [
         Figure("sampling", ours, "tokens/CPU-s"),
         Figure(f"the same over transformers generate ({theirs:,.0f} tokens/CPU-s)", ours / theirs, "×"),
+        of_limit("sampling", count / ours, products_seconds(model, passes, torch.float32), 1.4),
     ]
     if instructions():
         multiply_in(model, torch.bfloat16)
         lower = asyncio.run(rate())
         figures.append(Figure(f"sampling in bfloat16 over float32 ({lower:,.0f} tokens/CPU-s)", lower / ours, "×"))
+        figures.append(
+            of_limit("sampling in bfloat16", count / lower, products_seconds(model, passes, torch.bfloat16), 1.7)
+        )
     return figures
 
 
