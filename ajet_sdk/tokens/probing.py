@@ -40,7 +40,11 @@ def learn(tokenizer: Tokenizer, parser: str = "auto") -> ReplyFormat:
             f"model.tool_call_parser: {parser} does not read what the model is shown: the chat template renders no "
             "tool calls, so they are written in the Hermes form. Set auto, or a chat template that renders them"
         )
-    ends = tuple(filter(None, (tokenizer.decode([i]) for i in sorted(tokenizer.eos_ids))))
+    return format_of(template, tuple(filter(None, (tokenizer.decode([i]) for i in sorted(tokenizer.eos_ids)))), parser)
+
+
+def format_of(template: ChatTemplate, ends: tuple[str, ...], parser: str = "auto") -> ReplyFormat:
+    """The format that a template renders, or that `parser` names; `ends` are the texts that end a turn."""
     probe = _Probe(template, ends)
     calls = probe.calls() if parser in _BY_TEMPLATE else PARSERS[parser]
     if "calls" in template.lacks:  # what stands behind such a call is the template's end of any turn

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypedDict
@@ -20,9 +22,12 @@ import numpy.typing as npt
 
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.tokens.formats import PARSERS, ReplyFormat
+from ajet_sdk.tokens.probing import format_of
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import JsonView
+from ajet_tools.text.clean import counted
 from ajet_tools.trace.decoding import Vocabulary, vocabulary
 from ajet_tools.trace.files.compared import CHECKS
 from ajet_tools.trace.files.recomputed import TABLES
@@ -141,6 +146,7 @@ def _weights(reader: TraceReader, run: str, trace: Path) -> tuple[list[Differs],
 
 
 _TEXTS = ("prompts", "texts", "templates")
+_UNREAD = "tool calls in an unknown format"
 
 _UNCHECKED = """
     SELECT 'ledger, advantages, metrics' AS checked, run_id, CASE
@@ -177,11 +183,14 @@ def _texts(
             unchecked.append(Unchecked("templates", run, f"there is no chat template beside {known.source}"))
     except ConfigError as error:
         unchecked += [Unchecked(name, run, f"no tokenizer: {error}") for name in ("texts", "templates")]
-    wrong: dict[str, list[tuple[object, ...]]] = {name: [] for name in _TEXTS}
+    wrong: dict[str, list[tuple[object, ...]]] = {name: [] for name in (*_TEXTS, _UNREAD)}
     for calls in _episodes(db, run):
         for call in calls:
             for name, expected, stored in _wrong(call, calls, known):
                 wrong[name].append((run, call.row["call_id"], expected, stored))
+    if unread := len(wrong.pop(_UNREAD)):
+        reason = f"tool calls of {counted(unread, 'message')} cannot be read from the sampled tokens"
+        unchecked.append(Unchecked("texts", run, reason))
     return [difference for name, rows in wrong.items() for difference in _differences(name, rows)], unchecked
 
 
@@ -271,6 +280,8 @@ def _wrong(call: _Call, calls: Sequence[_Call], known: Vocabulary | None) -> Ite
     missing = _missing(call.row, text, known)
     if missing is not None:
         yield "texts", repr(text), missing
+    else:
+        yield from _wrong_calls(call, text, known, _object(call.row["request"]))
     if call.messages is None and call.row["messages_suffix"] is not None:
         yield "templates", "a list of messages", str(call.row["messages_suffix"])
     if known.template is not None and call.messages is not None:
@@ -312,14 +323,11 @@ def _common(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:
 
 def _missing(row: _Row, text: str, known: Vocabulary) -> str | None:
     """The part of the stored reply that the sampled ids' text lacks; None if there is none."""
-    choices = _object(row["response"]).get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(message, dict):
-        return repr(choice) if row["error"] is None else None
+    message = _message(row)
+    if message is None:
+        return repr(row["response"]) if row["error"] is None else None
     content = message.get("content")
-    listed = message.get("tool_calls")
-    calls = listed if isinstance(listed, list) else []
+    calls = _listed(message)
     reasoning = message.get("reasoning_content")
     ended_as_told = row["error"] is None and not row["cut_tokens"] and row["finish_reason"] is not None
     if not calls and not reasoning and isinstance(content, str) and ended_as_told:
@@ -327,13 +335,59 @@ def _missing(row: _Row, text: str, known: Vocabulary) -> str | None:
         ended = "".join(known.decode([i]) for i in last if known.is_special(i))
         plain = {text, text.removesuffix(ended)}
         return None if content in plain else repr(content)
-    pieces = [content, reasoning, *map(_name, calls)]
+    pieces = [content, reasoning, *(str(_called(call)[0]) for call in calls)]
     return next((repr(piece) for piece in pieces if isinstance(piece, str) and piece.strip() not in text), None)
 
 
-def _name(call: object) -> str:
+def _message(row: _Row) -> dict[str, object] | None:
+    """The stored reply; None where there is none."""
+    choices = _object(row["response"]).get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    return message if isinstance(message, dict) else None
+
+
+def _listed(message: Mapping[str, object]) -> list[object]:
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
+def _wrong_calls(call: _Call, text: str, known: Vocabulary, request: JsonView) -> Iterator[tuple[str, str, str]]:
+    """Names and arguments of the stored tool calls against those that the sampled text spells."""
+    stored = [_called(entry) for entry in _listed(_message(call.row) or {})]
+    if not stored or call.row["error"] is not None or call.row["cut_tokens"] or call.prompt is None:
+        return
+    last = _ids((call.row["output_ids"] or [])[-1:]).tolist()
+    end = "".join(known.decode([i]) for i in last if known.is_special(i))
+    prompt = known.decode(call.prompt[-64:].tolist())
+    tools = request.get("tools") or [{"function": {"name": name}} for name, _ in stored]
+    read: list[list[tuple[object, object]]] = []
+    with suppress(AjetError, TypeError, AttributeError):  # a template that renders nothing, tools that are none
+        spelt = _EVERY if known.template is None else _format(known.template, (end,) if end else ())
+        for form in (spelt, *(ReplyFormat(forms, spelt.reasoning) for forms in PARSERS.values())):
+            parses = (form.parse(reply, prompt=prompt, tools=tools).calls for reply in (text.removesuffix(end), text))
+            read += [[(name, json.loads(arguments)) for name, arguments in calls] for calls in parses if calls]
+            if stored in read:
+                return
+    if read:
+        yield "texts", f"calls {json.dumps(read[0], ensure_ascii=False)}", json.dumps(stored, ensure_ascii=False)
+    else:
+        yield _UNREAD, "", ""
+
+
+_EVERY = ReplyFormat(tuple(form for forms in PARSERS.values() for form in forms))
+_format = lru_cache(maxsize=8)(format_of)
+
+
+def _called(call: object) -> tuple[object, object]:
+    """Name and arguments of a call, those as a value where they are JSON."""
     function = call.get("function") if isinstance(call, dict) else None
-    return str(function.get("name")) if isinstance(function, dict) else repr(call)
+    if not isinstance(function, dict):
+        return repr(call), None
+    arguments = function.get("arguments")
+    with suppress(ValueError):
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return function.get("name"), arguments
 
 
 def _rendered(template: ChatTemplate, messages: Sequence[Mapping[str, object]], request: JsonView) -> str:

@@ -1,0 +1,70 @@
+"""`ajet trace check --deep`: names and arguments of stored tool calls are those that the sampled ids spell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_sdk.engines.scripted import ByteTokenizer
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, Run
+from ajet_tools.trace.files.audit import Audit, audit
+
+pytestmark = pytest.mark.slow
+
+PLACES = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": PLACES}}]
+SPELT = {
+    "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city":  "K\\u00f6ln", "days": 2}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "mistral": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Köln", "days": 2}}]',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+    '{"city": "Köln", "days": 2}<|tool_call_end|><|tool_calls_section_end|>',
+    "pythonic": "[weather(city='Köln', days=2)]",
+}
+ASKED = {"name": "weather", "arguments": '{"days": 2, "city": "Köln"}'}
+
+
+def audited(path: Path, spelt: str, *functions: dict[str, str], content: str | None = None) -> Audit:
+    tokenizer = ByteTokenizer()
+    calls = [{"id": str(i), "type": "function", "function": function} for i, function in enumerate(functions)]
+    reply: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": calls}
+    call = Call(
+        call_id="c",
+        episode_id="e",
+        request={"messages": [{"role": "user", "content": "Hot?"}], "tools": TOOLS},
+        response={"choices": [{"index": 0, "message": reply}]},
+        prompt_ids=tokenizer.encode("Hot?"),
+        output_ids=tokenizer.encode(spelt + "<|im_end|>"),
+        finish_reason="tool_calls",
+    )
+    config = {"ajet": {"model": {"scripted": "replies.py"}}}
+    with TraceWriter(path / "trace.duckdb") as writer:
+        writer.put(Run(run_id="r", config=config, status="finished"), call, Episode(episode_id="e", run_id="r"))
+    return audit(path / "trace.duckdb")
+
+
+def texts(result: Audit) -> list[str]:
+    return [entry.stored for entry in result.differs if entry.check == "texts"]
+
+
+@pytest.mark.parametrize("spelling", SPELT)
+def test_calls_as_they_were_sampled_pass_and_edited_ones_do_not(tmp_path: Path, spelling: str) -> None:
+    sound = audited(tmp_path / "sound", SPELT[spelling], ASKED)
+    assert texts(sound) == [] and not any(entry.check == "texts" for entry in sound.unchecked)
+    edits = ({"days": 3, "city": "Köln"}, {"days": 2, "town": "Köln"}, {"days": 2})
+    for i, edit in enumerate(edits):
+        result = audited(tmp_path / str(i), SPELT[spelling], {**ASKED, "arguments": json.dumps(edit)})
+        assert texts(result) == [json.dumps([["weather", edit]], ensure_ascii=False)]
+    assert len(texts(audited(tmp_path / "twice", SPELT[spelling], ASKED, ASKED))) == 1
+
+
+def test_a_spelling_that_cannot_be_read_is_not_checked(tmp_path: Path) -> None:
+    result = audited(tmp_path, "CALL weather OF Köln FOR 2", ASKED)
+    assert texts(result) == []
+    [unchecked] = [entry.reason for entry in result.unchecked if entry.check == "texts"]
+    assert unchecked == "tool calls of 1 message cannot be read from the sampled tokens"
