@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.learn.trainer import Trainer
 
+_GAPS = 1.15
+"""Memory that an allocator takes for a step's blocks, over their sizes: glibc's, in runs of a 135M model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -87,7 +90,7 @@ def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int,
 
     def peak(tokens: int) -> int:
         trained = activation_bytes(model, tokens, checkpointing=config.model.gradient_checkpointing)
-        return state + (sampler + trained if apart else max(sampler, trained))
+        return int(state + _GAPS * (sampler + trained if apart else max(sampler, trained)))
 
     episodes = steps * per_step * (not stored) + val_episodes
     return Estimate(peak(tokens), episodes, (longest, peak(longest)) if longest > tokens else None)
