@@ -72,7 +72,8 @@ def audit(path: Path, *more: Path, tokenizer: Path | None = None, weights: bool 
 
     `tokenizer` is a directory, or its `tokenizer.json`; None: what each run's config names. With `weights`, sampled
     log-probabilities are compared with those of each version of the weights that is at hand, by a forward pass of some
-    calls. Superseded steps and episodes without an end are left out. Raises TraceError where the trace cannot be read.
+    calls. Superseded steps and episodes without an end are left out. Raises TraceError where the trace cannot be read,
+    ConfigError where `tokenizer` cannot.
     """
     differs: list[Differs] = []
     unchecked: list[Unchecked] = []
@@ -182,6 +183,8 @@ def _texts(
         if known.template is None:
             unchecked.append(Unchecked("templates", run, f"there is no chat template beside {known.source}"))
     except ConfigError as error:
+        if tokenizer is not None:
+            raise
         unchecked += [Unchecked(name, run, f"no tokenizer: {error}") for name in ("texts", "templates")]
     wrong: dict[str, list[tuple[object, ...]]] = {name: [] for name in (*_TEXTS, _UNREAD)}
     for calls in _episodes(db, run):

@@ -42,7 +42,8 @@ class Dump:
 def audit_dump(files: Sequence[Path], format: SourceFormat | None = None, tokenizer: Path | None = None) -> Dump:
     """Audits files of token ids. `tokenizer` is a directory, or its `tokenizer.json`: without one no text is compared.
 
-    Raises ConfigError where a format cannot be told or no call has token ids, TraceError where a file cannot be read.
+    Raises ConfigError where a format cannot be told, no call has token ids or `tokenizer` cannot be loaded,
+    TraceError where a file cannot be read.
     """
     with TemporaryDirectory(prefix="ajet-audit-") as folder:
         path = Path(folder) / "dump.duckdb"

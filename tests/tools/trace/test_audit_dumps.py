@@ -204,3 +204,13 @@ def test_with_a_tokenizer_ids_must_be_the_text_of_the_reply(tmp_path: Path) -> N
     told = run.invoke(app, ["audit", str(wrong), "--tokenizer", str(tokenizer), "--json"])
     [differs] = json.loads(told.output)["audit"]["differs"]
     assert told.exit_code == 1 and (differs["check"], differs["row"]) == ("texts", "traces.jsonl line 2, call 1")
+
+
+def test_a_tokenizer_that_is_named_and_missing_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "tokenizer.json").write_text("{}")
+    for place, told in (("absent", "there is no tokenizer in"), ("damaged", "cannot be loaded as a tokenizer")):
+        arguments = ["audit", str(DUMPS / "verifiers-0.4.0.jsonl"), "--tokenizer", str(tmp_path / place)]
+        done = CliRunner().invoke(app, arguments)
+        assert isinstance(done.exception, ConfigError) and told in str(done.exception), done.output
+        assert "recomputed" not in done.output
