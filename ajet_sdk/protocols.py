@@ -155,7 +155,7 @@ class Choice:
     cut_tokens: int = 0
     """Tokens sampled after `output_ids` and cut off."""
     unread: bool = False
-    """The reply is complete, but its tool call cannot be parsed."""
+    """The reply begins a tool call that cannot be parsed: a wrong one, or one that is cut (see `finish_reason`)."""
 
 
 @dataclass(frozen=True, slots=True)

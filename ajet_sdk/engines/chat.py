@@ -189,7 +189,6 @@ class Chat:
         builder.commit(conversation.prompt, ids, message, conversation.sampling.stop)
         cut = len(sampled.output_ids) - len(ids)
         finish = "tool_calls" if parsed.calls and (cut or sampled.finish_reason == "stop") else sampled.finish_reason
-        unread = parsed.unread and sampled.finish_reason == "stop"
         return Choice(
             message,
             None,
@@ -200,7 +199,7 @@ class Chat:
             stop,
             top=top and top[: len(ids)],
             cut_tokens=cut,
-            unread=unread,
+            unread=parsed.unread,
         )
 
     def _stop_string(self, sampled: Sampled, stops: Sequence[str]) -> str | None:

@@ -53,7 +53,7 @@ def fault_in(call: Call, checklist: Sequence[str], engine: Engine) -> str | None
         return None
     if "nonsense" in checklist and repeats(_text_of(call, engine)):
         return "nonsense"
-    return "wrong_toolcall" if "wrong_toolcall" in checklist and _unread(call) else None
+    return "wrong_toolcall" if "wrong_toolcall" in checklist and _unread(call) and not _cut(call) else None
 
 
 def _unread(call: Call) -> bool:
@@ -62,10 +62,17 @@ def _unread(call: Call) -> bool:
     return choices[0].get("unread_tool_call") is True
 
 
+def _cut(call: Call) -> bool:
+    return call.finish_reason == "length"
+
+
 def metrics_of(calls: Sequence[Call]) -> dict[str, float]:
-    """How many of the policy's replies begin a tool call that cannot be read; nothing where no tool was offered."""
+    """How many of the policy's replies begin a tool call that cannot be read, and how many of these are cut at the
+    maximum length; nothing where no tool was offered."""
     offered = [call for call in calls if is_trained(call) and call.request.get("tools")]
-    return {"unread_tool_calls": float(sum(map(_unread, offered)))} if offered else {}
+    unread = [call for call in offered if _unread(call)]
+    metrics = {"unread_tool_calls": float(len(unread)), "cut_tool_calls": float(sum(map(_cut, unread)))}
+    return metrics if offered else {}
 
 
 def _text_of(call: Call, engine: Engine) -> str:

@@ -17,9 +17,11 @@ from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Sampled, Sampling
+from ajet_sdk.rollout.replies import fault_in, metrics_of
 from ajet_sdk.tokens.formats import PARSERS, CallFormat, ReplyFormat
 from ajet_sdk.tokens.probing import learn
 from ajet_sdk.tokens.template import ChatTemplate
+from ajet_sdk.types import Call
 
 _JSON = "c.function.arguments | tojson"
 _V = "{% if v is string %}{{ v }}{% else %}{{ v | tojson }}{% endif %}"
@@ -167,9 +169,9 @@ def test_a_cut_call_is_text_and_told(name: str) -> None:
 class Told:
     model, max_model_len = "told", 4000
 
-    def __init__(self, text: str) -> None:
-        ids = [*ByteTokenizer().encode(text), min(ByteTokenizer.eos_ids)]
-        self.reply = Sampled(ids, [-0.1] * len(ids), "stop", 0)
+    def __init__(self, text: str, finish: str = "stop") -> None:
+        ids = [*ByteTokenizer().encode(text), *([min(ByteTokenizer.eos_ids)] if finish == "stop" else [])]
+        self.reply = Sampled(ids, [-0.1] * len(ids), finish, 0)
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
         return [self.reply]
@@ -232,6 +234,27 @@ def test_a_reply_that_begins_a_call_is_told_to_the_agent_and_the_trace() -> None
     answer = asyncio.run(engine.answer(ask))
     assert answer.choices[0].unread and answer.choices[0].finish_reason == "stop"
     assert CHAT.completion(answer, ask, "1")["choices"][0]["unread_tool_call"] is True
+
+
+def test_a_tool_call_that_is_cut_at_the_token_limit_cannot_be_read_either() -> None:
+    """Its finish reason tells it from one that the model ended; only the latter is a wrong call."""
+    engine = TokenEngine(Told('<tool_call>{"name": "calc", "arguments": {"s": "1', "length"), tokenizer_of("hermes"))
+    ask = CHAT.ask({"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}, "e", "a")
+    [choice] = CHAT.completion(asyncio.run(engine.answer(ask)), ask, "1")["choices"]
+    assert (choice["unread_tool_call"], choice["finish_reason"]) == (True, "length")
+    ended = {**choice, "finish_reason": "stop"}
+    cut, wrong = (
+        Call(
+            episode_id="e",
+            request={"tools": TOOLS},
+            response={"choices": [of]},
+            finish_reason=of["finish_reason"],
+            output_ids=[1],
+        )
+        for of in (choice, ended)
+    )
+    assert metrics_of([cut, wrong]) == {"unread_tool_calls": 2.0, "cut_tool_calls": 1.0}
+    assert [fault_in(call, ["wrong_toolcall"], engine) for call in (cut, wrong)] == [None, "wrong_toolcall"]
 
 
 def test_formats_are_found_from_templates() -> None:

@@ -65,8 +65,8 @@ def ls(
     A filter compares fields by = != < <= > >= ~ (contains) !~, combined by spaces (and), `or`, `not` and
     parentheses. A word alone searches all text. Values may be lists (status=failed,timeout), `none`,
     times (age<2h, seconds>1.5m) or in quotes, steps `last`. Fields: reward status success agent step task attempt
-    split decoding turns calls agents tokens prompt_tokens cost seconds latency age cause error unread_tool_calls model
-    version tag finish feedback outcome metric.NAME episode group run superseded text.
+    split decoding turns calls agents tokens prompt_tokens cost seconds latency age cause error unread_tool_calls
+    cut_tool_calls model version tag finish feedback outcome metric.NAME episode group run superseded text.
 
     Columns to sort by: started_at ended_at seconds reward tokens turns calls agents step attempt split decoding status
     cause error task task_id group_id episode_id run_id superseded.

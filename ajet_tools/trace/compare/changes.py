@@ -39,6 +39,7 @@ _MEASURES: tuple[tuple[str, str, _Measure], ...] = (
     ("tools", "tool-calling replies per episode", lambda e: e["tool_replies"]),
     ("cut", "replies per episode that end at the maximum length", lambda e: e["cut"]),
     ("unread", "tool calls per episode that cannot be parsed", lambda e: e["unread"]),
+    ("cut_call", "tool calls per episode that are cut at the maximum length", lambda e: e["cut_calls"]),
     ("splits", "splits of timelines per episode", lambda e: e["splits"]),
 )
 

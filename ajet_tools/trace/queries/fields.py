@@ -102,6 +102,11 @@ FIELDS: dict[str, Field] = {
     "unread_tool_calls": Field(
         "number", "replies with a tool call that cannot be parsed", f"(SELECT count(*) {_UNREAD})"
     ),
+    "cut_tool_calls": Field(
+        "number",
+        "those of them that are cut at the maximum length",
+        f"(SELECT count(*) {_UNREAD} AND c.finish_reason = 'length')",
+    ),
     "seconds": Field("seconds", "how long it took: 90, 1.5m, 2h", "epoch(e.ended_at - e.started_at)"),
     "age": Field("age", "how long ago it ended: 30s, 5m, 2h, 1d", "e.ended_at"),
     "cause": Field("word", "the class of its error", "e.cause"),

@@ -48,7 +48,9 @@ class StepEpisode(TypedDict):
     tokens: int | None
     """Sampled: of its calls' ids, else of their usage."""
     unread: int
-    """Replies with a tool call that cannot be read."""
+    """Replies with a tool call that cannot be read, cut ones included."""
+    cut_calls: int
+    """Those of them that ended at the maximum length."""
     cut: int
     """Replies that ended at the maximum length."""
     tool_replies: int
@@ -81,6 +83,8 @@ def step_episodes(
         called AS (
             SELECT episode_id, count(*) AS calls, coalesce(sum(len(output_ids)), {USAGE_TOKENS})::BIGINT AS tokens,
               count(*) FILTER (response->>'$.choices[0].unread_tool_call' = 'true') AS unread,
+              count(*) FILTER (response->>'$.choices[0].unread_tool_call' = 'true' AND finish_reason = 'length')
+                AS cut_calls,
               count(*) FILTER (finish_reason = 'length') AS cut,
               count(*) FILTER (json_array_length(response->'$.choices[0].message.tool_calls') > 0) AS tool_replies,
               count(*) FILTER (extends_call_id IS NULL AND output_ids IS NOT NULL)
@@ -88,7 +92,8 @@ def step_episodes(
             FROM calls WHERE phase = 'rollout' AND episode_id IN (SELECT episode_id FROM chosen) GROUP BY ALL)
         SELECT episode_id, task_id, coalesce(task->>'$.main_query', task_id) AS task, group_id, step, split, decoding,
           status, cause, is_success, epoch(ended_at - started_at) AS seconds, output, watched,
-          coalesce(calls, 0) AS calls, tokens, coalesce(unread, 0) AS unread, coalesce(cut, 0) AS cut,
+          coalesce(calls, 0) AS calls, tokens, coalesce(unread, 0) AS unread,
+          coalesce(cut_calls, 0) AS cut_calls, coalesce(cut, 0) AS cut,
           coalesce(tool_replies, 0) AS tool_replies, greatest(coalesce(splits, 0), 0) AS splits,
           CASE WHEN status = 'succeeded' THEN reward END AS reward
         FROM chosen LEFT JOIN value USING (episode_id) LEFT JOIN called USING (episode_id)

@@ -158,6 +158,8 @@ def test_attempts_of_new_tasks_are_compared_within_the_step(tmp_path: Path) -> N
         ("cut", lambda t, a: Attempt(finish="length"), "replies per episode that end at the maximum length: 0 → 1"),
         ("unread", lambda t, a: Attempt(message={"message": {"content": "<tool_call>{"}, "unread_tool_call": True}),
          "tool calls per episode that cannot be parsed: 0 → 1"),
+        ("cut_call", lambda t, a: Attempt(message={"message": {}, "unread_tool_call": True}, finish="length"),
+         "tool calls per episode that are cut at the maximum length: 0 → 1"),
         ("tools", lambda t, a: Attempt(message={"message": {"content": None, "tool_calls": [
             {"function": {"name": "calc", "arguments": "{}"}}]}}), "tool-calling replies per episode: 0 → 1"),
         ("calls", lambda t, a: Attempt(rewritten=True), "calls per episode: 1 → 2"),

@@ -45,7 +45,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
                     episode_id="two",
                     agent="seer",
                     request={"prompt": "once upon"},
-                    response={"choices": [{"index": i}], "usage": usage},
+                    response={"choices": [{"index": i, "unread_tool_call": True}], "usage": usage},
+                    finish_reason="length",
                     started_at=now() - timedelta(minutes=1),
                 )
                 for i in (0, 1)
@@ -111,6 +112,8 @@ def fitting(reader: TraceReader, text: str) -> str:
         ("cost=none", "one"),
         ("latency>50s", "two"),
         ("unread_tool_calls=1", "one"),
+        ("unread_tool_calls=2 cut_tool_calls=2", "two"),
+        ("cut_tool_calls=0", "one"),
         ("metric.pass@1>0.7", "two"),
         ("metric.pass@1=none", "one"),
         ("step=last split=val", "two"),
