@@ -95,6 +95,16 @@ def test_ls_of_a_directory_a_file_and_all_below(experiment: Path, monkeypatch: p
     assert "old" in ajet("ls") and "No episodes yet" in ajet("ls")
 
 
+def test_ls_lists_the_episodes_of_the_newest_run_that_has_any(tmp_path: Path) -> None:
+    """A service has just begun its next file."""
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        for id, hours in (("full", 2), ("next", 1)):
+            writer.put(Run(run_id=id, name="service", backbone="trace", started_at=now() - timedelta(hours=hours)))
+        writer.put(Episode(episode_id="asked", run_id="full", task=Task(task_id="t", main_query="Why?")))
+    assert "of 1, run full" in ajet("ls", str(tmp_path)) and "asked" in ajet("ls", str(tmp_path))
+    assert "No episodes yet" in ajet("ls", str(tmp_path), "--run", "next")
+
+
 def test_show_an_episode_without_taking_its_text_for_anything_else(experiment: Path) -> None:
     text = ajet("show", "abc", str(experiment))
     for part in ("You calculate.", "What is 2+2?", '{"a": "[b]"}', "0.75", "tokens trained", "cafe02"):

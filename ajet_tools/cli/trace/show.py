@@ -85,7 +85,8 @@ def ls(
         words = {run_id: verdict.word for run_id, verdict in verdicts(reader, runs).items()}
         judged = [{**run, "verdict": words[run["run_id"]]} for run in runs]
         seeds = seed_groups(runs, differing(reader, [run["run_id"] for run in runs]))
-        chosen = queries.find_run(reader, run) if run or runs else None
+        newest = max(runs, key=lambda of: of["episodes"] > 0, default=None)  # that has episodes, if any has
+        chosen = queries.find_run(reader, run) if run else newest and newest["run_id"]
         with ProgressBar("searching") as bar:
             column, largest = sort.removeprefix("-"), sort.startswith("-")
             listing = open_listing(reader, chosen, fits, column, largest, progress=bar.update)
