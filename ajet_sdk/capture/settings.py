@@ -59,10 +59,10 @@ def _masking(mask: Sequence[str] | Callable[[str], str] | None) -> Callable[[str
         return None
     if not callable(mask):
         try:
-            pattern = re.compile("|".join(f"(?:{part})" for part in ([mask] if isinstance(mask, str) else mask)))
+            patterns = [re.compile(part) for part in ([mask] if isinstance(mask, str) else mask)]
         except re.error as error:
-            raise ConfigError(f"mask takes regular expressions: {error} in {mask!r}") from None
-        return lambda text: pattern.sub(REMOVED, text)
+            raise ConfigError(f"mask takes regular expressions: {error} in {error.pattern!r}") from None
+        return lambda text: _without(text, patterns)
     failed: list[str] = []
 
     def masked(text: str) -> str:
@@ -77,6 +77,16 @@ def _masking(mask: Sequence[str] | Callable[[str], str] | None) -> Callable[[str
             return REMOVED
 
     return masked
+
+
+def _without(text: str, patterns: Sequence[re.Pattern[str]]) -> str:
+    """The text without what any of the patterns matches, each alone: one match may contain another's."""
+    parts, end = list[str](), 0
+    for start, stop in sorted(match.span() for pattern in patterns for match in pattern.finditer(text) if match[0]):
+        if start >= end:
+            parts += (text[end:start], REMOVED)
+        end = max(end, stop)
+    return "".join((*parts, text[end:]))
 
 
 def _mapped(value: object, text: Callable[[str], str]) -> object:
