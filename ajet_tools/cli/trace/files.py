@@ -233,7 +233,10 @@ def audit_(
             echo(visible(problem))
         if dump.unreadable > len(dump.problems):
             echo(f"and {counted(dump.unreadable - len(dump.problems), 'row')} more")
-        _print_audit(files[0], dump.audit)
+        if dump.calls:
+            _print_audit(files[0], dump.audit)
+        else:
+            echo("nothing was checked: no call could be read")
         for split in dump.splits[:3]:
             echo(f"split: {split}")
         if len(dump.splits) > 3:
@@ -253,7 +256,8 @@ def _print_audit(where: Path, audited: Audit) -> None:
         echo(f"  expected {one_line(entry.expected)}")
         echo(f"  stored   {one_line(entry.stored)}")
     for key, runs in groupby(audited.unchecked, lambda entry: (entry.check, entry.reason)):
-        echo(f"not checked, run {', '.join(entry.run[:12] for entry in runs)}: {key[0]}: {one_line(key[1])}")
+        named = ", ".join(entry.run[:12] for entry in runs if entry.run)
+        echo(f"not checked{', run ' * bool(named)}{named}: {key[0]}: {one_line(key[1])}")
 
 
 def _traces(path: Path | None) -> dict[Path, list[Path]]:

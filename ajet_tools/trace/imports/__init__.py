@@ -44,6 +44,8 @@ class Imported:
     left_out: dict[str, int] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict, repr=False)
     """Episode -> the row that it was read from, of formats with token ids."""
+    guessed: int = 0
+    """Rows that do not say which tokens were sampled: those with an advantage are taken for it."""
 
 
 def import_files(
@@ -67,7 +69,7 @@ def import_files(
     """
     _check(files, out)
     bad, left_out = BadRows(skip=skip_bad_rows), Counter[str]()
-    formats, places = dict[str, str](), dict[str, str]()
+    formats, places, guessed = dict[str, str](), dict[str, str](), 0
     with ExitStack() as stack:
         starts = [stack.enter_context(_open(path)) for path in files]
         kinds = [format or recognised(start, _name(path)) for path, (_, start) in zip(files, starts, strict=True)]
@@ -80,7 +82,8 @@ def import_files(
                 sink.put(parsed)
                 if parsed.episode is not None and parsed.where:
                     places[parsed.episode.episode_id] = parsed.where
-    told = (bad.count, bad.first, dict(left_out), places)
+                    guessed += parsed.guessed
+    told = (bad.count, bad.first, dict(left_out), places, guessed)
     return Imported(out, formats, sink.episodes, sink.calls, sink.already, *told)
 
 

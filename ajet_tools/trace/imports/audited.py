@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.reader import open_trace
-from ajet_tools.trace.files.audit import Audit, Differs, audit
+from ajet_tools.text.clean import counted
+from ajet_tools.trace.files.audit import Audit, Differs, Unchecked, audit
 from ajet_tools.trace.imports import SourceFormat, import_files
 from ajet_tools.trace.queries.base import rows
 
@@ -58,7 +59,12 @@ def audit_dump(files: Sequence[Path], format: SourceFormat | None = None, tokeni
             differs = [*audited.differs, *_advantages(reader, _ORDER), *(_advantages(reader, _SUM) if centred else ())]
             named = [replace(entry, row=_named(reader, entry.row, done.places)) for entry in differs]
             splits = [_named(reader, row["id"], done.places) + row["shares"] for row in rows(reader, _SPLITS)]
-    result = replace(audited, differs=tuple(named), checks=audited.checks + 1 + centred)
+    unchecked = audited.unchecked
+    if done.guessed:
+        have = f"{counted(done.guessed, 'row')} {'has' if done.guessed == 1 else 'have'}"
+        reason = f"{have} neither mask, weights nor spans: tokens with an advantage are taken as the sampled ones"
+        unchecked = (Unchecked("what is trained", "", reason), *unchecked)
+    result = replace(audited, differs=tuple(named), unchecked=unchecked, checks=audited.checks + 1 + centred)
     counts = done.episodes, silent["n"], done.calls, done.bad_rows
     return Dump(done.formats, *counts, done.problems, result, splits)
 

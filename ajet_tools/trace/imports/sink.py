@@ -147,6 +147,8 @@ class Parsed:
     trained: tuple[Trained, ...] = ()
     where: str = ""
     """File and row, where the source has such."""
+    guessed: bool = False
+    """The source does not say which tokens were sampled: those with an advantage are taken for it."""
 
 
 def stable_id(*parts: object) -> str:

@@ -111,7 +111,9 @@ def _datum(row: Row, datum: _Datum) -> Parsed:
     before: list[float] = [0.0]
     padded = [None if v is None else before + v for v in (given.get("logprobs"), advantages)]
     calls, trained = turns(episode_id, [inputs[0], *targets], before + mask, *padded)
-    return _episode(episode_id, str(datum.group_idx), datum.traj_idx, calls, trained, datum.reward)
+    result = _episode(episode_id, str(datum.group_idx), datum.traj_idx, calls, trained, datum.reward)
+    known = given.get("mask") or given.get("weights") or datum.loss_fn_input_spans
+    return result if known else replace(result, guessed=True)
 
 
 def _episode(

@@ -214,3 +214,27 @@ def test_a_tokenizer_that_is_named_and_missing_is_an_error(tmp_path: Path) -> No
         done = CliRunner().invoke(app, arguments)
         assert isinstance(done.exception, ConfigError) and told in str(done.exception), done.output
         assert "recomputed" not in done.output
+
+
+def test_a_datum_that_does_not_say_what_was_sampled_is_not_checked(tmp_path: Path) -> None:
+    rows = [datum(0.5, group_idx=0, traj_idx=0, reward=1.0)]
+    for spans in ("loss_fn_input_spans", "model_input_spans"):
+        rows[0].pop(spans)
+    rows[0]["loss_fn_inputs"]["advantages"] = [1.0, 0.0, 1.0, 1.0, 0.0]  # of a prompt's token, the first one
+    dump = audited(tmp_path, rows)
+    [reason] = [entry.reason for entry in dump.audit.unchecked if entry.check == "what is trained"]
+    assert dump.sound
+    assert reason == "1 row has neither mask, weights nor spans: tokens with an advantage are taken as the sampled ones"
+    told = CliRunner().invoke(app, ["audit", str(tmp_path / "dump.jsonl")])
+    assert told.exit_code == 0 and "what is trained: 1 row has neither" in told.output
+    whole = audited(tmp_path, [datum(0.5)])
+    assert not [entry for entry in whole.audit.unchecked if entry.check == "what is trained"]
+
+
+def test_where_every_row_is_refused_nothing_was_checked(tmp_path: Path) -> None:
+    rows = [datum(0.5)]
+    rows[0]["loss_fn_inputs"]["logprobs"].pop()
+    (tmp_path / "dump.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    told = CliRunner().invoke(app, ["audit", str(tmp_path / "dump.jsonl")])
+    assert told.exit_code == 1 and "logprobs for 4 of 5 targets" in told.output
+    assert "nothing was checked" in told.output and "differs" not in told.output
