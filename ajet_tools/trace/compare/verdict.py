@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypedDict
+from dataclasses import dataclass, replace
+from typing import TypedDict
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.notices import discarded, unstable, warning_signs
@@ -16,7 +16,8 @@ from ajet_tools.text.clean import counted
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.runs import RunOverview, failures_in_words, ledger_totals, metric_points
 
-Word = Literal["learned", "learned?", "no change", "unclear", "worse", "collapsed", "trained", "not trained", "scored"]
+MOVED = ("learned", "learned?", "worse", "collapsed")
+"""Verdicts that a run can have before it has finished; without one, its status is the word."""
 KINDS = ("validation", "greedy validation", "training")
 """What a run is judged by: the first of these that it has at two steps."""
 _SURE = 2.0
@@ -41,7 +42,8 @@ class Point(TypedDict):
 class Verdict:
     """How a run went, in a word, with what it is judged by."""
 
-    word: Word
+    word: str
+    """Of MOVED, or `no change`, `unclear`, `trained`, `not trained`, `scored`, or the status of an unfinished run."""
     kind: str = ""
     """Of KINDS; empty for a run without rewards at two steps."""
     first: Point | None = None
@@ -58,10 +60,13 @@ def verdicts(reader: TraceReader, runs: Sequence[RunOverview]) -> dict[str, Verd
     points = _points(reader, [run["run_id"] for run in runs])
     signs = _signs(reader, [run["run_id"] for run in runs])
     trained = _trained(reader)
-    return {
-        run["run_id"]: _verdict(run, points.get(run["run_id"], {}), trained.get(run["run_id"]), run["run_id"] in signs)
-        for run in runs
-    }
+    told = {}
+    for run in runs:
+        run_id = run["run_id"]
+        verdict = _verdict(run, points.get(run_id, {}), trained.get(run_id), run_id in signs)
+        unfinished = run["status"] != "finished" and verdict.word not in MOVED
+        told[run_id] = replace(verdict, word=run["status"]) if unfinished else verdict
+    return told
 
 
 def _verdict(run: RunOverview, points: Mapping[str, list[Point]], trained: int | None, suspect: bool) -> Verdict:
@@ -73,7 +78,7 @@ def _verdict(run: RunOverview, points: Mapping[str, list[Point]], trained: int |
     steps = points[kind]
     first, last, best = steps[0], steps[-1], max(steps, key=lambda point: point["mean"])
     gain, noise = last["mean"] - first["mean"], _SURE * math.sqrt(first["square_error"] + last["square_error"])
-    word: Word = "no change"
+    word = "no change"
     if trained == 0:
         word = "not trained"
     elif math.isinf(noise):  # an episode at a step

@@ -252,7 +252,7 @@ def verdict_text(run: RunOverview, verdict: Verdict | None) -> Text:
     text = Text(no_wrap=True)
     if run["status"] != "finished":
         text.append(run["status"], style=STATUS_STYLES.get(run["status"], ""))
-    if verdict is not None and (run["status"] == "finished" or verdict.word in _MARKS):
+    if verdict is not None and verdict.word != run["status"]:
         text.append(" " if text else "")
         text.append(f"{_MARKS.get(verdict.word, '·')} {verdict.word}", style=VERDICT_STYLES.get(verdict.word, ""))
     return text

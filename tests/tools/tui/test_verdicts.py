@@ -108,6 +108,25 @@ async def test_a_scored_run_opens_on_its_episodes_and_none_of_them_failed(
         assert isinstance(pilot.app.screen, RunScreen), "and it stays where it is"
 
 
+async def test_the_viewer_shows_the_words_that_the_command_lists(tmp_path: Path, viewing: Any, until: Any) -> None:
+    """Of a run that goes on or was cut off, its status, unless it already got better or worse."""
+    file = tmp_path / "trace.duckdb"
+    with TraceWriter(file) as writer:
+        put(writer, "begun", [rewarded(0.5)], status="failed", outcomes=())
+        put(writer, "flat", [rewarded(0.5), rewarded(0.5)], status="interrupted")
+        put(writer, "rising", [rewarded(0.4), rewarded(0.95)], status="running")
+        put(writer, "over", [rewarded(0.5), rewarded(0.5)])
+    with open_trace(file) as reader:
+        runs = overview(reader)
+        words = {run["name"]: verdicts(reader, runs)[run["run_id"]].word for run in runs}
+    assert words == {"begun": "failed", "flat": "interrupted", "rising": "learned", "over": "no change"}
+    async with viewing(file) as pilot:
+        table = pilot.app.screen.query_one(DataTable)
+        await until(pilot, lambda: table.row_count == 4 and "no change" in str(table.get_row_at(0)[1]))
+        for row in map(table.get_row_at, range(4)):
+            assert words[str(row[0])] in str(row[1]) and "·" not in str(row[1]).replace("· no change", "")
+
+
 async def test_a_newcomer_finds_the_collapsed_run_and_the_one_that_games_its_judge(
     five_runs: Path, viewing: Any, until: Any
 ) -> None:
