@@ -106,13 +106,13 @@ class trace:
 
 
 class ObservedEpisode:
-    def __init__(self, put: Callable[..., None] | None, clean: Callable[[object], object]) -> None:
-        """`put` stores records, None: the episode is not recorded; `clean` masks the texts of a value."""
+    def __init__(self, put: Callable[..., None] | None, settings: ObservationSettings) -> None:
+        """`put` stores records, None: the episode is not recorded."""
         self.episode_id = new_id()
         self.output: object = None
         self.active = ActiveEpisode(self.episode_id, self)
         self.started_at = now()
-        self._put, self._clean = put, clean
+        self._put, self._settings = put, settings
         self.events: list[Event] = []
         self._index = PrefixIndex()
         self._indices = itertools.count()
@@ -131,7 +131,7 @@ class ObservedEpisode:
         if self._put is None:
             return
         call = observed_call(self.episode_id, next(self._indices), exchange)
-        texts = {name: self._clean(getattr(call, name)) for name in ("request", "response", "error")}
+        texts = {name: self._settings.clean_call(getattr(call, name)) for name in ("request", "response", "error")}
         self._put(self._index.add(call.model_copy(update=texts)))
 
     def happened(self, event: Event) -> None:
@@ -176,7 +176,7 @@ class Observation:
         self._rotation: threading.Thread | None = None
         self._rotates_from = 0.0
         self._process: ObservedEpisode | None = None
-        self._unseen = ObservedEpisode(None, self._settings.clean)
+        self._unseen = ObservedEpisode(None, self._settings)
         self._file: _TraceFile | None = None
         self._file = self._begin()
 
@@ -259,7 +259,7 @@ class Observation:
         with self._lock:
             if self._process is None:
                 # Recorded at its start: a process in service is seldom ended in good order.
-                self._process = process = ObservedEpisode(self._put, self._settings.clean)
+                self._process = process = ObservedEpisode(self._put, self._settings)
                 never_raise(lambda: self._record(process, "process", {}, "succeeded", None))
             return self._process.active
 
@@ -268,7 +268,7 @@ class Observation:
         """Record the block as an episode; an exception is recorded and raised."""
         self._here()
         is_sampled = self._is_sampled()
-        seen = ObservedEpisode(self._put if is_sampled else None, self._settings.clean)
+        seen = ObservedEpisode(self._put if is_sampled else None, self._settings)
         token = current_episode.set(seen.active)
         try:
             yield seen
@@ -300,13 +300,20 @@ class Observation:
                 group_id=seen.episode_id,
                 task=Task(main_query=query, env_type=name, metadata=metadata),
                 output=clean(_plain(seen.output)),
-                events=tuple(Event(**clean(event.model_dump())) for event in seen.events),
+                events=tuple(self._masked(event) for event in seen.events),
                 status=status,
                 error=None if error is None else clean(f"{type(error).__name__}: {error}"),
                 cause=None if error is None else type(error).__name__,
                 started_at=seen.started_at,
                 ended_at=now(),
             )
+        )
+
+    def _masked(self, event: Event) -> Event:
+        clean, protocol = self._settings.clean, self._settings.clean_call
+        result = (protocol if event.kind == "mcp" else clean)(event.result)
+        return event.model_copy(
+            update={"arguments": clean(event.arguments), "result": result, "error": clean(event.error)}
         )
 
     def flush(self, timeout: float) -> None:

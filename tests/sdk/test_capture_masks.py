@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_sdk.agent.context import observer
+from ajet_sdk.capture.observe import trace
 from ajet_sdk.capture.settings import ObservationSettings
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.trace.encoding import REMOVED
+from ajet_sdk.trace.reader import episodes, open_trace
+from ajet_sdk.types import Event
 
 
 def settings(mask: Any) -> ObservationSettings:
@@ -56,3 +61,102 @@ def test_patterns_do_not_change_each_other(patterns: list[str], text: str, maske
 def test_the_pattern_that_is_not_valid_is_named() -> None:
     with pytest.raises(ConfigError, match=re.escape("in 'b('")):
         settings(["a", "b("])
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": ["string", "null"], "description": "who"}},
+    "required": ["name"],
+}
+CALLS: list[Any] = [
+    {
+        "model": "gpt-x",
+        "messages": [
+            {"role": "user", "name": "ada", "content": [{"type": "text", "text": "hello"}]},
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "call_a", "type": "function", "function": {"name": "add", "arguments": "who"}}],
+            },
+            {"role": "tool", "tool_call_id": "call_a", "name": "add", "content": "reply"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "add", "description": "who", "parameters": SCHEMA}}],
+        "tool_choice": {"type": "function", "function": {"name": "add"}},
+        "metadata": {"name": "ada", "id": "ada", "role": "ada"},
+        "user": "ada",
+    },
+    {
+        "id": "chat-a",
+        "object": "chat.completion",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}],
+    },
+    {
+        "model": "claude-x",
+        "system": [{"type": "text", "text": "hello"}],
+        "messages": [
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "tool_use", "id": "tool_a", "name": "add", "input": {"name": "ada", "type": "ada"}}
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "tool_a", "content": "reply"}]},
+        ],
+        "tools": [{"name": "add", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "tool", "name": "add"},
+    },
+    {
+        "model": "gpt-x",
+        "input": [{"type": "function_call", "call_id": "call_a", "name": "add", "arguments": "who"}],
+        "output": [
+            {
+                "type": "message",
+                "status": "completed",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "reply"}],
+            }
+        ],
+    },
+    {
+        "contents": [
+            {"role": "user", "parts": [{"text": "hello"}, {"functionCall": {"name": "add", "args": {"name": "ada"}}}]}
+        ],
+        "tools": [{"functionDeclarations": [{"name": "add", "description": "who", "parameters": SCHEMA}]}],
+        "candidates": [{"finishReason": "STOP", "content": {"role": "model", "parts": [{"text": "reply"}]}}],
+    },
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_mask_is_given_the_texts_of_a_call_and_no_value_of_its_protocol(call: Any) -> None:
+    masked = json.dumps(call)
+    for text in ("hello", "reply", "ada", "who"):
+        masked = masked.replace(f'"{text}"', f'"{text.upper()}"')
+    assert settings(str.upper).clean_call(call) == json.loads(masked)
+    assert settings(lambda text: text).clean_call(call) == call
+
+
+def test_what_spells_a_reply_by_tokens_is_not_stored_beside_its_masked_text() -> None:
+    choice = {"message": {"role": "assistant", "content": "1234"}, "token_ids": [7, 8]}
+    choice["logprobs"] = {"content": [{"token": "12", "bytes": [49, 50], "logprob": -0.1}, {"token": "34"}]}
+    masked = settings([r"\d{4}"]).clean_call({"logprobs": True, "choices": [choice]})
+    message = {"role": "assistant", "content": REMOVED}
+    assert masked == {"logprobs": True, "choices": [{"message": message, "token_ids": None, "logprobs": None}]}
+
+
+def test_names_of_tools_of_events_stay(tmp_path: Path) -> None:
+    with trace(tmp_path / "t.duckdb", mask=str.upper):
+        watching = observer.get()
+        assert watching is not None
+        with watching.episode("pay", {}) as seen:
+            content = [{"type": "text", "text": "paid"}]
+            seen.happened(Event(name="pay", arguments={"name": "ada"}, result={"content": content}))
+            seen.happened(Event(kind="tool", name="pay", result={"name": "ada"}, error="no"))
+    with open_trace(tmp_path / "t.duckdb") as reader:
+        [episode] = [episode for episode in episodes(reader) if episode.task.env_type == "pay"]
+    mcp, tool = episode.events
+    assert (mcp.name, mcp.arguments, mcp.result) == (
+        "pay",
+        {"name": "ADA"},
+        {"content": [content[0] | {"text": "PAID"}]},
+    )
+    assert (tool.name, tool.kind, tool.result, tool.error) == ("pay", "tool", {"name": "ADA"}, "NO")
