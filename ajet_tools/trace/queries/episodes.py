@@ -70,6 +70,23 @@ def attempts_of(reader: TraceReader, episode_id: str) -> list[str]:
     return [row["episode_id"] for row in matches] or [episode_id]
 
 
+def compared_with(reader: TraceReader, episode_id: str) -> list[str]:
+    """The attempts of an episode's group; where it has none, itself and its task at other steps, the newest first."""
+    attempts = attempts_of(reader, episode_id)
+    if len(attempts) > 1:
+        return attempts
+    matches = rows(
+        reader,
+        """
+        SELECT e.episode_id FROM episodes e, (FROM episodes WHERE episode_id = $1) AS one
+        WHERE e.run_id = one.run_id AND e.task.task_id = one.task.task_id AND e.split = one.split
+          AND e.decoding IS NOT DISTINCT FROM one.decoding AND NOT e.superseded AND e.episode_id <> $1
+        ORDER BY e.step DESC, e.attempt, e.episode_id""",
+        episode_id,
+    )
+    return attempts + [row["episode_id"] for row in matches]
+
+
 def step_of(reader: TraceReader, episode_id: str) -> list[str]:
     """The episodes of an episode's step, of the same split; of those that a resume rolled back as `attempts_of`."""
     matches = rows(

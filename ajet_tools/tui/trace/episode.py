@@ -277,10 +277,7 @@ class EpisodeScreen(TraceScreen):
         self.app.open_feedback(self.episode_id, self._call_id)
 
     def action_group(self) -> None:
-        if self.overview is None or len(self.overview.attempts) < 2:
-            self.notify("this episode has no other attempts to compare with", timeout=3)
-            return
-        self.app.open_compare(self.overview.attempts)
+        self.app.compare_group(self.episode_id)
 
     def action_attempt(self, by: int) -> None:
         attempts = self.overview.attempts if self.overview else ()

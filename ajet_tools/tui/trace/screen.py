@@ -29,10 +29,13 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
 from ajet_tools.text.clean import one_line
 from ajet_tools.trace.locate import State, state_of
+from ajet_tools.trace.queries.episodes import compared_with
 from ajet_tools.tui.base import ViewerApp
 from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
 
 READ_ONLY = ConfigError("this viewer only reads: it takes no feedback and writes no file")
+MAX_COMPARED = 16
+"""Episodes side by side."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -170,6 +173,15 @@ class TraceViewer(ViewerApp):
         where = shlex.quote(str(self.path))
         command = f"ajet trace branch {episode_id[:12]} {where} --at {call_id[:12]}{token}"
         self.copy(command, command)
+
+    @work(group="group", exclusive=True)
+    async def compare_group(self, episode_id: str) -> None:
+        """Compare an episode with its group; where it has none, with its task at other steps."""
+        ids = await self.ask(compared_with, episode_id)
+        if len(ids) > 1:
+            self.open_compare(ids[:MAX_COMPARED])
+        else:
+            self.notify("its run has no other attempt at this task to compare with", timeout=3)
 
     @abstractmethod
     def open_run(self, run_id: str) -> None:

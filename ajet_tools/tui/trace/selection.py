@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from textual import work
-
-from ajet_tools.trace.queries.episodes import attempts_of
-from ajet_tools.tui.trace.screen import TraceScreen
+from ajet_tools.tui.trace.screen import MAX_COMPARED, TraceScreen
 from ajet_tools.tui.widgets.listing import ListingTable
-
-_MAX_COMPARED = 16
 
 
 class SelectionScreen(TraceScreen):
@@ -41,19 +36,18 @@ class SelectionScreen(TraceScreen):
             return [self.table.cursor_id] if self.table.cursor_id else []
         return [*sorted(selected & places.keys(), key=lambda id: places[id]), *sorted(selected - places.keys())]
 
-    @work(group="group", exclusive=True)
-    async def action_group(self) -> None:
+    def action_group(self) -> None:
         if (id := self.table.cursor_id) is not None:
-            self.app.open_compare((await self.app.ask(attempts_of, id))[:_MAX_COMPARED])
+            self.app.compare_group(id)
 
     def action_compare(self) -> None:
         chosen = self.selected_ids
         if len(chosen) == 1 and self.table.cursor_id not in (None, chosen[0]):
             chosen.append(str(self.table.cursor_id))
-        if 2 <= len(chosen) <= _MAX_COMPARED:
+        if 2 <= len(chosen) <= MAX_COMPARED:
             self.app.open_compare(chosen)
         else:
-            self.notify(f"select 2 to {_MAX_COMPARED} episodes with space (now {len(self.table.selected):,})")
+            self.notify(f"select 2 to {MAX_COMPARED} episodes with space (now {len(self.table.selected):,})")
 
     def action_feedback(self) -> None:
         if (id := self.table.cursor_id) is not None:

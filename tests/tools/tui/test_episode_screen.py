@@ -395,8 +395,8 @@ async def test_keys_that_lead_elsewhere(traced: Path) -> None:
         assert isinstance(pilot.app.screen, FeedbackScreen)
         await settled(pilot)
         await pilot.press("escape", "g")
-        assert isinstance(pilot.app.screen, CompareScreen)
         await settled(pilot)
+        assert isinstance(pilot.app.screen, CompareScreen)
         await pilot.press("escape")
         assert pilot.app.screen is screen
 

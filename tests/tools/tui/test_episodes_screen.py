@@ -266,6 +266,32 @@ async def test_enter_opens_the_episode_at_what_was_found(trace: Path) -> None:
         assert pilot.app.screen is screen and screen.table.cursor_id == "ep0033"
 
 
+async def test_an_episode_without_a_group_is_compared_with_its_task_at_other_steps(tmp_path: Path) -> None:
+    def validation(id: str, step: int, decoding: str, task: str = "t") -> Episode:
+        fields: dict[str, Any] = {"group_id": id, "attempt": 0, "step": step, "split": "val", "decoding": decoding}
+        made = episode(50 + step, task=Task(task_id=task, main_query="What?"), **fields)[1]
+        return made.model_copy(update={"episode_id": id})
+
+    more = [
+        validation(f"{decoding[0]}{step}", step, decoding) for step in range(3) for decoding in ("greedy", "sampled")
+    ]
+    async with viewed(written(tmp_path / "t.duckdb", 0, *more, validation("alone", 9, "greedy", "other"))) as (
+        pilot,
+        screen,
+    ):
+        assert screen.table.cursor_id == "alone"
+        await pilot.press("g")
+        await settled(pilot)
+        assert pilot.app.screen is screen, "a notice says that there is nothing to compare with"
+        await pilot.press("down")
+        at = screen.table.cursor_id
+        assert at in ("g2", "s2")
+        await pilot.press("g")
+        await settled(pilot)
+        opened: Any = pilot.app.screen
+        assert opened.episode_ids == tuple(f"{at[0]}{step}" for step in (2, 1, 0))
+
+
 @pytest.mark.slow
 async def test_group_and_compare(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
