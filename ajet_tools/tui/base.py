@@ -5,7 +5,7 @@ The screens that help: every key of the screen behind, and going to an id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from rich.table import Table
@@ -15,12 +15,15 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.css.query import NoMatches
+from textual.filter import LineFilter
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, Static
 
 from ajet_sdk.reporting.output import visible
+from ajet_tools.tui.contrast import ReadableText
 
 DARK, LIGHT = "textual-dark", "textual-light"
+_READABLE = ReadableText()
 
 
 class ViewerApp(App[None]):
@@ -31,6 +34,9 @@ class ViewerApp(App[None]):
         Binding("f1", "keys", "Keys", show=False, priority=True),
         Binding("f2", "toggle_dark", "Light or dark", show=False, priority=True),
     ]
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), _READABLE]
 
     def show_error(self, error: Exception) -> None:
         """Show a notification of what could not be done; the screen stays as it is."""
@@ -113,6 +119,10 @@ class Dialog(ModalScreen[Result]):
         & #wrong.shown { display: block; }
     }
     """
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Without that for text: what a dialog draws itself is the screen behind, faint."""
+        return [line_filter for line_filter in super().get_line_filters() if line_filter is not _READABLE]
 
     def show_wrong(self, wrong: str) -> None:
         """Show what is wrong with the input; an empty text clears it."""
