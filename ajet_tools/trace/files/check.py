@@ -92,11 +92,14 @@ def _edited(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], int]:
                 left[digest] -= 1
                 if left[digest] < 0:
                     row = batch.slice(i, 1).to_pylist()[0]
-                    ids.append(" ".join([table, *(str(row[name]) for name in _KEYS if row.get(name) is not None)]))
+                    names = (next(name for name in _IDS if row.get(name) or name == "run_id"), *_KEYS)
+                    ids.append(" ".join([table, *(str(row[name]) for name in names if row.get(name) is not None)]))
     return ids, sum(count for count in left.values() if count > 0)
 
 
-_KEYS = ("feedback_id", "call_id", "outcome", "name", "step")
+_IDS = ("feedback_id", "call_id", "episode_id", "run_id")
+"""Columns of ids, the narrowest first: a row is named by that, and by `_KEYS`."""
+_KEYS = ("outcome", "name", "step")
 
 
 def _ask(reader: TraceReader, name: str, says: str, sql: str) -> Iterator[Broken]:

@@ -164,6 +164,27 @@ def test_an_edit_of_any_column_is_told_from_what_was_written(path: Path, column:
     assert all(id.startswith(f"{table} ") for id in broken.ids)
 
 
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ("runs", "run_id || ' ' || name"),
+        ("episodes", "episode_id || ' ' || step"),
+        ("calls", "call_id"),
+        ("rewards", "coalesce(call_id, episode_id) || ' ' || name"),
+        ("metrics", "run_id || ' ' || name || ' ' || step"),
+        ("ledger", "call_id || ' ' || outcome || ' ' || step"),
+        ("trained", "call_id || ' ' || step"),
+        ("feedback", "feedback_id"),
+    ],
+)
+def test_an_edited_row_is_named_by_its_id(path: Path, table: str, named: str) -> None:
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(f"INSERT INTO {table} FROM {table} LIMIT 1")
+        [(told,)] = connection.execute(f"SELECT {named} FROM {table} ORDER BY rowid DESC LIMIT 1").fetchall()
+    assert told
+    assert (broken := edited(path)) is not None and broken.ids == (f"{table} {told}",)
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_rows_that_were_added_or_deleted_are_told(path: Path, table: str) -> None:
     with duckdb.connect(str(path)) as connection:
