@@ -422,6 +422,25 @@ def test_no_call_is_lost_between_two_files(elsewhere: OpenEpisode, tmp_path: Pat
     assert sorted(asked) == sorted(text for i in range(number) for text in (f"{i} " + "word " * 200, f"{i} again"))
 
 
+ROTATED = """
+import logging, pathlib, sys, ajet
+from ajet_sdk.agent.context import observer
+logging.basicConfig()
+ajet.trace(sys.argv[1], rotate="1kB")
+while len(list(pathlib.Path(sys.argv[1]).glob("*.duckdb"))) < 3:
+    with observer.get().episode("serve", {}):
+        pass
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_began_further_files_and_ends_leaves_no_run_open(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", ROTATED, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
+    files = sorted(tmp_path.glob("*.duckdb"))
+    assert [rows(file, "select status from runs") for file in files] == [[{"status": "finished"}]] * len(files)
+
+
 def test_old_files_go_as_a_process_begins_its_own(tmp_path: Path) -> None:
     directory = tmp_path / "served"
     for _ in range(3):
