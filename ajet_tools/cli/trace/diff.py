@@ -269,7 +269,7 @@ def _verdict(result: RunDiff) -> str:
     """The verdict on the difference, and its test."""
     test = result.test
     if test is None:
-        return "The runs share no task with a reward in both, so they cannot be compared."
+        return "They share no task with a reward in both, so their rewards cannot be compared."
     better = sum(after > before for _, before, after in result.tasks)
     worse = sum(after < before for _, before, after in result.tasks)
     tasks = "1 task" if test.n == 1 else f"{test.n:,} tasks"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -197,16 +197,14 @@ def diff_runs(
         facts = tuple(step_episodes(reader, run_id, split, at, decoding))
         kinds = {(fact["split"], fact["decoding"]) for fact in facts}
         if len(kinds) > 1:
-            mixed = " and ".join(sorted(" ".join(filter(None, kind)) for kind in kinds))
-            raise QueryError(f"run {run_id} has episodes of {mixed} there; choose with --split and --decoding")
+            known = dict.fromkeys(f"run {id} has {_by_kind(of)}" for (_, id), of in zip((a, b), there, strict=True))
+            raise QueryError(f"there is nothing of one kind on both sides: {', and '.join(known)}")
         if not facts:
             where = "".join(f" {word}" for word in (split, decoding) if word)
             where = f" of{where}" if where else ""
             where += "" if at is None else f" at step {at}"
-            known = sorted({at for (s, _), in_step in of.items() if split in (None, s) for at in in_step})
-            listed = (
-                f"; it has steps {', '.join(map(str, known[:12]))}{' …' if len(known) > 12 else ''}" if known else ""
-            )
+            known_steps = {at for (s, _), in_step in of.items() if split in (None, s) for at in in_step}
+            listed = f"; it has {_listed(known_steps)}" if known_steps else ""
             raise QueryError(f"run {run_id} has no finished episode{where} to compare{listed}")
         sides.append(RunSide(run_id, split, at, decoding, facts))
     means = [side.by_task() for side in sides]
@@ -229,6 +227,17 @@ def diff_runs(
 
 def _has(steps: Steps, kind: tuple[str, str | None], at: At) -> bool:
     return kind in steps and (not isinstance(at, int) or at in steps[kind])
+
+
+def _by_kind(steps: Steps) -> str:
+    """`train sampled at steps 1, 2; val greedy at steps 2`."""
+    kinds = {" ".join(filter(None, kind)): in_step for kind, in_step in steps.items()}
+    return "; ".join(f"{kind} at {_listed(in_step)}" for kind, in_step in sorted(kinds.items()))
+
+
+def _listed(steps: Iterable[int]) -> str:
+    known = sorted(steps)
+    return f"steps {', '.join(map(str, known[:12]))}{' …' if len(known) > 12 else ''}"
 
 
 def _config_changes(a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[tuple[str, object, object]]:

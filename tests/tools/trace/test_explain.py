@@ -309,6 +309,21 @@ def test_two_steps_of_a_run_are_compared(tmp_path: Path) -> None:
     assert wrong.exit_code == 2 and "no finished episode at step 7 to compare; it has steps 1, 2, 3" in wrong.stderr
 
 
+def test_steps_of_different_kinds_are_refused_with_what_each_kind_has(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.duckdb", [varied, varied], decoding="sampled")
+    write(path, [lambda t, a: Attempt()], split="val", decoding="sampled")
+    with TraceWriter(path) as writer:
+        writer.put(*(
+            Episode(episode_id=f"greedy{step}", run_id="run", step=step, split="val", decoding="greedy",
+                    task=Task(task_id="t0"), rewards=(Reward(value=1.0),)) for step in (1, 3)
+        ))  # fmt: skip
+    done = CliRunner().invoke(app, ["trace", "diff", "run@1", "run@2", str(path), "--split", "val"])
+    assert done.exit_code == 2 and done.stderr.strip().endswith(
+        "nothing of one kind on both sides: run run has train sampled at steps 1, 2; val greedy at steps 1, 3; val "
+        "sampled at steps 1"
+    )
+
+
 def test_a_run_of_one_step_has_nothing_to_compare(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.duckdb", [varied])
     with open_trace(path) as reader, pytest.raises(QueryError, match="no two steps with rewards"):
