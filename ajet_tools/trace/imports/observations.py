@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ajet_tools.trace.imports.spans import Span, get, moment, objects
+from ajet_sdk.capture.spans import first_of
+from ajet_tools.trace.imports.spans import Span, get, moment, objects, total_cost
 
 LANGSMITH = ("run_type", "trace_id")
 LANGFUSE = (("traceId", "startTime"), ("trace_id", "start_time", "project_id"), ("observations", "projectId"))
@@ -34,7 +35,10 @@ def spans_of(row: Mapping[str, object]) -> Iterator[Span]:
 
 def _run(run: Mapping[str, object]) -> Span:
     extra, asked, answered = (_mapping(run.get(name)) for name in ("extra", "inputs", "outputs"))
-    about, usage = _mapping(extra.get("metadata")), _mapping(answered.get("usage_metadata"))
+    about = _mapping(extra.get("metadata"))
+    reply = _mapping(answered["output"]) if answered.keys() == {"output"} else answered
+    usage = _mapping(reply.get("usage_metadata") or reply.get("usage"))
+    cost = first_of({**usage, "of run": run.get("total_cost")}, ("of run", "total_cost", "cost"))
     settings = {name: value for name, value in asked.items() if name not in ("messages", "tools", "model")}
     settings |= _mapping(extra.get("invocation_params"))
     is_call = run["run_type"] == "llm"
@@ -54,8 +58,9 @@ def _run(run: Mapping[str, object]) -> Span:
                 "gen_ai.request.model": asked.get("model") or about.get("ls_model_name") if is_call else None,
                 "gen_ai.response.id": answered.get("id") if is_call else None,
                 "llm.invocation_parameters": settings if is_call else None,
-                "llm.token_count.prompt": usage.get("input_tokens", run.get("prompt_tokens")),
-                "llm.token_count.completion": usage.get("output_tokens", run.get("completion_tokens")),
+                "llm.token_count.prompt": first_of({**run, **usage}, ("input_tokens", "prompt_tokens")),
+                "llm.token_count.completion": first_of({**run, **usage}, ("output_tokens", "completion_tokens")),
+                "llm.cost.total": total_cost({"total": cost}),
             }
         ),
         events=[_score(name, _mapping(of).get("avg")) for name, of in _mapping(run.get("feedback_stats")).items()],
@@ -64,6 +69,8 @@ def _run(run: Mapping[str, object]) -> Span:
 
 def _observation(of: Mapping[str, object], parent: str | None = None) -> Span:
     usage = _mapping(get(of, "usageDetails") or of.get("usage"))
+    costs = get(of, "totalCost"), get(of, "calculatedTotalCost"), get(usage, "totalCost")
+    cost = next((cost for cost in costs if cost is not None), None)
     failed = of.get("level") == "ERROR"
     return Span(
         trace=_id(get(of, "traceId")),
@@ -82,6 +89,7 @@ def _observation(of: Mapping[str, object], parent: str | None = None) -> Span:
                 "llm.invocation_parameters": get(of, "modelParameters"),
                 "llm.token_count.prompt": usage.get("input"),
                 "llm.token_count.completion": usage.get("output"),
+                "llm.cost.total": total_cost({"total": cost} if cost is not None else get(of, "costDetails")),
             }
         ),
         events=[_score(s["name"], s.get("value"), s.get("comment")) for s in objects(of.get("scores"), "scores")],

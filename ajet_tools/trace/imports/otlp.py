@@ -18,7 +18,7 @@ from ajet_sdk.tasks.json_rows import BadRows, Row
 from ajet_sdk.types import Call, Episode, Event, Ids, Reward, Task
 from ajet_tools.trace.imports.dialogue import Dialogue, dialogue_of, is_call_kind
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
-from ajet_tools.trace.imports.spans import Span, Spool, flat, spans_of
+from ajet_tools.trace.imports.spans import Span, Spool, flat, spans_of, total_cost
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -146,6 +146,7 @@ def _call(span: Span, dialogue: Dialogue | None, episode_id: str, index: int, pa
 def _response(span: Span, dialogue: Dialogue | None, finish: str | None) -> dict[str, object]:
     details = parsed(span.attributes.get("langfuse.observation.usage_details"))
     of = {**span.attributes, **(flat({"langfuse.usage": details}) if isinstance(details, Mapping) else {})}
+    of["langfuse.cost"] = total_cost(parsed(of.get("langfuse.observation.cost_details")))
     response: dict[str, object] = {}
     if text_of(of.get("gen_ai.response.id")):
         response["id"] = of["gen_ai.response.id"]
@@ -157,6 +158,7 @@ def _response(span: Span, dialogue: Dialogue | None, finish: str | None) -> dict
          "langfuse.usage.input"),
         ("completion_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens",
          "llm.token_count.completion", "langfuse.usage.output"),
+        ("cost", "gen_ai.usage.cost", "llm.cost.total", "langfuse.cost"),
     )  # fmt: skip
     usage = {name: first_of(of, tuple(keys)) for name, *keys in names}
     if any(value is not None for value in usage.values()):

@@ -215,6 +215,16 @@ def moment(value: object) -> int | None:
     return int(parsed.timestamp() * 1e6) * 1000
 
 
+def total_cost(details: object) -> float | None:
+    """The total of costs by kind: as it is given, else their sum. None where there are none, or one is no number."""
+    if not isinstance(details, Mapping) or not details:
+        return None
+    try:
+        return float(details["total"]) if "total" in details else sum(map(float, details.values()))
+    except (TypeError, ValueError):
+        return None
+
+
 def flat(values: Mapping[str, object], before: str = "") -> dict[str, object]:
     """Nested attributes as one level: objects and lists of objects by their path; plain lists stay."""
     result: dict[str, object] = {}

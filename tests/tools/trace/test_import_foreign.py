@@ -456,3 +456,41 @@ def test_rows_of_langfuse_and_langchain_in_all_their_spellings(tmp_path: Path) -
     assert [[(r.name, r.value, r.reason) for r in e.rewards] for e in found] == [
         [("right", 0.5, None)], [], [("good", 1.0, "yes")],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["langsmith-0.15.1.jsonl", "langfuse-5.0.4.json", "langfuse-5.0.4-otlp.json"])
+def test_costs_are_those_that_langsmith_and_langfuse_computed(tmp_path: Path, name: str) -> None:
+    """`Run.total_cost` (a decimal, so a string), `costDetails` and `totalCost`, and what Langfuse's SDK sends."""
+    text = (FOREIGN / name).read_text()
+    if "langsmith" in name:
+        rows = [json.loads(line) for line in text.splitlines()]
+        calls = [row for row in rows if row["run_type"] == "llm"]
+        calls[0] |= {"total_cost": "0.00125", "prompt_cost": "0.001", "completion_cost": "0.00025"}
+        calls[1]["outputs"]["usage_metadata"] |= {"total_cost": 0.0005}
+        text = "\n".join(map(json.dumps, rows))
+    elif "otlp" in name:
+        costs = iter(({"total": 0.00125}, {"input": 0.0004, "output": 0.0001}, {}))
+        text = re.sub(
+            r'(?=\{"key": "langfuse.observation.usage_details")',
+            lambda _: json.dumps(_pairs({"langfuse.observation.cost_details": json.dumps(next(costs))})[0]) + ", ",
+            text,
+        )
+    else:
+        page = json.loads(text)
+        first, second, *_ = (of for of in page["data"] if of["type"] == "GENERATION")
+        first["costDetails"], second["totalCost"] = {"input": 0.001, "output": 0.00025}, 0.0005
+        text = json.dumps(page)
+    (tmp_path / name).write_text(text)
+    episode, *_ = sorted(_import(tmp_path, tmp_path / name), key=lambda e: e.started_at)
+    assert [call.response["usage"]["cost"] for call in episode.calls] == [0.00125, 0.0005]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_usage_as_openai_gives_it_in_a_run_of_langsmith(tmp_path: Path, wrapped: bool) -> None:
+    reply = {"choices": [{"message": {"role": "assistant", "content": "Hello"}}],
+             "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cost": 0.25}}  # fmt: skip
+    run = {"id": "a", "trace_id": "a", "name": "call", "run_type": "llm", "start_time": "2026-01-01T00:00:00",
+           "inputs": {"messages": [{"role": "user", "content": "Hi"}]},
+           "outputs": {"output": reply} if wrapped else reply}  # fmt: skip
+    [episode] = _import(tmp_path, _lines(tmp_path / "run.jsonl", run))
+    assert episode.calls[0].response["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "cost": 0.25}
