@@ -148,8 +148,8 @@ def reasons(reader: TraceReader, run: RunOverview, verdict: Verdict) -> list[str
     return [
         *([f"{failures_in_words(run)} ({run['unsound']:,} of {counted(run['episodes'], 'episode')})"]
           if run["unsound"] else []),
-        *_untrained_steps(reader, run["run_id"]),
         *warning_signs(history).values(),
+        *_untrained_steps(reader, run["run_id"]),
         *_moved(history),
         *unstable(history).values(),
         *_past_best(verdict),

@@ -78,7 +78,7 @@ def five_runs(tmp_path: Path) -> Path:
             [rewarded(0.5), rewarded(0), rewarded(0)],
             outcomes=("trained", "zero_advantage", "zero_advantage"),
         )
-        put(writer, "gamer", [rewarded(0.3), rewarded(1)], metrics=gaming)
+        put(writer, "gamer", [rewarded(0.3), rewarded(1)], metrics=gaming, outcomes=("trained", "zero_advantage"))
         put(writer, "flat", [rewarded(0.5), rewarded(0.5)])
         put(writer, "scored", [rewarded(0.75)], backbone="run", outcomes=())
     return file
@@ -106,6 +106,15 @@ async def test_a_scored_run_opens_on_its_episodes_and_none_of_them_failed(
         await pilot.press("f")
         await until(pilot, lambda: any(notice.message == "no episode failed" for notice in pilot.app._notifications))
         assert isinstance(pilot.app.screen, RunScreen), "and it stays where it is"
+
+
+def test_what_speaks_against_a_gain_comes_before_steps_that_trained_nothing(five_runs: Path) -> None:
+    """A judge that is gamed soon gives every attempt the same reward."""
+    with open_trace(five_runs) as reader:
+        runs = overview(reader)
+        [gamer] = [run for run in runs if run["name"] == "gamer"]
+        first, second, *_ = reasons(reader, gamer, verdicts(reader, runs)["gamer-id"])
+    assert "contain one phrase" in first and "nothing was trained" in second
 
 
 async def test_the_viewer_shows_the_words_that_the_command_lists(tmp_path: Path, viewing: Any, until: Any) -> None:
