@@ -101,6 +101,11 @@ class TraceWriter:
         self._urgent = False
         self._closing = False
         self._warned = False
+        self._else_kept = (
+            "and in a journal beside the file, if that can be written; who opens the file next takes it over"
+            if survives
+            else "and are lost if the process ends before this does"
+        )
         self._failure: TraceError | None = None
         self._stored = StoredCalls()
         self._taken: list[Record | _Order] = []
@@ -386,10 +391,11 @@ class TraceWriter:
         elif not self._warned:
             self._warned = True
             _LOG.warning(
-                "%s. The agent continues. Its records wait in memory (%d at most) and are lost if the process ends"
-                " before this does. Given a directory, each process writes files of its own.",
+                "%s. The agent continues. Its records wait in memory (%d at most) %s. Given a directory, each process"
+                " writes files of its own.",
                 error,
                 _QUEUE_RECORDS,
+                self._else_kept,
             )
         with self._changed:
             self._changed.notify_all()

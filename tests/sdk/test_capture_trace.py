@@ -518,6 +518,15 @@ def test_arguments_that_mean_nothing_are_refused(tmp_path: Path, arguments: dict
     assert observer.get() is None
 
 
+EPISODE = """
+import logging, sys, ajet
+from ajet_sdk.agent.context import observer
+logging.basicConfig()
+with ajet.trace(sys.argv[1]), observer.get().episode("serve", {}):
+    pass
+"""
+
+
 @pytest.mark.slow
 def test_a_file_that_another_process_writes_is_waited_for(
     elsewhere: OpenEpisode, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -527,10 +536,13 @@ def test_a_file_that_another_process_writes_is_waited_for(
     command = [sys.executable, "-c", holder, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None and service.stdout.readline() == "ready\n"
+        ended = subprocess.run([sys.executable, "-c", EPISODE, str(path)], capture_output=True, text=True, check=True)
+        assert "in a journal beside the file" in ended.stderr and "lost" not in ended.stderr
         with trace(path) as tracing:
             ask(elsewhere, "meanwhile")
-            assert "wait in memory" in caplog.text and "lost if the process ends" in caplog.text
+            assert "wait in memory (65536 at most) and in a journal" in caplog.text
             service.communicate("\n")
             tracing.flush(60)
     assert rows(path, "select count(*) n from calls") == [{"n": 1}]
-    assert rows(path, "select count(*) n from runs") == [{"n": 2}]
+    assert rows(path, "select count(*) n from episodes where task->>'env_type' = 'serve'") == [{"n": 1}]
+    assert rows(path, "select count(*) n from runs") == [{"n": 3}]
