@@ -82,12 +82,17 @@ def seed_groups(runs: Sequence[RunOverview], settings: Mapping[str, Settings]) -
 
 def run_names(runs: Sequence[RunOverview]) -> dict[str, str]:
     """What runs are called: their names where these tell them apart, else their ids too."""
-    ids = short_ids([run["run_id"] for run in runs])
-    count = [run["name"] for run in runs].count
-    return {
-        run["run_id"]: run["name"] if run["name"] and count(run["name"]) == 1 else f"{run['name']} {ids[run['run_id']]}"
-        for run in runs
-    }
+    return _unique_names({run["run_id"]: run["name"] for run in runs})
+
+
+def names_of_runs(reader: TraceReader) -> dict[str, str]:
+    """Those of all runs of a trace."""
+    return _unique_names({row["run_id"]: row["name"] or "" for row in rows(reader, "SELECT run_id, name FROM runs")})
+
+
+def _unique_names(names: Mapping[str, str]) -> dict[str, str]:
+    ids, count = short_ids([*names]), [*names.values()].count
+    return {id: name if name and count(name) == 1 else f"{name} {ids[id]}" for id, name in names.items()}
 
 
 class TaskReward(TypedDict):

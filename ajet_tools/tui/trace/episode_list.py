@@ -229,6 +229,12 @@ CAUSE_COLUMN = Column("cause", "cause", 20, _format_cause, most=160)
 """Cause of failure, for lists of failed episodes."""
 
 
+def run_column(names: Mapping[str, str]) -> Column[ListedEpisode]:
+    """The runs by their names, for a list of several runs."""
+    width = min(20, max(map(len, names.values())))
+    return Column("run_id", "run", width, lambda row: names.get(row["run_id"] or "", row["run_id"] or ""))
+
+
 class UnfinishedRows:
     """`Rows` of the newest episodes, read whole; a trace of calls without episodes has nothing else to list."""
 

@@ -19,9 +19,10 @@ from textual.message import Message
 from ajet_sdk.errors import AjetError
 from ajet_tools.text.grammar import FilterError
 from ajet_tools.trace.queries.episodes import ListedEpisode, unended_rows
+from ajet_tools.trace.queries.experiments import names_of_runs
 from ajet_tools.trace.queries.filters import Filter, parse
 from ajet_tools.trace.queries.listing import Cancelled, Listing, open_listing
-from ajet_tools.tui.trace.episode_list import CAUSE_COLUMN, EPISODE_COLUMNS, Finder, UnfinishedRows
+from ajet_tools.tui.trace.episode_list import CAUSE_COLUMN, EPISODE_COLUMNS, Finder, UnfinishedRows, run_column
 from ajet_tools.tui.trace.selection import SelectionScreen
 from ajet_tools.tui.widgets.lines import StatusLine
 from ajet_tools.tui.widgets.listing import ListingTable
@@ -81,6 +82,8 @@ class EpisodesScreen(SelectionScreen):
         self.pending: Listing | None = None
         """A newer listing, not shown while the cursor is inside the list."""
         self.filter: Filter | None = None
+        self._run_names: dict[str, str] = {}
+        """Where the list is of several runs."""
         self._stop, self._cancel_prepare = threading.Event(), threading.Event()
         self._hidden: tuple[Rows | None, frozenset[str], int] = (None, frozenset(), 0)
 
@@ -127,6 +130,8 @@ class EpisodesScreen(SelectionScreen):
     async def _start(self) -> None:
         self._update_status(busy="reading")
         try:
+            if self.run_id is None:
+                self._run_names = await self.app.ask(names_of_runs)
             self._use_listing(await self._first_listing())
         finally:
             self._update_status(busy="")
@@ -162,7 +167,10 @@ class EpisodesScreen(SelectionScreen):
         self.listing, self.pending = listing, None
         why = self.filter is not None and _FAILURE_FIELDS.search(self.filter.text)
         # Beside the status: on a narrow screen the columns at the end are out of sight.
-        self.table.show_columns([*EPISODE_COLUMNS[:3], CAUSE_COLUMN, *EPISODE_COLUMNS[3:]] if why else EPISODE_COLUMNS)
+        columns = [*EPISODE_COLUMNS[:3], CAUSE_COLUMN, *EPISODE_COLUMNS[3:]] if why else [*EPISODE_COLUMNS]
+        if len(self._run_names) > 1:
+            columns.insert(1, run_column(self._run_names))
+        self.table.show_columns(columns)
         self.table.show_sort(listing.sort, listing.descending)
         self.table.show(listing, top=top)
         self.update_marks()

@@ -97,6 +97,8 @@ async def test_marked_runs_over_each_other(sweep: Path, viewing: Any, until: Any
         assert (
             isinstance(pilot.app.screen, EpisodesScreen) and pilot.app.screen.filter_text == 'task="t1" run=3abc,1abc'
         )
+        shown = "\n".join(strip.text for strip in pilot.app.screen._compositor.render_strips())
+        assert "lr=3e-4,seed=1" in shown and "lr=1e-4,seed=1" in shown, "each row says of which run it is"
 
 
 @pytest.mark.slow
@@ -121,8 +123,9 @@ async def test_runs_that_differ_by_their_seed_are_one_row(sweep: Path, viewing: 
 @pytest.mark.slow
 async def test_tasks_by_steps_of_one_run(sweep: Path, viewing: Any, until: Any) -> None:
     async with viewing(sweep, run_id="3abc") as pilot:
+        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen) and pilot.app.screen.listing)
+        await pilot.press("escape")  # a run without metrics opens on its episodes
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
-        await settled(pilot)
         await pilot.press("h")
         await until(pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2)
         assert [row[1:] for row in cells(pilot)] == [["0", "1"], ["0", "1"]]
@@ -204,8 +207,9 @@ def test_the_leaderboard_of_a_task(sweep: Path) -> None:
 @pytest.mark.slow
 async def test_who_solves_a_task_best_is_a_key(sweep: Path, viewing: Any, until: Any) -> None:
     async with viewing(sweep, run_id="0abc", size=(120, 30)) as pilot:
+        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen) and pilot.app.screen.listing)
+        await pilot.press("escape")  # a run without metrics opens on its episodes
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
-        await settled(pilot)
         await pilot.press("h")
         await until(pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2)
         assert cells(pilot)[1][0] == "question 1"
