@@ -55,18 +55,24 @@ class LazyGroup(TyperGroup):
 
     def summary_of(self, command: str) -> str:
         """The first paragraph of the command's docstring, out of the source: the module is not imported."""
-        module = Path(__file__).parent.joinpath(*self.package.split(".")[2:], self.modules[command])
+        module = self._source(command)
         source = (module / "__init__.py" if module.is_dir() else module.with_suffix(".py")).read_text(encoding="utf-8")
         function = command.replace("-", "_")
         docstring = re.search(rf'^def {function}_?\(.*?^    """(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
         return " ".join(docstring[1].split()) if docstring else ""
+
+    def _source(self, command: str) -> Path:
+        """A group's folder; a command's file without its suffix."""
+        return Path(__file__).parent.joinpath(*self.package.split(".")[2:], self.modules[command])
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         name, *remaining = args
         if name in self.modules:
             return name, self.commands[name], remaining
         if not ctx.resilient_parsing:  # of shell completion
-            near = difflib.get_close_matches(name, self.modules, n=1)
+            groups = [group for group in self.modules if self._source(group).is_dir()]
+            near = [f"{group} {name}" for group in groups if name in getattr(self.commands[group], "modules", ())]
+            near += difflib.get_close_matches(name, self.modules, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(self.modules)}."
             ctx.fail(f"No such command {name!r}. {hint}")
         return None, None, remaining

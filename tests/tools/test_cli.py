@@ -160,6 +160,7 @@ def test_version_and_no_arguments() -> None:
     assert ajet_("--version").stdout.strip() == f"ajet {ajet.__version__}"
     assert "Usage: ajet" in ajet_().output
     assert "Did you mean 'train'?" in refused("trian")
+    assert "Did you mean 'trace audit'?" in refused("audit")
 
 
 @pytest.mark.slow

@@ -32,6 +32,6 @@ Newest = Annotated[
 ]
 NoPager = Annotated[bool, Option("--no-pager", help="Print without a pager.")]
 FROM_HELP = (
-    "auto, native, openai, otlp, openinference, studio, agent-lightning, langsmith, langfuse, verifiers-v1, "
-    "tinker, trl or rllm."
+    "auto, native, openai, otlp, openinference, studio, agent-lightning, agent-lightning-v1, langsmith, langfuse, "
+    "verifiers-v1, tinker, trl or rllm."
 )

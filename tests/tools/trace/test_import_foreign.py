@@ -14,8 +14,9 @@ import pytest
 from ajet_sdk.errors import ConfigError, TaskError, TraceError
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.types import Episode, Run
+from ajet_tools.cli.trace.options import FROM_HELP
 from ajet_tools.trace.files.check import check
-from ajet_tools.trace.imports import SourceFormat, import_files, recognised
+from ajet_tools.trace.imports import SOURCES, SourceFormat, import_files, recognised
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Was ist 2+2? 漢字"}]
@@ -494,3 +495,7 @@ def test_usage_as_openai_gives_it_in_a_run_of_langsmith(tmp_path: Path, wrapped:
            "outputs": {"output": reply} if wrapped else reply}  # fmt: skip
     [episode] = _import(tmp_path, _lines(tmp_path / "run.jsonl", run))
     assert episode.calls[0].response["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "cost": 0.25}
+
+
+def test_the_help_names_every_format() -> None:
+    assert set(re.findall(r"[\w-]+", FROM_HELP)) - {"auto", "or"} == set(SOURCES)
