@@ -51,7 +51,8 @@ class trace:
         rotate: when a process begins its next file in the directory: at a size ("64MB"), at an age ("1d"), or at the
             first of several. The default is 64 MB or a day.
         keep: what the directory keeps of this machine's files: "30d" since their last change, "2GB" in all, "100
-            files", or several limits. As a file is begun, the oldest beyond are deleted, except those being written.
+            files", or several limits. As a file is begun, the oldest beyond are deleted, except those being written;
+            the file that is begun counts as one, without a size yet.
         mask: what is removed from all texts before they are stored: regular expressions, or a function that is given a
             text and returns what is stored. A text with which it fails is not stored.
         sample: the share of episodes that are recorded, from 0 to 1; of calls outside of a workflow, of calls.
@@ -59,7 +60,7 @@ class trace:
             loses the call either.
 
     Raises:
-        ConfigError: a limit, an expression or a share is not valid.
+        ConfigError: the path, a limit, an expression or a share is not valid.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class trace:
         sample: float = 1.0,
         durable: bool = False,
     ) -> None:
-        settings = ObservationSettings.of(Path(path), rotate, keep, mask, sample, durable)
+        settings = ObservationSettings.of(path, rotate, keep, mask, sample, durable)
         self._hooks = installed()
         self._hooks.__enter__()
         self._observation: Observation | None = Observation(settings)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ class ObservationSettings:
     @classmethod
     def of(
         cls,
-        path: Path,
+        path: str | Path,
         rotate: str | Sequence[str] | None,
         keep: str | Sequence[str] | None,
         mask: Sequence[str] | Callable[[str], str] | None,
@@ -58,13 +60,17 @@ class ObservationSettings:
         durable: bool,
     ) -> ObservationSettings:
         """Raises ConfigError."""
-        if not 0 <= sample <= 1:
-            raise ConfigError(f"sample is a share from 0 to 1 (got {sample})")
+        if not isinstance(path, (str, os.PathLike)) or not str(path):
+            raise ConfigError(f"ajet.trace takes the path of a .duckdb file or of a directory (got {path!r})")
+        path = Path(path)
+        if not isinstance(sample, Real) or not 0 <= sample <= 1:
+            raise ConfigError(f"sample is a share from 0 to 1 (got {sample!r})")
         single = path.suffix == ".duckdb" and not path.is_dir()
         if single and (rotate or keep):
             raise ConfigError(f"rotate and keep are for a directory of trace files, and {path} is one file")
-        begun = Limits() if single else Limits.of(_ROTATE if rotate is None else rotate, "rotate")
-        return cls(path.absolute(), begun, Limits.of(keep or (), "keep"), _masking(mask), sample, durable)
+        begun = Limits() if single else Limits.of(_ROTATE if rotate is None else rotate, "rotate", files=False)
+        kept = Limits.of(() if keep is None else keep, "keep")
+        return cls(path.absolute(), begun, kept, _masking(mask), sample, durable)
 
     def clean(self, value: object) -> Any:
         """A value of JSON with its texts masked."""
@@ -85,8 +91,11 @@ def _masking(mask: Sequence[str] | Callable[[str], str] | None) -> Callable[[str
     if mask is None:
         return None
     if not callable(mask):
+        parts = list(mask) if isinstance(mask, Iterable) and not isinstance(mask, str) else [mask]
+        if not all(isinstance(part, str) for part in parts):
+            raise ConfigError(f"mask takes regular expressions as texts, or a function (got {mask!r})")
         try:
-            patterns = [re.compile(part) for part in ([mask] if isinstance(mask, str) else mask)]
+            patterns = [re.compile(part) for part in parts]
         except re.error as error:
             raise ConfigError(f"mask takes regular expressions: {error} in {error.pattern!r}") from None
         return lambda text: _without(text, patterns)

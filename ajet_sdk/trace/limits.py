@@ -43,21 +43,25 @@ class Limits:
     files: int | None = None
 
     @classmethod
-    def of(cls, texts: str | Sequence[str], name: str) -> Limits:
-        """`30d`, `2GB`, `100 files`, or several of them. Raises ConfigError, which names the parameter."""
+    def of(cls, texts: str | Sequence[str], name: str, *, files: bool = True) -> Limits:
+        """`30d`, `2GB`, and `100 files` if there is such a limit; or several. Raises ConfigError, which names the
+        parameter."""
         limits: dict[str, timedelta | int] = {}
-        for text in [texts] if isinstance(texts, str) else texts:
-            if match := re.fullmatch(r"\s*(\d+)\s*files\s*", text):
-                limits["files"] = int(match[1])
-            elif re.search(r"b\s*$", text.lower()):
-                limits["size"] = size(text, name)
-            else:
-                try:
-                    limits["age"] = age(text, name)
-                except ConfigError:
-                    raise ConfigError(
-                        f'{name} takes "30d", "2GB" or "100 files", or a list of them (got {text!r})'
-                    ) from None
+        limit: timedelta | int
+        for text in texts if isinstance(texts, Sequence) and not isinstance(texts, str) else [texts]:
+            try:
+                if files and (match := re.fullmatch(r"\s*(\d+)\s*files\s*", str(text))):
+                    kind, limit = "files", int(match[1])
+                elif re.search(r"b\s*$", str(text).lower()):
+                    kind, limit = "size", size(str(text), name)
+                else:
+                    kind, limit = "age", age(str(text), name)
+            except (ConfigError, OverflowError):
+                takes = '"30d", "2GB" or "100 files"' if files else '"30d" or "2GB"'
+                raise ConfigError(f"{name} takes {takes}, or a list of them (got {text!r})") from None
+            if not limit:
+                raise ConfigError(f"{name} is a limit above 0 (got {text!r})")
+            limits[kind] = limit
         return cls(**limits)  # type: ignore[arg-type]
 
     def reached(self, path: Path, age: float) -> bool:
@@ -84,16 +88,16 @@ def log_of(path: Path) -> Path:
 
 
 def delete_beyond(limits: Limits, directory: Path, prefix: str) -> list[Path]:
-    """Delete the oldest trace files whose names begin so, as long as a limit is passed; files being written stay.
+    """Make room for one more: delete the oldest trace files whose names begin so, as long as a limit is passed.
 
-    Files count by the time of their last change. Returns what was deleted.
+    Files being written stay. Files count by the time of their last change. Returns what was deleted.
     """
     written = {owner.trace for owner in owners(directory.resolve()) if owner.alive}
     traces = []
     for path in directory.glob("*.duckdb"):
         with suppress(FileNotFoundError):  # another process deletes too
             traces += [(path.stat().st_mtime, path)] if path.name.startswith(prefix) else []
-    total, number, deleted = sum(bytes_of(path) for _, path in traces), len(traces), list[Path]()
+    total, number, deleted = sum(bytes_of(path) for _, path in traces), len(traces) + 1, list[Path]()
     for changed, path in sorted(traces):
         expired = limits.age is not None and time.time() - changed > limits.age.total_seconds()
         too_many = limits.files is not None and number > limits.files

@@ -461,6 +461,12 @@ def test_old_files_go_as_a_process_begins_its_own(tmp_path: Path) -> None:
         living.flush()
 
 
+def test_the_file_that_is_begun_counts_as_one_of_those_kept(tmp_path: Path) -> None:
+    for began in range(1, 4):
+        trace(tmp_path, keep="2 files").close()
+        assert len(list(tmp_path.glob("*.duckdb"))) == min(began, 2)
+
+
 def test_what_the_user_names_is_masked_before_it_is_stored(elsewhere: OpenEpisode, tmp_path: Path) -> None:
     def mask(text: str) -> str:
         if "broken" in text:
@@ -504,10 +510,20 @@ def test_a_share_of_the_episodes_is_recorded(elsewhere: OpenEpisode, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rotate": "soon"}, 'rotate takes "30d", "2GB" or "100 files"'),
-        ({"keep": "3 months"}, "keep takes"),
+        ({"rotate": "soon"}, 'rotate takes "30d" or "2GB", or a list of them'),
+        ({"rotate": "2 files"}, 'rotate takes "30d" or "2GB"'),
+        ({"rotate": 3}, "rotate takes .* .got 3"),
+        ({"rotate": "0MB"}, "rotate is a limit above 0 .got '0MB'"),
+        ({"rotate": ["1d", "0s"]}, "rotate is a limit above 0"),
+        ({"rotate": f"{10**20}d"}, "rotate takes"),
+        ({"keep": "3 months"}, 'keep takes "30d", "2GB" or "100 files"'),
+        ({"keep": 0}, "keep takes"),
+        ({"keep": "0 files"}, "keep is a limit above 0"),
         ({"sample": 2.0}, "sample is a share from 0 to 1"),
+        ({"sample": "x"}, "sample is a share from 0 to 1 .got 'x'"),
         ({"mask": ["("]}, "mask takes regular expressions"),
+        ({"mask": 3}, "mask takes regular expressions as texts, or a function .got 3"),
+        ({"mask": ["a", b"b"]}, "mask takes regular expressions as texts"),
     ],
 )
 def test_arguments_that_mean_nothing_are_refused(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
@@ -515,6 +531,10 @@ def test_arguments_that_mean_nothing_are_refused(tmp_path: Path, arguments: dict
         trace(tmp_path / "served", **arguments)
     with pytest.raises(ConfigError, match="for a directory of trace files"):
         trace(tmp_path / "one.duckdb", keep="30d")
+    for path in ("", None):
+        with pytest.raises(ConfigError, match=r"takes the path of a .duckdb file or of a directory"):
+            trace(path)  # type: ignore[arg-type]
+    assert not (tmp_path / "served").exists()
     assert observer.get() is None
 
 
