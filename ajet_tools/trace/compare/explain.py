@@ -82,14 +82,6 @@ def lines_of(explanation: Explanation) -> list[str]:
     return lines
 
 
-def explained(reader: TraceReader, run_id: str, trace: Path | None = None) -> str:
-    """The explanation of a run as text, or why there is none."""
-    try:
-        return "\n".join(lines_of(explain(reader, run_id, trace=trace)))
-    except QueryError as error:
-        return str(error)
-
-
 def explain(reader: TraceReader, run_id: str, step: int | None = None, trace: Path | None = None) -> Explanation:
     """What changed at a step; by default at that with the largest change of reward.
 

@@ -13,7 +13,6 @@ from textual.binding import Binding, BindingType
 from ajet_sdk.errors import AjetError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace import queries
-from ajet_tools.trace.compare.explain import explained
 from ajet_tools.tui.base import GoScreen
 from ajet_tools.tui.trace.compare import CompareScreen
 from ajet_tools.tui.trace.episode import EpisodeScreen
@@ -24,7 +23,7 @@ from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.trace.screen import READ_ONLY, TraceScreen, TraceViewer
 from ajet_tools.tui.trace.sql import SqlScreen
-from ajet_tools.tui.trace.text import TextScreen
+from ajet_tools.tui.trace.text import ExplanationScreen
 from ajet_tools.tui.trace.tokens import TokensScreen
 
 _LONGEST = 1_500
@@ -111,7 +110,7 @@ class TraceApp(TraceViewer):
         self.push_screen(ManyRunsScreen(run_ids))
 
     def open_explanation(self, run_id: str) -> None:
-        self.push_screen(TextScreen(f"why: run {run_id[:12]}", lambda: explained(self.reader, run_id, self.path)))
+        self.push_screen(ExplanationScreen(run_id))
 
     def open_sql(self, text: str = "") -> None:
         self.push_screen(SqlScreen(text))

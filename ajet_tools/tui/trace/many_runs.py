@@ -24,11 +24,8 @@ from ajet_tools.trace.queries.experiments import (
     task_rewards,
 )
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
-from ajet_tools.tui.trace.text import TextScreen
+from ajet_tools.tui.trace.text import TextScreen, text_width
 from ajet_tools.tui.widgets.chart import Chart
-
-_FRAME = 6
-"""Columns of a text screen beside its text: border, padding, scroll bar."""
 
 
 class ManyRunsScreen(TraceScreen):
@@ -114,7 +111,7 @@ class ManyRunsScreen(TraceScreen):
     def action_leaderboard(self) -> None:
         """All runs of the trace, the best first, at the task under the cursor."""
         if self.chosen:
-            task_id, width = self.chosen.task_id, int(self.app.size.width * 0.94) - _FRAME
+            task_id, width = self.chosen.task_id, text_width(self.app)
             self.app.push_screen(TextScreen(self.chosen.task, lambda: self._leaderboard(task_id, width)))
 
     def _leaderboard(self, task_id: str, width: int) -> str:

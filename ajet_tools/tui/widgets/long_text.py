@@ -14,7 +14,9 @@ from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual.binding import Binding, BindingType
+from textual.events import Click
 from textual.geometry import Region, Size
+from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
@@ -65,6 +67,9 @@ class LongText(LineView, can_focus=True):
         Binding("space", "page_down", "Page down", show=False),
     ]
 
+    class Clicked(Message):
+        """`current` was clicked."""
+
     def __init__(self, text: str) -> None:
         super().__init__()
         self.text = drop_zero_width(visible(text)).expandtabs(4)
@@ -98,9 +103,12 @@ class LongText(LineView, can_focus=True):
         line = max(0, min(bisect_right(self._firsts, row) - 1, len(self._lines) - 1))
         return line, row - self._firsts[line]
 
-    def search(self, needle: str) -> int:
-        """Find a text, whatever its case, and go to its first place from here on; how many there are."""
-        self._needle = re.compile(re.escape(needle), re.IGNORECASE) if needle else None
+    def search(self, needle: str | re.Pattern[str]) -> int:
+        """Find a text, whatever its case, or a pattern, and go to its first place from here on; how many there are."""
+        if isinstance(needle, str):
+            self._needle = re.compile(re.escape(needle), re.IGNORECASE) if needle else None
+        else:
+            self._needle = needle
         self._found = []
         if self._needle:
             for number, line in enumerate(self._lines):
@@ -120,25 +128,46 @@ class LongText(LineView, can_focus=True):
                 self.scroll_to(y=max(0, row - self.size.height // 3))
         self.refresh()
 
+    @property
+    def current(self) -> str:
+        """The place of the searched text that `go` went to; empty where there is none."""
+        return self._match(*self._found[self._at]) if self._found else ""
+
+    def _match(self, line: int, column: int) -> str:
+        match = self._needle.match(self._lines[line], column) if self._needle else None
+        return match[0] if match else ""
+
+    def on_click(self, event: Click) -> None:
+        """A click on a place of the searched text goes to it."""
+        line, part = self._row(event.y + self.scroll_offset.y)
+        column = part * self._width + event.x
+        for at, (number, start) in enumerate(self._found):
+            if number == line and start <= column < start + len(self._match(number, start)):
+                self._at = at
+                self.refresh()
+                self.post_message(self.Clicked())
+
     def render_line(self, y: int) -> Strip:
         row, width = y + self.scroll_offset.y, self.size.width
         if row >= self._firsts[-1]:
             return Strip.blank(width, self.ground)
         line, part = self._row(row)
         start = part * self._width
-        strip = self._strip(self._lines[line], start, start + self._width)
+        strip = self._strip(line, start, start + self._width)
         return strip.apply_style(self.ground).crop_extend(0, width, self.ground)
 
-    def _strip(self, line: str, start: int, end: int) -> Strip:
+    def _strip(self, number: int, start: int, end: int) -> Strip:
         """A piece of a line, with the places of the searched text in it marked."""
-        segments, at = list[Segment](), start
+        line, segments, at = self._lines[number], list[Segment](), start
         match_style = self.get_component_rich_style("long-text--found")
         reach = 0 if self._needle is None else len(self._needle.pattern)
         places = self._needle.finditer(line, max(0, start - reach), end + reach) if self._needle else ()
         for match in places:
             first, last = max(at, match.start()), min(end, match.end())
             if first < last:
-                segments += [Segment(line[at:first], Style.null()), Segment(line[first:last], match_style)]
+                here = self._found and (number, match.start()) == self._found[self._at]
+                style = match_style + Style(reverse=True) if here else match_style
+                segments += [Segment(line[at:first], Style.null()), Segment(line[first:last], style)]
                 at = last
         segments.append(Segment(line[at:end], Style.null()))
         return Strip(segments, cell_len(line[start:end]))

@@ -18,8 +18,10 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, LedgerEntry, Metric, Reward, Run, now
 from ajet_tools.trace.compare.verdict import reasons, verdicts
 from ajet_tools.trace.queries.runs import overview
+from ajet_tools.tui.trace.episode import EpisodeScreen
 from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.run import RunScreen
+from ajet_tools.tui.widgets.long_text import LongText
 
 pytestmark = pytest.mark.anyio
 ATTEMPTS = 16
@@ -134,6 +136,31 @@ async def test_the_viewer_shows_the_words_that_the_command_lists(tmp_path: Path,
         await until(pilot, lambda: table.row_count == 4 and "no change" in str(table.get_row_at(0)[1]))
         for row in map(table.get_row_at, range(4)):
             assert words[str(row[0])] in str(row[1]) and "·" not in str(row[1]).replace("· no change", "")
+
+
+async def test_episodes_of_an_explanation_are_opened_from_it(tmp_path: Path, viewing: Any, until: Any) -> None:
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        put(writer, "hot", [rewarded(0.9), rewarded(0)], outcomes=("trained",))
+    async with viewing(tmp_path / "trace.duckdb") as pilot:
+        await until(pilot, lambda: pilot.app.screen.runs)
+        await pilot.press("w")
+        await until(pilot, lambda: pilot.app.screen.query(LongText) and pilot.app.screen.query_one(LongText).current)
+        screen = pilot.app.screen
+        assert all(len(line) <= 70 and not line.endswith(" ") for line in screen.text.splitlines()), screen.text
+        first = screen.query_one(LongText).current
+        await pilot.press("n")
+        second = screen.query_one(LongText).current
+        assert first != second and {first, second} <= {id[:12] for id in screen.episodes}
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodeScreen))
+        assert pilot.app.screen.episode_id.startswith(second)
+        await pilot.press("escape")
+        await until(pilot, lambda: pilot.app.screen is screen)
+        lines = screen.text.splitlines()
+        row = next(i for i, line in enumerate(lines) if first in line)
+        await pilot.click(LongText, offset=(lines[row].index(first) + 2, row))
+        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodeScreen))
+        assert pilot.app.screen.episode_id.startswith(first)
 
 
 async def test_a_newcomer_finds_the_collapsed_run_and_the_one_that_games_its_judge(
