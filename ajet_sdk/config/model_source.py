@@ -74,6 +74,10 @@ def refuse_code(name: str | Path, error: Exception) -> None:
         ) from error
 
 
+MARK = ".ajet"
+"""The file in the directory of a model that a recipe made, with the record of that recipe."""
+
+
 def made_for_seed(place: Path, seed: int) -> Path:
     """The directory of the model made by a recipe for a seed; `place` is `model.path`."""
     return place.with_name(f".{place.name}.seed-{seed}")

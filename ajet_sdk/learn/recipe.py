@@ -24,7 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.config.model_source import made_for_seed
+from ajet_sdk.config.model_source import MARK, made_for_seed
 from ajet_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -188,10 +188,6 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
     make_model = import_module(_WARM_UP).make_model
     model: Path = await asyncio.to_thread(make_model, recipe, path, seed=seed, key=key, measure=measure, say=say)
     return model
-
-
-MARK = ".ajet"
-"""The file in a model's directory with the record of its recipe."""
 
 
 def recipe_of(path: Path) -> dict[str, Any]:

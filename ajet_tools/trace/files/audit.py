@@ -132,7 +132,7 @@ def _weights(reader: TraceReader, run: str, trace: Path) -> tuple[list[Differs],
             if step is not None and abs(step[1] - step[2]) > 1e-3 * (1e-3 + step[1]):
                 differs.append((run, f"train/grad_norm in step {step[0]}", step[1], step[2]))
         except (OSError, ValueError, ImportError) as error:
-            reason = f"{version.adapter or version.model} cannot be loaded: {error}"
+            reason = f"{version.adapter or version.model} cannot be used: {error}"
             unchecked.append(Unchecked("weights", run, reason))
     used = (
         "SELECT DISTINCT policy_version AS v FROM calls JOIN episodes USING (episode_id) WHERE run_id = ? AND trainable"

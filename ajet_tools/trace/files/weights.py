@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.config.model_source import STATE, saved_steps
+from ajet_sdk.config.model_source import MARK, STATE, saved_steps
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.decoding import model_places, recorded_config
 from ajet_tools.trace.files.recomputed import CLIPPED
@@ -56,7 +56,8 @@ def weights_of(reader: TraceReader, run: str, trace: Path) -> Iterator[Weights]:
 def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[Found], int]:
     """The calls of a version whose stored log-probabilities, the sampler's or the trainer's, are not the weights'.
 
-    And how many were compared. Raises OSError, ValueError or ImportError where transformers cannot load the weights.
+    And how many were compared. Raises OSError, ValueError or ImportError where transformers cannot load the weights,
+    or where they were made later.
     """
     sampled = rows(
         reader,
@@ -67,6 +68,10 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[Fou
     )
     if not sampled:
         return [], 0
+    [began] = rows(reader, _BEGAN, run)
+    mark = weights.model / MARK
+    if mark.is_file() and mark.stat().st_mtime > began["at"]:
+        raise ValueError("a recipe made it after the run's first call, so it is another model")
     whole = rows(
         reader,
         "SELECT c.call_id, prompt_ids, output_ids, c.logprobs, sampling::VARCHAR AS sampling, t.logprobs AS trainer "
@@ -82,6 +87,9 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[Fou
             compared += 1
             differences += _call(model, run, row["call_id"], row, float(str(sampling.get("temperature", 1))))
     return differences, compared
+
+
+_BEGAN = "SELECT epoch(min(c.started_at)) AS at FROM calls c JOIN episodes USING (episode_id) WHERE run_id = ?"
 
 
 def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, float, float] | None:

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.config.model_source import MARK
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn import warm_up
-from ajet_sdk.learn.recipe import MARK, Demonstration, Recipe, Shape, build_recipe, wants_recipe, with_model
+from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape, build_recipe, wants_recipe, with_model
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}]
 

@@ -293,6 +293,10 @@ def test_a_recipes_model_is_that_of_the_runs_seed_whatever_the_link_says(
     assert seed == "0"
     passed = audit(trace, weights=True)
     assert passed.differs == () and passed.rows["weights"] > 20
+    (own / ".ajet").write_text("{}")  # the recipe's mark: it made the seed's model again, after the run
+    remade = audit(trace, weights=True)
+    assert remade.differs == () and remade.rows["weights"] == 0
+    assert any("made it after the run's first call" in entry.reason for entry in remade.unchecked)
     shutil.rmtree(own)
     unknown = audit(trace, weights=True)
     assert unknown.differs == () and unknown.rows["weights"] == 0
