@@ -348,6 +348,20 @@ def panels(reader: TraceReader, run_id: str) -> list[Panel]:
     return [panel for panel in result if panel.curves]
 
 
+_ALWAYS = ("reward", "success")
+_LEAST = {"KL": 1e-5, "trainer - sampler log-prob.": 1e-4}
+"""Panel -> values below it are rounding."""
+
+
+def is_constant(panel: Panel) -> bool:
+    """Whether its curves are flat, or nothing but rounding: an outcome that never changes is still worth a look."""
+    if panel.title in _ALWAYS or max(len(curve.points) for curve in panel.curves) < 2:
+        return False
+    least = _LEAST.get(panel.title, 0.0)
+    spans = [[value for _, value in curve.points] for curve in panel.curves]
+    return all(max(values) - min(values) <= max(least, 1e-9 * abs(max(values))) for values in spans)
+
+
 def _panel(title: str, lines: Sequence[tuple[str, str]], points: Mapping[str, Points]) -> Panel:
     return Panel(title, tuple(Curve(label, points[name]) for label, name in lines if points.get(name)))
 

@@ -28,6 +28,7 @@ from ajet_tools.trace.queries.runs import (
     Panel,
     RunOverview,
     failures_in_words,
+    is_constant,
     panels,
     seconds_of,
     steps_of,
@@ -80,11 +81,13 @@ class RunScreen(TraceScreen):
         self.verdict: Verdict | None = None
         self.reasons: list[str] = []
         self.panels: list[Panel] = []
+        """Those that vary, then those that say the same at each step."""
+        self.varying = 0
         self.first = 0
         """Which panel stands first."""
         self.zoomed = False
         """One picture at a time."""
-        self.sub_title = f"run {one_line(run_id, 12)}"
+        self.title, self.sub_title = "runs › …", one_line(run_id, 12)
 
     @property
     def address(self) -> str:
@@ -112,9 +115,12 @@ class RunScreen(TraceScreen):
         matches = await self.app.ask(queries.overview, self.run_id)
         first, self.run = self.run is None, matches[0] if matches else None
         if self.run is not None:
+            self.title = f"runs › {one_line(self.run['name'], 40) or 'run'}"
             self.verdict = (await self.app.ask(verdicts, matches))[self.run_id]
             self.reasons = await self.app.ask(reasons, self.run, self.verdict)
-        self.panels = await self.app.ask(panels, self.run_id)
+        shown = await self.app.ask(panels, self.run_id)
+        self.panels = sorted(shown, key=is_constant)
+        self.varying = sum(not is_constant(panel) for panel in shown) or len(shown)
         self._show_head()
         await self._show_curves()
         self._show_metrics()
@@ -143,8 +149,10 @@ class RunScreen(TraceScreen):
             line.append(name, style="bold reverse" if name == now_shown else "")
             line.append("  ")
         if now_shown == "curves" and self.panels:
-            last = min(self.first + self._page_size(), len(self.panels))
-            line.append(f"{self.first + 1} to {last} of {len(self.panels)}  ← →", style="dim")
+            last = min(self.first + self._page_size(), self._end)
+            constant = len(self.panels) - self.varying
+            line.append(f"{self.first + 1} to {last} of {self._end}  ← →", style="dim")
+            line.append(f"  ({constant} constant: m)" if constant else "", style="dim")
         self.query_one("#views", Static).update(line)
 
     def _grid(self) -> tuple[int, int]:
@@ -153,6 +161,11 @@ class RunScreen(TraceScreen):
             return 1, 1
         size = self.query_one(ContentSwitcher).size
         return max(1, size.width // _CHART[0]), max(1, size.height // _CHART[1])
+
+    @property
+    def _end(self) -> int:
+        """Behind the last panel to page to: those that do not vary are drawn where one is chosen among the metrics."""
+        return self.varying if self.first < self.varying else len(self.panels)
 
     def _page_size(self) -> int:
         columns, rows = self._grid()
@@ -166,7 +179,7 @@ class RunScreen(TraceScreen):
         if len(charts) < columns * rows:
             charts += (more := [Chart() for _ in range(columns * rows - len(charts))])
             await grid.mount(*more)
-        shown = self.panels[self.first : self.first + columns * rows]
+        shown = self.panels[self.first : min(self.first + columns * rows, self._end)]
         for i, chart in enumerate(charts):
             chart.display = i < columns * rows
             chart.show(shown[i] if i < len(shown) else None)
@@ -208,7 +221,7 @@ class RunScreen(TraceScreen):
 
     async def action_page(self, by: int) -> None:
         room = self._page_size()
-        last = (max(0, len(self.panels) - 1) // room) * room
+        last = (max(0, self.varying - 1) // room) * room
         self.first = min(max(0, self.first // room * room + by * room), last)
         await self._show_curves()
 

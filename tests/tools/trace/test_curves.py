@@ -21,6 +21,7 @@ from ajet_tools.trace.queries.runs import (
     Curve,
     Panel,
     failures_in_words,
+    is_constant,
     panels,
     quiet_seconds,
     seconds_of,
@@ -57,6 +58,21 @@ def test_panels_hold_what_is_read_together(tmp_path: Path) -> None:
     assert made["versions behind"] == {"": [(3, 1.5)]}
     assert "loss" not in made, "no picture without a point"
     assert panels(reader, "another") == []
+
+
+@pytest.mark.parametrize(
+    ("title", "values", "constant"),
+    [
+        ("train/lr", [1e-6, 1e-6], True),
+        ("train/lr", [1e-6, 2e-6], False),
+        ("KL", [3.3e-10, 1.67e-9, 0.0], True),
+        ("KL", [3.3e-10, 0.002], False),
+        ("reward", [0.0, 0.0], False),
+        ("loss", [0.5], False),
+    ],
+)
+def test_what_is_constant_or_rounding_is_not_drawn(title: str, values: list[float], constant: bool) -> None:
+    assert is_constant(Panel(title, (Curve("", [*enumerate(values)]),))) is constant
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=2000), st.integers(1, 120))

@@ -181,10 +181,12 @@ async def test_a_run_has_its_curves_and_keys_to_page_and_zoom(training_trace: Pa
             return [chart.panel.title for chart in screen.query(Chart) if chart.display and chart.panel]
 
         assert "1 TimeoutError, " in text_of(screen, "#head")
+        assert "runs › math — aaaa0001" in shown(pilot.app)
         await until(pilot, lambda: titles() == ["reward", "success", "loss", "KL"])
         await until(pilot, lambda: "reward ⠒train 0.8 •val 0.9 xgreedy 1" in shown(pilot.app))
         await pilot.press("right")
-        await until(pilot, lambda: titles() == ["entropy", "tokens per episode", "tokens/s", "merge ratio"])
+        await until(pilot, lambda: titles() == ["entropy", "tokens per episode", "tokens/s", "custom/score"])
+        await until(pilot, lambda: "5 to 8 of 9  ← →  (3" in shown(pilot.app) and "constant: m" in shown(pilot.app))
         await until(pilot, lambda: "tokens per episode 240" in shown(pilot.app))  # 1,920 sampled of 8 episodes
         await pilot.press("z")
         await until(pilot, lambda: titles() == ["entropy"])
@@ -194,7 +196,7 @@ async def test_a_run_has_its_curves_and_keys_to_page_and_zoom(training_trace: Pa
         await until(pilot, lambda: titles() == ["reward", "success", "loss", "KL"])
         for _ in range(9):
             await pilot.press("right")
-        await until(pilot, lambda: titles()[0] == "versions behind" and "custom/score" in titles())  # the last page
+        await until(pilot, lambda: titles() == ["train/tokens_sampled"])  # the last page
 
 
 @pytest.mark.slow
