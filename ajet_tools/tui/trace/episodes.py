@@ -17,6 +17,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from ajet_sdk.errors import AjetError
+from ajet_tools.text.clean import one_line
 from ajet_tools.text.grammar import FilterError
 from ajet_tools.trace.queries.episodes import ListedEpisode, unended_rows
 from ajet_tools.trace.queries.experiments import names_of_runs
@@ -118,7 +119,7 @@ class EpisodesScreen(SelectionScreen):
         return await self.app.ask(rows.page, offset, limit)
 
     def on_mount(self) -> None:
-        self.title = f"episodes of {self.run_id[:12]}" if self.run_id else "episodes of all runs"
+        self.title = "runs › … › episodes" if self.run_id else "episodes of all runs"
         self.table.focus()
         self._start()
 
@@ -130,8 +131,11 @@ class EpisodesScreen(SelectionScreen):
     async def _start(self) -> None:
         self._update_status(busy="reading")
         try:
+            names = await self.app.ask(names_of_runs)
             if self.run_id is None:
-                self._run_names = await self.app.ask(names_of_runs)
+                self._run_names = names
+            else:
+                self.title = f"runs › {one_line(names.get(self.run_id) or 'run', 40)} › episodes"
             self._use_listing(await self._first_listing())
         finally:
             self._update_status(busy="")

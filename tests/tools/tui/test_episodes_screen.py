@@ -116,7 +116,8 @@ def shown(screen: EpisodesScreen) -> list[str]:
 @pytest.mark.slow
 async def test_newest_first_with_every_column(trace: Path) -> None:
     async with viewed(trace) as (_, screen):
-        assert shown(screen)[:2] == ["ep0039", "ep0038"] and status(screen).startswith("1 of 40")
+        assert (screen.title, status(screen)[:7]) == ("runs › math › episodes", "1 of 40")
+        assert shown(screen)[:2] == ["ep0039", "ep0038"]
         head, first = lines(screen)[:2]
         assert head.split() == ["task", "try", "status", "reward", "turns", "split", "tokens", "time", "step"]
         assert first.split() == [
