@@ -150,9 +150,7 @@ class _TraceFile:
         self.run = Run(name=name, backbone="trace", config={"sample": settings.sample} if settings.sample < 1 else {})
         survives: Literal["kill", "crash"] = "crash" if settings.durable else "kill"
         self.writer = TraceWriter(path, on_error="warn", flush_ms=_FLUSH_MS, survives=survives)
-        atexit.unregister(
-            self.writer.close
-        )  # closed by `trace.close`: of a later file it would come before the run's end
+        atexit.unregister(self.writer.close)  # `trace.close` closes it, after the run's end
         self.writer.put(self.run)
         self._gateway = Gateway(self.writer).start()
         self.writer.flush(_FIRST_WRITE)  # the first takes longest, and calls come only then

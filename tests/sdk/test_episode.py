@@ -683,7 +683,7 @@ kept: list[Any] = []
 def test_no_thread_of_a_finished_batch_is_left(workflow: Any, short_grace: None) -> None:
     before = {*threading.enumerate()}
     episodes(workflow, exact, tasks=2)
-    until(lambda: not [t for t in {*threading.enumerate()} - before if t.name == "ajet-workflows"])
+    assert until(lambda: not [t for t in {*threading.enumerate()} - before if t.name == "ajet-workflows"])
     kept.clear()
 
 

@@ -212,7 +212,7 @@ def test_no_thread_of_an_async_judge_is_left(judges: Path) -> None:
         gc.collect()
         return not [t for t in {*threading.enumerate()} - before if t.name == "ajet-workflows"]
 
-    until(ended)
+    assert until(ended)
 
 
 @pytest.mark.parametrize(
