@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
@@ -164,30 +165,47 @@ def _attend(
     if attention_mask is None or attention_mask.dtype != torch.int64:
         plain: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **more)
         return plain
-    heads = query.shape[1] // key.shape[1]
     settings = {"scale": more.get("scaling"), "dropout_p": more.get("dropout", 0.0)}
-    rows = []
-    for ends_T, *row in zip(attention_mask[:, 0, 0].numpy(), *(x.split(1) for x in (query, key, value)), strict=True):
-        runs = _runs(ends_T.tobytes())
-        sizes = [run.size for run in runs]
-        queries, keys, values = row[0].split(sizes, 2), *(repeat_kv(x, heads).split(sizes, 2) for x in row[1:])
-        attended = []
-        for number, run in enumerate(runs):
-            seen = [*run.above, number]
-            before = sum(runs[index].size for index in run.above)
-            mask = _mask(before, run.size, query.dtype, query.device) if before and run.size > 1 else None
-            attended.append(
-                scaled_dot_product_attention(
-                    queries[number],
-                    torch.cat([keys[index] for index in seen], 2),
-                    torch.cat([values[index] for index in seen], 2),
-                    attn_mask=mask,
-                    is_causal=not before,
-                    **settings,
-                )
-            )
-        rows.append(torch.cat(attended, 2))
+    rows = [
+        checkpoint(
+            _attend_in_row,
+            _runs(ends_T.tobytes()),
+            *row,
+            settings,
+            use_reentrant=False,
+            preserve_rng_state=settings["dropout_p"] > 0,
+        )
+        for ends_T, *row in zip(
+            attention_mask[:, 0, 0].numpy(), *(x.split(1) for x in (query, key, value)), strict=True
+        )
+    ]
     return torch.cat(rows).transpose(1, 2).contiguous(), None
+
+
+def _attend_in_row(
+    runs: Sequence[Run], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: dict[str, Any]
+) -> torch.Tensor:
+    """Attention of one row. Each run has a copy of the keys and values that it sees, which the backward pass makes
+    again: kept, those of a prompt with eight replies are a quarter of all activations."""
+    heads = query.shape[1] // key.shape[1]
+    sizes = [run.size for run in runs]
+    queries, keys, values = query.split(sizes, 2), *(repeat_kv(x, heads).split(sizes, 2) for x in (key, value))
+    attended = []
+    for number, run in enumerate(runs):
+        seen = [*run.above, number]
+        before = sum(runs[index].size for index in run.above)
+        mask = _mask(before, run.size, query.dtype, query.device) if before and run.size > 1 else None
+        attended.append(
+            scaled_dot_product_attention(
+                queries[number],
+                torch.cat([keys[index] for index in seen], 2),
+                torch.cat([values[index] for index in seen], 2),
+                attn_mask=mask,
+                is_causal=not before,
+                **settings,
+            )
+        )
+    return torch.cat(attended, 2)
 
 
 def grid(

@@ -260,3 +260,29 @@ def test_equal_samples_cost_the_tokens_of_one() -> None:
     batch = collate([samples[i] for i in group.members], row_sizes=group.row_sizes)
     assert batch.rows.ids_BT.shape == (1, PROMPT + 3)
     assert (len(batch.targets_N), len(batch.logits.positions_U)) == (8 * 4, 4)
+
+
+def bytes_kept(model: Any, samples: list[Sample], row_sizes: list[int]) -> float:
+    """Bytes per token that a pass keeps for its backward pass, without the weights."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept.update({storage.data_ptr(): storage.nbytes()} if storage.data_ptr() not in weights else {})
+        return tensor
+
+    rows = collate(samples, row_sizes=row_sizes).rows
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = model.model(**rows.inputs(), use_cache=False).last_hidden_state
+    return sum(kept.values()) / (hidden.shape[0] * hidden.shape[1])
+
+
+def test_a_row_with_branches_keeps_no_more_for_a_token_than_any_other() -> None:
+    """The estimate of a run's memory counts tokens. Keys and values that each branch sees were kept once per branch."""
+    model = tiny(TAKES["llama"])
+    assert shares_prefixes(model)
+    prompt = [*range(PROMPT)]
+    replies = [sample([*prompt, 31 + k, 5, 6], [(PROMPT, PROMPT + 3)], 1.0, f"a{k}") for k in range(8)]
+    line = sample([*range(VOCABULARY), *prompt[:8]], [(1, 48)], 1.0, "b0")
+    assert bytes_kept(model, replies, [8]) <= 1.05 * bytes_kept(model, [line], [1])
