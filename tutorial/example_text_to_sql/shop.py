@@ -18,28 +18,26 @@ from sql_database import Database
 FOLDER = Path(__file__).resolve().parent / "databases"
 SEEDS = 3
 CITIES = "Paris London Rome Berlin Madrid Vienna Dublin Athens Oslo Lisbon Prague Warsaw".split()  # noqa: SIM905
-_MORE_CITIES = (
+MORE_CITIES = (
     "Adelaide Algiers Astana Bari Beijing Bilbao Brisbane Brno Caracas Debrecen Doha Dortmund Eindhoven Gothenburg "
     "Granada Innsbruck Izmir Kampala Kobe Lucerne Lugano Mainz Modena Nagoya Nicosia Oulu Padua Parma Plovdiv Quito "
     "Rennes Riyadh Santiago Shanghai Tirana Turku Uppsala Varna Warwick Zaragoza"
-)
-MORE_CITIES = _MORE_CITIES.split()
+).split()
 """Of customers that only questions for rewards ask about: who learns eight cities by heart copies no ninth."""
 _FIRST = (
     "Ada Ben Carl Dora Eva Finn Gus Hana Ivan Jana Karl Lena Max Nora Omar Pia Quinn Rosa Sam Tess Uma Vera Will Yara "
     "Zoe Adam Bella Chloe Dean Emil"
 )
 FIRST = _FIRST.split()
-_MORE_LAST = (
-    "Abbott Bauer Conti Dupont Evans Ferrari Garcia Horn Ibsen Jansen Keller Lind Moreau Nagy Olsson Petrov Quist"
-)
+MORE_LAST = "Abbott Bauer Conti Dupont Evans Ferrari Garcia Horn Ibsen Jansen Keller Lind Moreau Nagy Olsson Petrov Quist".split()  # noqa: SIM905
 LAST = "Adler Brown Costa Diaz Engel Fischer Gray Hill Ito Jones Khan Lopez Meyer Novak Olsen Price".split()  # noqa: SIM905
 CATEGORIES = "lamps chairs books games shoes phones desks coats clocks".split()  # noqa: SIM905
 ADJECTIVES = "red blue green black white small large old new soft round tall light heavy".split()  # noqa: SIM905
 COUNTRIES = "Italy France Spain Poland Norway Greece".split()  # noqa: SIM905
 ROLES = "clerk driver manager buyer cleaner".split()  # noqa: SIM905
-_MORE_ROLES = "analyst baker carpenter cashier cook designer guard nurse packer painter plumber porter teacher welder"
-MORE_ROLES = _MORE_ROLES.split()
+MORE_ROLES = (
+    "analyst baker carpenter cashier cook designer guard nurse packer painter plumber porter teacher welder".split()
+)  # noqa: SIM905
 STATUSES = "paid shipped returned cancelled".split()  # noqa: SIM905
 METHODS = "card cash transfer voucher".split()  # noqa: SIM905
 YEARS = range(2016, 2026)
@@ -59,7 +57,7 @@ _BUILDING = threading.Lock()  # the episodes of a run are threads
 _NAMES = random.Random(5)
 PEOPLE = _NAMES.sample([f"{a} {b}" for a in FIRST for b in LAST], 300)
 CUSTOMERS, EMPLOYEES = PEOPLE[:180], PEOPLE[180:]
-MORE_PEOPLE = [f"{a} {b}" for b in _MORE_LAST.split() for a in FIRST]
+MORE_PEOPLE = [f"{a} {b}" for b in MORE_LAST for a in FIRST]
 PRODUCTS = [
     (f"{adjective} {category[:-1]}", category) for category in CATEGORIES for adjective in _NAMES.sample(ADJECTIVES, 10)
 ]
