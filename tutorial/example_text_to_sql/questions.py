@@ -145,8 +145,7 @@ def _part(values: list[object], *, held_out: bool) -> list[object]:
     return [value for place, value in enumerate(values) if (place % 3 == 0) == held_out]
 
 
-def draw_values(draw: random.Random, names: list[str], *, held_out: bool, more: bool = False) -> dict[str, object]:
-    """With `more`, of the cities and roles that only questions for rewards ask about, too."""
+def draw_values(draw: random.Random, names: list[str], *, held_out: bool) -> dict[str, object]:
     known: dict[str, list[object]] = {
         "city": _part([*shop.CITIES], held_out=held_out),
         "age": _part([*range(20, 72)], held_out=held_out),
@@ -164,7 +163,4 @@ def draw_values(draw: random.Random, names: list[str], *, held_out: bool, more: 
         "role": [*shop.ROLES],
         "country": [*shop.COUNTRIES],
     }
-    if more:
-        known["city"] += shop.MORE_CITIES
-        known["role"] += shop.MORE_ROLES
     return {name: draw.choice(known[name]) for name in names}

@@ -18,26 +18,16 @@ from sql_database import Database
 FOLDER = Path(__file__).resolve().parent / "databases"
 SEEDS = 3
 CITIES = "Paris London Rome Berlin Madrid Vienna Dublin Athens Oslo Lisbon Prague Warsaw".split()  # noqa: SIM905
-MORE_CITIES = (
-    "Adelaide Algiers Astana Bari Beijing Bilbao Brisbane Brno Caracas Debrecen Doha Dortmund Eindhoven Gothenburg "
-    "Granada Innsbruck Izmir Kampala Kobe Lucerne Lugano Mainz Modena Nagoya Nicosia Oulu Padua Parma Plovdiv Quito "
-    "Rennes Riyadh Santiago Shanghai Tirana Turku Uppsala Varna Warwick Zaragoza"
-).split()
-"""Of customers that only questions for rewards ask about: who learns eight cities by heart copies no ninth."""
 _FIRST = (
     "Ada Ben Carl Dora Eva Finn Gus Hana Ivan Jana Karl Lena Max Nora Omar Pia Quinn Rosa Sam Tess Uma Vera Will Yara "
     "Zoe Adam Bella Chloe Dean Emil"
 )
 FIRST = _FIRST.split()
-MORE_LAST = "Abbott Bauer Conti Dupont Evans Ferrari Garcia Horn Ibsen Jansen Keller Lind Moreau Nagy Olsson Petrov Quist".split()  # noqa: SIM905
 LAST = "Adler Brown Costa Diaz Engel Fischer Gray Hill Ito Jones Khan Lopez Meyer Novak Olsen Price".split()  # noqa: SIM905
 CATEGORIES = "lamps chairs books games shoes phones desks coats clocks".split()  # noqa: SIM905
 ADJECTIVES = "red blue green black white small large old new soft round tall light heavy".split()  # noqa: SIM905
 COUNTRIES = "Italy France Spain Poland Norway Greece".split()  # noqa: SIM905
 ROLES = "clerk driver manager buyer cleaner".split()  # noqa: SIM905
-MORE_ROLES = (
-    "analyst baker carpenter cashier cook designer guard nurse packer painter plumber porter teacher welder".split()
-)  # noqa: SIM905
 STATUSES = "paid shipped returned cancelled".split()  # noqa: SIM905
 METHODS = "card cash transfer voucher".split()  # noqa: SIM905
 YEARS = range(2016, 2026)
@@ -57,7 +47,6 @@ _BUILDING = threading.Lock()  # the episodes of a run are threads
 _NAMES = random.Random(5)
 PEOPLE = _NAMES.sample([f"{a} {b}" for a in FIRST for b in LAST], 300)
 CUSTOMERS, EMPLOYEES = PEOPLE[:180], PEOPLE[180:]
-MORE_PEOPLE = [f"{a} {b}" for b in MORE_LAST for a in FIRST]
 PRODUCTS = [
     (f"{adjective} {category[:-1]}", category) for category in CATEGORIES for adjective in _NAMES.sample(ADJECTIVES, 10)
 ]
@@ -93,26 +82,7 @@ def rows_of(seed: int) -> dict[str, list[tuple[object, ...]]]:
         for product in draw.sample(range(1, 91), draw.randint(1, 3))
     ]
     made["payments"] = [(order, draw.choice(METHODS), draw.randrange(500, 90_000) / 100) for order in range(1, 1501)]
-    for table, rows in more_people(draw).items():
-        made[table] += rows
     return made
-
-
-def more_people(draw: random.Random) -> dict[str, list[tuple[object, ...]]]:
-    """Twelve customers of each of `MORE_CITIES`, who review, and twelve employees of each of `MORE_ROLES`."""
-    ages = [age for _ in MORE_CITIES for age in draw.sample(range(18, 81), 12)]
-    salaries = draw.sample(range(1_800, 6_000, 10), 12 * len(MORE_ROLES))
-    return {
-        "customers": [
-            (181 + n, name, MORE_CITIES[n // 12], age)
-            for n, (name, age) in enumerate(zip(MORE_PEOPLE, ages, strict=False))
-        ],
-        "employees": [
-            (121 + n, name, n % 12 + 1, MORE_ROLES[n // 12], salary)
-            for n, (name, salary) in enumerate(zip(reversed(MORE_PEOPLE), salaries, strict=False))
-        ],
-        "reviews": [(draw.randint(1, 90), 181 + n, draw.randint(1, 5)) for n in range(len(ages)) for _ in range(4)],
-    }
 
 
 def build(path: Path, seed: int) -> None:

@@ -11,7 +11,7 @@ import random
 import re
 from functools import cache
 
-from questions import FAMILIES, NEW, Family, draw_values
+from questions import FAMILIES, Family, draw_values
 from wordings import pattern, worded
 
 WRONG, PROSE = 0.10, 0.02
@@ -54,8 +54,7 @@ def said(prompt, draw, wordings):
 
 def task(name, draw, wordings):
     family = FAMILIES[name]
-    held_out = wordings == "held_out"
-    values = draw_values(draw, family.names, held_out=held_out, more=wordings == "training" and name in NEW)
+    values = draw_values(draw, family.names, held_out=wordings == "held_out")
     asked = worded(draw.choice(getattr(family, wordings)), draw).format(**values)
     query = spoilt(family.query.format(**values), draw)
     return {"question": asked, "answer": query, "metadata": {"family": name}}
