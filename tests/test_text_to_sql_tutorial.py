@@ -272,3 +272,15 @@ def test_the_process_of_a_database_ends_quietly_with_whoever_asked(tmp_path: Pat
     process.stdout.close()
     assert process.communicate("null\nnull\n")[1] == ""
     assert process.returncode == 0
+
+
+def test_values_of_the_database_are_repeated_in_quotes(tutorial: Import) -> None:
+    agent, [database, *_] = tutorial("sql_agent"), tutorial("shop").databases()
+    [name, *_], *_ = database.query("select name from customers")
+    assert agent.mentioned(database, f"Is {name}, a clerk from Oslo, in Rome or Lima? Oslo!") == [
+        name,
+        "clerk",
+        "Oslo",
+        "Rome",
+    ]
+    assert agent.mentioned(database, "How many customers are there?") == []

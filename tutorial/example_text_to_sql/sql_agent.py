@@ -1,16 +1,19 @@
 """An agent that answers questions to a database with SQL, as its author wrote it against the OpenAI SDK."""
 
 import json
+import re
+from functools import lru_cache
 
 from openai import OpenAI
 from shop import databases
-from sql_database import Database, QueryError
+from sql_database import Database, QueryError, opened
 
 import ajet
 
 SYSTEM = "Answer with one SQL query. Tables: {tables}."
 TURNS = 4
 SHOWN = 5
+WORDS = 3
 
 
 def tool(name: str, parameter: str) -> dict:
@@ -38,6 +41,27 @@ def query(database: Database, sql: str) -> str:
     return "\n".join([*(", ".join(str(value)[:80] for value in row) for row in rows[:SHOWN]), *more]) or "no rows"
 
 
+@lru_cache(maxsize=64)
+def texts(database: Database) -> set[str]:
+    """The texts in columns with few values."""
+    values: set[str] = set()
+    for table, columns in database.tables().items():
+        for column in columns:
+            try:
+                rows = database.query(f'select distinct "{column}" from "{table}"')
+            except QueryError:  # too many values
+                continue
+            values.update(value for [value] in rows if isinstance(value, str))
+    return values
+
+
+def mentioned(database: Database, question: str) -> list[str]:
+    """Texts of the database that a question has, of at most `WORDS` words."""
+    words = re.findall(r"\w+", question)
+    spans = [" ".join(words[i : i + n]) for i in range(len(words)) for n in range(WORDS, 0, -1)]
+    return [text for text in dict.fromkeys(spans) if text in texts(database)]
+
+
 def use(database: Database, name: str, arguments: str) -> str:
     try:
         given = json.loads(arguments)
@@ -52,9 +76,9 @@ def use(database: Database, name: str, arguments: str) -> str:
 def answer(question: str, database: str = "") -> str:
     """The query that answers a question; `database` is a file, by default the shop."""
     client = OpenAI()
-    opened = Database(database) if database else databases()[0]
+    data = opened(database) if database else databases()[0]
     messages = [
-        {"role": "system", "content": SYSTEM.format(tables=", ".join(opened.tables()))},
+        {"role": "system", "content": SYSTEM.format(tables=", ".join(data.tables()))},
         {"role": "user", "content": question},
     ]
     for _ in range(TURNS):
@@ -64,17 +88,21 @@ def answer(question: str, database: str = "") -> str:
         if not message.tool_calls:
             return message.content or ""
         for call in message.tool_calls:
-            result = use(opened, call.function.name, call.function.arguments)
+            result = use(data, call.function.name, call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return ""
 
 
 @ajet.workflow
 def answer_at_once(question: str, database: str = "") -> str:
-    """As `answer`, for a model too small for tools: all tables are in the prompt, and the first reply is the query."""
-    opened = Database(database) if database else databases()[0]
-    tables = schema(opened, ", ".join(opened.tables()))
+    """As `answer`, for a model too small for tools: all tables are in the prompt, and the first reply is the query.
+
+    Values that the question has are repeated as a query has them: `'Dublin'` is two tokens, ` Dublin` another.
+    """
+    data = opened(database) if database else databases()[0]
+    tables = schema(data, ", ".join(data.tables()))
     messages = [{"role": "system", "content": f"Answer with one SQL query. Tables: {tables}"}]
-    messages.append({"role": "user", "content": question})
+    values = ", ".join(f"'{text}'" for text in mentioned(data, question))
+    messages.append({"role": "user", "content": f"{question}\nValues: {values}" if values else question})
     reply = OpenAI().chat.completions.create(model="gpt-4o-mini", messages=messages)
     return reply.choices[0].message.content or ""

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta
 from datetime import time as clock
 from decimal import Decimal
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 from uuid import UUID
 
-__all__ = ["Database", "QueryError", "Row"]
+__all__ = ["Database", "QueryError", "Row", "opened"]
 
 Row = list[object]
 """Numbers, texts, truth values and nulls as JSON has them; anything else as `{kind: text}`."""
@@ -85,6 +86,11 @@ class Database:
             return None
         finally:
             timer.cancel()
+
+
+@lru_cache(maxsize=64)
+def opened(path: str) -> Database:
+    return Database(path)
 
 
 # In the process

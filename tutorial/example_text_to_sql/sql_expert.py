@@ -16,7 +16,7 @@ def queries() -> dict[str, str]:
 
 def reply(ask):
     """First the schema of the tables that the query needs, then the query."""
-    query = queries()[ask.messages[1]["content"]]
+    query = queries()[ask.messages[1]["content"].partition("\n")[0]]
     if ask.messages[-1]["role"] == "tool" or not ask.tools:
         return query
     tables = ", ".join(dict.fromkeys(TABLE.findall(query)))

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from shop import databases
-from sql_database import Database, QueryError, Row
+from sql_database import Database, QueryError, Row, opened
 
 import ajet
 
@@ -42,11 +42,6 @@ def query_of(output: str) -> str:
     """The output without the fence around it. Whatever else stands there is no SQL."""
     fenced = _FENCE.fullmatch(output)
     return (fenced[1] if fenced else output).strip().rstrip(";")
-
-
-@lru_cache(maxsize=64)
-def opened(path: str) -> Database:
-    return Database(path)
 
 
 @lru_cache(maxsize=4096)
