@@ -33,55 +33,34 @@ def env() -> None:
 
 @app.command()
 def serve(
-    target: Annotated[
-        str,
-        Argument(
-            help="What to host: FILE.py:NAME, package.module:NAME (a class, or a function that maps a task id to an "
-            "environment), gymnasium:ID, mcp:COMMAND, openenv:NAME, verifiers:NAME."
-        ),
-    ],
-    name: Annotated[
-        str | None,
-        Option(help="Name of the environment, as in task_reader.env_service.env_type. Default: the target's name."),
-    ] = None,
+    target: Annotated[str, Argument()],
+    name: str | None = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8080,
-    arg: Annotated[
-        list[str] | None,
-        Option(metavar="KEY=VALUE", help="Keyword argument of the environment, as JSON or text. Repeatable."),
-    ] = None,
-    split: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME=IDS",
-            help="Task ids of a split, if the environment does not list them: 0:1000 for numbers, or a file with "
-            "one id per line. Repeatable.",
-        ),
-    ] = None,
-    actions: Annotated[
-        str, Option(help="Names of a gymnasium environment's actions, from 0, separated by commas.")
-    ] = "",
-    python: Annotated[
-        str | None,
-        Option(
-            metavar="PATH",
-            help="Python interpreter for the environment's processes, with its packages installed; ajet need not be.",
-        ),
-    ] = None,
+    arg: Annotated[list[str] | None, Option(metavar="KEY=VALUE")] = None,
+    split: Annotated[list[str] | None, Option(metavar="NAME=IDS")] = None,
+    actions: str = "",
+    python: Annotated[str | None, Option(metavar="PATH")] = None,
     instances: Annotated[int, Option(min=1, help="Maximum number of instances.")] = InstanceLimits.instances,
     timeout: Annotated[float, Option(min=0.1, help="Time limit of a request, in seconds.")] = InstanceLimits.timeout,
-    idle: Annotated[
-        float, Option(min=1, help="Seconds without a request after which an instance is stopped.")
-    ] = InstanceLimits.idle,
-    memory: Annotated[
-        str | None, Option(metavar="SIZE", help="Memory limit per instance, such as 2G. Linux only.")
-    ] = None,
-    api_key_env: Annotated[
-        str,
-        Option(help="Environment variable with the key that jobs must send; required if other machines can connect."),
-    ] = "AJET_ENV_KEY",
+    idle: Annotated[float, Option(min=1)] = InstanceLimits.idle,
+    memory: Annotated[str | None, Option(metavar="SIZE")] = None,
+    api_key_env: str = "AJET_ENV_KEY",
 ) -> None:
     """Host an environment, each instance in a process of its own, until Ctrl-C.
+
+    Args:
+        target: What to host: FILE.py:NAME, package.module:NAME (a class, or a function that maps a task id to an
+            environment), gymnasium:ID, mcp:COMMAND, openenv:NAME, verifiers:NAME.
+        name: Name of the environment, as in task_reader.env_service.env_type. Default: the target's name.
+        arg: Keyword argument of the environment, as JSON or text. Repeatable.
+        split: Task ids of a split, if the environment does not list them: 0:1000 for numbers, or a file with one id per
+            line. Repeatable.
+        actions: Names of a gymnasium environment's actions, from 0, separated by commas.
+        python: Python interpreter for the environment's processes, with its packages installed; ajet need not be.
+        idle: Seconds without a request after which an instance is stopped.
+        memory: Memory limit per instance, such as 2G. Linux only.
+        api_key_env: Environment variable with the key that jobs must send; required if other machines can connect.
 
     \b
     ajet env serve lake_env.py:Lake

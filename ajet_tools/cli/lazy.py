@@ -1,6 +1,7 @@
 """Commands whose modules are imported when they run, so that help and other commands don't wait for them.
 
-A command's help gets its layout here: paragraphs are filled, examples have a heading and fit 80 columns.
+A command's help gets its layout here: paragraphs are filled, examples have a heading and fit 80 columns. The help of an
+option stands beside it, or, where that would be too long, in the docstring under `Args:`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLE_WIDTH = 78
 """Columns of an example: an 80-column terminal less help's margins."""
+_ARGUMENT = re.compile(r"^    (\w+): (.+(?:\n {5}.+)*)", re.MULTILINE)
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 
 
@@ -103,8 +105,11 @@ class _Commands(Mapping[str, "Command"]):
 
 def _lay_out(command: Command) -> None:
     """Join each paragraph to one line, except examples (`\\b`), which get a heading. Flags show no type."""
-    parts = list[str]()
+    parts, texts = list[str](), dict[str, str]()
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        if paragraph.startswith("Args:\n"):
+            texts |= {name: " ".join(text.split()) for name, text in _ARGUMENT.findall(paragraph)}
+            continue
         if "\b" not in paragraph:
             parts.append(" ".join(paragraph.split()))
             continue
@@ -115,6 +120,8 @@ def _lay_out(command: Command) -> None:
     parameters = command.get_params(command.context_class(command, help_option_names=["--help", "-h"]))
     _hide_flag_types(parameters)
     for parameter in parameters:
+        if isinstance(parameter, TyperArgument | TyperOption) and parameter.name in texts:
+            parameter.help = texts[parameter.name]
         if isinstance(parameter, TyperArgument) and parameter.metavar is None and parameter.name:
             parameter.metavar = parameter.name.upper()
 

@@ -30,13 +30,7 @@ def model() -> None:
 
 @app.command()
 def fetch(
-    source: Annotated[
-        str,
-        Argument(
-            metavar="NAME|FILE|DIRECTORY",
-            help="A name of `ajet model list`, a Hugging Face name (owner/name), a GGUF file, or a directory.",
-        ),
-    ],
+    source: Annotated[str, Argument(metavar="NAME|FILE|DIRECTORY")],
     out: Annotated[Path | None, Option("--out", "-o", help="Directory to create. Default: one in the cache.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -44,6 +38,9 @@ def fetch(
 
     A GGUF file is converted: its weights become float32, its tokenizer and chat template files of transformers.
     Downloads are checked against their checksum. `ajet train --model NAME` fetches by itself.
+
+    Args:
+        source: A name of `ajet model list`, a Hugging Face name (owner/name), a GGUF file, or a directory.
 
     \b
     ajet model fetch smollm2-135m

@@ -70,6 +70,9 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
     del called.__wrapped__  # type: ignore[attr-defined]  # or the signature is looked for behind it
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    docs = [base.__doc__ or "" for group in groups.values() for base in reversed(group.__mro__)]
+    sections = ["".join(inspect.cleandoc(doc).partition("Args:\n")[1:]) for doc in docs]
+    called.__doc__ = "\n\n".join([inspect.cleandoc(command.__doc__ or ""), *filter(None, sections)])
     return called
 
 

@@ -63,28 +63,18 @@ def _example_names(incomplete: str) -> list[str]:
 
 @app.command()
 def init(
-    name: Annotated[
-        Path | None, Argument(help="Directory to create; `.` for the current one.", show_default=False)
-    ] = None,
-    example: Annotated[
-        str | None,
-        Option(
-            help="Write this tutorial instead, such as math_agent; `list` prints their names.",
-            autocompletion=_example_names,
-        ),
-    ] = None,
-    agent: Annotated[
-        str | None,
-        Option(
-            "--from",
-            metavar="FILE.py[:FUNCTION]",
-            help="Write a job around this agent instead: judge, tasks, config. The file is read and not changed.",
-        ),
-    ] = None,
+    name: Annotated[Path | None, Argument(show_default=False)] = None,
+    example: Annotated[str | None, Option(autocompletion=_example_names)] = None,
+    agent: Annotated[str | None, Option("--from", metavar="FILE.py[:FUNCTION]")] = None,
     tasks: Annotated[Path | None, Option(metavar="FILE", help="--from: a few tasks as JSON lines.")] = None,
     trace: Annotated[Path | None, Option(metavar="TRACE", help="--from: take the tasks from recorded calls.")] = None,
 ) -> None:
     """Write a starter project that runs at once, one of the tutorials, or a job around an agent of yours.
+
+    Args:
+        name: Directory to create; `.` for the current one.
+        example: Write this tutorial instead, such as math_agent; `list` prints their names.
+        agent: Write a job around this agent instead: judge, tasks, config. The file is read and not changed.
 
     \b
     ajet init demo

@@ -51,28 +51,20 @@ NO_UPDATE = 3
 
 @app.command()
 def serve(
-    checkpoint: Annotated[
-        str | None,
-        Argument(
-            help="A Hugging Face checkpoint: a directory or a name; or tinker://... with TINKER_BASE_URL.",
-            show_default=False,
-        ),
-    ] = None,
+    checkpoint: Annotated[str | None, Argument(show_default=False)] = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8000,
     name: Annotated[str | None, Option(help="The model's name. Default: the directory's name.")] = None,
-    api_key_env: Annotated[
-        str,
-        Option(
-            help="Environment variable with the key that clients must send; required if other machines can connect."
-        ),
-    ] = "AJET_SERVE_KEY",
+    api_key_env: str = "AJET_SERVE_KEY",
     trace: Annotated[Path | None, Option(help="Record every call in this trace file.")] = None,
-    wait: Annotated[
-        bool, Option("--wait", help="Serve nothing; return once the server at --host and --port answers.")
-    ] = False,
+    wait: Annotated[bool, Option("--wait")] = False,
 ) -> None:
     """Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C.
+
+    Args:
+        checkpoint: A Hugging Face checkpoint: a directory or a name; or tinker://... with TINKER_BASE_URL.
+        api_key_env: Environment variable with the key that clients must send; required if other machines can connect.
+        wait: Serve nothing; return once the server at --host and --port answers.
 
     \b
     ajet serve CHECKPOINT --trace served.duckdb
@@ -177,24 +169,11 @@ def train(
     val_tasks: HeldOutTasks = None,
     resume: Annotated[bool, Option("--resume", help="Continue from the newest checkpoint.")] = False,
     debug: Annotated[str, Option(metavar="TAGS", help='Tags of the breakpoints to stop at:  "TAG1|TAG2".')] = "",
-    sweep: Annotated[
-        list[str] | None,
-        Option(
-            metavar="KEY=VALUE,VALUE",
-            help="Train once for each value of a config key, one after the other; repeatable: for each combination.",
-        ),
-    ] = None,
+    sweep: Annotated[list[str] | None, Option(metavar="KEY=VALUE,VALUE")] = None,
     max_cost: Annotated[float | None, key_option("tinker.max_cost")] = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Print the episodes, tokens and cost to expect; ask no model.")
-    ] = False,
-    with_ray: Annotated[
-        bool, Option("--with-ray", help="Start Ray on this machine for the run, and stop it afterwards.")
-    ] = False,
-    with_ray_cluster: Annotated[
-        str | None,
-        Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or `auto` for the one on this machine."),
-    ] = None,
+    dry_run: Annotated[bool, Option("--dry-run")] = False,
+    with_ray: Annotated[bool, Option("--with-ray")] = False,
+    with_ray_cluster: Annotated[str | None, Option(metavar="ADDRESS")] = None,
     with_appworld: Annotated[bool, Option("--with-appworld", hidden=True)] = False,
     with_logview: WithLogview = False,
     skip_check_avail_gpu: Annotated[bool, Option("--skip-check-avail-gpu", hidden=True)] = False,
@@ -203,6 +182,12 @@ def train(
     """Train the model behind an agent. `ajet --conf FILE` is the same.
 
     Exits with 3 if no update was made: the model is then the one that training began with.
+
+    Args:
+        sweep: Train once for each value of a config key, one after the other; repeatable: for each combination.
+        dry_run: Print the episodes, tokens and cost to expect; ask no model.
+        with_ray: Start Ray on this machine for the run, and stop it afterwards.
+        with_ray_cluster: Use this Ray cluster: HOST:PORT, or `auto` for the one on this machine.
 
     \b
     ajet train --conf math.yaml

@@ -29,46 +29,31 @@ def trainer() -> None:
 
 @app.command()
 def serve(
-    model: Annotated[
-        str,
-        Option(
-            help="The base model: a directory, a short name (ajet model list), or a Hugging Face name.",
-            show_default=False,
-        ),
-    ],
-    name: Annotated[
-        str | None,
-        Option(
-            help="What clients call the model, and where they find its tokenizer, such as a Hugging Face name. "
-            "Default: as in --model."
-        ),
-    ] = None,
-    state: Annotated[
-        Path, Option(help="Directory of adapters, optimizers and checkpoints; a new server goes on from it.")
-    ] = Path("trainer_state"),
+    model: Annotated[str, Option(show_default=False)],
+    name: str | None = None,
+    state: Path = Path("trainer_state"),
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8900,
-    key_env: Annotated[
-        str | None, Option(help="Environment variable with the API key that clients must send; it begins with tml-.")
-    ] = None,
+    key_env: str | None = None,
     tls_cert: Annotated[Path | None, Option(help="Certificate, to be reached by other machines.")] = None,
     tls_key: Annotated[Path | None, Option(help="Key of the certificate.")] = None,
-    max_model_len: Annotated[
-        int | None, Option(min=2, help="Longest sequence in tokens. Default: the model's own.")
-    ] = None,
-    deterministic: Annotated[
-        bool,
-        Option(
-            "--deterministic",
-            help="Sample each call alone, and compute on one thread: the same requests give the same tokens and "
-            "weights, to the bit. Slow.",
-        ),
-    ] = False,
+    max_model_len: Annotated[int | None, Option(min=2)] = None,
+    deterministic: Annotated[bool, Option("--deterministic")] = False,
 ) -> None:
     """Train and sample a base model for clients of the Tinker API, until Ctrl-C.
 
     Each training client has a LoRA adapter of its own on the one base model. The official SDK, tinker-cookbook and
     other tools that speak the API work unmodified. Needs the extras `local` and `tinker`, and Python 3.11 or later.
+
+    Args:
+        model: The base model: a directory, a short name (ajet model list), or a Hugging Face name.
+        name: What clients call the model, and where they find its tokenizer, such as a Hugging Face name. Default: as
+            in --model.
+        state: Directory of adapters, optimizers and checkpoints; a new server goes on from it.
+        key_env: Environment variable with the API key that clients must send; it begins with tml-.
+        max_model_len: Longest sequence in tokens. Default: the model's own.
+        deterministic: Sample each call alone, and compute on one thread: the same requests give the same tokens and
+            weights, to the bit. Slow.
 
     \b
     ajet trainer serve --model ./model

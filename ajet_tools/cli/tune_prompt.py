@@ -32,25 +32,22 @@ def tune_prompt(
     answering: AgentOptions,
     tasks: Tasks = None,
     val_tasks: HeldOutTasks = None,
-    prompt: Annotated[
-        list[str] | None,
-        Option(help="Variable of the agent's module that holds the prompt. Default: all that the agent uses."),
-    ] = None,
-    reflect_with: Annotated[
-        str | None, Option(help="Model that writes new prompts, by its name at --reflect-url.")
-    ] = None,
-    reflect_url: Annotated[
-        str | None, Option(help="Endpoint of that model. Default: --base-url, else OPENAI_BASE_URL.")
-    ] = None,
-    reflect_scripted: Annotated[
-        str | None, Option(help="writer.py:function that writes prompts instead of a model: text in, text out.")
-    ] = None,
+    prompt: list[str] | None = None,
+    reflect_with: str | None = None,
+    reflect_url: str | None = None,
+    reflect_scripted: str | None = None,
     budget: Annotated[int, Option(min=2, help="Maximum number of episodes for the search.")] = 200,
     k: Annotated[int, Option("--attempts", "-k", min=1, help="Attempts per held-out task.")] = 1,
     apply: Annotated[bool, Option("--apply", help="Write the best prompt into the agent's file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Search for a better prompt with GEPA, and measure its gain on held-out tasks.
+
+    Args:
+        prompt: Variable of the agent's module that holds the prompt. Default: all that the agent uses.
+        reflect_with: Model that writes new prompts, by its name at --reflect-url.
+        reflect_url: Endpoint of that model. Default: --base-url, else OPENAI_BASE_URL.
+        reflect_scripted: writer.py:function that writes prompts instead of a model: text in, text out.
 
     \b
     ajet tune-prompt --conf agent.yaml --reflect-with NAME

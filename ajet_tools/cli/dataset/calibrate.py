@@ -31,22 +31,13 @@ def calibrate(
     file: Source,
     *,
     out: Out,
-    workflow: Annotated[
-        str | None, Option("--workflow", "-w", metavar="AGENT", help="agent.py:solve or package.module->Name.")
-    ] = None,
+    workflow: Annotated[str | None, Option("--workflow", "-w", metavar="AGENT")] = None,
     k: Annotated[int, Option("--attempts", "-k", min=1, max=1000, help="Attempts per task.")] = 8,
-    band: Annotated[
-        str | None, Option(metavar="LOW:HIGH", help="Keep rows whose pass rate is in this range: 0.1:0.9, 0.1:, :0.9.")
-    ] = None,
+    band: Annotated[str | None, Option(metavar="LOW:HIGH")] = None,
     answering: AgentOptions,
     concurrency: Annotated[int | None, Option(min=1, help="Maximum number of episodes run concurrently.")] = None,
-    rejected: Annotated[
-        Path | None,
-        Option(help="File for the other rows, with the reason [OUT.rejected.jsonl; .parquet beside Parquet]."),
-    ] = None,
-    measurements: Annotated[
-        Path | None, Option(help="File of measurements to read and extend [OUT.measured.jsonl].")
-    ] = None,
+    rejected: Path | None = None,
+    measurements: Path | None = None,
     rows: RowOptions,
 ) -> None:
     """Measure how often a model solves each task, and keep tasks within a range.
@@ -54,6 +45,12 @@ def calibrate(
     Each row gets `metadata.pass_rate` (of k attempts) and `metadata.difficulty` (1 minus that). Rows outside the
     range, and rows that could not be measured, go to a separate file with the reason. Tasks already measured with
     the same model, agent, judge, k and content are skipped: after Ctrl-C or a crash, repeat the command.
+
+    Args:
+        workflow: agent.py:solve or package.module->Name.
+        band: Keep rows whose pass rate is in this range: 0.1:0.9, 0.1:, :0.9.
+        rejected: File for the other rows, with the reason [OUT.rejected.jsonl; .parquet beside Parquet].
+        measurements: File of measurements to read and extend [OUT.measured.jsonl].
 
     \b
     ajet dataset calibrate tasks.jsonl --workflow agent.py:solve \\

@@ -57,27 +57,13 @@ def decontaminate(
     out: Out = "-",
     similarity: Similarity = 0.8,
     ngram: Annotated[int, Option(min=6, help="Consecutive shared words that count as a leak.")] = 13,
-    share: Annotated[
-        float, Option(min=0.0, max=1.0, help="Also require this share of the evaluation row's words.")
-    ] = 0.0,
+    share: Annotated[float, Option(min=0.0, max=1.0)] = 0.0,
     ignore_numbers: IgnoreNumbers = False,
     embeddings: Embeddings = None,
-    meaning: Annotated[
-        float, Option(min=0.0, max=1.0, help="With --embeddings: cosine similarity that counts as a leak.")
-    ] = 0.8,
-    check_model: Annotated[
-        str | None,
-        Option(
-            metavar="NAME@URL",
-            help="Ask this model whether a row is an evaluation row in other words (a call per row).",
-        ),
-    ] = None,
-    check_price: Annotated[
-        str | None, Option(metavar="IN,OUT", help="Price of a million of its input and output tokens.")
-    ] = None,
-    cache: Annotated[
-        Path | None, Option(metavar="FILE", help="Keep its replies here, so that none is paid for twice.")
-    ] = None,
+    meaning: Annotated[float, Option(min=0.0, max=1.0)] = 0.8,
+    check_model: Annotated[str | None, Option(metavar="NAME@URL")] = None,
+    check_price: Annotated[str | None, Option(metavar="IN,OUT")] = None,
+    cache: Annotated[Path | None, Option(metavar="FILE")] = None,
     report: Report = None,
     seed: Seed = 0,
     rows: RowOptions,
@@ -90,6 +76,13 @@ def decontaminate(
     the words of one in their order and the same numbers (a quotation with every sixth word changed); with --embeddings,
     the same meaning. Paraphrases are found best by --check-model, which is shown each remaining row with the five
     nearest, by words or, with --embeddings, by meaning.
+
+    Args:
+        share: Also require this share of the evaluation row's words.
+        meaning: With --embeddings: cosine similarity that counts as a leak.
+        check_model: Ask this model whether a row is an evaluation row in other words (a call per row).
+        check_price: Price of a million of its input and output tokens.
+        cache: Keep its replies here, so that none is paid for twice.
 
     \b
     ajet dataset decontaminate tasks.jsonl --eval test.jsonl --out clean.jsonl

@@ -71,24 +71,20 @@ class ChoiceOptions:
 
 @dataclass(frozen=True)
 class ConversionOptions:
-    """How episodes become rows."""
+    """How episodes become rows.
 
-    accept_outputs: Annotated[
-        bool, Option("--accept-outputs", help="Tasks: use an output with a thumb up as the answer.")
-    ] = False
-    read_values: Annotated[
-        bool,
-        Option(
-            "--read-values",
-            help="Tasks: as --accept-outputs; where no rule tells an output's value, the model reads it, asked twice.",
-        ),
-    ] = False
+    Args:
+        accept_outputs: Tasks: use an output with a thumb up as the answer.
+        read_values: Tasks: as --accept-outputs; where no rule tells an output's value, the model reads it, asked twice.
+        redact: Replace secrets and personal data with placeholders.
+    """
+
+    accept_outputs: Annotated[bool, Option("--accept-outputs")] = False
+    read_values: Annotated[bool, Option("--read-values")] = False
     need_answer: Annotated[bool, Option("--need-answer", help="Tasks: reject those without an answer.")] = False
     per_task: Annotated[int, Option(min=0, help="Messages: the best N episodes per task; 0 for all.")] = 1
     margin: Annotated[float, Option(min=0, help="Preferences: minimum difference between the rewards of a pair.")] = 0.0
-    redact: Annotated[
-        bool, Option("--redact/--no-redact", help="Replace secrets and personal data with placeholders.")
-    ] = True
+    redact: Annotated[bool, Option("--redact/--no-redact")] = True
 
     def options(self) -> Options:
         return Options(

@@ -59,28 +59,21 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """The policy that will learn from the rows, and how its pass rate is measured."""
+    """The policy that will learn from the rows, and how its pass rate is measured.
 
-    policy: Annotated[
-        str | None,
-        Option(
-            "--for",
-            metavar="CHECKPOINT",
-            help="Keep only tasks that this model solves sometimes: a directory, NAME@URL or scripted:FILE:NAME.",
-        ),
-    ] = None
-    workflow: Annotated[
-        str | None,
-        Option("--workflow", "-w", metavar="AGENT", help="--for: the agent that tries the tasks, agent.py:solve."),
-    ] = None
+    Args:
+        policy: Keep only tasks that this model solves sometimes: a directory, NAME@URL or scripted:FILE:NAME.
+        workflow: --for: the agent that tries the tasks, agent.py:solve.
+        conf: --for: a job's config that names agent, judge and sampling.
+        band: --for: range of the pass rate; both ends are kept.
+    """
+
+    policy: Annotated[str | None, Option("--for", metavar="CHECKPOINT")] = None
+    workflow: Annotated[str | None, Option("--workflow", "-w", metavar="AGENT")] = None
     judge: Annotated[str | None, Option(help=f"--for: {JUDGE_HELP}")] = None
-    conf: Annotated[
-        Path | None, Option("--conf", "-c", help="--for: a job's config that names agent, judge and sampling.")
-    ] = None
+    conf: Annotated[Path | None, Option("--conf", "-c")] = None
     k: Annotated[int, Option("--attempts", "-k", min=1, max=1000, help="--for: attempts per task.")] = 8
-    band: Annotated[str, Option(metavar="LOW:HIGH", help="--for: range of the pass rate; both ends are kept.")] = (
-        "0.2:0.8"
-    )
+    band: Annotated[str, Option(metavar="LOW:HIGH")] = "0.2:0.8"
 
     @contextmanager
     def value(self, rows: list[Row], directory: Directory) -> Iterator[LearningValue | None]:
@@ -116,26 +109,11 @@ class LearningOptions:
 def expand(
     seeds: Annotated[str | None, Argument(metavar="[FILE]", help=SOURCE_HELP, show_default=False)] = None,
     *,
-    from_failures: Annotated[
-        Path | None, Option(metavar="TRACE", help="Grow from the tasks that failed in this trace instead.")
-    ] = None,
+    from_failures: Annotated[Path | None, Option(metavar="TRACE")] = None,
     count: Annotated[int, Option(min=1, help="Number of rows to generate. ")] = 100,
     writing: OutputOptions,
-    strategy: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME[=WEIGHT]",
-            help="same-style, harder, easier, other-domain, rephrase, compositional, persona; by default a mix of all.",
-        ),
-    ] = None,
-    cells: Annotated[
-        list[str] | None,
-        Option(
-            metavar="AXIS=A,B|AXIS=FILE|FILE|none",
-            help="What rows should differ in: topic=rates,ages or a line each of a file; a YAML file of axes; none. By "
-            "default the seeds' topics, skills, difficulties, lengths. Repeatable.",
-        ),
-    ] = None,
+    strategy: Annotated[list[str] | None, Option(metavar="NAME[=WEIGHT]")] = None,
+    cells: Annotated[list[str] | None, Option(metavar="AXIS=A,B|AXIS=FILE|FILE|none")] = None,
     verify: VerifyHow = "agreement:3",
     verifying: VerifyOptions,
     learning: LearningOptions,
@@ -148,6 +126,12 @@ def expand(
     Writes train.jsonl, validation.jsonl, rejected.jsonl (with reasons) and a dataset card to --out. Exits with 1 if
     there are fewer rows than requested, 130 after Ctrl-C and 143 after SIGTERM; the rows so far are written. With
     --resume and a larger --count a finished set goes on: its rows stay, and none of its calls is repeated.
+
+    Args:
+        from_failures: Grow from the tasks that failed in this trace instead.
+        strategy: same-style, harder, easier, other-domain, rephrase, compositional, persona; by default a mix of all.
+        cells: What rows should differ in: topic=rates,ages or a line each of a file; a YAML file of axes; none. By
+            default the seeds' topics, skills, difficulties, lengths. Repeatable.
 
     \b
     ajet dataset expand seeds.jsonl --count 500 --out data/ \\
@@ -243,35 +227,15 @@ def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | N
 @app.command(name="from-docs")
 @expand_options
 def from_docs(
-    paths: Annotated[
-        list[str],
-        Argument(
-            metavar="PATH...",
-            help=".pdf, .docx, .html, .md, .txt, .rst, directories of them at any depth, or - for Markdown on stdin.",
-            show_default=False,
-        ),
-    ],
+    paths: Annotated[list[str], Argument(metavar="PATH...", show_default=False)],
     *,
-    count: Annotated[
-        int | None, Option(min=1, help="Number of rows to generate. Default: each part is asked once.")
-    ] = None,
-    seeds: Annotated[
-        str | None, Option(metavar="FILE", help="Example tasks: generate few-shot tasks in their style.")
-    ] = None,
+    count: Annotated[int | None, Option(min=1)] = None,
+    seeds: Annotated[str | None, Option(metavar="FILE")] = None,
     writing: OutputOptions,
-    kind: Annotated[
-        list[str] | None, Option(help="knowledge or few-shot (the default with --seeds); repeat it to alternate.")
-    ] = None,
-    chunk_size: Annotated[
-        int, Option(help="Maximum characters of a document part in a prompt.")
-    ] = DocsConfig.chunk_size,
-    encoding: Annotated[
-        str | None,
-        Option(metavar="NAME", help="Encoding of text, Markdown and HTML that is not UTF-8, such as latin-1."),
-    ] = None,
-    passes: Annotated[
-        int, Option(min=1, help="Maximum number of times that a part is asked to reach --count.")
-    ] = DocsConfig.passes,
+    kind: list[str] | None = None,
+    chunk_size: int = DocsConfig.chunk_size,
+    encoding: Annotated[str | None, Option(metavar="NAME")] = None,
+    passes: Annotated[int, Option(min=1)] = DocsConfig.passes,
     verify: VerifyHow = "llm",
     verifying: VerifyOptions,
     temperature: Temperature = DocsConfig.temperature,
@@ -283,6 +247,15 @@ def from_docs(
     With --kind few-shot, and by default where there are --seeds, tasks are made in the style of the seeds instead.
     Documents are cut into parts, and each part is asked for rows; whole documents, not rows, go to validation. Copies
     of a document are asked once.
+
+    Args:
+        paths: .pdf, .docx, .html, .md, .txt, .rst, directories of them at any depth, or - for Markdown on stdin.
+        count: Number of rows to generate. Default: each part is asked once.
+        seeds: Example tasks: generate few-shot tasks in their style.
+        kind: knowledge or few-shot (the default with --seeds); repeat it to alternate.
+        chunk_size: Maximum characters of a document part in a prompt.
+        encoding: Encoding of text, Markdown and HTML that is not UTF-8, such as latin-1.
+        passes: Maximum number of times that a part is asked to reach --count.
 
     \b
     ajet dataset from-docs handbook.pdf --out data/ \\

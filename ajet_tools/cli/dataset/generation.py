@@ -42,37 +42,23 @@ VerifyHow = Annotated[
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """The verifying model, if it differs from the model that writes the rows."""
+    """The verifying model, if it differs from the model that writes the rows.
 
-    verify_model: Annotated[
-        list[str] | None,
-        Option(
-            metavar="[PART=]NAME[@URL]",
-            help="Model that verifies, for all of --verify or a part (llm=NAME@URL). Default: the writer. Repeatable.",
-        ),
-    ] = None
-    verify_price: Annotated[
-        list[str] | None, Option(metavar="[PART=]IN,OUT", help="Its price, as --price. Repeatable.")
-    ] = None
-    verify_api_key_env: Annotated[
-        list[str] | None,
-        Option(
-            metavar="[PART=]NAME", help="Environment variable with its API key. Default: OPENAI_API_KEY. Repeatable."
-        ),
-    ] = None
-    eval_paraphrases: Annotated[
-        bool,
-        Option(
-            "--eval-paraphrases",
-            help="Ask the verifying model (PART paraphrase) if a row is one of --eval in other words, and reject it.",
-        ),
-    ] = False
-    unfenced: Annotated[
-        bool,
-        Option(
-            "--unfenced", help="--verify code: run generated programs without a sandbox, with your own permissions."
-        ),
-    ] = False
+    Args:
+        verify_model: Model that verifies, for all of --verify or a part (llm=NAME@URL). Default: the writer.
+            Repeatable.
+        verify_price: Its price, as --price. Repeatable.
+        verify_api_key_env: Environment variable with its API key. Default: OPENAI_API_KEY. Repeatable.
+        eval_paraphrases: Ask the verifying model (PART paraphrase) if a row is one of --eval in other words, and reject
+            it.
+        unfenced: --verify code: run generated programs without a sandbox, with your own permissions.
+    """
+
+    verify_model: Annotated[list[str] | None, Option(metavar="[PART=]NAME[@URL]")] = None
+    verify_price: Annotated[list[str] | None, Option(metavar="[PART=]IN,OUT")] = None
+    verify_api_key_env: Annotated[list[str] | None, Option(metavar="[PART=]NAME")] = None
+    eval_paraphrases: Annotated[bool, Option("--eval-paraphrases")] = False
+    unfenced: Annotated[bool, Option("--unfenced")] = False
 
     def of(self, spec: str) -> Verify:
         return Verify(
@@ -90,59 +76,42 @@ Temperature = Annotated[float, Option(min=0, help="Sampling temperature of the m
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Which rows are made, and where they are written."""
+    """Which rows are made, and where they are written.
+
+    Args:
+        language: Language of the rows. Default: the source's. Repeat it to alternate.
+        template: Use this prompt (Jinja) instead of the built-in ones.
+        eval: Reject rows that are in this evaluation set; repeatable.
+        similarity: Similarity (share of equal characters) from which a row is a near duplicate.
+        max_same_form: Keep at most N rows that differ only in numbers and names.
+        min_new_forms: Stop if a smaller share of 100 rows has a new form (text without numbers and names), twice in a
+            row.
+        validation: Fraction of validation rows, made from their own seeds or documents. Default: 0.1 with five or more.
+        resume: Continue an earlier run in --out; answered calls are not repeated.
+        dry_run: Print how many calls and tokens are left and what they cost, without sending any.
+    """
 
     out: Annotated[Path | None, Option("--out", "-o", metavar="DIR", help="Output directory.")] = None
     map: Map = None
     skip_bad_rows: SkipBad = False
     include_validation: IncludeValidation = False
-    language: Annotated[
-        list[str] | None, Option(help="Language of the rows. Default: the source's. Repeat it to alternate.")
-    ] = None
-    template: Annotated[
-        Path | None, Option(metavar="FILE", help="Use this prompt (Jinja) instead of the built-in ones.")
-    ] = CallSettings.template
-    eval: Annotated[
-        list[str] | None, Option(metavar="FILE", help="Reject rows that are in this evaluation set; repeatable.")
-    ] = None
-    similarity: Annotated[
-        float,
-        Option(min=0.5, max=1, help="Similarity (share of equal characters) from which a row is a near duplicate."),
-    ] = CallSettings.similarity
-    max_same_form: Annotated[
-        int | None, Option(min=1, help="Keep at most N rows that differ only in numbers and names.")
-    ] = CallSettings.max_same_form
-    min_new_forms: Annotated[
-        float,
-        Option(
-            min=0,
-            max=1,
-            metavar="SHARE",
-            help="Stop if a smaller share of 100 rows has a new form (text without numbers and names), twice in a row.",
-        ),
-    ] = CallSettings.min_new_forms
+    language: list[str] | None = None
+    template: Annotated[Path | None, Option(metavar="FILE")] = CallSettings.template
+    eval: Annotated[list[str] | None, Option(metavar="FILE")] = None
+    similarity: Annotated[float, Option(min=0.5, max=1)] = CallSettings.similarity
+    max_same_form: Annotated[int | None, Option(min=1)] = CallSettings.max_same_form
+    min_new_forms: Annotated[float, Option(min=0, max=1, metavar="SHARE")] = CallSettings.min_new_forms
     embeddings: Embeddings = None
     meaning: Meaning = 0.9
-    validation: Annotated[
-        float | None,
-        Option(
-            metavar="SHARE",
-            help="Fraction of validation rows, made from their own seeds or documents. Default: 0.1 with five or more.",
-        ),
-    ] = CallSettings.validation
+    validation: Annotated[float | None, Option(metavar="SHARE")] = CallSettings.validation
     per_call: Annotated[int, Option(min=1, help="Rows requested per call.")] = CallSettings.per_call
     shots: Annotated[int, Option(min=1, help="Examples per prompt.")] = CallSettings.shots
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = CallSettings.max_tokens
     seed: Annotated[int, Option(help="Random seed.")] = CallSettings.seed
-    resume: Annotated[
-        bool, Option("--resume", help="Continue an earlier run in --out; answered calls are not repeated.")
-    ] = False
+    resume: Annotated[bool, Option("--resume")] = False
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation before the first call.")] = False
     show_prompt: Annotated[bool, Option("--show-prompt", help="Print the prompts without sending them.")] = False
-    dry_run: Annotated[
-        bool,
-        Option("--dry-run", help="Print how many calls and tokens are left and what they cost, without sending any."),
-    ] = False
+    dry_run: Annotated[bool, Option("--dry-run")] = False
 
     def settings(self) -> Json:
         """The arguments common to `GenerationConfig` and `DocsConfig`."""
@@ -204,44 +173,29 @@ def confirm(taken: Estimate, writing: OutputOptions, *, ask: bool, as_json: bool
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The model, its rate limits and the budget."""
+    """The model, its rate limits and the budget.
 
-    base_url: Annotated[
-        str | None,
-        Option(metavar="URL", envvar="OPENAI_BASE_URL", help="An OpenAI-compatible endpoint.", show_default=False),
-    ] = None
-    model: Annotated[
-        str | None,
-        Option(
-            metavar="NAME|PATH",
-            envvar="OPENAI_MODEL",
-            help="Model name at --base-url; without --base-url, a checkpoint directory to load.",
-            show_default=False,
-        ),
-    ] = None
-    api_key_env: Annotated[str, Option(metavar="NAME", help="Environment variable with the endpoint's API key.")] = (
-        "OPENAI_API_KEY"
-    )
-    scripted: Annotated[
-        str | None, Option(metavar="FILE:NAME", help="replies.py:function that replies instead of a model.")
-    ] = None
+    Args:
+        base_url: An OpenAI-compatible endpoint.
+        model: Model name at --base-url; without --base-url, a checkpoint directory to load.
+        api_key_env: Environment variable with the endpoint's API key.
+        scripted: replies.py:function that replies instead of a model.
+        price: Price of a million input and output tokens, such as 0.15,0.60.
+        cache: Cache directory for replies, so that no call is paid for twice.
+    """
+
+    base_url: Annotated[str | None, Option(metavar="URL", envvar="OPENAI_BASE_URL", show_default=False)] = None
+    model: Annotated[str | None, Option(metavar="NAME|PATH", envvar="OPENAI_MODEL", show_default=False)] = None
+    api_key_env: Annotated[str, Option(metavar="NAME")] = "OPENAI_API_KEY"
+    scripted: Annotated[str | None, Option(metavar="FILE:NAME")] = None
     concurrency: Annotated[int, Option(min=1, help="Concurrent requests.")] = 16
     rpm: Annotated[float | None, Option(min=0.1, help="Maximum requests per minute.")] = None
     retries: Annotated[int, Option(min=0, help="Retries after a 5xx or a lost connection.")] = 4
-    price: Annotated[
-        str | None, Option(metavar="IN,OUT", help="Price of a million input and output tokens, such as 0.15,0.60.")
-    ] = None
+    price: Annotated[str | None, Option(metavar="IN,OUT")] = None
     max_calls: Annotated[int | None, Option(min=1, help="Stop before more than N calls.")] = None
     max_total_tokens: Annotated[int | None, Option(min=1, help="Stop before more than N tokens.")] = None
     max_cost: Annotated[float | None, Option(min=0, help="Stop before this cost is exceeded; needs --price.")] = None
-    cache: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="Cache directory for replies, so that no call is paid for twice.",
-            show_default="in or beside --out",
-        ),
-    ] = None
+    cache: Annotated[Path | None, Option(metavar="FILE", show_default="in or beside --out")] = None
 
     def endpoint(self, cache: Path, *, dry_run: bool = False) -> ModelClient:
         """The model: a scripted function, an endpoint, or a checkpoint in this process. Raises ConfigError.

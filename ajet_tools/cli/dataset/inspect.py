@@ -30,26 +30,10 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def view(
-    source: Annotated[
-        str,
-        Argument(
-            metavar="FILE",
-            help="JSONL, Parquet, CSV or a Hugging Face directory (DIR:SPLIT for another split than train).",
-            show_default=False,
-        ),
-    ],
-    filter: Annotated[
-        str, Option("--filter", "-f", metavar="EXPR", help="Start with rows that match, as in `filter`.")
-    ] = "",
-    sample: Annotated[
-        int | None,
-        Option(
-            min=1, help="Only N random rows, always in the same order and with the verdict hidden, to label (a, x)."
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, Option(help="--sample: random seed.", show_default="that of the last sample, or 0")
-    ] = None,
+    source: Annotated[str, Argument(metavar="FILE", show_default=False)],
+    filter: Annotated[str, Option("--filter", "-f", metavar="EXPR")] = "",
+    sample: Annotated[int | None, Option(min=1)] = None,
+    seed: Annotated[int | None, Option(show_default="that of the last sample, or 0")] = None,
     map: Map = None,
     skip_bad_rows: SkipBad = False,
 ) -> None:
@@ -64,6 +48,12 @@ def view(
     rejected.jsonl. Without it they are of the rows that you chose.
 
     In a script the same is done by `filter` (rows that fit to --out, the others to --rejected), `validate` and `diff`.
+
+    Args:
+        source: JSONL, Parquet, CSV or a Hugging Face directory (DIR:SPLIT for another split than train).
+        filter: Start with rows that match, as in `filter`.
+        sample: Only N random rows, always in the same order and with the verdict hidden, to label (a, x).
+        seed: --sample: random seed.
 
     \b
     ajet dataset view data/train.jsonl

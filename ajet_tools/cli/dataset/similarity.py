@@ -187,18 +187,9 @@ def split(
     source: Source,
     *,
     out: Annotated[Path, Option("--out", "-o", metavar="DIR", help="Output directory; one file per side.")],
-    fractions: Annotated[
-        str,
-        Option(
-            metavar="NAME=SHARE,...", help="Sides and their fractions; a single number is the fraction of validation."
-        ),
-    ] = "train=0.9,validation=0.1",
-    by: Annotated[
-        str | None, Option(metavar="FIELD", help="Keep rows with the same value of this field on one side.")
-    ] = None,
-    stratify: Annotated[
-        str | None, Option(metavar="FIELD", help="Split each value of this field in the same proportions.")
-    ] = None,
+    fractions: Annotated[str, Option(metavar="NAME=SHARE,...")] = "train=0.9,validation=0.1",
+    by: Annotated[str | None, Option(metavar="FIELD")] = None,
+    stratify: Annotated[str | None, Option(metavar="FIELD")] = None,
     near: Annotated[bool, Option("--near", help="Keep near duplicates (as in `dedup`) on one side.")] = False,
     similarity: Similarity = 0.8,
     ignore_numbers: IgnoreNumbers = False,
@@ -212,6 +203,11 @@ def split(
     rows; a larger fraction keeps what a side had. With --stratify each value has its fractions exactly, and rows that
     are appended move none before them. With --near a cluster goes where its first row goes; an appended row that is
     like two clusters puts them together, which may move the later one.
+
+    Args:
+        fractions: Sides and their fractions; a single number is the fraction of validation.
+        by: Keep rows with the same value of this field on one side.
+        stratify: Split each value of this field in the same proportions.
 
     \b
     ajet dataset split tasks.jsonl --out data/

@@ -38,13 +38,7 @@ _ID = 12
 @expand_options
 def branch(
     episode: Annotated[str, Argument(metavar="EPISODE", help="The episode, by its id.")],
-    arguments: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="[PATH] [AGENT] [KEY=VALUE]...",
-            help="The trace (default: the current directory); the agent and overrides, in place of the recorded ones.",
-        ),
-    ] = None,
+    arguments: Annotated[list[str] | None, Argument(metavar="[PATH] [AGENT] [KEY=VALUE]...")] = None,
     *,
     at: Annotated[str, Option(metavar="CALL", help="The first call that is sampled again: its number or its id.")],
     token: Annotated[int, Option(min=0, metavar="T", help="Keep the first T tokens of that call's reply.")] = 0,
@@ -58,6 +52,9 @@ def branch(
     from the model, and the outcome is judged. A workflow that asks something else before CALL (a clock, a random
     number, a changed database) can't be replayed: such attempts are listed with what differs and do not count. Forks
     are stored as a run of their own.
+
+    Args:
+        arguments: The trace (default: the current directory); the agent and overrides, in place of the recorded ones.
 
     \b
     ajet trace branch 3f2a91 launcher_record/math --at 2 --model launcher_record/math/checkpoint/9d1c…/model

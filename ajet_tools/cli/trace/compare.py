@@ -40,20 +40,9 @@ _RUNS = 30
 @app.command()
 def compare(
     path: Where = None,
-    limit: Annotated[
-        int | None,
-        Option(
-            "--limit", "-n", min=2, help="Only the newest N runs. Default: 30, with --task all.", show_default=False
-        ),
-    ] = None,
+    limit: Annotated[int | None, Option("--limit", "-n", min=2, show_default=False)] = None,
     tasks: Annotated[bool, Option("--by-task", help="Tasks by runs: the mean rewards of the last step.")] = False,
-    task: Annotated[
-        str | None,
-        Option(
-            metavar="TASK",
-            help="One task, by id or a part of its text: who solves it best, and runs by steps.",
-        ),
-    ] = None,
+    task: Annotated[str | None, Option(metavar="TASK")] = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
@@ -61,6 +50,10 @@ def compare(
 
     Runs that differ by their seed only are one group, with the mean of their last rewards and its 95 % interval; below
     six runs, the least and the greatest. Tasks are compared by validations, else by training.
+
+    Args:
+        limit: Only the newest N runs. Default: 30, with --task all.
+        task: One task, by id or a part of its text: who solves it best, and runs by steps.
 
     \b
     ajet trace compare launcher_record/lr-sweep

@@ -45,26 +45,23 @@ _LINES = 24
 
 @app.command()
 def diff(
-    a: Annotated[
-        str, Argument(metavar="A", help="An episode or a run, by its id, name or path; RUN@STEP or RUN@last: a step.")
-    ],
+    a: Annotated[str, Argument(metavar="A")],
     b: Annotated[str, Argument(metavar="B", help="Another episode, run or step.")],
     path: Where = None,
     path_b: Annotated[Path | None, Option(metavar="PATH", help="The trace of B, if it is another one.")] = None,
-    split: Annotated[
-        Literal["train", "val", "trial"] | None,
-        Option(help="For runs: the split to compare. Default: the last validation of both."),
-    ] = None,
-    decoding: Annotated[
-        Literal["sampled", "greedy"] | None,
-        Option(help="For runs: the decoding to compare. Default: sampled attempts, if both have any."),
-    ] = None,
+    split: Literal["train", "val", "trial"] | None = None,
+    decoding: Literal["sampled", "greedy"] | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two episodes message by message, or two runs or steps by their rewards on shared tasks.
 
     Runs are compared by a sign-flip permutation test of the mean difference, paired by task; below six tasks no
     p-value is given.
+
+    Args:
+        a: An episode or a run, by its id, name or path; RUN@STEP or RUN@last: a step.
+        split: For runs: the split to compare. Default: the last validation of both.
+        decoding: For runs: the decoding to compare. Default: sampled attempts, if both have any.
 
     \b
     ajet trace diff 3f2a91 77ab03

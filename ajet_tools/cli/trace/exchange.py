@@ -34,33 +34,15 @@ app = typer.Typer(add_completion=False)
 def export(
     path: WhereOrRun = None,
     format: Annotated[Format, Option(help="What is written.")] = "messages",
-    out: Annotated[
-        str,
-        Option(
-            "--out",
-            "-o",
-            metavar="FILE|URL|-",
-            help="Output file; - is stdout. For otlp also a URL that it is sent to.",
-        ),
-    ] = "-",
-    filter: Annotated[
-        str | None, Option(metavar="EXPR", help="Only episodes that match, as in `ajet trace ls`.")
-    ] = None,
+    out: Annotated[str, Option("--out", "-o", metavar="FILE|URL|-")] = "-",
+    filter: Annotated[str | None, Option(metavar="EXPR")] = None,
     run: OfRun = None,
     all_runs: Annotated[bool, Option("--all-runs", help="Export all runs.")] = False,
-    episode: Annotated[
-        list[str] | None, Option(metavar="ID", help="Only this episode, by a unique prefix of its id; repeatable.")
-    ] = None,
-    split: Annotated[
-        Literal["train", "val", "trial"] | None, Option(help="Only these episodes. Default: all but trial.")
-    ] = None,
+    episode: Annotated[list[str] | None, Option(metavar="ID")] = None,
+    split: Literal["train", "val", "trial"] | None = None,
     include_validation: IncludeValidation = False,
-    margin: Annotated[
-        float, Option(min=0, help="trl-preference: minimum difference between the rewards of a pair.")
-    ] = 0.0,
-    redact: Annotated[
-        bool, Option("--redact/--no-redact", help="Replace secrets and personal data with placeholders.")
-    ] = True,
+    margin: Annotated[float, Option(min=0)] = 0.0,
+    redact: Annotated[bool, Option("--redact/--no-redact")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML page.
@@ -68,6 +50,14 @@ def export(
     Secrets and personal data are replaced and counted (--no-redact keeps them). Formats to train on leave out
     validation tasks, and tasks that nearly repeat one. Episodes that a resume rolled back
     are left out, except in native. Files are written whole or not at all.
+
+    Args:
+        out: Output file; - is stdout. For otlp also a URL that it is sent to.
+        filter: Only episodes that match, as in `ajet trace ls`.
+        episode: Only this episode, by a unique prefix of its id; repeatable.
+        split: Only these episodes. Default: all but trial.
+        margin: trl-preference: minimum difference between the rewards of a pair.
+        redact: Replace secrets and personal data with placeholders.
 
     \b
     ajet trace export --format messages --out chats.jsonl

@@ -33,19 +33,9 @@ app = typer.Typer(add_completion=False)
 def sql(
     query: Annotated[str, Argument(help="One SELECT or EXPLAIN; `-` reads it from stdin.", show_default=False)],
     path: Where = None,
-    limit: Annotated[
-        int, Option("--limit", "-n", min=1, help="Rows to print; JSON, CSV and files have all rows.")
-    ] = 100,
+    limit: Annotated[int, Option("--limit", "-n", min=1)] = 100,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV with a header.")] = False,
-    out: Annotated[
-        Path | None,
-        Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Write a .csv, .jsonl or .parquet file; an existing file is not overwritten.",
-        ),
-    ] = None,
+    out: Annotated[Path | None, Option("--out", "-o", metavar="FILE")] = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
@@ -53,6 +43,10 @@ def sql(
 
     Tables: runs, episodes, calls, rewards, metrics, ledger, trained, feedback. `calls` stores only the new part of
     each prompt; the view `calls_full` has whole prompts and requests.
+
+    Args:
+        limit: Rows to print; JSON, CSV and files have all rows.
+        out: Write a .csv, .jsonl or .parquet file; an existing file is not overwritten.
 
     \b
     ajet trace sql "FROM metrics WHERE name = 'train/reward' ORDER BY step"

@@ -30,22 +30,11 @@ _PLAIN = "+:.,=<>!~()'*"
 def view(
     target: Annotated[str | None, Argument(metavar="PATH", help=RUN_HELP, show_default=False)] = None,
     run: Annotated[str | None, Option(metavar="RUN", help="Start with this run, by its id or name.")] = None,
-    tokenizer: Annotated[
-        Path | None,
-        Option(metavar="PATH", help="Tokenizer directory for showing tokens. Default: that of the run's model."),
-    ] = None,
+    tokenizer: Annotated[Path | None, Option(metavar="PATH")] = None,
     web: Annotated[bool, Option("--web", help="Serve the viewer to a browser on this machine, until Ctrl-C.")] = False,
     port: Annotated[int, Option(min=0, max=65535, help="Port of --web; 0 takes a free one.")] = 0,
-    tokens: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="With --web: who may look, and only read: a line `name token` for each person, gone to lock out.",
-        ),
-    ] = None,
-    url: Annotated[
-        str | None, Option(metavar="URL", help="With --web: the address of a proxy in front, https://HOST.")
-    ] = None,
+    tokens: Annotated[Path | None, Option(metavar="FILE")] = None,
+    url: Annotated[str | None, Option(metavar="URL")] = None,
     served: Annotated[bool, Option("--served", hidden=True)] = False,
     at: Annotated[str | None, Option(hidden=True)] = None,
     read_only: Annotated[bool, Option("--read-only", hidden=True)] = False,
@@ -55,6 +44,11 @@ def view(
 
     Press ? for a screen's keys, escape to go back, ctrl+p for commands. `--web` prints a URL that holds a
     token: whoever has it can read the trace. On another machine, forward the port: ssh -L 8000:127.0.0.1:8000 HOST.
+
+    Args:
+        tokenizer: Tokenizer directory for showing tokens. Default: that of the run's model.
+        tokens: With --web: who may look, and only read: a line `name token` for each person, gone to lock out.
+        url: With --web: the address of a proxy in front, https://HOST.
 
     \b
     ajet trace view
