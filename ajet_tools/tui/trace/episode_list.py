@@ -8,11 +8,12 @@ Rows that are all here already: the episodes that have calls and no end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
+from rich.text import Text
 from textual import work
 from textual.message import Message
 
@@ -137,6 +138,16 @@ class Finder(Prompt):
         if event.progress:
             wanted.done, wanted.of = event.progress
         self.post_message(self.Changed())
+
+    def status_parts(self, episode_id: str | None) -> Iterator[Text]:
+        """The hits in all, and the first in one episode."""
+        if self.summary:
+            yield Text(self.summary)
+        if here := self.hits_of(episode_id):
+            snippet = Text(here[0].snippet)
+            snippet.stylize("bold underline", here[0].start, here[0].end)
+            more = f" (and {len(here) - 1:,} here)" if len(here) > 1 else ""
+            yield Text(f"{here[0].where}: ") + snippet + Text(more)
 
     def hits_of(self, episode_id: str | None) -> Sequence[Hit]:
         """The hits in one episode."""

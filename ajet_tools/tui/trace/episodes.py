@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import quote
 
+from rich.text import Text
 from textual import work
 from textual.actions import SkipAction
 from textual.app import ComposeResult
@@ -24,8 +25,8 @@ from ajet_tools.trace.queries.experiments import names_of_runs
 from ajet_tools.trace.queries.filters import Filter, parse
 from ajet_tools.trace.queries.listing import Cancelled, Listing, open_listing
 from ajet_tools.tui.trace.episode_list import CAUSE_COLUMN, EPISODE_COLUMNS, Finder, UnfinishedRows, run_column
-from ajet_tools.tui.trace.selection import SelectionScreen
-from ajet_tools.tui.widgets.lines import StatusLine
+from ajet_tools.tui.trace.screen import MAX_COMPARED, TraceScreen
+from ajet_tools.tui.widgets.lines import PartsLine
 from ajet_tools.tui.widgets.listing import ListingTable
 from ajet_tools.tui.widgets.listing_rows import Rows
 from ajet_tools.tui.widgets.prompt import Prompt, remember
@@ -42,7 +43,7 @@ _FAILURE_FIELDS = re.compile(r"\b(status|cause|error)\b")
 """A filter by how episodes ended: its list says why they failed."""
 
 
-class EpisodesScreen(SelectionScreen):
+class EpisodesScreen(TraceScreen):
     """The episodes of a run (of all runs where None) that fit a filter.
 
     The list never changes under its reader: what came since is shown at once only at the top of a list that is sorted
@@ -77,7 +78,8 @@ class EpisodesScreen(SelectionScreen):
         of: int
 
     def __init__(self, run_id: str | None = None, filter_text: str = "") -> None:
-        super().__init__(run_id)
+        super().__init__()
+        self.run_id = run_id
         self.filter_text = filter_text
         self.listing: Listing | None = None
         self.pending: Listing | None = None
@@ -86,7 +88,9 @@ class EpisodesScreen(SelectionScreen):
         self._run_names: dict[str, str] = {}
         """Where the list is of several runs."""
         self._stop, self._cancel_prepare = threading.Event(), threading.Event()
+        self._busy = ""
         self._hidden: tuple[Rows | None, frozenset[str], int] = (None, frozenset(), 0)
+        """Of a selection of rows, how many are not in the list."""
 
     @property
     def address(self) -> str:
@@ -95,9 +99,13 @@ class EpisodesScreen(SelectionScreen):
 
     def compose_body(self) -> ComposeResult:
         yield ListingTable(EPISODE_COLUMNS, self._fetch_page)
-        yield StatusLine()
+        yield PartsLine()
         yield Finder()
         yield Prompt("filter", _FILTER_EXAMPLE, back=ListingTable, check=parse, id="filter")
+
+    @property
+    def table(self) -> ListingTable:
+        return self.query_one(ListingTable)
 
     @property
     def finder(self) -> Finder:
@@ -106,10 +114,6 @@ class EpisodesScreen(SelectionScreen):
     @property
     def prompt(self) -> Prompt:
         return self.query_one("#filter", Prompt)
-
-    @property
-    def all_ids(self) -> Sequence[str]:
-        return self.listing.ids() if self.listing is not None else []
 
     @property
     def latest(self) -> Listing | None:
@@ -196,7 +200,7 @@ class EpisodesScreen(SelectionScreen):
         return progress, stop.is_set
 
     def on_episodes_screen_progress(self, event: Progress) -> None:
-        if event.of_worker is self._stop and self.status.status.busy:
+        if event.of_worker is self._stop and self._busy:
             self._update_status(busy=f"read {event.done:,} of {event.of:,}, esc stops")
 
     @work(group="listing", exclusive=True)
@@ -325,11 +329,40 @@ class EpisodesScreen(SelectionScreen):
         calls = [hit.call_id for hit in self.finder.hits_of(event.id) if hit.call_id]
         self.app.open_episode(event.id, calls[0] if calls else None)
 
+    @property
+    def selected_ids(self) -> list[str]:
+        """The selection in the order of the list, then what isn't listed; without one, the row under the cursor."""
+        places, selected = self.table.places, self.table.selected
+        if not selected:
+            return [self.table.cursor_id] if self.table.cursor_id else []
+        return [*sorted(selected & places.keys(), key=lambda id: places[id]), *sorted(selected - places.keys())]
+
+    def action_group(self) -> None:
+        if (id := self.table.cursor_id) is not None:
+            self.app.compare_group(id)
+
+    def action_compare(self) -> None:
+        chosen = self.selected_ids
+        if len(chosen) == 1 and self.table.cursor_id not in (None, chosen[0]):
+            chosen.append(str(self.table.cursor_id))
+        if 2 <= len(chosen) <= MAX_COMPARED:
+            self.app.open_compare(chosen)
+        else:
+            self.notify(f"select 2 to {MAX_COMPARED} episodes with space (now {len(self.table.selected):,})")
+
+    def action_feedback(self) -> None:
+        if (id := self.table.cursor_id) is not None:
+            self.app.open_feedback(id)
+
+    def action_copy(self) -> None:
+        if chosen := self.selected_ids:
+            self.app.copy("\n".join(chosen), chosen[0] if len(chosen) == 1 else f"{len(chosen):,} ids")
+
     def action_leave(self) -> None:
         """Escape ends, in this order: a running query, the search, the selection, the screen."""
         if self.listing is None:
             raise SkipAction  # the first list is being read: there is nothing to stop yet
-        if self.status.status.busy and not self._stop.is_set():
+        if self._busy and not self._stop.is_set():
             self._stop.set()
         elif self.finder.running:
             self.finder.stop()
@@ -341,10 +374,6 @@ class EpisodesScreen(SelectionScreen):
             raise SkipAction
 
     # Status
-
-    @property
-    def status(self) -> StatusLine:
-        return self.query_one(StatusLine)
 
     def on_listing_table_moved(self) -> None:
         self._update_status()
@@ -358,20 +387,32 @@ class EpisodesScreen(SelectionScreen):
         self._update_status()
 
     def _update_status(self, busy: str | None = None) -> None:
+        self._busy = self._busy if busy is None else busy
+        self.query_one(PartsLine).show(self._status_parts())
+
+    def _status_parts(self) -> Iterator[Text]:
+        """What a reader has to know of the list: where they are, what is new, what is going on, what is selected."""
         table, rows = self.table, self.table.rows
-        if self._hidden[:2] != (rows, table.selected):
-            self._hidden = (rows, table.selected, len(table.selected - table.places.keys()) if table.selected else 0)
-        new = self.pending.count - self.listing.count if self.pending and self.listing else 0
-        self.status.update_status(
-            row=table.cursor,
-            count=table.count,
-            filter=self.filter.text if self.filter else "",
-            order=_ORDERS.get((latest.sort, latest.descending), "") if (latest := self.listing) else "",
-            unended=rows.of_all if isinstance(rows, UnfinishedRows) else None,
-            selected=len(table.selected),
-            hidden=self._hidden[2],
-            new=max(0, new),
-            hits=self.finder.summary,
-            here=tuple(self.finder.hits_of(table.cursor_id)),
-            busy=self.status.status.busy if busy is None else busy,
-        )
+        yield Text(self._place())
+        if self.pending and self.listing and (new := self.pending.count - self.listing.count) > 0:
+            yield Text(f"{new:,} new: t shows them", style="bold reverse")
+        if self._busy:
+            yield Text(one_line(self._busy), style="italic")
+        if table.selected:
+            if self._hidden[:2] != (rows, table.selected):
+                self._hidden = (rows, table.selected, len(table.selected - table.places.keys()))
+            hidden = f" ({self._hidden[2]:,} not in this list)" if self._hidden[2] else ""
+            yield Text(f"{len(table.selected):,} selected{hidden}", style="bold")
+        if self.filter and self.filter.text:
+            yield Text(one_line(self.filter.text, 60), style="italic")
+        yield from self.finder.status_parts(table.cursor_id)
+
+    def _place(self) -> str:
+        rows, count = self.table.rows, self.table.count
+        if not count:
+            return "no episode fits" if self.filter and self.filter.text else "no episode yet"
+        of, latest = f"{count:,}", self.listing
+        order = _ORDERS.get((latest.sort, latest.descending), "") if latest else ""
+        if isinstance(rows, UnfinishedRows):
+            of, order = f"the newest {of} of {rows.of_all:,}" if rows.of_all > count else of, "that have not ended"
+        return f"{self.table.cursor + 1:,} of {of} {order}".rstrip()

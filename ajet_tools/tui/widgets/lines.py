@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rich.cells import cell_len
@@ -23,9 +23,6 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Header, Static
-
-from ajet_tools.text.clean import one_line
-from ajet_tools.trace.queries.search import Hit
 
 _LISTS = ("keys", "app.keys", "command_palette", "app.command_palette")
 
@@ -118,53 +115,6 @@ class KeyLine(Widget, can_focus=False):
                 return
 
 
-@dataclass(frozen=True, slots=True)
-class ListStatus:
-    """What there is to say; what has no value is left out."""
-
-    row: int = 0
-    count: int = 0
-    filter: str = ""
-    order: str = ""
-    unended: int | None = None
-    """Where those are listed that have not ended: how many there are, listed or not."""
-    selected: int = 0
-    hidden: int = 0
-    """Of the selected, those that are not in the list as it is filtered now."""
-    new: int = 0
-    hits: str = ""
-    here: tuple[Hit, ...] = ()
-    """What was found in the episode under the cursor."""
-    busy: str = ""
-
-    def parts(self) -> list[Text]:
-        parts = [Text(self._place())]
-        if self.new:
-            parts.append(Text(f"{self.new:,} new: t shows them", style="bold reverse"))
-        if self.busy:
-            parts.append(Text(one_line(self.busy), style="italic"))
-        if self.selected:
-            hidden = f" ({self.hidden:,} not in this list)" if self.hidden else ""
-            parts.append(Text(f"{self.selected:,} selected{hidden}", style="bold"))
-        if self.filter:
-            parts.append(Text(one_line(self.filter, 60), style="italic"))
-        if self.hits:
-            parts.append(Text(self.hits))
-        if self.here:
-            first, more = self.here[0], f" (and {len(self.here) - 1:,} here)" if len(self.here) > 1 else ""
-            shown = Text(first.snippet)
-            shown.stylize("bold underline", first.start, first.end)
-            parts.append(Text(f"{first.where}: ") + shown + Text(more))
-        return parts
-
-    def _place(self) -> str:
-        if self.count:
-            part = self.unended is not None and self.unended > self.count
-            of = f"the newest {self.count:,} of {self.unended:,}" if part else f"{self.count:,}"
-            return f"{self.row + 1:,} of {of} {self.order if self.unended is None else 'that have not ended'}".rstrip()
-        return "no episode fits" if self.filter else "no episode yet"
-
-
 class PartsLine(Static):
     """Parts in the order in which they matter: a narrow screen cuts the last ones."""
 
@@ -177,18 +127,6 @@ class PartsLine(Static):
         line = Text(" · ").join(parts)
         line.no_wrap, line.overflow = True, "ellipsis"
         self.update(line)
-
-
-class StatusLine(PartsLine):
-    """Shows a `ListStatus`; `update_status` changes some of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.status = ListStatus()
-
-    def update_status(self, **changes: Any) -> None:
-        self.status = replace(self.status, **changes)
-        self.show(self.status.parts())
 
 
 class TitleLine(Header):

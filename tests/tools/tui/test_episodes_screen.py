@@ -21,6 +21,7 @@ from ajet_sdk.types import Call, Episode, Reward, Run, Task
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.screen import TraceChanged
+from ajet_tools.tui.widgets.lines import PartsLine
 from tests.waiting import settled, until_shown
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
@@ -105,7 +106,7 @@ def lines(screen: EpisodesScreen) -> list[str]:
 
 
 def status(screen: EpisodesScreen) -> str:
-    return str(screen.status.render())
+    return str(screen.query_one(PartsLine).render())
 
 
 def shown(screen: EpisodesScreen) -> list[str]:

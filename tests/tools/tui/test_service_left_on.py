@@ -86,7 +86,7 @@ async def test_a_week_of_a_service_with_the_viewer_open(service: subprocess.Pope
                 files |= {file.name for file in directory.glob("*.duckdb")}
                 assert sum(file.stat().st_size for file in directory.glob("*")) < 4_000_000
                 there = stored(directory)
-                await until_shown(pilot, lambda there=there: set(screen.all_ids) == there and screen.table.count)
+                await until_shown(pilot, lambda there=there: set(screen.table.places) == there and screen.table.count)
             assert len(files) >= 7 and not first & there
             app.open_episode(min(first))  # as somebody does who has its id
             await until_shown(pilot, lambda: "no episode with this id" in drawn(app))
