@@ -53,7 +53,7 @@ class _Root(LazyGroup):
             "demo": "start",
             "init": "start",
             "run": "run",
-            "baseline": "baseline",
+            "baseline": "run",
             "train": "train",
             "serve": "train",
         },

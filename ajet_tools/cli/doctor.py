@@ -27,13 +27,10 @@ from ajet_sdk.errors import ConfigError, EnvironmentUnavailable
 from ajet_sdk.reporting.output import echo, style
 from ajet_sdk.sandbox.fence import NoFence, fence
 from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.readiness import CORE, EXTRAS, TARGETS, Check, check_target, gpus, target_of, usable
+from ajet_tools.cli.readiness import CORE, EXTRAS, TARGETS, Check, check_packages, check_target, gpus, target_of, usable
 from ajet_tools.cli.stacks import STACKS, Stack, installed_version, same_version
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def doctor(
     directory: Annotated[Path, Argument(help="Directory to which runs would write.")] = Path(),
     purpose: Annotated[
@@ -61,8 +58,12 @@ def doctor(
     target = None if purpose is None else target_of(purpose)
     if purpose is not None and target is None:
         raise ConfigError(f"--for {purpose}: choose one of trinity, verl, vllm, {', '.join(TARGETS)}")
-    checks = [*_python(), *_packages(), *_accelerator(), *_machine(directory), *_network(), *_programs()]
-    checks += [_service(url) for url in environment or ()]
+    checks = [
+        Check("python", "ok", f"{platform.python_version()}, {platform.system()} {platform.machine()}"),
+        Check("ajet", "ok", f"{ajet.__version__}, in {Path(ajet.__file__).parent.parent}"),
+        *_packages(), *_accelerator(), *_machine(directory), *_network(), *_programs(),
+        *(_service(url) for url in environment or ()),
+    ]  # fmt: skip
     by_target = (
         {target: check_target(target, imports=True)} if target else {name: check_target(name) for name in TARGETS}
     )
@@ -104,18 +105,8 @@ def _summary(name: str, checks: list[Check]) -> Check:
     return Check(name, "ok", "can run")
 
 
-def _python() -> Iterator[Check]:
-    version = platform.python_version()
-    yield Check("python", "ok", f"{version}, {platform.system()} {platform.machine()}")
-    yield Check("ajet", "ok", f"{ajet.__version__}, in {Path(ajet.__file__).parent.parent}")
-
-
 def _packages() -> Iterator[Check]:
-    missing = [name for name in CORE if installed_version(name) is None]
-    if missing:
-        yield Check("core", "fail", f"missing {', '.join(missing)}", "pip install ajet")
-    else:
-        yield Check("core", "ok", ", ".join(f"{name} {installed_version(name)}" for name in CORE))
+    yield from check_packages("core", CORE, "pip install ajet")
     for extra, names in EXTRAS.items():
         absent = [name for name in names if installed_version(name) is None]
         present = ", ".join(f"{name} {installed_version(name)}" for name in names if name not in absent)
@@ -151,7 +142,8 @@ def _accelerator() -> Iterator[Check]:
 
 
 def _machine(directory: Path) -> Iterator[Check]:
-    yield Check("cpu", "ok", f"{len(_cpus())} core(s)")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Check("cpu", "ok", f"{cores} core(s)")
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         yield Check(
@@ -199,12 +191,6 @@ def _programs() -> Iterator[Check]:
     yield Check(name, "ok", detail)
 
 
-def _cpus() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
 def _network() -> Iterator[Check]:
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -222,7 +208,6 @@ class What(str, Enum):
     vllm = "vllm"
 
 
-@app.command()
 def install(
     what: Annotated[What, Argument(help="trinity: the stack for clusters; vllm: only the sampler.")],
     cpu: Annotated[bool, Option("--cpu", help="For a machine without GPUs.")] = False,

@@ -122,15 +122,10 @@ def _lines_of(config: Config, plan: Plan, mean: PerEpisode | None) -> Iterator[s
     rows_trained = "; tokens of the rows that are trained on are not counted" if stored else ""
     yield f"tokens, at most: {counts} (no prefix cached, signal in every group){rows_trained}"
     if config.backbone == "tinker":
-        dollars = _dollars_of(config, tokens)
+        prices = config.tinker.prices
+        dollars = sum(tokens[name] * (getattr(prices, name) or 0.0) for name in tokens) / 1e6
         yield (
-            "cost: unknown, for tinker.prices is not set"
-            if dollars is None
-            else f"cost: at most about ${dollars:,.2f}, more if replies grow; --max-cost ends the run"
+            f"cost: at most about ${dollars:,.2f}, more if replies grow; --max-cost ends the run"
+            if prices.known
+            else "cost: unknown, for tinker.prices is not set"
         )
-
-
-def _dollars_of(config: Config, tokens: dict[str, float]) -> float | None:
-    """By `tinker.prices`; None without any."""
-    prices = config.tinker.prices
-    return sum(tokens[name] * getattr(prices, name) for name in tokens) / 1e6 if prices.known else None

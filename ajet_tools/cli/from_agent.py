@@ -59,7 +59,9 @@ def read_agent(source: str) -> Agent:
         line = f" line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise ConfigError(f"--from: {place}{line} is not Python: {error}") from error
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    decorated = [name for name, node in functions.items() if any("workflow" in d for d in _decorators(node))]
+    decorated = [
+        name for name, node in functions.items() if any("workflow" in ast.unparse(d) for d in node.decorator_list)
+    ]
     if wanted:
         if wanted not in functions:
             raise ConfigError(f"--from: {place} has no function {wanted}; it has {', '.join(functions) or 'none'}")
@@ -78,10 +80,6 @@ def read_agent(source: str) -> Agent:
     needed += [a for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is None]
     parameters = tuple(a.arg for a in needed if a.arg not in _GIVEN)
     return Agent(file.resolve(), chosen[0], parameters, chosen[0] in decorated)
-
-
-def _decorators(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    return [ast.unparse(decorator) for decorator in node.decorator_list]
 
 
 def _outermost(functions: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]) -> list[str]:

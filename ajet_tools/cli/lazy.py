@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
+from ajet_tools.cli.options import expand_options
+
 if TYPE_CHECKING:
     from typer._click import Command, Context, Parameter
 
@@ -31,7 +33,8 @@ class LazyGroup(TyperGroup):
 
     package: ClassVar[str] = ""
     panels: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    """The panels of the group's help, in order: each command, and the module in `package` that has it in its `app`."""
+    """The panels of the group's help, in order: each command, and the module in `package` that has its function, or for
+    a group its `app`. The function has the command's name, with an underscore behind it where that is taken."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -88,8 +91,11 @@ class _Commands(Mapping[str, "Command"]):
 
     def __getitem__(self, name: str) -> Command:
         module = importlib.import_module(f"{self._package}.{self._modules[name]}")
-        command: Command = typer.main.get_command(module.app)
-        command = getattr(command, "commands", {}).get(name, command)
+        app = getattr(module, "app", None)
+        if app is None:
+            app, function = typer.Typer(add_completion=False), name.replace("-", "_")
+            app.command()(expand_options(getattr(module, f"{function}_", None) or getattr(module, function)))
+        command: Command = typer.main.get_command(app)
         command.name = name
         if not isinstance(command, LazyGroup):
             for each_command in (command, *getattr(command, "commands", {}).values()):

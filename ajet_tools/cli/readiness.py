@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -53,7 +53,7 @@ def usable(checks: list[Check]) -> bool:
 
 def check_target(target: str, *, imports: bool = False) -> list[Check]:
     """The requirements of `target` and whether they are met. `imports` also imports packages, in up to a minute."""
-    checks = list(TARGETS[target]())
+    checks = list(_requirements(target))
     if imports and target in _IMPORTS and usable(checks):
         checks.append(_imported(target))
     return checks
@@ -84,52 +84,30 @@ def gpus() -> list[tuple[str, float, str]]:
     return [(row[0], _number(row[1]) / 1024, row[2]) for row in rows if len(row) == 3]
 
 
-def _debug() -> Iterator[Check]:
-    yield from _present("packages", CORE, "pip install ajet")
+TARGETS = ("debug", "local", "ray", "vllm-cpu", "vllm-cuda", "trinity-cpu", "trinity-cuda")
+"""The ways to run: the backbones of one machine, and the stacks."""
 
 
-def _local() -> Iterator[Check]:
-    yield from _present("packages", EXTRAS["local"], 'pip install "ajet[local]"')
-    yield from _beside_torch()
-    yield from _flash_attention(required=False)
+def _requirements(target: str) -> Iterator[Check]:
+    stack = STACKS.get(target)
+    if stack is not None:
+        yield from _stack(stack)
+    elif target == "debug":
+        yield from check_packages("packages", CORE, "pip install ajet")
+    else:
+        yield from check_packages("packages", EXTRAS[target], f'pip install "ajet[{target}]"')
+    if stack is not None or target == "local":
+        yield from _beside_torch()
+    if stack is not None and not stack.cpu:
+        yield from _gpus()
+    if target in ("local", "trinity-cuda"):
+        yield from _flash_attention(required=target != "local")
+    if target in ("ray", "trinity-cpu", "trinity-cuda"):
+        yield from (_shared_memory(), _ray_tokens())
 
 
-def _vllm(stack: Stack) -> Iterator[Check]:
-    yield from _stack(stack)
-    yield from _beside_torch()
-    if not stack.cpu:
-        yield from _gpus(1)
-
-
-def _ray() -> Iterator[Check]:
-    yield from _present("packages", EXTRAS["ray"], 'pip install "ajet[ray]"')
-    yield _shared_memory()
-    yield _ray_tokens()
-
-
-def _trinity(stack: Stack) -> Iterator[Check]:
-    yield from _stack(stack)
-    yield from _beside_torch()
-    if not stack.cpu:
-        yield from _gpus(1)
-        yield from _flash_attention(required=True)
-    yield _shared_memory()
-    yield _ray_tokens()
-
-
-TARGETS: dict[str, Callable[[], Iterator[Check]]] = {
-    "debug": _debug,
-    "local": _local,
-    "ray": _ray,
-    "vllm-cpu": lambda: _vllm(STACKS["vllm-cpu"]),
-    "vllm-cuda": lambda: _vllm(STACKS["vllm-cuda"]),
-    "trinity-cpu": lambda: _trinity(STACKS["trinity-cpu"]),
-    "trinity-cuda": lambda: _trinity(STACKS["trinity-cuda"]),
-}
-"""The checks by target."""
-
-
-def _present(name: str, packages: tuple[str, ...], fix: str) -> Iterator[Check]:
+def check_packages(name: str, packages: tuple[str, ...], fix: str) -> Iterator[Check]:
+    """Whether all packages are installed, and in which versions."""
     missing = [package for package in packages if installed_version(package) is None]
     if missing:
         yield Check(name, "fail", f"missing {', '.join(missing)}", fix)
@@ -142,7 +120,7 @@ def _stack(stack: Stack) -> Iterator[Check]:
     kind, _, build = stack.name.partition("-")
     fix = f"ajet install {kind} --{build}"
     needed = [name for extra in stack.extras for name in EXTRAS[extra]]
-    yield from _present("packages", tuple(dict.fromkeys([*needed, *stack.packages, *stack.bare])), fix)
+    yield from check_packages("packages", tuple(dict.fromkeys([*needed, *stack.packages, *stack.bare])), fix)
     pins = stack.pins()
     for name in stack.compared:
         installed, wanted = installed_version(name), pins[name]
@@ -167,9 +145,9 @@ def _beside_torch() -> Iterator[Check]:
             yield Check(name, "ok", pair)
 
 
-def _gpus(least: int) -> Iterator[Check]:
+def _gpus() -> Iterator[Check]:
     devices = gpus()
-    if len(devices) < least:
+    if not devices:
         yield Check(
             "gpus", "fail", "none: nvidia-smi is missing or lists none", "install NVIDIA's driver, or use --cpu"
         )
@@ -219,7 +197,8 @@ def _shared_memory() -> Check:
 def _ray_tokens() -> Check:
     """Ray 2.55 and later asks for a token where one lies about, and a node that sends none is refused."""
     name, mode = "ray token", os.environ.get("RAY_AUTH_MODE")
-    token = "RAY_AUTH_TOKEN" in os.environ or _token_file().is_file()
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    token = "RAY_AUTH_TOKEN" in os.environ or file.is_file()
     if mode == "token" and not token:
         return Check(
             name, "fail", "RAY_AUTH_MODE is token, but there is no token", "copy ~/.ray/auth_token from the head node"
@@ -233,11 +212,6 @@ def _ray_tokens() -> Check:
     return Check(
         name, "ok", "none: a local Ray creates its own; a cluster without one is open to everyone who can connect"
     )
-
-
-def _token_file() -> Path:
-    configured = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return Path(configured) if configured else Path.home() / ".ray" / "auth_token"
 
 
 _IMPORTS = {

@@ -1,7 +1,11 @@
-"""`ajet run`: run an agent over tasks and score it."""
+"""`ajet run`: run an agent over tasks and score it.
+
+`ajet baseline`: what an agent scores before it is trained, and which training fits.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -14,15 +18,26 @@ from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.reporting.results import Report
 from ajet_sdk.tasks.load import load_tasks
-from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, MostTasks, Tasks, WithLogview, split_arguments
-from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
+from ajet_tools.cli.arguments import (
+    AgentAndOverrides,
+    AgentOptions,
+    HeldOutTasks,
+    MostTasks,
+    Tasks,
+    WithLogview,
+    split_arguments,
+)
+from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.viewer import logview
 
-app = typer.Typer(add_completion=False)
+_NEARLY_ALL = 0.95
+"""pass@1 above which little is left to learn."""
+_FEW = 0.25
+"""A smaller share of tasks with signal makes most of a step's attempts useless."""
+_MANY = 64
+"""Attempts without a success from which a task set is likely to be beyond the model."""
 
 
-@app.command()
-@expand_options
 def run(
     arguments: AgentAndOverrides = None,
     *,
@@ -83,3 +98,123 @@ def _as_json(report: Report) -> dict[str, object]:
             for score in report.tasks
         ],
     }
+
+
+def baseline(
+    arguments: AgentAndOverrides = None,
+    *,
+    tasks: Tasks = None,
+    val_tasks: HeldOutTasks = None,
+    answering: AgentOptions,
+    k: Annotated[int, Option("--attempts", "-k", min=2, help="Attempts per task, for pass@k.")] = 8,
+    limit: Annotated[int, Option("--limit", "-n", min=1, help="Maximum number of tasks of each set.")] = 32,
+    as_json: AsJson = False,
+) -> None:
+    """Score an agent on training and held-out tasks before it is trained, and say how to train it.
+
+    A task has signal if its attempts differ in reward: reinforcement learning learns from those tasks only. Exit code 1
+    if no attempt has a reward.
+
+    \b
+    ajet baseline agent.py:solve --judge exact --tasks tasks.jsonl \\
+      --val-tasks val.jsonl --model PATH
+    ajet baseline --conf job.yaml -k 16 --limit 64
+    ajet baseline --conf job.yaml --base-url http://127.0.0.1:8000/v1 --model NAME
+    """
+    agent, overrides = split_arguments(arguments or [])
+    if answering.conf is None and (agent is None or tasks is None):
+        raise ConfigError("name an agent (agent.py:solve) and --tasks tasks.jsonl, or pass a config file (--conf FILE)")
+    more = {"task_reader.jsonl_dataset_file.validation": {"file_path": None}} if tasks and not val_tasks else {}
+    config = answering.config(agent, overrides, tasks=tasks, val_tasks=val_tasks, more=more)
+    if not config.is_set("rollout.temperature"):
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"temperature": 1.0})})
+    sets = load_tasks(config)
+    reports: dict[str, Report] = {}
+    for name, of in (("training", sets.train), ("held-out", sets.val)):
+        chosen = of[:limit]
+        if chosen:
+            with ProgressBar(f"{name} episodes", len(chosen) * k, quiet=as_json) as bar:
+                reports[name] = sdk.score_tasks(
+                    config, chosen, k=k, of_validation=name == "held-out", on_episode=lambda episode: bar.advance()
+                )
+    scored = any(report.reward is not None for report in reports.values())
+    if as_json:
+        print_json({**{name: _baseline_json(report) for name, report in reports.items()}, "next": advice(reports)})
+    else:
+        echo("\n".join(_baseline_table(reports, k)))
+        for name, report in reports.items():
+            for line in (*report.failures, *report.notices):
+                echo(f"{name}: {line}")
+        echo("\nNext: " + "\n      ".join(advice(reports)))
+        echo(f"Traces are in {config.directory}")
+    raise typer.Exit(0 if scored else 1)
+
+
+def _with_signal(report: Report) -> int:
+    """Tasks whose attempts differ in reward."""
+    return sum(len({e.reward for e in score.episodes if e.reward is not None}) > 1 for score in report.tasks)
+
+
+def _baseline_json(report: Report) -> dict[str, object]:
+    failed = sum(score.failed for score in report.tasks)
+    counts = {"tasks": len(report.tasks), "with_signal": _with_signal(report), "failed": failed}
+    return {**pick(report, "run_id", "reward", "pass_at", "failures", "notices"), **counts}
+
+
+def _baseline_table(reports: Mapping[str, Report], k: int) -> list[str]:
+    rows: list[tuple[str, ...]] = [("", "tasks", "reward", "pass@1", f"pass@{k}", "with signal", "failed")]
+    for name, report in reports.items():
+        shown = [f"{report.pass_at[n]:.3f}" if n in report.pass_at else "-" for n in (1, k)]
+        reward = "-" if report.reward is None else f"{report.reward:.3f}"
+        failed = f"{sum(score.failed for score in report.tasks)} of {len(report.episodes)}"
+        signal = f"{_with_signal(report)} of {len(report.tasks)}"
+        rows.append((name, str(len(report.tasks)), reward, *shown, signal, failed))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def advice(reports: Mapping[str, Report]) -> list[str]:
+    """Advice from the scores of the training tasks and of the held-out tasks, if any."""
+    train, held_out = reports["training"], reports.get("held-out")
+    if train.reward is None:
+        return ["make the agent run: no attempt has a reward. See the failures above"]
+    first, best, signal = train.pass_at.get(1, 0.0), max(train.pass_at.values(), default=0.0), _with_signal(train)
+    steps = [_first_step(train, first, best, signal)]
+    if held_out is None:
+        steps.append("pass --val-tasks: without held-out tasks nothing shows whether what is learnt carries over")
+    elif best and held_out.pass_at and not max(held_out.pass_at.values()):
+        steps.append(
+            "the held-out tasks are never solved, the training tasks are: they are harder or of another kind, so "
+            "expect no gain there unless training tasks like them are added (`ajet dataset expand`)"
+        )
+    return steps
+
+
+def _first_step(train: Report, first: float, best: float, signal: int) -> str:
+    attempts, count = len(train.episodes), len(train.tasks)
+    always = sum(score.solved == len(score.episodes) for score in train.tasks)
+    alike = f"{always} always solved, {count - signal - always} never"
+    if first >= _NEARLY_ALL:
+        return f"harder tasks: {first:.0%} of attempts solve theirs already"
+    if not signal and always:
+        return (
+            f"no task has signal ({alike}), so reinforcement learning has nothing to learn from: raise --temperature "
+            "(attempts sampled alike cannot differ), or add tasks of medium difficulty (`ajet dataset calibrate`)"
+        )
+    if not signal:
+        sure = f" ({attempts} attempts are few: confirm it with a larger -k)" if attempts < _MANY else ""
+        return (
+            "demonstrations, easier tasks or a larger model: no attempt solved its task, so reinforcement learning has "
+            f"nothing to learn from{sure}. Train on demonstrations first (ajet.trainer_common.algorithm=sft), or let "
+            "the judge give partial credit"
+        )
+    if signal < _FEW * count:
+        more = "" if best > 0.5 else "; demonstrations (ajet.trainer_common.algorithm=sft) bring more within reach"
+        return (
+            f"select tasks first: {signal} of {count} have signal ({alike}). `ajet dataset calibrate` keeps those that "
+            f"are solved now and then{more}"
+        )
+    return (
+        f"reinforcement learning (`ajet train`): {signal} of {count} tasks have signal; what pass@{train.k} solves and "
+        f"pass@1 does not ({best:.3f} against {first:.3f}) is what it can reach soon"
+    )

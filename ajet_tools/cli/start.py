@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
 import ajet_tools
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.reporting.results import TunedModel
 
-app = typer.Typer(add_completion=False)
 
 DEMO, PRETRAINED = "math_agent", "pretrained"
 _SHORTER = (
@@ -61,7 +59,6 @@ def _example_names(incomplete: str) -> list[str]:
     return [name for name in _examples() if name.startswith(incomplete)]
 
 
-@app.command()
 def init(
     name: Annotated[Path | None, Argument(show_default=False)] = None,
     example: Annotated[str | None, Option(autocompletion=_example_names)] = None,
@@ -130,7 +127,8 @@ def _init_example(example: str, name: Path | None) -> None:
     known = _examples()
     if example == "list":
         for known_name, folder in known.items():
-            echo(f"  {known_name:<20}{_title(folder)}")
+            title = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+            echo(f"  {known_name:<20}{title}")
         return
     if example not in known:
         near = difflib.get_close_matches(example, known, n=1, cutoff=0.5)
@@ -165,10 +163,6 @@ def _files(folder: Path) -> dict[str, bytes]:
     return contents
 
 
-def _title(folder: Path) -> str:
-    return (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-
-
 def _first_command(readme: str) -> str:
     """The first shell block of a README, indented."""
     block = re.search(r"^```(?:sh|bash|console)\n(.*?)^```", readme, re.M | re.S)
@@ -196,7 +190,6 @@ def _enter(folder: Path) -> str:
     return "" if folder.resolve() == Path.cwd() else f"  cd {folder}\n"
 
 
-@app.command()
 def demo(
     directory: Annotated[
         Path | None, Argument(help="Directory for its files and its run. Default: ajet-demo.", show_default=False)

@@ -39,17 +39,13 @@ from ajet_tools.cli.arguments import (
     split_arguments,
 )
 from ajet_tools.cli.dry_run import print_plan
-from ajet_tools.cli.options import expand_options
 from ajet_tools.cli.sweep import configs_of, run_sweep
 from ajet_tools.cli.viewer import logview
-
-app = typer.Typer(add_completion=False)
 
 NO_UPDATE = 3
 """The exit code of a training run that never updated the weights."""
 
 
-@app.command()
 def serve(
     checkpoint: Annotated[str | None, Argument(show_default=False)] = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
@@ -84,7 +80,6 @@ def serve(
         ) from error
 
 
-@app.command()
 def rehearse(
     arguments: AgentAndOverrides = None,
     conf: Conf = None,
@@ -131,19 +126,13 @@ def _rehearse(config: Config, directory: Path) -> None:
             + "\n  ".join(failures)
             + f"\nTo view them: {view_command(directory)}"
         )
-    watch.done("run", _summary(counts))
+    made = f"{counts['episodes']} episodes, {counts['calls']} calls, {counts['trained']} tokens trained"
+    watch.done("run", f"{made}; {counts['versions']} model versions sampled")
     _judge(counts, tuned, directory)
     watch.done("checkpoint", f"{tuned.path}")
     echo(
         "The rehearsal succeeded. Rewards alternated between 0 and 1 instead of coming from the judge, so they mean "
         "nothing."
-    )
-
-
-def _summary(counts: dict[str, int]) -> str:
-    return (
-        f"{counts['episodes']} episodes, {counts['calls']} calls, {counts['trained']} tokens trained; "
-        f"{counts['versions']} model versions sampled"
     )
 
 
@@ -158,8 +147,6 @@ def _judge(counts: dict[str, int], tuned: TunedModel, directory: Path) -> None:
         raise TrainingError(f"no model was written; {look}")
 
 
-@app.command()
-@expand_options
 def train(
     arguments: AgentAndOverrides = None,
     *,

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Option
 
 from ajet_sdk.agent.model import Model
@@ -18,14 +17,10 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.paired import Paired
 from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, HeldOutTasks, Tasks, split_arguments
-from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
+from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.tuning.prompts import Reflect, Tuned, tune
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
-@expand_options
 def tune_prompt(
     arguments: AgentAndOverrides = None,
     *,

@@ -13,7 +13,7 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Episode, Reward, Task
 from ajet_tools.cli.app import app
-from ajet_tools.cli.baseline import advice
+from ajet_tools.cli.run import advice
 
 AGENT = """
 import ajet

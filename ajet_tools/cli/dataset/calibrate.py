@@ -14,19 +14,15 @@ from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_tools.cli.arguments import AgentOptions
 from ajet_tools.cli.dataset.options import Out, RowOptions, Source, check_apart, counted
-from ajet_tools.cli.options import expand_options, pick
+from ajet_tools.cli.options import pick
 from ajet_tools.dataset.calibrate import Band, Calibration
 from ajet_tools.dataset.calibrate import calibrate as measure
 from ajet_tools.dataset.files.tables import read
-
-app = typer.Typer(add_completion=False)
 
 _BAR = 40
 """Columns of the longest bar."""
 
 
-@app.command()
-@expand_options
 def calibrate(
     file: Source,
     *,
@@ -82,7 +78,10 @@ def calibrate(
             echo(f"Measurements are in {measurements}; run the same command again to continue", err=True)
         raise
     summary = {
-        **_as_json(done),
+        **pick(done, "rows", "tasks", "known", "k", "kept", "outside"),
+        "unmeasured": dict(done.unmeasured),
+        **pick(done, "histogram", "notices"),
+        "traces": str(done.traces) if done.traces else None,
         "out": out,
         "rejected_to": str(rejected) if rejected else None,
         "bad_rows": rows.bad.count,
@@ -135,12 +134,3 @@ def _histogram(done: Calibration, band: Band | None) -> Iterator[str]:
         bar = "█" * round(_BAR * count / most) if most else ""
         bar = bar or ("▏" if count else "")
         yield f"  solved {solved:>9}  {count:>6,}  {bar}{'' if is_kept else '  left out' if count else ''}"
-
-
-def _as_json(done: Calibration) -> dict[str, object]:
-    return {
-        **pick(done, "rows", "tasks", "known", "k", "kept", "outside"),
-        "unmeasured": dict(done.unmeasured),
-        **pick(done, "histogram", "notices"),
-        "traces": str(done.traces) if done.traces else None,
-    }

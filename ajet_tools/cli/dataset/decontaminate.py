@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Option
 
 from ajet_sdk.engines.budget import Budget, Price
@@ -22,20 +20,16 @@ from ajet_tools.cli.dataset.options import (
     check_apart,
     counted,
     read_some,
-    report_lines,
-    to_place,
+    report_kept,
     write_kept,
     write_report,
 )
 from ajet_tools.cli.dataset.similarity import IgnoreNumbers, Report, Seed, Similarity, embedded
-from ajet_tools.cli.options import expand_options
 from ajet_tools.dataset.files.blocks import strings_of
 from ajet_tools.dataset.model.open import open_named
 from ajet_tools.dataset.similarity.decontaminate import Leak, Leaks
 from ajet_tools.dataset.similarity.paraphrase import find_paraphrases
 from ajet_tools.text.clean import one_line
-
-app = typer.Typer(add_completion=False)
 
 _SHOWN = 3
 _KINDS = {
@@ -48,8 +42,6 @@ _KINDS = {
 }
 
 
-@app.command()
-@expand_options
 def decontaminate(
     source: Source,
     *,
@@ -147,27 +139,18 @@ def _report_leaks(
     report: str | None,
     checking: Budget | None,
 ) -> None:
-    kinds: Counter[str] = Counter(leak.kind for leak in leaks.values())
-    kept_count = len(texts) - len(leaks)
-    summary: dict[str, object] = {
-        "rows": len(texts),
-        "kept": kept_count,
-        "dropped": len(leaks),
-        **{kind: kinds[kind] for kind in _KINDS},
+    kinds = {kind: sum(leak.kind == kind for leak in leaks.values()) for kind in _KINDS}
+    more: dict[str, object] = {
         "eval_rows": len(known),
         "eval_rows_found": len({leak.evaluation for leak in leaks.values()}),
-        "bad_rows": rows.bad.count,
-        "path": out,
-        "report": report,
     }
     if checking is not None:
         spent = checking.spent
-        summary["check"] = {"calls": spent.calls, "cached": spent.cached, "tokens": spent.tokens, "cost": spent.cost}
-    lines = [f"{counted(kept_count, 'row')} of {len(texts):,} kept{to_place(out)}"]
-    lines += [f"  dropped: {counted(kinds[kind], 'row')} {name}" for kind, name in _KINDS.items() if kinds[kind]]
+        more["check"] = {"calls": spent.calls, "cached": spent.cached, "tokens": spent.tokens, "cost": spent.cost}
+    lines = [f"  dropped: {counted(kinds[kind], 'row')} {name}" for kind, name in _KINDS.items() if kinds[kind]]
     lines += [f"  the model was asked in {checking.summary()}"] if checking is not None else []
     for index, leak in list(leaks.items())[:_SHOWN]:
         lines.append(
             f"  {leak.similarity:.2f} {texts[index][0]} has {known[leak.evaluation][0]}: {one_line(leak.evidence, 72)}"
         )
-    rows.report(summary, [*lines, *report_lines(report)], out)
+    report_kept(rows, len(texts), kinds, more, lines, out, report)

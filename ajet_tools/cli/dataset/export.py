@@ -9,12 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Option
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.cli.dataset.options import Out, RowOptions, Sources, counted, counting, left_out_lines, to_place
-from ajet_tools.cli.options import expand_options
 from ajet_tools.dataset.curation.formats import OPENING, Format, Unfit, converter
 from ajet_tools.dataset.curation.messages import as_messages
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, Stored, TableBlock
@@ -23,11 +21,7 @@ from ajet_tools.dataset.files.sources import splits_of
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.files.writer import Writer
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
-@expand_options
 def export(
     sources: Sources,
     *,

@@ -6,24 +6,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_tools.cli.dataset.generation import ModelOptions
 from ajet_tools.cli.dataset.options import Out, SkipBad, check_apart, counted, print_summary, write_report
-from ajet_tools.cli.options import AsJson, IncludeValidation, expand_options
+from ajet_tools.cli.options import AsJson, IncludeValidation
 from ajet_tools.dataset.from_traces import run as loop
 from ajet_tools.dataset.from_traces.choice import Choice, Split
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader, read_rubric
 from ajet_tools.dataset.from_traces.run import Kind, Options, TraceRun
 from ajet_tools.dataset.from_traces.sources import Sources, opened_sources
-from ajet_tools.trace.imports import SOURCES
-
-app = typer.Typer(add_completion=False)
+from ajet_tools.trace.imports import format_of
 
 _PATHS = (
     "ajet traces (files, directories, live runs), AgentScope Studio databases, OTLP or OpenAI logs; - is stdin. "
@@ -92,8 +89,6 @@ class ConversionOptions:
         )
 
 
-@app.command("from-traces")
-@expand_options
 def from_traces(
     paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help=_PATHS, show_default=False)] = None,
     *,
@@ -128,10 +123,8 @@ def from_traces(
     ajet dataset from-traces traces/ --failed --out seeds.jsonl
     ajet dataset expand seeds.jsonl --count 500 --out data/
     """
-    if source != "auto" and source not in SOURCES:
-        raise ConfigError(f"there is no import format {source!r}; formats: auto, {', '.join(SOURCES)}")
+    format = format_of(source)
     check_apart(out=out, rejected=rejected)
-    format: Any = None if source == "auto" else source
     choice, grader = choosing.choice(), choosing.grader(asking, out, turning.read_values)
     with ExitStack() as stack:
         sources = stack.enter_context(opened_sources(paths or (), format, skip_bad_rows=skip_bad_rows))

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from ajet_sdk.engines.client import ModelClient
@@ -35,7 +34,7 @@ from ajet_tools.cli.dataset.generation import (
 )
 from ajet_tools.cli.dataset.options import SOURCE_HELP, counted
 from ajet_tools.cli.dataset.progress import progress, report
-from ajet_tools.cli.options import AsJson, expand_options
+from ajet_tools.cli.options import AsJson
 from ajet_tools.dataset.calibrate import Band, task_of_row
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.blocks import Row
@@ -53,8 +52,6 @@ from ajet_tools.dataset.generate.runs import GenerationRun, grow, make_tasks, re
 from ajet_tools.dataset.measurements import Measurements, conditions
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.held_out import leaks_of, validation_tasks
-
-app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True)
@@ -104,8 +101,6 @@ class LearningOptions:
             yield LearningValue(opened, self.policy, known, self.k, Band.parse(self.band), seed, room)
 
 
-@app.command()
-@expand_options
 def expand(
     seeds: Annotated[str | None, Argument(metavar="[FILE]", help=SOURCE_HELP, show_default=False)] = None,
     *,
@@ -224,8 +219,6 @@ def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | N
     return seeds, held_out
 
 
-@app.command(name="from-docs")
-@expand_options
 def from_docs(
     paths: Annotated[list[str], Argument(metavar="PATH...", show_default=False)],
     *,

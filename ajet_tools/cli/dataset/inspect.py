@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from ajet_sdk.reporting.output import echo, style, visible
 from ajet_tools.cli.dataset.options import Map, RowOptions, SkipBad, Source, Sources, counted, counting, mapping_of
-from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
+from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.dataset.curation.filter import parse, unknown_field
 from ajet_tools.dataset.curation.stats import Lengths, Stats, gather
@@ -25,10 +25,7 @@ from ajet_tools.dataset.files.sources import files_of, splits_of
 from ajet_tools.dataset.review.estimate import estimate_errors
 from ajet_tools.text import tables as render
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def view(
     source: Annotated[str, Argument(metavar="FILE", show_default=False)],
     filter: Annotated[str, Option("--filter", "-f", metavar="EXPR")] = "",
@@ -85,8 +82,6 @@ def view(
 _BAR = 24
 
 
-@app.command()
-@expand_options
 def stats(
     source: Source,
     *,
@@ -177,7 +172,6 @@ def _field_rows(result: Stats) -> list[dict[str, str]]:
     return rows
 
 
-@app.command()
 def validate(
     sources: Sources,
     similarity: Annotated[

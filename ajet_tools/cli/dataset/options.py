@@ -181,8 +181,21 @@ def write_report(path: str, lines: Iterator[dict[str, object]]) -> None:
             writer.write(line)
 
 
-def report_lines(report: str | None) -> list[str]:
-    return [f"  evidence is in {report}"] if report else []
+def report_kept(
+    rows: RowOptions,
+    total: int,
+    kinds: Mapping[str, int],
+    more: Mapping[str, object],
+    lines: Iterable[str],
+    out: str,
+    report: str | None,
+) -> None:
+    """Print how many rows stay; `kinds` counts those that go, `more` is the rest of the JSON, `lines` of the text."""
+    kept = total - sum(kinds.values())
+    places = {"bad_rows": rows.bad.count, "path": out, "report": report}
+    summary = {"rows": total, "kept": kept, "dropped": total - kept, **kinds, **more, **places}
+    evidence = [f"  evidence is in {report}"] if report else []
+    rows.report(summary, [f"{counted(kept, 'row')} of {total:,} kept{to_place(out)}", *lines, *evidence], out)
 
 
 def check_apart(**files: str | Path | None) -> None:

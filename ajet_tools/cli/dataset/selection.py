@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, NoReward
@@ -27,7 +26,7 @@ from ajet_tools.cli.dataset.options import (
     print_summary,
     to_place,
 )
-from ajet_tools.cli.options import AsJson, expand_options
+from ajet_tools.cli.options import AsJson
 from ajet_tools.dataset.curation.combine import blocks, parse_part, plan
 from ajet_tools.dataset.curation.filter import parse
 from ajet_tools.dataset.curation.keep import Keep
@@ -38,11 +37,7 @@ from ajet_tools.dataset.files.writer import Writer
 if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import Verifier
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command("filter")
-@expand_options
 def filter_(
     source: Source,
     expression: Annotated[
@@ -142,7 +137,6 @@ def _report_filter(keep: Keep, kept: int, rows: RowOptions, out: str) -> None:
         raise NoReward(f"the judge failed on some rows, which were left out; the first failure: {keep.failures[0]}")
 
 
-@app.command()
 def mix(
     sources: Annotated[list[str], Argument(metavar="FILE=WEIGHT...", help="Datasets and their weights (default 1).")],
     out: Out = "-",

@@ -6,14 +6,12 @@ import asyncio
 import importlib
 import logging
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-import typer
 from typer import Option
 
 from ajet_sdk.errors import ConfigError
@@ -28,12 +26,10 @@ from ajet_tools.cli.dataset.options import (
     check_apart,
     counted,
     read_some,
-    report_lines,
-    to_place,
+    report_kept,
     write_kept,
     write_report,
 )
-from ajet_tools.cli.options import expand_options
 from ajet_tools.dataset.curation.combine import Splitter, check_fractions, keys_of
 from ajet_tools.dataset.curation.filter import field_names, unknown_field
 from ajet_tools.dataset.files.segments import Shape
@@ -47,7 +43,6 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.near import Vectors
 from ajet_tools.text.clean import one_line
 
-app = typer.Typer(add_completion=False)
 log = logging.getLogger("ajet.dataset")
 
 _SHOWN = 3
@@ -64,8 +59,6 @@ IgnoreNumbers = Annotated[
 Report = Annotated[str | None, Option(metavar="FILE", help="File for the removed rows, with the evidence.")]
 
 
-@app.command()
-@expand_options
 def dedup(
     source: Source,
     *,
@@ -156,33 +149,19 @@ def _duplicate_rows(rows: Sequence[RowFacts], result: Found) -> Iterator[dict[st
 
 
 def _report_dedup(rows: Sequence[RowFacts], result: Found, reading: RowOptions, out: str, report: str | None) -> None:
-    kinds: Counter[str] = Counter(each.kind for each in result.duplicates)
-    differ = sum(each.answers_differ for each in result.duplicates)
-    kept_count = result.rows - len(result.duplicates)
-    summary = {
-        "rows": result.rows,
-        "kept": kept_count,
-        "dropped": len(result.duplicates),
-        **{kind: kinds[kind] for kind in ("exact", "near", "meaning")},
-        "clusters": result.clusters,
-        "answers_differ": differ,
-        "bad_rows": reading.bad.count,
-        "path": out,
-        "report": report,
-    }
     names = {"exact": "exact", "near": "near", "meaning": "by meaning"}
-    lines = [f"{counted(kept_count, 'row')} of {result.rows:,} kept{to_place(out)}"]
-    lines += [f"  dropped: {counted(kinds[kind], 'row')} ({name})" for kind, name in names.items() if kinds[kind]]
+    kinds = {kind: sum(each.kind == kind for each in result.duplicates) for kind in names}
+    differ = sum(each.answers_differ for each in result.duplicates)
+    lines = [f"  dropped: {counted(kinds[kind], 'row')} ({name})" for kind, name in names.items() if kinds[kind]]
     if differ:
         lines.append(f"  {counted(differ, 'row')} of these had another answer than the row that was kept; check them")
     for each in [each for each in result.duplicates if each.kind != "exact"][:_SHOWN]:
         lines.append(f"  {each.similarity:.2f} {rows[each.index].where}: {one_line(rows[each.index].text, 72)}")
         lines.append(f"       {rows[each.kept].where}: {one_line(rows[each.kept].text, 72)}")
-    reading.report(summary, [*lines, *report_lines(report)], out)
+    more = {"clusters": result.clusters, "answers_differ": differ}
+    report_kept(reading, result.rows, kinds, more, lines, out, report)
 
 
-@app.command()
-@expand_options
 def split(
     source: Source,
     *,

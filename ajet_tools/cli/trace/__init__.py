@@ -20,7 +20,7 @@ class TraceCommands(LazyGroup):
             "audit": "files",
         },
         "Ask": {
-            "explain": "explain",
+            "explain": "compare",
             "diff": "diff",
             "compare": "compare",
             "sql": "sql",

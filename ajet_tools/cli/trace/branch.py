@@ -19,7 +19,7 @@ from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.reporting.results import Report
 from ajet_sdk.types import Json
 from ajet_tools.cli.arguments import AgentOptions, split_arguments
-from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
+from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.text.tables import number
 from ajet_tools.trace import queries
@@ -27,15 +27,11 @@ from ajet_tools.trace.branch import BranchPoint, Fork, branch_point, sample_fork
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.locate import open_named
 
-app = typer.Typer(add_completion=False)
-
 _ADDRESS = ("path", "base_url", "name", "scripted", "recipe", "api_key_env")
 """What of a recorded `model` says which model it is."""
 _ID = 12
 
 
-@app.command()
-@expand_options
 def branch(
     episode: Annotated[str, Argument(metavar="EPISODE", help="The episode, by its id.")],
     arguments: Annotated[list[str] | None, Argument(metavar="[PATH] [AGENT] [KEY=VALUE]...")] = None,

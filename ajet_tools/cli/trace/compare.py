@@ -1,4 +1,7 @@
-"""`ajet trace compare`: many runs side by side, by what differs in their configs, and task by task."""
+"""`ajet trace compare`: many runs side by side, by what differs in their configs, and task by task.
+
+`ajet trace explain`: what changed at a step of a run.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-from typer import Option
+from typer import Argument, Option
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
@@ -18,6 +20,7 @@ from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
+from ajet_tools.trace.compare.explain import explain, lines_of
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.experiments import (
     Group,
@@ -31,13 +34,10 @@ from ajet_tools.trace.queries.experiments import (
 )
 from ajet_tools.trace.queries.runs import REWARDS, RunOverview, steps_of
 
-app = typer.Typer(add_completion=False)
-
 _TASKS = 40
 _RUNS = 30
 
 
-@app.command()
 def compare(
     path: Where = None,
     limit: Annotated[int | None, Option("--limit", "-n", min=2, show_default=False)] = None,
@@ -151,3 +151,34 @@ def _named_task(rewards: Sequence[TaskReward], task: str) -> tuple[str, str]:
         listed = "; ".join(one_line(text, 40) for text in [*fitting.values()][:5])
         raise QueryError(f"several tasks fit {task!r}: {listed}" if fitting else f"no task of these runs fits {task!r}")
     return fitting.popitem()
+
+
+def explain_(
+    run: Annotated[str, Argument(metavar="RUN", help="A run, by its id, name or path.")],
+    path: Where = None,
+    step: Annotated[
+        int | None, Option(min=0, help="Default: the step with the largest change of reward.", show_default=False)
+    ] = None,
+    no_pager: NoPager = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what changed at a step of a run, against the step or validation before, with the episodes behind it.
+
+    Tasks that fell and rose, and where their attempts part; groups without signal, failures, splits, length, tool
+    calls, entropy, KL, signs that the judge is gamed, what the advantages pushed up and down. What did not change is
+    left out.
+
+    \b
+    ajet trace explain launcher_record/math
+    ajet trace explain launcher_record/math --step 20
+    ajet trace explain 9d1c launcher_record --json
+    """
+    reader, where, meant = open_named(run, path)
+    with reader:
+        explanation = explain(reader, queries.find_run(reader, meant), step, where)
+    if as_json:
+        print_json(asdict(explanation))
+        return
+    with paged(no_pager) as out:
+        for line in lines_of(explanation):
+            out.print(line, soft_wrap=True)

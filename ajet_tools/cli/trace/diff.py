@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
 from typer import Argument, Option
 
 from ajet_sdk.errors import QueryError
@@ -37,13 +36,10 @@ from ajet_tools.trace.compare.diff import (
 )
 from ajet_tools.trace.locate import open_named
 
-app = typer.Typer(add_completion=False)
-
 _MESSAGES = 3
 _LINES = 24
 
 
-@app.command()
 def diff(
     a: Annotated[str, Argument(metavar="A")],
     b: Annotated[str, Argument(metavar="B", help="Another episode, run or step.")],

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal, cast
 
-import typer
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
@@ -21,16 +20,13 @@ from ajet_tools.text.clean import counted
 from ajet_tools.trace import queries
 from ajet_tools.trace.export import Exported, Format
 from ajet_tools.trace.export.collector import Collector
-from ajet_tools.trace.imports import SOURCES, Imported, import_files
+from ajet_tools.trace.imports import Imported, format_of, import_files
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.episodes import exported_ids
 from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.queries.listing import open_listing
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def export(
     path: WhereOrRun = None,
     format: Annotated[Format, Option(help="What is written.")] = "messages",
@@ -137,7 +133,6 @@ def _report_export(done: Exported, redact: bool, as_json: bool, *, to_stdout: bo
         echo("  redacted: nothing found. Names and other facts in prose are not detected", err=True)
 
 
-@app.command("import")
 def import_(
     files: Annotated[list[str], Argument(metavar="FILE...", help="Files to import; - is stdin.")],
     out: Annotated[Path, Option("--out", "-o", help="The trace (*.duckdb) to create or add to.")],
@@ -158,13 +153,12 @@ def import_(
     ajet trace import ~/AgentScope-Studio/database.sqlite -o studio.duckdb
     gunzip -c chats.jsonl.gz | ajet trace import - --from openai -o chats.duckdb
     """
-    if source != "auto" and source not in SOURCES:
-        raise ConfigError(f"there is no import format {source!r}; formats: auto, {', '.join(SOURCES)}")
+    format = format_of(source)
     with ProgressBar("import bytes") as bar:
         done = import_files(
             [None if file == "-" else Path(file) for file in files],
             out,
-            None if source == "auto" else source,  # type: ignore[arg-type]
+            format,
             skip_bad_rows=skip_bad_rows,
             progress=bar.update,
         )

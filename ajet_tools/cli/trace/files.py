@@ -33,15 +33,12 @@ from ajet_tools.trace.files.prune import RunSize, beyond_size, run_sizes
 from ajet_tools.trace.files.prune import older_than as older
 from ajet_tools.trace.files.prune import prune as prune_file
 from ajet_tools.trace.files.rewrite import OnStage, refuse_live
-from ajet_tools.trace.imports import SOURCES
+from ajet_tools.trace.imports import format_of
 from ajet_tools.trace.imports.audited import audit_dump
 from ajet_tools.trace.locate import located_files
 from ajet_tools.trace.queries.base import rows
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def prune(
     path: Where = None,
     older_than: Annotated[
@@ -134,7 +131,6 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
     out.print(render.table(table, out.width, title=f"{count}, with all that belongs to it", right=["about"]))
 
 
-@app.command()
 def check(
     path: Where = None,
     deep: Annotated[
@@ -197,7 +193,6 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command("audit")
 def audit_(
     files: Annotated[list[Path], Argument(metavar="FILE...", help="What a trainer wrote of its rollouts.")],
     source: Annotated[str, Option("--from", metavar="FORMAT", help=FROM_HELP)] = "auto",
@@ -218,9 +213,7 @@ def audit_(
     ajet trace audit outputs/gsm8k/traces.jsonl --tokenizer ~/models/Qwen3-0.6B
     ajet trace audit datums.jsonl --from tinker --json
     """
-    if source != "auto" and source not in SOURCES:
-        raise ConfigError(f"there is no format {source!r}; formats: auto, {', '.join(SOURCES)}")
-    dump = audit_dump(files, None if source == "auto" else source, tokenizer)  # type: ignore[arg-type]
+    dump = audit_dump(files, format_of(source), tokenizer)
     if as_json:
         print_json({"sound": dump.sound, **asdict(dump)})
     else:

@@ -7,9 +7,6 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from ajet_tools.cli.options import AsJson as AsJson
-from ajet_tools.cli.options import print_json as print_json
-
 _PATH_HELP = "A trace file, or a directory whose traces are read as one. Default: the current directory."
 Where = Annotated[Path | None, Argument(metavar="PATH", help=_PATH_HELP, show_default=False)]
 RUN_HELP = (

@@ -25,12 +25,9 @@ from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.rejudge import Changes, compared_over, groups_of
 from ajet_tools.trace.rejudge import rejudge as run_rejudge
 
-app = typer.Typer(add_completion=False)
-
 _SHOWN = 10
 
 
-@app.command()
 def rejudge(
     judge: Annotated[str, Option(metavar="JUDGE", help=JUDGE_HELP)],
     path: WhereOrRun = None,

@@ -35,8 +35,6 @@ from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.queries.listing import Listing, open_listing
 from ajet_tools.trace.queries.runs import REWARDS, LedgerTotal, RunOverview
 
-app = typer.Typer(add_completion=False)
-
 _CHUNK = 1000
 _RUNS = 20
 _UNBOOKED = 20
@@ -48,7 +46,6 @@ _LONGEST = 4000
 """Characters of a message that are shown."""
 
 
-@app.command()
 def ls(
     path: WhereOrRun = None,
     run: OfRun = None,
@@ -90,18 +87,16 @@ def ls(
         with ProgressBar("searching") as bar:
             column, largest = sort.removeprefix("-"), sort.startswith("-")
             listing = open_listing(reader, chosen, fits, column, largest, progress=bar.update)
-        episodes = _page(reader, listing, (page - 1) * limit, limit)
+        start = (page - 1) * limit
+        stop = min(listing.count, start + limit)
+        chunks = (listing.page(reader, at, min(_CHUNK, stop - at)) for at in range(start, stop, _CHUNK))
+        episodes = [row for chunk in chunks for row in chunk]
     if as_json:
         counts = {"count": listing.count, "of": listing.of, "page": page}
         listed = {"trace": str(where), "runs": judged, "groups": seeds, "run_id": chosen}
         print_json({**listed, **counts, "episodes": episodes})
         return
-    _print_ls(where, judged, seeds, chosen, listing, episodes, (page - 1) * limit, no_pager)
-
-
-def _page(reader: TraceReader, listing: Listing, start: int, limit: int) -> list[ListedEpisode]:
-    stop = min(listing.count, start + limit)
-    return [row for at in range(start, stop, _CHUNK) for row in listing.page(reader, at, min(_CHUNK, stop - at))]
+    _print_ls(where, judged, seeds, chosen, listing, episodes, start, no_pager)
 
 
 def _print_ls(
@@ -134,7 +129,8 @@ def _print_ls(
         if not episodes:
             out.print(_none_of(listing))
             return
-        order = "latest first" if (listing.sort, listing.descending) == ("ended_at", True) else _in_words(listing)
+        order = f"by {listing.sort}, {'largest' if listing.descending else 'smallest'} first"
+        order = "latest first" if (listing.sort, listing.descending) == ("ended_at", True) else order
         fitting = f"{listing.count:,} of {listing.of:,}" if listing.count < listing.of else f"{listing.of:,}"
         title = (
             f"\nepisodes {start + 1:,} to {start + len(episodes):,} of {fitting}, run {run_ids.get(chosen or '', '')}"
@@ -152,10 +148,6 @@ def _none_of(listing: Listing) -> str:
     if listing.count:
         return f"\nThere are only {listing.count:,} episodes; this page does not exist."
     return f"\nNo episode of {listing.of:,} matches the filter." if listing.of else "\nNo episodes yet."
-
-
-def _in_words(listing: Listing) -> str:
-    return f"by {listing.sort}, {'largest' if listing.descending else 'smallest'} first"
 
 
 _RUN_COLUMNS = ("name", "status", "verdict", "episodes", "unsound", "last_step", "started_at", "backbone")
@@ -181,7 +173,6 @@ def _row(kind: str, short: str, row: Mapping[str, object], columns: Sequence[str
     return {kind: short, **{column: row[column] for column in columns if column != f"{kind}_id"}}
 
 
-@app.command()
 def show(
     id: Annotated[str, Argument(metavar="ID", help="A run, an episode or a call, by a unique prefix of its id.")],
     path: Where = None,
@@ -303,7 +294,6 @@ def _show_call(reader: TraceReader, call_id: str, out: Console, full: bool) -> N
     _print_blocks(out, call_blocks(read_overview(reader, row["episode_id"]), call_id), full)
 
 
-@app.command()
 def ledger(
     path: WhereOrRun = None,
     run: OfRun = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
 from typer import Option
 
 from ajet_sdk.reporting.progress_bar import ProgressBar
@@ -19,12 +18,9 @@ from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.splits import by_cause, splits_of
 
-app = typer.Typer(add_completion=False)
-
 _WORST = 20
 
 
-@app.command()
 def splits(
     path: WhereOrRun = None,
     run: OfRun = None,

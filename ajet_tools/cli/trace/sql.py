@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
@@ -26,10 +25,7 @@ from ajet_tools.trace.sql.process import SqlProcess
 if TYPE_CHECKING:
     import pyarrow as pa
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def sql(
     query: Annotated[str, Argument(help="One SELECT or EXPLAIN; `-` reads it from stdin.", show_default=False)],
     path: Where = None,

@@ -20,13 +20,11 @@ from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import Named, open_named
 
-app = typer.Typer(add_completion=False)
 _PATIENCE = 60.0
 _PLAIN = "+:.,=<>!~()'*"
 """What an address of a screen has as it is; the rest is percent-encoded."""
 
 
-@app.command()
 def view(
     target: Annotated[str | None, Argument(metavar="PATH", help=RUN_HELP, show_default=False)] = None,
     run: Annotated[str | None, Option(metavar="RUN", help="Start with this run, by its id or name.")] = None,

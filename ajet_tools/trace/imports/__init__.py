@@ -26,6 +26,14 @@ SourceFormat = Literal[
 ]  # fmt: skip
 SOURCES: tuple[SourceFormat, ...] = get_args(SourceFormat)
 
+
+def format_of(name: str) -> SourceFormat | None:
+    """A format by its name; None for `auto`. Raises ConfigError."""
+    if name != "auto" and name not in SOURCES:
+        raise ConfigError(f"there is no import format {name!r}; formats: auto, {', '.join(SOURCES)}")
+    return next((format for format in SOURCES if format == name), None)
+
+
 Progress = Callable[[int, int], None]
 
 

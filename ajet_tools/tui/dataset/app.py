@@ -1,4 +1,4 @@
-"""`ajet dataset view`: the application, its table of rows, and a row on the whole screen."""
+"""`ajet dataset view`: the application and its table of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import ClassVar, get_args
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.screen import Screen
 
 from ajet_sdk.errors import AjetError
@@ -22,13 +21,12 @@ from ajet_tools.text.clean import one_line
 from ajet_tools.text.grammar import FilterError
 from ajet_tools.tui.base import ViewerApp
 from ajet_tools.tui.dataset.edit import EditScreen
-from ajet_tools.tui.dataset.row import RowPane, build_sections, join_sections
+from ajet_tools.tui.dataset.row import RowPane, RowScreen
 from ajet_tools.tui.dataset.save import SaveScreen
 from ajet_tools.tui.dataset.table import ReviewStatus, RowsTable, SearchHits, ShownRows
 from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
 from ajet_tools.tui.widgets.listing import ListingTable
-from ajet_tools.tui.widgets.long_text import FindInText, LongText
-from ajet_tools.tui.widgets.prompt import Prompt
+from ajet_tools.tui.widgets.prompt import Prompt, remember
 
 _GROW_SECONDS = 0.2
 """Seconds between two checks of how many rows have been read."""
@@ -153,8 +151,7 @@ class RowsScreen(Screen[None]):
         self.query_one(f"#{what}", Prompt).open(text, self._history[what])
 
     def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
-        history = self._history[event.prompt.id or ""]
-        history[:] = [*(entry for entry in history if entry != event.text), *([event.text] if event.text else [])]
+        remember(self._history[event.prompt.id or ""], event.text)
         if event.prompt.id == "filter":
             self._filter(event.text)
         else:
@@ -294,12 +291,7 @@ class RowsScreen(Screen[None]):
             self.update_rows()
 
     def on_listing_table_opened(self, event: ListingTable.Opened) -> None:
-        self.app.push_screen(RowScreen(self))
-
-    def step(self, by: int) -> int | None:
-        """The cursor on another row, from the screen that shows it whole; its number."""
-        self.table.action_move(by)
-        return self.table.number
+        self.app.push_screen(RowScreen(self.table))
 
     def action_copy(self) -> None:
         if (number := self.table.number) is not None:
@@ -352,83 +344,6 @@ class RowsScreen(Screen[None]):
     def _update_status(self) -> None:
         status = self.query_one(ReviewStatus)
         status.update_status(self.table, self._busy, self.filter.text, self.only, self.hits)
-
-
-class RowScreen(FindInText, Screen[None]):
-    """The row under the table's cursor, which this screen moves."""
-
-    NOT_FOUND = "not in this row"
-    DEFAULT_CSS = "RowScreen > Vertical { height: 1fr; padding: 0 1; }  RowScreen LongText { height: 1fr; }"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("a", "mark('accepted')", "Accept"),
-        Binding("x", "mark('rejected')", "Reject"),
-        Binding("u,ctrl+z", "undo", "Undo"),
-        Binding("e", "edit(False)", "Edit"),
-        Binding("E", "edit(True)", "Edit as JSON", show=False),
-        Binding("j,right", "step(1)", "Next row", key_display="→"),
-        Binding("k,left", "step(-1)", "Previous row", key_display="←"),
-        Binding("slash", "find", "Find", key_display="/"),
-        Binding("n", "next(1)", "Next place", show=False),
-        Binding("N", "next(-1)", "Previous place", show=False),
-        Binding("y", "copy", "Copy the row as JSON", show=False),
-        Binding("escape,q,enter", "close", "Back", key_display="esc"),
-    ]
-
-    def __init__(self, behind: RowsScreen) -> None:
-        super().__init__()
-        self.behind = behind
-        self.number = behind.step(0)
-
-    def compose(self) -> ComposeResult:
-        yield TitleLine()
-        with Vertical():
-            yield LongText(self._text())
-        yield Prompt("find", back=LongText)
-        yield KeyLine()
-
-    def on_mount(self) -> None:
-        self.query_one(LongText).focus()
-
-    def _text(self) -> str:
-        return "" if self.number is None else join_sections(build_sections(self.behind.review, self.number))
-
-    async def _show(self) -> None:
-        box = self.query_one(Vertical)
-        await box.remove_children()
-        shown = LongText(self._text())
-        await box.mount(shown)
-        shown.focus()
-
-    async def action_step(self, by: int) -> None:
-        before, self.number = self.number, self.behind.step(by)
-        if self.number != before:
-            await self._show()
-
-    async def action_mark(self, mark: Mark) -> None:
-        """Accept or reject, and show the table's next row."""
-        self.behind.action_mark(mark)
-        await self.action_step(0)
-        await self._show()
-
-    async def action_undo(self) -> None:
-        self.behind.action_undo()
-        self.number = self.behind.step(0)
-        await self._show()
-
-    def action_edit(self, as_json: bool) -> None:
-        if self.number is not None:
-            self.app.push_screen(EditScreen(self.behind.review, self.number, as_json), self._finish_edit)
-
-    async def _finish_edit(self, changed: bool | None) -> None:
-        if changed:
-            self.behind.update_rows()
-            await self._show()
-
-    def action_copy(self) -> None:
-        self.behind.action_copy()
-
-    def action_close(self) -> None:
-        self.dismiss()
 
 
 class DatasetApp(ViewerApp):

@@ -1,4 +1,7 @@
-"""A row as sections of text: what it asks, its answer, other fields, how it was checked, where it is from."""
+"""A row as sections of text: what it asks, its answer, other fields, how it was checked, where it is from.
+
+The row under the table's cursor, in short and on the whole screen.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.screen import Screen
 from textual.widgets import Static
 
 from ajet_sdk.dialects.message_parts import parts_of
@@ -19,6 +23,10 @@ from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.text.clean import drop_zero_width
+from ajet_tools.tui.dataset.table import RowsTable
+from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
+from ajet_tools.tui.widgets.long_text import FindInText, LongText
+from ajet_tools.tui.widgets.prompt import Prompt
 
 _CHATS = ("init_messages", "messages", "chosen", "rejected", "prompt", "conversations")
 
@@ -169,3 +177,54 @@ def _style_sections(sections: list[Section]) -> Text:
             for line in drop_zero_width(visible(cut)).split("\n"):
                 text.append(f"\n  {line}")
     return text
+
+
+class RowScreen(FindInText, Screen[None]):
+    """The row under a table's cursor, which this screen moves; what is decided here, the table's screen does."""
+
+    NOT_FOUND = "not in this row"
+    DEFAULT_CSS = "RowScreen LongText { height: 1fr; padding: 0 1; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("a", "behind('mark', 'accepted')", "Accept"),
+        Binding("x", "behind('mark', 'rejected')", "Reject"),
+        Binding("u,ctrl+z", "behind('undo')", "Undo"),
+        Binding("e", "behind('edit', False)", "Edit"),
+        Binding("E", "behind('edit', True)", "Edit as JSON", show=False),
+        Binding("j,right", "step(1)", "Next row", key_display="→"),
+        Binding("k,left", "step(-1)", "Previous row", key_display="←"),
+        Binding("slash", "find", "Find", key_display="/"),
+        Binding("n", "next(1)", "Next place", show=False),
+        Binding("N", "next(-1)", "Previous place", show=False),
+        Binding("y", "behind('copy')", "Copy the row as JSON", show=False),
+        Binding("escape,q,enter", "dismiss", "Back", key_display="esc"),
+    ]
+
+    def __init__(self, table: RowsTable) -> None:
+        super().__init__()
+        self.table = table
+        self._shown = ""
+
+    def compose(self) -> ComposeResult:
+        yield TitleLine()
+        yield LongText()
+        yield Prompt("find", back=LongText)
+        yield KeyLine()
+
+    def on_screen_resume(self) -> None:
+        """At first, and after a dialog, which may have changed the row."""
+        self._show()
+
+    def _show(self) -> None:
+        number = self.table.number
+        text = "" if number is None else join_sections(build_sections(self.table.review, number))
+        if text != self._shown:
+            self._shown = text
+            self.query_one(LongText).show(text)
+
+    def action_step(self, by: int) -> None:
+        self.table.action_move(by)
+        self._show()
+
+    async def action_behind(self, name: str, *arguments: object) -> None:
+        await self.app.run_action(("", name, arguments), self.table.screen)
+        self._show()

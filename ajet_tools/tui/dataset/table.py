@@ -72,16 +72,14 @@ def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], roo
     if any(map(source_of, rows)):
         others.append(Column("made", "made by", max(7, _max_width(map(source_of, rows), _WIDEST)), of(source_of)))
     if any(map(verification_of, rows)):
-        others.append(Column("verified", "verified", 8, of(verification_of), tone=_verification_tone))
+        tones = {"yes": "good", "no": "bad"}
+        verified = of(verification_of)
+        others.append(Column("verified", "verified", 8, verified, tone=lambda row: tones.get(verified(row), "")))
     others += [Column(path, path.rpartition(".")[2], width, of(_format_field(path))) for path, width in _paths(rows)]
     for column in others:
         if sum(picked.width + 1 for picked in columns) + column.width + _EDGES <= room:
             columns.append(column)
     return columns
-
-
-def _verification_tone(row: NumberedRow) -> str:
-    return {"yes": "good", "no": "bad"}.get(verification_of(row["values"]), "")
 
 
 def _format_answer(values: Values) -> str:

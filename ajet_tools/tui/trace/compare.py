@@ -344,16 +344,15 @@ class SideBySide(LineView, can_focus=True):
     def on_click(self, event: Click) -> None:
         self.post_message(self.Chosen(max(0, event.x - 1) // (self._width + len(_RULE))))
 
-    def render_line(self, y: int) -> Strip:
-        line = y + self.scroll_offset.y
+    def line(self, line: int) -> Strip | None:
         if self.columns is None or line >= len(self.columns.lines):
-            return Strip.blank(self.size.width, self.ground)
+            return None
         segments: list[Segment] = []
         for i, cell in enumerate(self.columns.lines[line]):
             if i:
                 segments.append(Segment(_RULE, Style(dim=True)))
             segments += self._cell(cell)
-        return Strip(segments).adjust_cell_length(self.size.width, self.ground).apply_style(self.ground)
+        return Strip(segments)
 
     def _cell(self, cell: Cell) -> list[Segment]:
         used = sum(cell_len(text) for text, _ in cell)

@@ -158,20 +158,12 @@ class Finder(Prompt):
         return step_to(sorted(rows[id] for id in self.found if id in rows), cursor, by)
 
 
-_TONES = {"succeeded": "", "failed": "bad", "timeout": "warn", "aborted": "warn"}
-
-
-def _format_task(row: ListedEpisode) -> str:
-    return str(row["task"] or row["task_id"] or "")
+_TONES = {"succeeded": "", "failed": "bad", "timeout": "warn", "aborted": "warn", "superseded": "faint"}
 
 
 def _format_status(row: ListedEpisode) -> str:
     """`superseded` for an episode that a resume rolled back, whatever its status."""
     return "superseded" if row["superseded"] else row["status"] or "unended"
-
-
-def _status_tone(row: ListedEpisode) -> str:
-    return "faint" if row["superseded"] else _TONES.get(row["status"] or "", "faint")
 
 
 def _format_reward(row: ListedEpisode) -> str:
@@ -204,24 +196,17 @@ def _format_seconds(row: ListedEpisode) -> str:
     return f"{minutes}m {remaining:02d}s" if minutes < 100 else f"{minutes // 60}h {minutes % 60:02d}m"
 
 
-def _format_field(
-    name: Literal["attempt", "turns", "step"],
-) -> Callable[[ListedEpisode], str]:
+def _format_field(name: Literal["attempt", "turns", "step"]) -> Callable[[ListedEpisode], str]:
     return lambda row: "" if row[name] is None else str(row[name])
 
 
-def _format_split(row: ListedEpisode) -> str:
-    """Training, validation, or validation with greedy sampling."""
-    return "greedy" if row["decoding"] == "greedy" else row["split"] or ""
-
-
-EPISODE_COLUMNS = (
-    Column("task", "task", 14, _format_task, most=120),
+EPISODE_COLUMNS: tuple[Column[ListedEpisode], ...] = (
+    Column("task", "task", 14, lambda row: str(row["task"] or row["task_id"] or ""), most=120),
     Column("attempt", "try", 3, _format_field("attempt"), right=True),
-    Column("status", "status", 10, _format_status, tone=_status_tone),
+    Column("status", "status", 10, _format_status, tone=lambda row: _TONES.get(_format_status(row), "faint")),
     Column("reward", "reward", 7, _format_reward, right=True, tone=_reward_tone),
     Column("turns", "turns", 5, _format_field("turns"), right=True),
-    Column("split", "split", 6, _format_split),
+    Column("split", "split", 6, lambda row: "greedy" if row["decoding"] == "greedy" else row["split"] or ""),
     Column("tokens", "tokens", 6, _format_tokens, right=True),
     Column("seconds", "time", 7, _format_seconds, right=True),
     Column("step", "step", 4, _format_field("step"), right=True),

@@ -1,7 +1,4 @@
-"""The tree of an episode's calls: timelines, forks, and the call that is read.
-
-An episode in a few lines: how it ended, what it was worth, how much there is of it, what it was asked.
-"""
+"""The tree of an episode's calls: timelines, forks, and the call that is read."""
 
 from __future__ import annotations
 
@@ -116,19 +113,17 @@ class CallTree(LineView, can_focus=True):
         if row < len(self._rows):
             self._choose(row)
 
-    def render_line(self, y: int) -> Strip:
-        row, width = y + self.scroll_offset.y, self.size.width
-        if self._overview is None or row >= len(self._rows):
-            return Strip.blank(width, self.ground)
-        text = self._line(self._rows[row], self._overview)
-        if row == self.cursor:
+    def line(self, line: int) -> Strip | None:
+        if self._overview is None or line >= len(self._rows):
+            return None
+        text = self._line(self._rows[line], self._overview)
+        if line == self.cursor:
             text = Text("▌", style="bold").append_text(text)
             text.stylize("reverse" if self.has_focus else "bold")
         else:
             text = Text(" ").append_text(text)
-        text.truncate(width, overflow="ellipsis", pad=True)
-        strip = Strip(text.render(self.app.console), width)
-        return strip.apply_style(self.ground).crop_extend(0, width, self.ground)
+        text.truncate(self.size.width, overflow="ellipsis", pad=True)
+        return Strip(text.render(self.app.console), self.size.width)
 
     def _line(self, row: TreeRow | None, overview: EpisodeOverview) -> Text:
         if row is None:

@@ -47,7 +47,7 @@ class FeedbackScreen(Dialog[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "keep", "Keep"),
-        Binding("escape", "leave", "Leave", show=False),
+        Binding("escape", "dismiss", "Leave", show=False),
         Binding("plus,u", "thumb(True)", "Thumb up", show=False),
         Binding("minus,d", "thumb(False)", "Thumb down", show=False),
     ]
@@ -138,9 +138,6 @@ class FeedbackScreen(Dialog[None]):
         finally:
             self._saving = False
         self.notify(f"kept, as {feedback.author or 'nobody'}'s", markup=False, timeout=3)
-        self.dismiss()
-
-    def action_leave(self) -> None:
         self.dismiss()
 
 

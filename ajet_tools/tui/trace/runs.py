@@ -268,11 +268,6 @@ def _first_to_last(run: RunOverview, verdict: Verdict | None) -> str:
     return f"{verdict.first['mean']:.3f} → {verdict.last['mean']:.3f}{kind}"
 
 
-def _rewards(run: RunOverview) -> list[tuple[str, float | None]]:
-    """The mean rewards of `ajet trace ls`; the first that a run has stands in its row."""
-    return [(name, run[name]) for name in REWARDS]  # type: ignore[literal-required]
-
-
 def _interval(group: Group) -> str:
     if group.mean is None or group.low is None or group.high is None:
         return ""
@@ -288,13 +283,14 @@ def _describe_run(run: RunOverview, why: Sequence[str], group: Group | None) -> 
     counts = (
         f"{compact(run['episodes'])} episodes, {compact(run['tokens'] or 0)} tokens, {lasting(seconds_of(run, now()))}"
     )
+    rewards: list[tuple[str, float | None]] = [(name, run[name]) for name in REWARDS]  # type: ignore[literal-required]
     return fields(
         [
             ("run", f"{run['run_id']}  {one_line(run['name'], 40)}"),
             ("status", f"{run['status']}{note}; {started}backbone {run['backbone']}"),
             ("error", one_line(run["error"], 300) if run["error"] else None),
             ("took", counts),
-            ("reward", ", ".join(f"{name} {number(value)}" for name, value in _rewards(run) if value is not None)),
+            ("reward", ", ".join(f"{name} {number(value)}" for name, value in rewards if value is not None)),
             ("seeds", f"{group.of or 'reward'} of {len(group.runs)} runs: {_interval(group)}" if group else None),
             ("why", "\n".join(why[:_REASONS]) if why else None),
         ]

@@ -53,14 +53,14 @@ class TextScreen(FindInText, Dialog[None]):
         with Vertical() as box:
             box.border_title = Content(self.heading)
             box.border_subtitle = "/ finds · y copies · escape closes"
+            yield LongText()
             yield Prompt("find", back=LongText)
 
     @work
     async def on_mount(self) -> None:
         self.text = await asyncio.to_thread(self.load_text)
-        shown = LongText(self.text)
-        await self.query_one(Vertical).mount(shown, before=0)
-        shown.focus()
+        shown = self.query_one(LongText)
+        shown.show(self.text)
         self.call_after_refresh(self.show, shown)
 
     def show(self, text: LongText) -> None:

@@ -172,7 +172,7 @@ class TokensScreen(TraceScreen):
         if to is None:
             self.app.notify(nothing, markup=False, timeout=3)
         else:
-            self.text.move(to)
+            self.text.action_move(to)
 
     def action_span(self, back: bool = False) -> None:
         if self.view is not None:
@@ -224,7 +224,7 @@ class TokensScreen(TraceScreen):
             event.prompt.show_error(f"enter a position from 0 to {len(self.view) - 1:,}, or a share such as 50%")
             return
         event.prompt.close()
-        self.text.move(place)
+        self.text.action_move(place)
 
     def action_match(self, back: bool = False) -> None:
         self._jump(next_place(self._matches, self.text.cursor, back), "no match; / searches")

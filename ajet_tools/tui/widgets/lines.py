@@ -1,6 +1,6 @@
 """The keys of a screen, in its last line.
 
-One line of what a reader has to know of a list: where they are, what is selected, what is new, what is going on.
+One line of parts: what a reader has to know of a list.
 
 The title of a screen, in its first line.
 """

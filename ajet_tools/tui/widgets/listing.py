@@ -17,7 +17,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from ajet_sdk.errors import AjetError
-from ajet_tools.tui.widgets.listing_rows import PAGE, Pages, find_column, fit_widths
+from ajet_tools.tui.widgets.listing_rows import PAGE, PAGES, find_column, fit_widths
 from ajet_tools.tui.widgets.listing_rows import Column as Column
 from ajet_tools.tui.widgets.listing_rows import Rows as Rows
 from ajet_tools.tui.widgets.long_text import RowView
@@ -110,7 +110,7 @@ class ListingTable(RowView, can_focus=True):
         self.selected: frozenset[str] = frozenset()
         self.sorted_by: tuple[str, bool] = ("", False)
         self._marks: Mapping[str, str] = {}
-        self._pages = Pages()
+        self._pages: LRUCache[int, Sequence[Mapping[str, object]]] = LRUCache(PAGES)
         self._strips: LRUCache[tuple[object, ...], Strip] = LRUCache(1024)
         self._styles: dict[str, Style] = {}
         self._widths = tuple(column.width for column in self.columns)
@@ -120,8 +120,6 @@ class ListingTable(RowView, can_focus=True):
         self._fetching = self._failed = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self.fetched = 0
-        """How many rows were read so far."""
 
     # For screens
 
@@ -152,7 +150,8 @@ class ListingTable(RowView, can_focus=True):
 
     def row(self, index: int) -> Mapping[str, object] | None:
         """A row, if its page is here."""
-        return self._pages.row(index)
+        page = self._pages.get(index // PAGE)
+        return page[index % PAGE] if page and index % PAGE < len(page) else None
 
     def show(self, rows: Rows, *, top: bool = False) -> None:
         """Show other rows. The cursor stays on its row, and that row where it is on the screen.
@@ -383,8 +382,7 @@ class ListingTable(RowView, can_focus=True):
                 rows = self.rows
                 page_rows = await self.fetch(rows, page * PAGE, PAGE)
                 if rows is self.rows:
-                    self._pages.put(page, page_rows)
-                    self.fetched += len(page_rows)
+                    self._pages[page] = page_rows
                     self.refresh()
         except AjetError as error:
             self._failed = True
@@ -394,5 +392,9 @@ class ListingTable(RowView, can_focus=True):
             self._idle.set()
 
     def _next_page(self) -> int | None:
+        """The next page to fetch for the rows on the screen, then for those around them; None: all is here."""
         first = self.scroll_offset.y
-        return self._pages.missing(first, min(self.count, first + self.page_rows) - 1, self.count)
+        last = min(self.count, first + self.page_rows) - 1
+        shown = range(first // PAGE, last // PAGE + 1) if first <= last else range(0)
+        around = [page for page in (shown[-1] + 1, shown[0] - 1) if 0 <= page * PAGE < self.count] if shown else []
+        return next((page for page in (*shown, *around) if page not in self._pages), None)

@@ -1,4 +1,4 @@
-"""The rows of a listing: their order, their columns, and the pages that are in memory."""
+"""The rows of a listing: their order and their columns."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from textual.cache import LRUCache
-
 from ajet_tools.tui.widgets.long_text import fit_text
 
 RowT = TypeVar("RowT", bound=Mapping[str, object])
 PAGE = 100
 """Rows fetched at once."""
-_PAGES = 64
+PAGES = 64
+"""Pages that are kept."""
 
 
 class Rows(Protocol):
@@ -79,31 +78,3 @@ def step_to(places: Sequence[int], cursor: int, by: int) -> int | None:
     """The next of the places, which rise (0: or the cursor's own), or with -1 the one before, round the end."""
     beyond = [at for at in places if (at >= cursor if by == 0 else at > cursor if by > 0 else at < cursor)]
     return (beyond or places)[-1 if by < 0 else 0] if places else None
-
-
-class Pages:
-    """The rows that were fetched lately."""
-
-    def __init__(self) -> None:
-        self._pages: LRUCache[int, Sequence[Mapping[str, object]]] = LRUCache(_PAGES)
-
-    def row(self, index: int) -> Mapping[str, object] | None:
-        """A row, if its page is here."""
-        page = self._pages.get(index // PAGE)
-        return page[index % PAGE] if page and index % PAGE < len(page) else None
-
-    def put(self, page: int, rows: Sequence[Mapping[str, object]]) -> None:
-        """Keep the rows from `page * PAGE` on."""
-        self._pages[page] = rows
-
-    def clear(self) -> None:
-        """They are the rows of another list."""
-        self._pages.clear()
-
-    def missing(self, first: int, last: int, count: int) -> int | None:
-        """The next page to fetch for the rows first to last, then for those around them; None: all is here."""
-        if last < first:
-            return None
-        shown = range(first // PAGE, last // PAGE + 1)
-        around = [page for page in (shown[-1] + 1, shown[0] - 1) if 0 <= page * PAGE < count]
-        return next((page for page in (*shown, *around) if page not in self._pages), None)

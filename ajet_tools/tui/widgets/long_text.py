@@ -39,6 +39,14 @@ class LineView(ScrollView):
         self.ground = self.rich_style
         return super().render_lines(crop)
 
+    def render_line(self, y: int) -> Strip:
+        strip = self.line(y + self.scroll_offset.y) or Strip.blank(0)
+        return strip.apply_style(self.ground).crop_extend(0, self.size.width, self.ground)
+
+    def line(self, line: int) -> Strip | None:
+        """What a line shows; None behind the last."""
+        raise NotImplementedError
+
 
 class RowView(LineView):
     """Rows of one line each, below a header that stays."""
@@ -70,8 +78,12 @@ class LongText(LineView, can_focus=True):
     class Clicked(Message):
         """`current` was clicked."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str = "") -> None:
         super().__init__()
+        self.show(text)
+
+    def show(self, text: str) -> None:
+        """Show another text, from its beginning."""
         self.text = drop_zero_width(visible(text)).expandtabs(4)
         self._lines = self.text.split("\n")
         self._plain = self.text.isascii() or all(cell_len(character) == 1 for character in {*self.text} - {"\n"})
@@ -80,6 +92,9 @@ class LongText(LineView, can_focus=True):
         self._found: list[tuple[int, int]] = []
         """Line and column of each place of the searched text."""
         self._at = -1
+        if self.is_mounted:
+            self.scroll_to(y=0)
+            self._wrap()
 
     def on_resize(self) -> None:
         self._wrap()
@@ -140,37 +155,32 @@ class LongText(LineView, can_focus=True):
     def on_click(self, event: Click) -> None:
         """A click on a place of the searched text goes to it."""
         line, part = self._row(event.y + self.scroll_offset.y)
-        column = part * self._width + event.x
+        column = part * self._width + event.x - self.gutter.left
         for at, (number, start) in enumerate(self._found):
             if number == line and start <= column < start + len(self._match(number, start)):
                 self._at = at
                 self.refresh()
                 self.post_message(self.Clicked())
 
-    def render_line(self, y: int) -> Strip:
-        row, width = y + self.scroll_offset.y, self.size.width
-        if row >= self._firsts[-1]:
-            return Strip.blank(width, self.ground)
-        line, part = self._row(row)
-        start = part * self._width
-        strip = self._strip(line, start, start + self._width)
-        return strip.apply_style(self.ground).crop_extend(0, width, self.ground)
-
-    def _strip(self, number: int, start: int, end: int) -> Strip:
-        """A piece of a line, with the places of the searched text in it marked."""
-        line, segments, at = self._lines[number], list[Segment](), start
+    def line(self, line: int) -> Strip | None:
+        """A piece of a line of the text, with the places of the searched text in it marked."""
+        if line >= self._firsts[-1]:
+            return None
+        number, part = self._row(line)
+        at = start = part * self._width
+        end, text, segments = start + self._width, self._lines[number], list[Segment]()
         match_style = self.get_component_rich_style("long-text--found")
         reach = 0 if self._needle is None else len(self._needle.pattern)
-        places = self._needle.finditer(line, max(0, start - reach), end + reach) if self._needle else ()
+        places = self._needle.finditer(text, max(0, start - reach), end + reach) if self._needle else ()
         for match in places:
             first, last = max(at, match.start()), min(end, match.end())
             if first < last:
                 here = self._found and (number, match.start()) == self._found[self._at]
                 style = match_style + Style(reverse=True) if here else match_style
-                segments += [Segment(line[at:first], Style.null()), Segment(line[first:last], style)]
+                segments += [Segment(text[at:first], Style.null()), Segment(text[first:last], style)]
                 at = last
-        segments.append(Segment(line[at:end], Style.null()))
-        return Strip(segments, cell_len(line[start:end]))
+        segments.append(Segment(text[at:end], Style.null()))
+        return Strip(segments, cell_len(text[start:end]))
 
 
 class FindInText:

@@ -278,10 +278,9 @@ class Messages(LineView, can_focus=True):
             self._laid_out.move_to_end(key)
         return strips
 
-    def render_line(self, y: int) -> Strip:
-        line, width = y + self.scroll_offset.y, self.size.width
+    def line(self, line: int) -> Strip | None:
         if not self.blocks or line >= self._starts[-1]:
-            return Strip.blank(width, self.ground)
+            return None
         n, offset = self._at(line)
         strips = self._strips(n)
         strip = strips[offset] if offset < len(strips) else Strip.blank(0)
@@ -290,7 +289,7 @@ class Messages(LineView, can_focus=True):
         gutter = Strip.blank(_GUTTER)
         if n == self.cursor and offset + 1 < len(strips):
             gutter = Strip([Segment("▌ ", self.get_component_rich_style("messages--chosen"))], _GUTTER)
-        return Strip.join([gutter, strip]).apply_style(self.ground).crop_extend(0, width, self.ground)
+        return Strip.join([gutter, strip])
 
     def _highlight_matches(self, strip: Strip, needle: re.Pattern[str]) -> Strip:
         """The line with the places of the searched text marked."""

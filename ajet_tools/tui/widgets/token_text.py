@@ -65,10 +65,10 @@ class TokenText(LineView, can_focus=True):
         Binding("down", "by_line(1)", "Line down", show=False),
         Binding("pageup", "by_page(-1)", "Page up", show=False),
         Binding("pagedown,space", "by_page(1)", "Page down", show=False),
-        Binding("home", "line_start", "Start of the line", show=False),
-        Binding("end", "line_end", "End of the line", show=False),
-        Binding("ctrl+home", "to(0)", "First token", show=False),
-        Binding("ctrl+end", "to(-1)", "Last token", show=False),
+        Binding("home", "line_edge(False)", "Start of the line", show=False),
+        Binding("end", "line_edge(True)", "End of the line", show=False),
+        Binding("ctrl+home", "move(0)", "First token", show=False),
+        Binding("ctrl+end", "move(-1)", "Last token", show=False),
     ]
 
     @dataclass
@@ -82,23 +82,15 @@ class TokenText(LineView, can_focus=True):
         self.view: TokenView | None = None
         self.shade: ColorScale | None = None
         self.cursor = 0
-        self._shading = "mask"
+        self.shading = "mask"
         self._labels: list[str] = []
-        self._layout: Layout | None = None
+        self.layout_shown: Layout | None = None
+        """The lines as they stand; None before the first timeline."""
         self._forks: frozenset[int] = frozenset()
         self._matches: frozenset[int] = frozenset()
         self._strips: LRUCache[int, Strip] = LRUCache(512)
         self._tones: dict[str, Style] = {}
         self._goal: int | None = None
-
-    @property
-    def layout_shown(self) -> Layout | None:
-        """The lines as they stand; None before the first timeline."""
-        return self._layout
-
-    @property
-    def shading(self) -> str:
-        return self._shading
 
     def show(self, view: TokenView, cursor: int = 0) -> None:
         """Put up a timeline, with the cursor on a token."""
@@ -107,8 +99,8 @@ class TokenText(LineView, can_focus=True):
         self._forks = frozenset(fork.at for fork in view.forks)
         self._matches = frozenset()
         self._lay_out()
-        self.shade_by(self._shading)
-        self.move(cursor)
+        self.shade_by(self.shading)
+        self.action_move(cursor)
 
     def update_view(self, view: TokenView) -> None:
         """Put up what is now known of the timeline that is up; the cursor and what is in sight stay."""
@@ -118,11 +110,11 @@ class TokenText(LineView, can_focus=True):
             self.scroll_to(y=seen)
             return
         self.view = view
-        self.shade_by(self._shading)
+        self.shade_by(self.shading)
 
     def shade_by(self, name: str) -> None:
         """Colour the tokens by another value."""
-        self._shading = name
+        self.shading = name
         if self.view is not None:
             self.shade = shade(self.view, name)
         self._repaint()
@@ -132,9 +124,9 @@ class TokenText(LineView, can_focus=True):
         self._matches = tokens
         self._repaint()
 
-    def move(self, token: int) -> None:
+    def action_move(self, token: int) -> None:
         """Put the cursor on a token (the last one where it is -1) and bring it into sight."""
-        if self.view is None or self._layout is None or not len(self.view):
+        if self.view is None or self.layout_shown is None or not len(self.view):
             return
         self._strips.clear()
         size = len(self.view)
@@ -146,8 +138,8 @@ class TokenText(LineView, can_focus=True):
 
     def _show_cursor(self) -> None:
         """Bring the cursor's line into sight."""
-        if self._layout is not None and self.view is not None and len(self.view):
-            line = int(self._layout.line_of[self._holder])
+        if self.layout_shown is not None and self.view is not None and len(self.view):
+            line = int(self.layout_shown.line_of[self._holder])
             self.scroll_to_region(Region(0, line, 1, 1), animate=False, force=True)
 
     @property
@@ -160,8 +152,8 @@ class TokenText(LineView, can_focus=True):
         width = self.scrollable_content_region.width - _GUTTER
         if self.view is None or width < 1:
             return
-        self._layout = lay_out(self._labels, width, self._forks)
-        self.virtual_size = Size(width + _GUTTER, len(self._layout.lines))
+        self.layout_shown = lay_out(self._labels, width, self._forks)
+        self.virtual_size = Size(width + _GUTTER, len(self.layout_shown.lines))
         self._repaint()
 
     def _repaint(self) -> None:
@@ -175,67 +167,58 @@ class TokenText(LineView, can_focus=True):
 
     def on_resize(self) -> None:
         width = self.scrollable_content_region.width - _GUTTER
-        if self._layout is None or self._layout.width != width:
+        if self.layout_shown is None or self.layout_shown.width != width:
             self._lay_out()
         self._show_cursor()
 
     def on_click(self, event: Click) -> None:
-        if self._layout is None:
+        if self.layout_shown is None:
             return
         line = event.y + self.scroll_offset.y
-        if 0 <= line < len(self._layout.lines):
-            self.move(self._layout.token_at(line, max(0, event.x - _GUTTER)))
+        if 0 <= line < len(self.layout_shown.lines):
+            self.action_move(self.layout_shown.token_at(line, max(0, event.x - _GUTTER)))
 
     def action_by_token(self, step: int) -> None:
         if self.view is not None:
-            self.move(max(0, min(len(self.view) - 1, self.cursor + step)))
+            self.action_move(max(0, min(len(self.view) - 1, self.cursor + step)))
 
     def action_by_line(self, step: int) -> None:
-        if self._layout is None:
+        if self.layout_shown is None:
             return
         holder = self._holder
-        goal = self._layout.cell_of(holder) if self._goal is None else self._goal
-        line = int(self._layout.line_of[holder]) + step
-        if 0 <= line < len(self._layout.lines):
-            token = self._layout.token_at(line, goal)
+        goal = self.layout_shown.cell_of(holder) if self._goal is None else self._goal
+        line = int(self.layout_shown.line_of[holder]) + step
+        if 0 <= line < len(self.layout_shown.lines):
+            token = self.layout_shown.token_at(line, goal)
             if token == holder:  # one token fills several lines
                 token = max(0, min(len(self._labels) - 1, token + step))
-            self.move(token)
+            self.action_move(token)
             self._goal = goal
 
     def action_by_page(self, step: int) -> None:
-        if self._layout is None:
+        if self.layout_shown is None:
             return
-        goal = self._layout.cell_of(self._holder) if self._goal is None else self._goal
+        goal = self.layout_shown.cell_of(self._holder) if self._goal is None else self._goal
         page = max(1, self.scrollable_content_region.height - 1)
-        line = int(self._layout.line_of[self._holder]) + step * page
-        self.move(self._layout.token_at(max(0, min(len(self._layout.lines) - 1, line)), goal))
+        line = int(self.layout_shown.line_of[self._holder]) + step * page
+        self.action_move(self.layout_shown.token_at(max(0, min(len(self.layout_shown.lines) - 1, line)), goal))
         self._goal = goal
 
-    def action_line_start(self) -> None:
-        if self._layout is not None:
-            self.move(self._layout.first_in(int(self._layout.line_of[self._holder])))
+    def action_line_edge(self, end: bool) -> None:
+        if (layout := self.layout_shown) is not None:
+            self.action_move((layout.last_in if end else layout.first_in)(int(layout.line_of[self._holder])))
 
-    def action_line_end(self) -> None:
-        if self._layout is not None:
-            self.move(self._layout.last_in(int(self._layout.line_of[self._holder])))
-
-    def action_to(self, token: int) -> None:
-        self.move(token)
-
-    def render_line(self, y: int) -> Strip:
-        width = self.size.width
-        line = y + self.scroll_offset.y
-        if self._layout is None or self.view is None or line >= len(self._layout.lines):
-            return Strip.blank(width, self.ground)
+    def line(self, line: int) -> Strip | None:
+        if self.layout_shown is None or self.view is None or line >= len(self.layout_shown.lines):
+            return None
         strip = self._strips.get(line)
         if strip is None:
             strip = self._strips[line] = self._line(line)
-        return strip.adjust_cell_length(width, self.ground).apply_style(self.ground)
+        return strip
 
     def _line(self, line: int) -> Strip:
-        assert self._layout is not None and self.view is not None and self.shade is not None
-        pieces, levels, codes = self._layout.lines[line], self.shade.levels, self.shade.of
+        assert self.layout_shown is not None and self.view is not None and self.shade is not None
+        pieces, levels, codes = self.layout_shown.lines[line], self.shade.levels, self.shade.of
         holder = self._holder
         segments = [self._gutter(line, any(token == holder for token, _, _ in pieces))]
         run: list[str] = []
@@ -261,8 +244,8 @@ class TokenText(LineView, can_focus=True):
 
     def _gutter(self, line: int, here: bool) -> Segment:
         """The position of a line's first token, where one begins in it."""
-        assert self._layout is not None
-        first, pieces = self._layout.firsts[line], self._layout.lines[line]
+        assert self.layout_shown is not None
+        first, pieces = self.layout_shown.firsts[line], self.layout_shown.lines[line]
         begins = bool(pieces) and pieces[-1][0] >= first
         label = f"{first}" if begins else ""
         return Segment(f"{label:>{_GUTTER - 1}}{'▸' if here else ' '}", Style(dim=not here, bold=here))

@@ -17,8 +17,9 @@ from ajet_sdk.errors import TaskError
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.review.review import Review
-from ajet_tools.tui.dataset.app import DatasetApp, RowScreen, RowsScreen
+from ajet_tools.tui.dataset.app import DatasetApp, RowsScreen
 from ajet_tools.tui.dataset.edit import EditScreen
+from ajet_tools.tui.dataset.row import RowScreen
 from ajet_tools.tui.dataset.save import SaveScreen
 from ajet_tools.tui.widgets.long_text import LongText
 from tests.tools.terminal import in_terminal
