@@ -40,38 +40,6 @@ from typing import ClassVar
 
 from ajet_sdk.addresses import public
 
-__all__ = [
-    "AjetError",
-    "CheckpointError",
-    "ConfigError",
-    "ContextOverflow",
-    "EndpointMisconfigured",
-    "EngineError",
-    "EngineUnavailable",
-    "EnvironmentUnavailable",
-    "EpisodeError",
-    "EpisodeTimeout",
-    "MissingExtra",
-    "MissingResource",
-    "ModelAmbiguous",
-    "NoCalls",
-    "NoReward",
-    "NotATrace",
-    "ProgramFailed",
-    "QueryError",
-    "RequestRefused",
-    "SignatureError",
-    "TaskError",
-    "TraceError",
-    "TraceLocked",
-    "TraceVersionError",
-    "TrainingError",
-    "UncapturedTraffic",
-    "WorkerLost",
-    "first_line",
-    "place_of",
-]
-
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message that is not blank; the name of its class where there is none."""

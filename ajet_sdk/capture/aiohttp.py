@@ -24,28 +24,20 @@ class _ContentTee:
         self._inner, self._feed, self._done = inner, feed, done
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        attribute: Any = getattr(self._inner, name)
+        if name not in ("read", "readany", "readline", "readuntil", "readexactly"):
+            return attribute
+
+        async def read(*args: object, **kwargs: object) -> bytes:
+            return self._seen(await attribute(*args, **kwargs))
+
+        return read
 
     def _seen(self, data: bytes) -> bytes:
         self._feed(data)
         if self._inner.at_eof():
             self._done(True)
         return data
-
-    async def read(self, n: int = -1) -> bytes:
-        return self._seen(await self._inner.read(n))
-
-    async def readany(self) -> bytes:
-        return self._seen(await self._inner.readany())
-
-    async def readline(self, **kwargs: Any) -> bytes:
-        return self._seen(await self._inner.readline(**kwargs))
-
-    async def readuntil(self, *args: Any, **kwargs: Any) -> bytes:
-        return self._seen(await self._inner.readuntil(*args, **kwargs))
-
-    async def readexactly(self, n: int) -> bytes:
-        return self._seen(await self._inner.readexactly(n))
 
     async def readchunk(self) -> tuple[bytes, bool]:
         data, end = await self._inner.readchunk()

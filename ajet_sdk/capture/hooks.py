@@ -73,42 +73,24 @@ def installed() -> Iterator[None]:
 
 
 def _install(patches: Patches) -> None:
-    imports = Imports(patches, lambda: HOOKS.observing and HOOKS.observing())
-    for name in LIBRARIES:
-        imports.patch_if_imported(name)
-    imports.watch()
+    finder = _Finder(patches, lambda: HOOKS.observing and HOOKS.observing())
+    for module in map(sys.modules.get, LIBRARIES):
+        if module is not None and not getattr(module.__spec__, "_initializing", False):
+            finder.patch(module)
+    sys.meta_path.insert(0, finder)
+    patches.at_end(lambda: sys.meta_path.remove(finder))
     patch_sockets(patches)
     patch_threads_and_processes(patches, installed)
 
 
-# Libraries that are imported, now or later
-
-
-class Imports:
-    """Patches each library that is imported, now or later."""
+class _Finder(importlib.abc.MetaPathFinder):
+    """Patches libraries that are imported later."""
 
     def __init__(self, patches: Patches, fallback: Fallback) -> None:
-        self._patches = patches
-        self._fallback = fallback
+        self._patches, self._fallback = patches, fallback
 
-    def patch_if_imported(self, name: str) -> None:
-        module = sys.modules.get(name)
-        if module is not None and getattr(module.__spec__, "_initializing", False) is False:
-            self._patch(module)
-
-    def watch(self) -> None:
-        """Patch libraries that are imported later."""
-        finder = _Finder(self._patch)
-        sys.meta_path.insert(0, finder)
-        self._patches.at_end(lambda: sys.meta_path.remove(finder))
-
-    def _patch(self, module: ModuleType) -> None:
+    def patch(self, module: ModuleType) -> None:
         LIBRARIES[module.__name__](module, self._patches, self._fallback)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, patch: Callable[[ModuleType], None]) -> None:
-        self._patch = patch
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -117,22 +99,12 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._patch)
+            loader, execute = spec.loader, spec.loader.exec_module
+
+            def execute_and_patch(module: ModuleType) -> None:
+                loader.exec_module = execute  # type: ignore[method-assign]  # what is loaded again is patched no more
+                execute(module)
+                self.patch(module)
+
+            loader.exec_module = execute_and_patch  # type: ignore[method-assign]
         return spec
-
-
-class _Loader(importlib.abc.Loader):
-    """Loads a library, then patches it."""
-
-    def __init__(self, loader: importlib.abc.Loader, patch: Callable[[ModuleType], None]) -> None:
-        self._loader = loader
-        self._patch = patch
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._patch(module)

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.routing import Done, Fallback, Feed, PassThrough, Reroute, active_episode, decide, sending
+from ajet_sdk.capture.routing import (
+    Done,
+    Fallback,
+    Feed,
+    PassThrough,
+    Reroute,
+    active_episode,
+    decide,
+    sending,
+    tee,
+)
 from ajet_sdk.capture.uncaptured import refuse_unread
 
 if TYPE_CHECKING:
@@ -43,13 +53,7 @@ def read_along(response: http.client.HTTPResponse | urllib3.HTTPResponse, feed: 
         return read
 
     def in_chunks(original: Callable[..., Iterable[bytes]]) -> Callable[..., Iterator[bytes]]:
-        def chunks(*args: object, **kwargs: object) -> Iterator[bytes]:
-            for chunk in original(*args, **kwargs):
-                feed(chunk)
-                yield chunk
-            done(True)
-
-        return chunks
+        return lambda *args, **kwargs: tee(original(*args, **kwargs), feed, done)
 
     def ended_by(original: Callable[[], None]) -> Callable[[], None]:
         def end() -> None:

@@ -27,9 +27,11 @@ from ajet_sdk.capture.routing import (
     PassThrough,
     Reroute,
     active_episode,
+    atee,
     decide,
     reads_body,
     sending,
+    tee,
 )
 from ajet_sdk.engines.http import without_certificates
 from ajet_sdk.engines.loop_calls import LoopCalls
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
 Ask = Callable[[Reroute, "httpx.Request", bool], "httpx.Response"]
 AskAsync = Callable[[Reroute, "httpx.Request", bool], Awaitable["httpx.Response"]]
-Stream = Callable[..., "httpx.SyncByteStream"] | Callable[..., "httpx.AsyncByteStream"]
 Streams = tuple[Callable[..., "httpx.SyncByteStream"], Callable[..., "httpx.AsyncByteStream"]]
 
 
@@ -50,7 +51,7 @@ def asking(module: ModuleType) -> tuple[Ask, AskAsync]:
     The response is to the agent's own `request`, whose body and time limit count; it is read unless `stream`. They
     raise the module's ReadTimeout, ConnectError (the gateway has stopped) and RemoteProtocolError (it broke off).
     """
-    stream_of, astream_of = _in_process_streams(module)
+    stream_of, astream_of = _streams(module)
 
     def ask(plan: Reroute, request: httpx.Request, stream: bool) -> httpx.Response:
         began, parts = time.perf_counter(), queue.SimpleQueue[ResponsePart | None]()
@@ -69,7 +70,8 @@ def asking(module: ModuleType) -> tuple[Ask, AskAsync]:
             first = next_part()
             if first.last and not stream:
                 return _response(module, request, first, began, content=first.body)
-            response = _response(module, request, first, began, stream=stream_of(first, next_part, client))
+            bodies = stream_of(_bodies(first, next_part), client.leave)
+            response = _response(module, request, first, began, stream=bodies)
             if not stream:
                 response.read()
         except BaseException:
@@ -89,11 +91,15 @@ def asking(module: ModuleType) -> tuple[Ask, AskAsync]:
                 raise module.ReadTimeout(f"no answer within {patience:g} s", request=request) from None
             return _taken(module, request, part, client)
 
+        async def leave() -> None:
+            client.leave()
+
         try:
             first = await next_part()
             if first.last and not stream:
                 return _response(module, request, first, began, content=first.body)
-            response = _response(module, request, first, began, stream=astream_of(first, next_part, client))
+            bodies = astream_of(_abodies(first, next_part), leave)
+            response = _response(module, request, first, began, stream=bodies)
             if not stream:
                 await response.aread()
         except BaseException:
@@ -139,36 +145,36 @@ class _Inbox:
         return self._parts.popleft()
 
 
-def _in_process_streams(module: Any) -> Streams:
+def _bodies(part: ResponsePart, next_part: Callable[[], ResponsePart]) -> Iterator[bytes]:
+    yield part.body
+    while not part.last:
+        part = next_part()
+        yield part.body
+
+
+async def _abodies(part: ResponsePart, next_part: Callable[[], Awaitable[ResponsePart]]) -> AsyncIterator[bytes]:
+    yield part.body
+    while not part.last:
+        part = await next_part()
+        yield part.body
+
+
+def _streams(module: Any) -> Streams:
+    """Classes of a response's stream, made of its chunks and of what closes it."""
+
     class Stream(module.SyncByteStream):  # type: ignore[misc]
-        def __init__(self, first: ResponsePart, next_part: Callable[[], ResponsePart], client: ProcessClient) -> None:
-            self.first, self.next_part, self.client = first, next_part, client
+        def __init__(self, chunks: Iterator[bytes], close: Callable[[], None]) -> None:
+            self.chunks, self.close = chunks, close
 
         def __iter__(self) -> Iterator[bytes]:
-            part = self.first
-            yield part.body
-            while not part.last:
-                part = self.next_part()
-                yield part.body
-
-        def close(self) -> None:
-            self.client.leave()
+            return self.chunks
 
     class AsyncStream(module.AsyncByteStream):  # type: ignore[misc]
-        def __init__(
-            self, first: ResponsePart, next_part: Callable[[], Awaitable[ResponsePart]], client: ProcessClient
-        ) -> None:
-            self.first, self.next_part, self.client = first, next_part, client
+        def __init__(self, chunks: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> None:
+            self.chunks, self.aclose = chunks, close
 
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            part = self.first
-            yield part.body
-            while not part.last:
-                part = await self.next_part()
-                yield part.body
-
-        async def aclose(self) -> None:
-            self.client.leave()
+        def __aiter__(self) -> AsyncIterator[bytes]:
+            return self.chunks
 
     return Stream, AsyncStream
 
@@ -217,7 +223,7 @@ class _Httpx:
         self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
             weakref.WeakKeyDictionary()
         )
-        self.tee, self.atee = _streams(self.module)
+        self.stream, self.astream = _streams(self.module)
         self.ask, self.aask = asking(self.module)
 
     def to_gateway(self, request: httpx.Request, plan: Reroute) -> httpx.Request:
@@ -244,7 +250,23 @@ class _Httpx:
 
         return decode
 
-    def observe(self, passing: PassThrough, response: httpx.Response, stream: bool, tee: Stream) -> httpx.Response:
+    def tee(self, inner: Any, feed: Feed, done: Done) -> httpx.SyncByteStream:
+        def close() -> None:
+            done(False)
+            inner.close()
+
+        return self.stream(tee(inner, feed, done), close)
+
+    def atee(self, inner: Any, feed: Feed, done: Done) -> httpx.AsyncByteStream:
+        async def aclose() -> None:
+            done(False)
+            await inner.aclose()
+
+        return self.astream(atee(inner, feed, done), aclose)
+
+    def observe(
+        self, passing: PassThrough, response: httpx.Response, stream: bool, tee: Callable[..., Any]
+    ) -> httpx.Response:
         kind = response.headers.get("content-type", "")
         if stream:
             done = passing.ending(response.status_code, kind, self.decoder(response))
@@ -260,38 +282,6 @@ class _Httpx:
             if loop.is_running():
                 asyncio.run_coroutine_threadsafe(client.aclose(), loop)
         self._async.clear()
-
-
-def _streams(module: Any) -> Streams:
-    class Tee(module.SyncByteStream):  # type: ignore[misc]
-        def __init__(self, inner: httpx.SyncByteStream, feed: Feed, done: Done) -> None:
-            self.inner, self.feed, self.done = inner, feed, done
-
-        def __iter__(self) -> Iterator[bytes]:
-            for chunk in self.inner:
-                self.feed(chunk)
-                yield chunk
-            self.done(True)
-
-        def close(self) -> None:
-            self.done(False)
-            self.inner.close()
-
-    class AsyncTee(module.AsyncByteStream):  # type: ignore[misc]
-        def __init__(self, inner: httpx.AsyncByteStream, feed: Feed, done: Done) -> None:
-            self.inner, self.feed, self.done = inner, feed, done
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            async for chunk in self.inner:
-                self.feed(chunk)
-                yield chunk
-            self.done(True)
-
-        async def aclose(self) -> None:
-            self.done(False)
-            await self.inner.aclose()
-
-    return Tee, AsyncTee
 
 
 def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> None:

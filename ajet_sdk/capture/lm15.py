@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from ajet_sdk.agent.context import ActiveEpisode
 from ajet_sdk.capture.patches import OwnClient, Patches
-from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
+from ajet_sdk.capture.routing import (
+    Done,
+    Fallback,
+    PassThrough,
+    Reroute,
+    active_episode,
+    atee,
+    decide,
+    sending,
+    tee,
+)
 
 
 def patch_lm15(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
@@ -35,6 +43,9 @@ def patch_lm15(module: ModuleType, patches: Patches, fallback: Fallback) -> None
         headers = {name.lower(): value for name, value in request.headers}
         return decide(active, request.method, request.url, headers, lambda: request.body)
 
+    def ending(passing: PassThrough, response: Any) -> Done:
+        return passing.ending(response.status, response.header("content-type") or "")
+
     def stream(self: object, request: object) -> Any:
         active = active_episode(fallback)
         if active is None:
@@ -45,7 +56,7 @@ def patch_lm15(module: ModuleType, patches: Patches, fallback: Fallback) -> None
                 return original(client.get(), to_gateway(self, plan, request))
             response = original(self, request)
         if plan is not None:
-            response._chunks = _read_along(plan, response)
+            response._chunks = tee(response._chunks, plan.feed, ending(plan, response))
         return response
 
     async def do_stream(self: object, request: object) -> object:
@@ -61,36 +72,9 @@ def patch_lm15(module: ModuleType, patches: Patches, fallback: Fallback) -> None
                 return await aoriginal(aown[loop], to_gateway(self, plan, request))
             response = await aoriginal(self, request)
         if plan is not None:
-            response._chunks = _aread_along(plan, response)
+            response._chunks = atee(response._chunks, plan.feed, ending(plan, response))
         return response
 
     patches.replace(transport, "stream", stream)
     patches.replace(atransport, "_do_stream", do_stream)
     patches.at_end(client.close)
-
-
-@contextmanager
-def _recorded(passing: PassThrough, response: Any) -> Iterator[None]:
-    """Record the response at the end of the block, as incomplete if the block raises."""
-    whole, done = False, passing.ending(response.status, response.header("content-type") or "")
-    try:
-        yield
-        whole = True
-    finally:
-        done(whole)
-
-
-def _read_along(passing: PassThrough, response: Any) -> Iterator[bytes]:
-    chunks = response._chunks
-    with _recorded(passing, response):
-        for chunk in chunks:
-            passing.feed(chunk)
-            yield chunk
-
-
-async def _aread_along(passing: PassThrough, response: Any) -> AsyncIterator[bytes]:
-    chunks = response._chunks
-    with _recorded(passing, response):
-        async for chunk in chunks:
-            passing.feed(chunk)
-            yield chunk

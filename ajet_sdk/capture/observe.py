@@ -73,7 +73,7 @@ class trace:
         sample: float = 1.0,
         durable: bool = False,
     ) -> None:
-        settings = ObservationSettings.of(path, rotate, keep, mask, sample, durable)
+        settings = ObservationSettings(path, rotate, keep, mask, sample, durable)
         self._hooks = installed()
         self._hooks.__enter__()
         self._observation: Observation | None = Observation(settings)
@@ -149,8 +149,9 @@ class _TraceFile:
         """How many are under way."""
         self.run = Run(name=name, backbone="trace", config={"sample": settings.sample} if settings.sample < 1 else {})
         survives: Literal["kill", "crash"] = "crash" if settings.durable else "kill"
-        self.writer = TraceWriter(path, on_error="warn", flush_ms=_FLUSH_MS, survives=survives)
-        atexit.unregister(self.writer.close)  # `trace.close` closes it, after the run's end
+        self.writer = TraceWriter(
+            path, on_error="warn", flush_ms=_FLUSH_MS, survives=survives, close_at_exit=False
+        )  # which `trace.close` does, after the run's end
         self.writer.put(self.run)
         self._gateway = Gateway(self.writer).start()
         self.writer.flush(_FIRST_WRITE)  # the first takes longest, and calls come only then

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -274,6 +274,30 @@ def _response(data: bytes, content_type: str) -> Json:
     if isinstance(parsed, list) and parsed and all(isinstance(part, dict) for part in parsed):
         return join_parts(parsed)  # Gemini's stream, where no events are asked for
     return parsed if isinstance(parsed, dict) else {"value": parsed}
+
+
+def tee(chunks: Iterable[bytes], feed: Feed, done: Done) -> Iterator[bytes]:
+    """The chunks of a response as the agent reads them; an end before the last is one too."""
+    whole = False
+    try:
+        for chunk in chunks:
+            feed(chunk)
+            yield chunk
+        whole = True
+    finally:
+        done(whole)
+
+
+async def atee(chunks: AsyncIterable[bytes], feed: Feed, done: Done) -> AsyncIterator[bytes]:
+    """As `tee`."""
+    whole = False
+    try:
+        async for chunk in chunks:
+            feed(chunk)
+            yield chunk
+        whole = True
+    finally:
+        done(whole)
 
 
 def active_episode(fallback: Fallback) -> ActiveEpisode | None:

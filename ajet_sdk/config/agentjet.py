@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ajet_sdk.config.source import Source
 from ajet_sdk.errors import ConfigError
@@ -52,6 +51,9 @@ IGNORED_ROOTS = {
 """Ignored roots beside `ajet:`."""
 
 
+_ABSENT = object()
+
+
 @dataclass(frozen=True)
 class Translation:
     """Keys of a config that have no effect here."""
@@ -86,47 +88,27 @@ def with_reasons(pairs: Iterable[tuple[str, str]]) -> str:
 def translate(source: Source) -> Translation:
     """Rename AgentJet's keys in place. Raises ConfigError if a file has a key under both names."""
     for old, new in RENAMED.items():
-        if not _holds(source.document, f"ajet.{old}"):
+        if (value := source.get(f"ajet.{old}", _ABSENT)) is _ABSENT:
             continue
         places = [source.origins.get(f"ajet.{name}", "") for name in (old, new)]
-        if all(place.startswith("in ") for place in places) and not isinstance(_at(source.document, old), Mapping):
+        if all(place.startswith("in ") for place in places) and not isinstance(value, Mapping):
             raise ConfigError(f"{old} ({places[0]}) and {new} ({places[1]}) are one key; keep the second")
         source.move(f"ajet.{old}", f"ajet.{new}")
     for (path, there), here in _VALUES.items():
-        if _holds(source.document, f"ajet.{path}") and _at(source.document, path) == there:
+        if source.get(f"ajet.{path}") == there:
             origin = source.origin(f"ajet.{path}") or ""
             source.remove(f"ajet.{path}")
             if here is not None:
-                source.merge(_nested(f"ajet.{path}", here), origin)
+                source.set(f"ajet.{path}", here, origin)
     for path, name in _SHORT.items():
-        if _holds(source.document, f"ajet.{path}") and isinstance(text := _at(source.document, path), str):
+        if isinstance(text := source.get(f"ajet.{path}"), str):
             origin = source.origin(f"ajet.{path}") or ""
             source.remove(f"ajet.{path}")
-            source.merge(_nested(f"ajet.{path}.{name}", text), origin)
-    dropped = tuple(path for path in WITHOUT_EFFECT if _holds(source.document, f"ajet.{path}"))
+            source.set(f"ajet.{path}.{name}", text, origin)
+    dropped = tuple(path for path in WITHOUT_EFFECT if source.get(f"ajet.{path}", _ABSENT) is not _ABSENT)
     for path in dropped:
         source.remove(f"ajet.{path}")
     roots = tuple(root for root in IGNORED_ROOTS if root in source.document)
     for root in roots:
         source.remove(root)
     return Translation(dropped, roots)
-
-
-def _holds(document: object, path: str) -> bool:
-    for step in path.split("."):
-        if not isinstance(document, Mapping) or step not in document:
-            return False
-        document = document[step]
-    return True
-
-
-def _nested(path: str, value: Any) -> dict[str, object]:
-    for step in reversed(path.split(".")):
-        value = {step: value}
-    return dict(value)
-
-
-def _at(document: Any, path: str) -> object:
-    for step in f"ajet.{path}".split("."):
-        document = document[step]
-    return document

@@ -102,35 +102,35 @@ class Source:
                 self._merge(into[name], value, f"{path}.", origin)
             else:
                 into[name] = deepcopy(value)
-                self._forget(path)
-                self.origins[path] = origin
+                self.origins = {k: v for k, v in self.origins.items() if not k.startswith(path + ".")} | {path: origin}
 
-    def set(self, path: str, value: object) -> None:
-        nested: Any = value
+    def set(self, path: str, value: Any, origin: str = "on the command line") -> None:
         for step in reversed(path.split(".")):
-            nested = {step: nested}
-        self.merge(nested, "on the command line")
+            value = {step: value}
+        self.merge(value, origin)
+
+    def get(self, path: str, default: object = None) -> Any:
+        """The value at a dotted path."""
+        value: Any = self.document
+        for step in path.split("."):
+            if not isinstance(value, Mapping) or step not in value:
+                return default
+            value = value[step]
+        return value
 
     def move(self, old: str, new: str) -> None:
         """Rename `old` to `new`; mappings are merged, everything else is replaced."""
         origins = {new + known[len(old) :]: origin for known, origin in self.origins.items() if _within(known, old)}
-        nested: Any = self.remove(old)
-        for step in reversed(new.split(".")):
-            nested = {step: nested}
-        self.merge(nested, "")
+        self.set(new, self.remove(old), "")
         self.origins |= origins
 
     def remove(self, path: str) -> Any:
-        parent, name = self._place(path)
-        self.origins = {known: origin for known, origin in self.origins.items() if not _within(known, path)}
-        return parent.pop(name)
-
-    def _place(self, path: str) -> tuple[Json, str]:
         *steps, name = path.split(".")
         parent = self.document
         for step in steps:
             parent = parent[step]
-        return parent, name
+        self.origins = {known: origin for known, origin in self.origins.items() if not _within(known, path)}
+        return parent.pop(name)
 
     def origin(self, path: str) -> str | None:
         """The origin of the value at a path, else of its nearest parent that was set."""
@@ -142,10 +142,6 @@ class Source:
                 return inside
             path = path.rpartition(".")[0]
         return None
-
-    def _forget(self, path: str) -> None:
-        for known in [known for known in self.origins if known.startswith(path + ".")]:
-            del self.origins[known]
 
 
 def _within(path: str, section: str) -> bool:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from ajet_sdk.errors import RequestRefused
@@ -78,14 +79,19 @@ COMPLETIONS: Fields = {
 def without_effect(body: Mapping[str, object], known: Fields) -> Json:
     """The fields of a request that don't affect sampling, for the record. Google's names have two spellings."""
 
-    def field(name: str) -> Field | None:
-        return known.get(name) or known.get(re.sub(r"_([a-z])", lambda match: match[1].upper(), name))
-
     return {
         name: value
         for name, value in body.items()
-        if value is not None and (entry := field(name)) is not None and entry.effect == "no effect"
+        if value is not None
+        and (entry := known.get(name) or known.get(camel_case(name))) is not None
+        and entry.effect == "no effect"
     }
+
+
+@lru_cache(maxsize=4096)
+def camel_case(name: str) -> str:
+    """`mime_type` as `mimeType`."""
+    return re.sub(r"_([a-z])", lambda match: match[1].upper(), name)
 
 
 def refuse(body: Mapping[str, object], known: Fields) -> None:

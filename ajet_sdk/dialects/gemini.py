@@ -6,11 +6,10 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ajet_sdk.dialects.fields import Fields
 from ajet_sdk.dialects.finish import Finish
 from ajet_sdk.dialects.gemini_requests import GEMINI_FIELDS, SIGNED, read, shows_thoughts
 from ajet_sdk.dialects.json import Stored, arguments_of, json_bytes
-from ajet_sdk.dialects.openai_chat import CHAT, Completions, pieces
+from ajet_sdk.dialects.openai_chat import ChatDialect, pieces
 from ajet_sdk.types import Json
 
 FINISH: dict[Finish, str] = {
@@ -33,7 +32,7 @@ STATUS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Gemini:
+class Gemini(ChatDialect):
     """The routes models/NAME:generateContent, :streamGenerateContent and :countTokens."""
 
     name: str
@@ -42,22 +41,13 @@ class Gemini:
     sse: bool = False
     """A stream is one of events, and not a JSON array."""
 
-    @property
-    def form(self) -> Completions:
-        return CHAT
+    fields = GEMINI_FIELDS
+    waiting = b"\n"
+    """A blank line: Google's client would read a comment as JSON."""
 
     @property
-    def fields(self) -> Fields:
-        return GEMINI_FIELDS
-
-    @property
-    def media_type(self) -> str:
-        return "text/event-stream; charset=utf-8" if self.sse else "application/json"
-
-    @property
-    def waiting(self) -> bytes:
-        """A blank line: Google's client would read a comment as JSON."""
-        return b"\n"
+    def media_type(self) -> str:  # type: ignore[override]
+        return ChatDialect.media_type if self.sse else "application/json"
 
     def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
         return read(body, self.name, self.method)

@@ -7,7 +7,7 @@ import binascii
 import re
 from collections.abc import Iterator, Mapping
 
-from ajet_sdk.dialects.fields import Field, Fields, fields, refuse
+from ajet_sdk.dialects.fields import Field, Fields, camel_case, fields, refuse
 from ajet_sdk.dialects.json import joined, json_text
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.types import Json, JsonView
@@ -291,7 +291,7 @@ def camel(value: object, where: str) -> Json:
     """An object with its names in camelCase: Google takes both. Raises RequestRefused where it is no object."""
     if not isinstance(value, Mapping):
         raise RequestRefused(f"{where} must be an object (got {value!r:.100})", where)
-    return {re.sub(r"_([a-z])", lambda match: match.group(1).upper(), name): item for name, item in value.items()}
+    return {camel_case(name): item for name, item in value.items()}
 
 
 def json_schema(schema: object) -> Json:

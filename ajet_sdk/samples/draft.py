@@ -18,7 +18,10 @@ from ajet_sdk.types import UNTAGGED, Call, Episode, LedgerEntry, Outcome, Sample
 
 Lengths = tuple[int | None, int | None]
 
-_NOT_THE_AGENTS = set(errors.__all__) - {"ContextOverflow", "RequestRefused"}
+_OF_AJET = {
+    name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.AjetError)
+}
+_NOT_THE_AGENTS = _OF_AJET - {"ContextOverflow", "RequestRefused"}
 
 
 def _has_ids(call: Call, scored: bool) -> bool:

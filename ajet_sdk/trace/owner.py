@@ -112,8 +112,7 @@ def retract(path: Path, *, writes: bool = False) -> None:
     if not owner or owner.pid != os.getpid() or not owner.source:
         return
     if owner.writes and not writes:
-        names = ("trace", "pid", "started", "host", "writes")
-        write_whole(owner.source, json.dumps({name: getattr(owner, name) for name in names}), private=True)
+        write_whole(owner.source, json.dumps({name: getattr(owner, name) for name in _ANNOUNCED[:5]}), private=True)
     else:
         owner.source.unlink(missing_ok=True)
 
@@ -148,11 +147,13 @@ def settled_owners(paths: Iterable[Path]) -> dict[Path, Owner]:
     return settled
 
 
+_ANNOUNCED = ("trace", "pid", "started", "host", "writes", "url", "token", "brief")
+
+
 def _read(source: Path) -> Owner | None:
     try:
         raw = json.loads(source.read_text())
-        names = ("trace", "pid", "started", "host", "writes", "url", "token", "brief")
-        return Owner(**{name: raw[name] for name in names if name in raw}, source=source)
+        return Owner(**{name: raw[name] for name in _ANNOUNCED if name in raw}, source=source)
     except (OSError, ValueError, AttributeError, TypeError):
         return None
 

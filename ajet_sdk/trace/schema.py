@@ -15,110 +15,30 @@ they are where its tasks are the validation tasks of a job."""
 STORAGE_VERSION = "v1.5.0"
 """The format of new files: that of the oldest DuckDB that pyproject.toml allows, so that each of them can read it."""
 
-COLUMNS: dict[str, dict[str, str]] = {
-    "runs": {
-        "run_id": "VARCHAR",
-        "name": "VARCHAR",
-        "config": "JSON",
-        "backbone": "VARCHAR",
-        "status": "VARCHAR",
-        "started_at": "TIMESTAMPTZ",
-        "ended_at": "TIMESTAMPTZ",
-        "error": "VARCHAR",
-    },
-    "episodes": {
-        "episode_id": "VARCHAR",
-        "run_id": "VARCHAR",
-        "group_id": "VARCHAR",
-        "attempt": "INTEGER",
-        "step": "INTEGER",
-        "split": "VARCHAR",
-        "task_id": "VARCHAR",
-        "task": "JSON",
-        "output": "JSON",
-        "status": "VARCHAR",
-        "error": "VARCHAR",
-        "cause": "VARCHAR",
-        "infrastructure": "BOOLEAN",
-        "is_success": "BOOLEAN",
-        "metrics": "JSON",
-        "started_at": "TIMESTAMPTZ",
-        "ended_at": "TIMESTAMPTZ",
-        "superseded": "BOOLEAN",
-        "decoding": "VARCHAR",
-        "events": "JSON",
-    },
-    "calls": {
-        "call_id": "VARCHAR",
-        "episode_id": "VARCHAR",
-        "index": "INTEGER",
-        "agent": "VARCHAR",
-        "target_tag": "VARCHAR",
-        "trainable": "BOOLEAN",
-        "model": "VARCHAR",
-        "policy_version": "INTEGER",
-        "request": "JSON",
-        "response": "JSON",
-        "parent_call_id": "VARCHAR",
-        "prefix_len": "INTEGER",
-        "prompt_suffix": "INTEGER[]",
-        "prefix_messages": "INTEGER",
-        "messages_suffix": "JSON",
-        "output_ids": "INTEGER[]",
-        "logprobs": "FLOAT[]",
-        "finish_reason": "VARCHAR",
-        "started_at": "TIMESTAMPTZ",
-        "ended_at": "TIMESTAMPTZ",
-        "error": "VARCHAR",
-        "request_id": "VARCHAR",
-        "sampling": "JSON",
-        "phase": "VARCHAR",
-        "extends_call_id": "VARCHAR",
-        "cut_tokens": "INTEGER",
-    },
-    "rewards": {
-        "episode_id": "VARCHAR",
-        "name": "VARCHAR",
-        "value": "DOUBLE",
-        "weight": "DOUBLE",
-        "reason": "VARCHAR",
-        "agent": "VARCHAR",
-        "call_id": "VARCHAR",
-    },
-    "metrics": {
-        "run_id": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "value": "DOUBLE",
-        "at": "TIMESTAMPTZ",
-    },
-    "ledger": {
-        "run_id": "VARCHAR",
-        "step": "INTEGER",
-        "episode_id": "VARCHAR",
-        "call_id": "VARCHAR",
-        "outcome": "VARCHAR",
-        "tokens": "INTEGER",
-    },
-    "trained": {
-        "run_id": "VARCHAR",
-        "step": "INTEGER",
-        "episode_id": "VARCHAR",
-        "call_id": "VARCHAR",
-        "advantages": "FLOAT[]",
-        "logprobs": "FLOAT[]",
-        "entropy": "FLOAT[]",
-    },
-    "feedback": {
-        "feedback_id": "VARCHAR",
-        "episode_id": "VARCHAR",
-        "call_id": "VARCHAR",
-        "author": "VARCHAR",
-        "score": "DOUBLE",
-        "comment": "VARCHAR",
-        "correction": "VARCHAR",
-        "at": "TIMESTAMPTZ",
-    },
+COLUMNS = {
+    table: dict(column.split() for column in columns.split(","))
+    for table, columns in {
+        "runs": "run_id VARCHAR, name VARCHAR, config JSON, backbone VARCHAR, status VARCHAR, "
+        "started_at TIMESTAMPTZ, ended_at TIMESTAMPTZ, error VARCHAR",
+        "episodes": "episode_id VARCHAR, run_id VARCHAR, group_id VARCHAR, attempt INTEGER, step INTEGER, "
+        "split VARCHAR, task_id VARCHAR, task JSON, output JSON, status VARCHAR, error VARCHAR, cause VARCHAR, "
+        "infrastructure BOOLEAN, is_success BOOLEAN, metrics JSON, started_at TIMESTAMPTZ, "
+        "ended_at TIMESTAMPTZ, superseded BOOLEAN, decoding VARCHAR, events JSON",
+        "calls": "call_id VARCHAR, episode_id VARCHAR, index INTEGER, agent VARCHAR, target_tag VARCHAR, "
+        "trainable BOOLEAN, model VARCHAR, policy_version INTEGER, request JSON, response JSON, "
+        "parent_call_id VARCHAR, prefix_len INTEGER, prompt_suffix INTEGER[], prefix_messages INTEGER, "
+        "messages_suffix JSON, output_ids INTEGER[], logprobs FLOAT[], finish_reason VARCHAR, "
+        "started_at TIMESTAMPTZ, ended_at TIMESTAMPTZ, error VARCHAR, request_id VARCHAR, sampling JSON, "
+        "phase VARCHAR, extends_call_id VARCHAR, cut_tokens INTEGER",
+        "rewards": "episode_id VARCHAR, name VARCHAR, value DOUBLE, weight DOUBLE, reason VARCHAR, agent VARCHAR, "
+        "call_id VARCHAR",
+        "metrics": "run_id VARCHAR, step INTEGER, name VARCHAR, value DOUBLE, at TIMESTAMPTZ",
+        "ledger": "run_id VARCHAR, step INTEGER, episode_id VARCHAR, call_id VARCHAR, outcome VARCHAR, tokens INTEGER",
+        "trained": "run_id VARCHAR, step INTEGER, episode_id VARCHAR, call_id VARCHAR, advantages FLOAT[], "
+        "logprobs FLOAT[], entropy FLOAT[]",
+        "feedback": "feedback_id VARCHAR, episode_id VARCHAR, call_id VARCHAR, author VARCHAR, score DOUBLE, "
+        "comment VARCHAR, correction VARCHAR, at TIMESTAMPTZ",
+    }.items()
 }
 """Table -> column -> type. Beside them stand `meta(schema_version, batch)`, where `batch` counts committed batches, and
 `digests(digest)`, a row for each row of these tables as it was written."""

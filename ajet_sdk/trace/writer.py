@@ -86,6 +86,7 @@ class TraceWriter:
         flush_ms: int = 250,
         flush_rows: int = 256,
         survives: Literal["kill", "crash"] | None = None,
+        close_at_exit: bool = True,
     ) -> None:
         path = Path(path).absolute()  # a workflow may change the working directory
         self.path = path / f"trace-{uuid4().hex[:12]}.duckdb" if path.is_dir() or not path.suffix else path
@@ -123,7 +124,8 @@ class TraceWriter:
             self._journal = self._kept(lambda: Journal(self.path, synced=survives == "crash"))
         self._thread = threading.Thread(target=self._work, name="ajet-trace-writer", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+        if close_at_exit:
+            atexit.register(self.close)
 
     def put(self, *records: Record) -> None:
         """Queue records: a Run is an upsert, a Call belongs to a running episode, an Episode ends it.

@@ -21,7 +21,7 @@ from ajet_sdk.types import Event
 
 
 def settings(mask: Any) -> ObservationSettings:
-    return ObservationSettings.of("served", None, None, mask, 1.0, False)
+    return ObservationSettings("served", None, None, mask, 1.0, False)
 
 
 PATTERNS = [
