@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of, split_of
+from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of
 
 if TYPE_CHECKING:
     import gymnasium
@@ -21,35 +21,23 @@ if TYPE_CHECKING:
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def load(name: str, spec: Spec) -> _Registered:
-    """The environment registered under a name. Raises ImportError, WrongTarget."""
+def load(name: str, spec: Spec) -> Callable[[str], Played]:
+    """Makes the environment registered under a name. Raises ImportError, WrongTarget."""
     import gymnasium
 
     try:
         gymnasium.spec(name)
     except gymnasium.error.Error as error:  # with the names that are alike
         raise WrongTarget(f"gymnasium has no environment {name}: {error}") from error
-    return _Registered(name, spec)
 
-
-class _Registered:
-    def __init__(self, name: str, spec: Spec) -> None:
-        self._name = name
-        self._spec = spec
-
-    def tasks(self, split: str) -> list[str]:
-        return split_of(self._spec, split)
-
-    def create(self, task_id: str, params: JsonView) -> Played:
-        import gymnasium
-
+    def create(task_id: str) -> Played:
         try:
             seed = int(task_id)
         except ValueError:
-            raise UnknownTask(
-                f"a task of gymnasium:{self._name} is a seed, which is a number (got {task_id!r})"
-            ) from None
-        return Played(gymnasium.make(self._name, **self._spec.arguments), seed, self._spec.actions)
+            raise UnknownTask(f"a task of gymnasium:{name} is a seed, which is a number (got {task_id!r})") from None
+        return Played(gymnasium.make(name, **spec.arguments), seed, spec.actions)
+
+    return create
 
 
 class Played:

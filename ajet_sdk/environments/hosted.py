@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Json, JsonView
@@ -62,17 +62,27 @@ class Spec:
     """Names of a gymnasium environment's actions, starting at action 0."""
 
 
-class Hosted(Protocol):
+@dataclass(frozen=True)
+class Hosted:
     """An environment with its tasks."""
+
+    spec: Spec
+    create: Callable[[str], Any]
+    """The environment of a task, with `reset`, `step`, `evaluate`, `info` and `close`. Raises UnknownTask.
+
+    `reset` and `step` say `{state, reward, is_terminated, info}`; `state` is a list of messages.
+    """
+    own_tasks: Callable[[str], object] | None = None
 
     def tasks(self, split: str) -> object:
         """The task ids of a split. Raises UnknownTask if there is no such split."""
-
-    def create(self, task_id: str, params: JsonView) -> Any:
-        """The environment of one task, with `reset`, `step`, `evaluate`, `info` and `close`. Raises UnknownTask.
-
-        `reset` and `step` say `{state, reward, is_terminated, info}`; `state` is a list of messages.
-        """
+        if self.own_tasks is not None:
+            return self.own_tasks(split)
+        splits, target = self.spec.splits, self.spec.target
+        if split not in splits:
+            known = ", ".join(splits) or "none"
+            raise UnknownTask(f"{target} has no split {split!r} (splits: {known}); define it with --split {split}=…")
+        return splits[split]
 
 
 def load(spec: Spec) -> Hosted:
@@ -82,18 +92,31 @@ def load(spec: Spec) -> Hosted:
         if spec.actions and kind != "gymnasium":
             raise _no_actions(spec)
         adapter: Any = importlib.import_module(f"ajet_sdk.environments.{KINDS[kind]}")
-        hosted: Hosted = adapter.load(name, spec)
-        return hosted
+        return Hosted(spec, adapter.load(name, spec))
     path, arrow, name = spec.target.replace("->", ":").rpartition(":")
     if not arrow:
         raise WrongTarget(
             f"{spec.target} is not an environment: write FILE.py:NAME, package.module:NAME, or "
             + ", ".join(f"{kind}:NAME" for kind in KINDS)
         )
-    factory = _attribute(_module(path), name, spec.target)
-    if spec.splits and hasattr(factory, "tasks"):
+    module = _module(path)
+    factory: Any = getattr(module, name, None)
+    if not callable(factory):
+        raise WrongTarget(f"{spec.target}: {module.__name__} has no class or function {name}")
+    tasks = getattr(factory, "tasks", None)
+    if spec.splits and tasks is not None:
         raise WrongTarget(f"{spec.target} has tasks of its own, from {name}.tasks(split); leave --split out")
-    return _OfFactory(factory, spec)
+
+    def create(task_id: str) -> Any:
+        environment = factory(task_id, **spec.arguments)
+        if hasattr(environment, "action_space"):
+            adapter: Any = importlib.import_module("ajet_sdk.environments.gymnasium_envs")
+            return adapter.Played(environment, None, spec.actions)
+        if spec.actions:
+            raise _no_actions(spec)
+        return _Own(environment)
+
+    return Hosted(spec, create, tasks)
 
 
 def _no_actions(spec: Spec) -> WrongTarget:
@@ -117,14 +140,6 @@ def _module(path: str) -> ModuleType:
     return module
 
 
-def _attribute(module: ModuleType, name: str, target: str) -> Callable[..., Any]:
-    attribute = getattr(module, name, None)
-    if not callable(attribute):
-        raise WrongTarget(f"{target}: {module.__name__} has no class or function {name}")
-    factory: Callable[..., Any] = attribute
-    return factory
-
-
 async def resolved(value: object) -> Any:
     """The value, awaited if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
@@ -146,35 +161,6 @@ def answer(observation: object, reward: float, terminated: bool, info: Mapping[s
     """The service's response to a step."""
     state = messages_of(observation)
     return {"state": state, "reward": float(reward), "is_terminated": terminated, "info": dict(info or {})}
-
-
-class _OfFactory:
-    """Environments made by a class, or by a function from a task id to an environment or a gymnasium environment."""
-
-    def __init__(self, factory: Callable[..., Any], spec: Spec) -> None:
-        self._factory = factory
-        self._spec = spec
-
-    def tasks(self, split: str) -> object:
-        method = getattr(self._factory, "tasks", None)
-        return method(split) if method is not None else split_of(self._spec, split)
-
-    def create(self, task_id: str, params: JsonView) -> Any:
-        environment = self._factory(task_id, **self._spec.arguments)
-        if hasattr(environment, "action_space"):
-            adapter: Any = importlib.import_module("ajet_sdk.environments.gymnasium_envs")
-            return adapter.Played(environment, None, self._spec.actions)
-        if self._spec.actions:
-            raise _no_actions(self._spec)
-        return _Own(environment)
-
-
-def split_of(spec: Spec, split: str) -> list[str]:
-    """The configured task ids of a split. Raises UnknownTask."""
-    if split not in spec.splits:
-        known = ", ".join(spec.splits) or "none"
-        raise UnknownTask(f"{spec.target} has no split {split!r} (splits: {known}); define it with --split {split}=…")
-    return spec.splits[split]
 
 
 class _Own:

@@ -15,11 +15,11 @@ import json
 import math
 import os
 import shlex
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.environments.hosted import Spec, WrongTarget, answer, split_of
+from ajet_sdk.environments.hosted import Spec, WrongTarget, answer
 
 if TYPE_CHECKING:
     from mcp import ClientSession
@@ -36,26 +36,14 @@ _CLOSING = 2.0
 """Seconds that a server has to end once its input is closed."""
 
 
-def load(name: str, spec: Spec) -> _Server:
+def load(name: str, spec: Spec) -> Callable[[str], _Tools]:
     """Raises WrongTarget without a command, ImportError without the package `mcp`."""
     import mcp  # noqa: F401  said now and not when the first instance is asked for
 
     command = shlex.split(name)
     if not command:
         raise WrongTarget("mcp: needs the server's command, such as mcp:'python server.py'")
-    return _Server(command, spec)
-
-
-class _Server:
-    def __init__(self, command: list[str], spec: Spec) -> None:
-        self._command = command
-        self._spec = spec
-
-    def tasks(self, split: str) -> list[str]:
-        return split_of(self._spec, split)
-
-    def create(self, task_id: str, params: JsonView) -> _Tools:
-        return _Tools(self._command, task_id, self._spec.arguments.get("evaluate"))
+    return lambda task_id: _Tools(command, task_id, spec.arguments.get("evaluate"))
 
 
 class _Tools:

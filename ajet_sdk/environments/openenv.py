@@ -12,17 +12,17 @@ import inspect
 import json
 import pkgutil
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of, resolved, split_of
+from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of, resolved
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Json, JsonView
 
 
-def load(name: str, spec: Spec) -> _Package:
+def load(name: str, spec: Spec) -> Callable[[str], _Episode]:
     """Raises WrongTarget where the package holds no environment or several, ImportError where it is not installed."""
     from openenv.core.env_server.interfaces import Environment
 
@@ -33,7 +33,15 @@ def load(name: str, spec: Spec) -> _Package:
         raise WrongTarget(
             f"openenv:{name}: the package {package.__name__} must contain one environment (found {names})"
         )
-    return _Package(classes[0], spec)
+    [environment] = classes
+    action = typing.get_type_hints(environment.step)["action"]  # type: ignore[attr-defined]
+
+    def create(task_id: str) -> _Episode:
+        if not task_id.isdecimal():
+            raise UnknownTask(f"a task of {spec.target} is a seed, which is a number (got {task_id!r})")
+        return _Episode(environment(**spec.arguments), action, int(task_id))
+
+    return create
 
 
 def _package(name: str) -> ModuleType:
@@ -54,21 +62,6 @@ def _environments(package: ModuleType, base: type) -> Iterator[type]:
             is_local = inspect.isclass(value) and value.__module__.partition(".")[0] == package.__name__
             if is_local and issubclass(value, base) and not inspect.isabstract(value):
                 yield value
-
-
-class _Package:
-    def __init__(self, environment: type, spec: Spec) -> None:
-        self._environment = environment
-        self._spec = spec
-        self._action = typing.get_type_hints(environment.step)["action"]  # type: ignore[attr-defined]
-
-    def tasks(self, split: str) -> list[str]:
-        return split_of(self._spec, split)
-
-    def create(self, task_id: str, params: JsonView) -> _Episode:
-        if not task_id.isdecimal():
-            raise UnknownTask(f"a task of {self._spec.target} is a seed, which is a number (got {task_id!r})")
-        return _Episode(self._environment(**self._spec.arguments), self._action, int(task_id))
 
 
 class _Episode:

@@ -112,7 +112,7 @@ class _Answers:
         if operation == "tasks":
             return [str(task_id) for task_id in await resolved(self._hosted.tasks(request["split"]))]
         if operation == "create":
-            self._instance = await resolved(self._hosted.create(request["task_id"], request["params"]))
+            self._instance = await resolved(self._hosted.create(request["task_id"]))
             return {"state": await resolved(self._instance.reset())}
         if operation == "step":
             return await resolved(self._instance.step(request["messages"]))

@@ -15,46 +15,33 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.environments.hosted import Spec, UnknownTask, answer, split_of
+from ajet_sdk.environments.hosted import Spec, UnknownTask, answer
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Json, JsonView
 
 
-def load(name: str, spec: Spec) -> _Environment:
+def load(name: str, spec: Spec) -> Callable[[str], _Conversation]:
     """Raises ImportError where verifiers or the package is not installed, ValueError where its config does not fit."""
     from verifiers.v1.configs.agent import AgentConfig
+    from verifiers.v1.configs.env import EnvConfig
     from verifiers.v1.utils.generic import concrete_type
     from verifiers.v1.utils.loaders import environment_class, import_taskset, load_environment
 
     import_taskset(name)  # an unknown name is an error here
-    config_class: Any = concrete_type(environment_class(name), _env_config()) or _env_config()
+    config_class: Any = concrete_type(environment_class(name), EnvConfig) or EnvConfig
     agents = [key for key, field in config_class.model_fields.items() if field.annotation is AgentConfig]
     default = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
     config = config_class.model_validate({"taskset": {"id": name, **spec.arguments}, **dict.fromkeys(agents, default)})
-    return _Environment(lambda: load_environment(config), spec)
 
-
-def _env_config() -> Any:
-    from verifiers.v1.configs.env import EnvConfig
-
-    return EnvConfig
-
-
-class _Environment:
-    def __init__(self, make: Callable[[], Any], spec: Spec) -> None:
-        self._make = make
-        self._spec = spec
-
-    def tasks(self, split: str) -> list[str]:
-        return split_of(self._spec, split)
-
-    def create(self, task_id: str, params: JsonView) -> _Conversation:
-        env = self._make()
+    def create(task_id: str) -> _Conversation:
+        env = load_environment(config)
         tasks = list(itertools.islice(env.taskset, int(task_id), int(task_id) + 1)) if task_id.isdecimal() else []
         if not tasks:
-            raise UnknownTask(f"a task of {self._spec.target} is an index into its tasks (got {task_id!r})")
+            raise UnknownTask(f"a task of {spec.target} is an index into its tasks (got {task_id!r})")
         return _Conversation(env, tasks[0])
+
+    return create
 
 
 class _Conversation:
