@@ -250,12 +250,7 @@ def _names(kind: Kind) -> str:
 
 def spec_of(function: object, kind: Kind) -> Spec:
     """The `Spec` of a decorated function, or of a plain one as if it were decorated bare. Raises SignatureError."""
-    return _spec_of_function(function, kind) if inspect.isfunction(function) else _spec_of(function, kind)
-
-
-@functools.lru_cache(maxsize=64)  # asked once an episode; resolving annotations takes a tenth of a short one
-def _spec_of_function(function: object, kind: Kind) -> Spec:
-    return _spec_of(function, kind)
+    return (_cached if inspect.isfunction(function) else _spec_of)(function, kind)
 
 
 def _spec_of(function: Any, kind: Kind) -> Spec:
@@ -267,6 +262,10 @@ def _spec_of(function: Any, kind: Kind) -> Spec:
     name = tag.name or _name_of(function)
     parameters = _parameters(function, kind, name)
     return Spec(kind, name, function, parameters, tag.timeout, tag.trainable_targets, tag.group)
+
+
+_cached = functools.lru_cache(maxsize=64)(_spec_of)
+"""A spec is asked for once an episode; resolving annotations takes a tenth of a short one."""
 
 
 def _wants_text(parameter: inspect.Parameter) -> bool:

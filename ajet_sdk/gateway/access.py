@@ -16,7 +16,6 @@ from urllib.parse import parse_qs, unquote
 
 from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.dialects.json import json_value
-from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.dialects.table import DIALECTS, ApiRoute, Counter, Dialect, Vendor, endpoint, instead_of, vendor
 from ajet_sdk.errors import (
     AjetError,
@@ -47,11 +46,6 @@ class HTTPError(Exception):
         self.status = status
         self.code = code
         self.param = param
-
-    @property
-    def body(self) -> Json:
-        """In OpenAI's shape."""
-        return self.body_in(CHAT)
 
     def body_in(self, dialect: Dialect) -> dict[str, object]:
         """As the clients of a dialect read it."""

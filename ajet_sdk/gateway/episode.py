@@ -9,9 +9,9 @@ import json
 import secrets
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
-from contextvars import Token
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Protocol
@@ -258,16 +258,20 @@ class OpenEpisode:
 
     # Its end
 
-    def judging(self) -> Judging:
+    @asynccontextmanager
+    async def judging(self) -> AsyncIterator[ActiveEpisode]:
         """The workflow has returned: cancel what it left in flight, revoke its keys, and go over to the judge's phase.
 
-        Use as `async with episode.judging() as active:` or `with …`; `current_episode` is `active` inside.
+        `async with episode.judging() as active:`; `current_episode` is `active` inside.
         """
-        return Judging(self)
-
-    def close_rollout(self) -> Future[None]:
         self._judging = True
-        return self._run(self._close(False))
+        await asyncio.wrap_future(self._run(self._close(False)))
+        active = ActiveEpisode(self.episode_id, self, self.url, self.judge_key, "judge")
+        token = current_episode.set(active)
+        try:
+            yield active
+        finally:
+            current_episode.reset(token)
 
     async def finish(self) -> tuple[Call, ...]:
         """Revoke every key (later requests: 410), cancel what is in flight (undelivered) and return the calls."""
@@ -293,35 +297,6 @@ class OpenEpisode:
         if final:
             for engine in self.asked.values():
                 engine.forget(self.episode_id)
-
-
-class Judging:
-    """The judge's phase of an episode as a context, with or without `async`."""
-
-    def __init__(self, episode: OpenEpisode) -> None:
-        self._episode = episode
-        self._token: Token[ActiveEpisode | None] | None = None
-
-    def _enter(self) -> ActiveEpisode:
-        episode = self._episode
-        active = ActiveEpisode(episode.episode_id, episode, episode.url, episode.judge_key, "judge")
-        self._token = current_episode.set(active)
-        return active
-
-    def __enter__(self) -> ActiveEpisode:
-        self._episode.close_rollout().result(timeout=30)
-        return self._enter()
-
-    async def __aenter__(self) -> ActiveEpisode:
-        await asyncio.wrap_future(self._episode.close_rollout())
-        return self._enter()
-
-    def __exit__(self, *_: object) -> None:
-        if self._token is not None:
-            current_episode.reset(self._token)
-
-    async def __aexit__(self, *_: object) -> None:
-        self.__exit__()
 
 
 def observed_call(episode_id: str, index: int, exchange: ObservedExchange) -> Call:

@@ -31,7 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.dialects.openai_chat import error_body
-from ajet_sdk.gateway.http_door import CONNECTION
+from ajet_sdk.gateway.http_door import CONNECTION, respond
 from ajet_sdk.gateway.peer_socket import PeerSocket, PeerSockets
 
 HEADER_SECONDS = 20.0
@@ -85,12 +85,8 @@ def _guarded(app: Any, own_name: str) -> Any:
             refused = foreign(sent.get(b"host", ""), sent.get(b"origin"), sent.get(b"content-type"), own_name)
             if refused is not None:
                 status, reason = refused
-                body = json_bytes(error_body(reason, "invalid_request_error", "foreign_request"))
-                headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-                await send({"type": "http.response.start", "status": status, "headers": headers})
-                await send({"type": "http.response.body", "body": body})
-                return
-        await app(scope, receive, send)
+                return await respond(send, status, error_body(reason, "invalid_request_error", "foreign_request"))
+        return await app(scope, receive, send)
 
     return guarded
 

@@ -158,8 +158,7 @@ class LlmJudge:
 
     async def grade(self, material: Material, *, repeat: int = 0) -> Grade:
         """The grade of one output; another `repeat` asks anew."""
-        text = prompts.pointwise(self.prompt, material, self.rubric, self.examples, self._range)
-        return await self._ask(text, prompts.GRADE_SCHEMA, self._read_grade, [material], repeat)
+        return await self._ask("pointwise", self._read_grade, [material], repeat)
 
     async def rank(
         self, group: Sequence[Material], *, repeat: int = 0, order: Sequence[int] | None = None
@@ -183,7 +182,6 @@ class LlmJudge:
 
     async def _list(self, group: Sequence[Material], order: Sequence[int], repeat: int) -> list[Grade]:
         shown = [group[place] for place in order]
-        text = prompts.listwise(self.prompt, shown, self.rubric, self.examples, self._range)
 
         def read(reply: Mapping[str, Any]) -> list[Grade]:
             rows = [row for row in reply.get("verdicts") or () if isinstance(row, Mapping)]
@@ -192,7 +190,7 @@ class LlmJudge:
                 raise ValueError(f'"verdicts" needs each of the answers 1 to {len(shown)} once')
             return [by_number[number] for number in range(1, len(shown) + 1)]
 
-        grades = await self._ask(text, prompts.GRADES_SCHEMA, read, shown, repeat)
+        grades = await self._ask("listwise", read, shown, repeat)
         places = dict(zip(order, grades, strict=True))
         return [places[place] for place in range(len(group))]
 
@@ -213,25 +211,20 @@ class LlmJudge:
 
     async def prefer(self, first: Material, second: Material, *, repeat: int = 0) -> Grade:
         """How much the first is better than the second: 1, 0, or 0.5 for a tie."""
-        text = prompts.pairwise(self.prompt, [first, second], self.rubric, self.examples, self._range)
 
         def read(reply: Mapping[str, Any]) -> Grade:
             if reply.get("better") not in prompts.PREFERENCES:
                 raise ValueError('"better" must be "first", "second" or "tie"')
             return Grade(prompts.PREFERENCES[reply["better"]], _reason(reply))
 
-        return await self._ask(text, prompts.PREFERENCE_SCHEMA, read, [first, second], repeat)
+        return await self._ask("pairwise", read, [first, second], repeat)
 
     async def _ask(
-        self,
-        text: str,
-        schema: Mapping[str, object],
-        read: Callable[[Mapping[str, object]], T],
-        group: Sequence[Material],
-        repeat: int,
+        self, mode: Mode, read: Callable[[Mapping[str, object]], T], group: Sequence[Material], repeat: int
     ) -> T:
+        text = prompts.question(mode, self.prompt, group, self.rubric, self.examples, self._range)
         quoted = prompts.texts_of(group)
-        return await self.model.ask(prompts.messages(text), schema, read, repeat=repeat, quoted=quoted)
+        return await self.model.ask(prompts.messages(text), prompts.SCHEMAS[mode], read, repeat=repeat, quoted=quoted)
 
     @property
     def _range(self) -> tuple[float, float]:

@@ -123,39 +123,38 @@ def messages(text: str) -> list[dict[str, Any]]:
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": text}]
 
 
-def pointwise(prompt: str | None, material: Material, rubric: str, examples: Sequence[Example], scores: Range) -> str:
-    """The question about one output."""
-    least, most = scores
-    form = (
-        f'Reply with one JSON object and no other text: {{"reason": "one or two sentences that name what decided it", '
-        f'"score": a number from {least:g} (the rubric does not hold at all) to {most:g} (it holds in every point)}}'
-    )
-    return _fill(prompt or _POINTWISE, [material], rubric, examples, scores) + "\n\n" + form
+_REPLY = "Reply with one JSON object and no other text: "
+_QUESTIONS = {
+    "pointwise": (
+        _POINTWISE,
+        _REPLY
+        + '{{"reason": "one or two sentences that name what decided it", "score": a number from {0:g} (the rubric '
+        "does not hold at all) to {1:g} (it holds in every point)}}",
+    ),
+    "listwise": (
+        _GROUP,
+        "Compare the answers with each other and give each a score from {0:g} to {1:g}: a better one a higher score, "
+        "even where the difference is small, and equally good ones the same. Their order means nothing. "
+        + _REPLY
+        + '{{"verdicts": [{{"answer": its number, "reason": "one sentence", "score": a number}}, ...]}} with '
+        "each answer once",
+    ),
+    "pairwise": (
+        _GROUP,
+        "Which of the two is better? Their order means nothing. "
+        + _REPLY
+        + '{{"reason": "one sentence that names what decided it", "better": "first", "second" or "tie"}}',
+    ),
+}
+"""By mode: the prompt where the user gives none, and the form of the reply, with the range of scores."""
 
 
-def listwise(
-    prompt: str | None, group: Sequence[Material], rubric: str, examples: Sequence[Example], scores: Range
+def question(
+    mode: str, prompt: str | None, group: Sequence[Material], rubric: str, examples: Sequence[Example], scores: Range
 ) -> str:
-    """The question about a list of outputs of one task."""
-    least, most = scores
-    form = (
-        f"Compare the answers with each other and give each a score from {least:g} to {most:g}: a better one a higher "
-        "score, even where the difference is small, and equally good ones the same. Their order means nothing. "
-        'Reply with one JSON object and no other text: {"verdicts": [{"answer": its number, "reason": "one sentence", '
-        '"score": a number}, ...]} with each answer once'
-    )
-    return _fill(prompt or _GROUP, group, rubric, examples, scores) + "\n\n" + form
-
-
-def pairwise(
-    prompt: str | None, group: Sequence[Material], rubric: str, examples: Sequence[Example], scores: Range
-) -> str:
-    """The question about two outputs of one task."""
-    form = (
-        "Which of the two is better? Their order means nothing. Reply with one JSON object and no other text: "
-        '{"reason": "one sentence that names what decided it", "better": "first", "second" or "tie"}'
-    )
-    return _fill(prompt or _GROUP, group, rubric, examples, scores) + "\n\n" + form
+    """The question about one output, a list of outputs of one task, or two of them."""
+    ours, form = _QUESTIONS[mode]
+    return _fill(prompt or ours, group, rubric, examples, scores) + "\n\n" + form.format(*scores)
 
 
 def _fill(prompt: str, group: Sequence[Material], rubric: str, examples: Sequence[Example], scores: Range) -> str:
@@ -219,10 +218,13 @@ def shorten(text: str, most: int = LONGEST) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
 
 
-GRADE_SCHEMA = object_schema(reason={"type": "string"}, score={"type": "number"})
 _ONE_OF_LIST = object_schema(answer={"type": "integer"}, reason={"type": "string"}, score={"type": "number"})
-GRADES_SCHEMA = object_schema(verdicts={"type": "array", "items": _ONE_OF_LIST})
-PREFERENCE_SCHEMA = object_schema(reason={"type": "string"}, better={"type": "string", "enum": list(PREFERENCES)})
+SCHEMAS = {
+    "pointwise": object_schema(reason={"type": "string"}, score={"type": "number"}),
+    "listwise": object_schema(verdicts={"type": "array", "items": _ONE_OF_LIST}),
+    "pairwise": object_schema(reason={"type": "string"}, better={"type": "string", "enum": list(PREFERENCES)}),
+}
+"""Of the replies, by mode."""
 
 
 # Writing a rubric

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -344,9 +344,11 @@ async def run_batch(
     groups = groups_of((attempt.group_id for attempt in attempts), judge)
 
     async def run_attempt(attempt: Attempt) -> Episode:
-        async with _Place(room) as place:
+        await room.acquire()
+        with ExitStack() as place:
+            place.callback(room.release)
             group = groups.get(attempt.group_id)
-            member = None if group is None else Member(group, place.leave)
+            member = None if group is None else Member(group, place.close)
             remaining = config.rollout.max_retries
             while True:
                 episode = await run_episode(
@@ -367,26 +369,6 @@ async def run_batch(
 
     with _workers(config):
         return await all_of([asyncio.create_task(run_attempt(attempt)) for attempt in attempts])
-
-
-class _Place:
-    """A slot of a semaphore that can be released before the block ends."""
-
-    def __init__(self, room: asyncio.Semaphore) -> None:
-        self._room, self._held = room, False
-
-    async def __aenter__(self) -> _Place:
-        self._held = await self._room.acquire()
-        return self
-
-    def leave(self) -> None:
-        """Release the slot."""
-        if self._held:
-            self._held = False
-            self._room.release()
-
-    async def __aexit__(self, *_: object) -> None:
-        self.leave()
 
 
 async def all_of(tasks: list[asyncio.Task[T]]) -> list[T]:

@@ -121,7 +121,7 @@ def encode(records: Iterable[Record], stored: StoredCalls) -> dict[str, pa.Table
     rows: dict[str, list[Row]] = {}
     for record in records:
         try:
-            encoded = _ROWS_OF[type(record)](record, stored)
+            encoded = _ROWS_OF.get(type(record), _flat)(record, stored)
         except _CANNOT as error:
             _LOG.warning("Could not store a %s in the trace: %s", type(record).__name__, error)
             continue
@@ -226,19 +226,18 @@ def _simple(message: object) -> bool:
 _SPOKEN = {"role", "content"}
 
 
-def _flat(table: str) -> Callable[[Any, StoredCalls], list[tuple[str, Row]]]:
-    return lambda record, _: [(table, _plain(record))]
+def _flat(record: BaseModel, _: StoredCalls) -> list[tuple[str, Row]]:
+    return [(_TABLE_OF[type(record)], _plain(record))]
 
 
 _ROWS_OF: dict[type, Callable[[Any, StoredCalls], list[tuple[str, Row]]]] = {
-    Run: _run,
-    Episode: _episode,
-    Call: _call,
-    Metric: _flat("metrics"),
-    LedgerEntry: _flat("ledger"),
-    Trained: _trained,
-    Feedback: _flat("feedback"),
-}
+    Run: _run, Episode: _episode, Call: _call, Trained: _trained
+}  # fmt: skip
+"""Of other records every field is a column."""
+_TABLE_OF: dict[type[BaseModel], str] = {
+    Run: "runs", Episode: "episodes", Call: "calls", Reward: "rewards", Metric: "metrics", LedgerEntry: "ledger",
+    Trained: "trained", Feedback: "feedback",
+}  # fmt: skip
 
 
 def _plain(record: BaseModel) -> Row:
@@ -267,16 +266,7 @@ def _columns(record: type[BaseModel], table: str) -> tuple[tuple[str, ...], tupl
     return texts, tuple(name for name, kind in same if kind in _NUMBERS)
 
 
-_COLUMNS_OF: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    Run: _columns(Run, "runs"),
-    Episode: _columns(Episode, "episodes"),
-    Call: _columns(Call, "calls"),
-    Reward: _columns(Reward, "rewards"),
-    Metric: _columns(Metric, "metrics"),
-    LedgerEntry: _columns(LedgerEntry, "ledger"),
-    Trained: _columns(Trained, "trained"),
-    Feedback: _columns(Feedback, "feedback"),
-}
+_COLUMNS_OF = {record: _columns(record, table) for record, table in _TABLE_OF.items()}
 
 
 def _text(text: str) -> str:

@@ -15,7 +15,7 @@ import duckdb
 from ajet_sdk.errors import TraceError
 from ajet_sdk.trace.database import check_version, check_whole, explain, has_tables
 from ajet_sdk.trace.query import SETTINGS, Scan
-from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, selected
+from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, every_column, selected
 
 FEW = 16
 """Up to so many files are read in place."""
@@ -146,11 +146,7 @@ class Gathered:
         """A SELECT of every column of what was copied; those not read are NULL. None where it doesn't answer."""
         if not self.answers(table, scan):
             return None
-        listed = ", ".join(
-            f'"{name}"' if name in _COPIED[table] else f'NULL::{kind} AS "{name}"'
-            for name, kind in COLUMNS[table].items()
-        )
-        return f"SELECT {listed} FROM {self.file.name}.{table}"
+        return f"{every_column(table, _COPIED[table])} FROM {self.file.name}.{table}"
 
 
 def runs_of(files: Sequence[Path]) -> dict[Path, list[str] | TraceError]:

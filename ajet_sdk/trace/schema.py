@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 SCHEMA_VERSION = 7
 
@@ -111,10 +111,15 @@ def selected(table: str, columns: Sequence[str]) -> str:
     return ", ".join(listed)
 
 
+def every_column(table: str, known: Container[str]) -> str:
+    """A SELECT of every column of a table, without its source; those that are not known are NULL."""
+    values = {name: f'"{name}"::{kind}' if name in known else f"NULL::{kind}" for name, kind in COLUMNS[table].items()}
+    return "SELECT " + ", ".join(f'{value} AS "{name}"' for name, value in values.items())
+
+
 def empty(table: str) -> str:
     """A SELECT that gives a table's columns and no row."""
-    columns = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in COLUMNS[table].items())
-    return f"SELECT {columns} WHERE false"
+    return f"{every_column(table, ())} WHERE false"
 
 
 def _create_table(table: str) -> str:

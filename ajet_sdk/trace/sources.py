@@ -24,7 +24,7 @@ from ajet_sdk.trace.gathered import FEW, Gathered, Stamp, attach, quoted, runs_o
 from ajet_sdk.trace.live_rows import VERSION, RowsOf
 from ajet_sdk.trace.owner import Owner
 from ajet_sdk.trace.query import SETTINGS, Planner, Scan, select
-from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, SCHEMA_VERSION, TABLES, at_rest, empty
+from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, SCHEMA_VERSION, TABLES, at_rest, empty, every_column
 
 Owned = Mapping[Path, Owner]
 
@@ -318,10 +318,10 @@ class Mirror:
             read = scan.columns | {column}
             among = tuple(value[1:-1] for value in sorted(values))
             wanted = RowsOf(table=table, columns=tuple(sorted(read)), by=column, among=among)
-            return _select(table, read, name), {name: pa.concat_tables(_pages(wanted, ask))}
+            return f"{every_column(table, read)} FROM {name}", {name: pa.concat_tables(_pages(wanted, ask))}
         if not any(self._follow(connection, table, scan.columns, ask) for _ in range(2)):
             raise TraceError(f"{self.owner.trace} changed while it was read; try again")
-        return _select(table, self._copied[table].columns, f"{self.name}.{table}"), {}
+        return f"{every_column(table, self._copied[table].columns)} FROM {self.name}.{table}", {}
 
     def _follow(self, connection: duckdb.DuckDBPyConnection, table: str, columns: frozenset[str], ask: Ask) -> bool:
         """Copy what is new of a table; all of it where a column has not been read before, or rows have changed.
@@ -371,12 +371,3 @@ def _pages(wanted: RowsOf, ask: Ask) -> Iterator[pa.Table]:
 def _typed(table: str, columns: frozenset[str]) -> str:
     typed = ", ".join(f'"{name}"::{kind} AS "{name}"' for name, kind in COLUMNS[table].items() if name in columns)
     return f"SELECT {typed or 'NULL::INTEGER'}"
-
-
-def _select(table: str, columns: frozenset[str], source: str) -> str:
-    """Every column of a table from a source that has some; the others, which nobody reads, are NULL."""
-    listed = ", ".join(
-        f'"{name}"::{kind} AS "{name}"' if name in columns else f'NULL::{kind} AS "{name}"'
-        for name, kind in COLUMNS[table].items()
-    )
-    return f"SELECT {listed} FROM {source}"

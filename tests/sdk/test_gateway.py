@@ -584,8 +584,12 @@ def test_the_longest_reply_holds_for_every_reply_of_the_policy_to_the_workflow(o
     for agent, trainable in (("trained", True), ("untrained", False), ("frozen", False)):
         client = episode.model(agent, trainable=trainable).openai()
         client.chat.completions.create(model="m", messages=USER)
-    with episode.judging():
-        episode.model().openai().chat.completions.create(model="m", messages=USER)
+
+    async def judge() -> None:
+        async with episode.judging():
+            episode.model().openai().chat.completions.create(model="m", messages=USER)
+
+    asyncio.run(judge())
     lengths = [len(call.output_ids) for call in episode.calls if call.output_ids is not None]
     assert lengths == [6, 6, 41, 41]
     assert [call.trainable for call in episode.calls] == [True, False, False, False]
