@@ -40,10 +40,14 @@ class ObservationSettings:
         single = path.suffix == ".duckdb" and not path.is_dir()
         if single and (rotate or keep):
             raise ConfigError(f"rotate and keep are for a directory of trace files, and {path} is one file")
-        self.path, self.sample, self.durable = path.absolute(), sample, durable
-        self.rotate = Limits() if single else Limits.of(_ROTATE if rotate is None else rotate, "rotate", files=False)
-        self.keep = Limits.of(() if keep is None else keep, "keep")
-        self.mask = _masking(mask)
+        self.path: Path = path.absolute()
+        self.sample: float = sample
+        self.durable: bool = durable
+        self.rotate: Limits = (
+            Limits() if single else Limits.of(_ROTATE if rotate is None else rotate, "rotate", files=False)
+        )
+        self.keep: Limits = Limits.of(() if keep is None else keep, "keep")
+        self.mask: Callable[[str], str] | None = _masking(mask)
 
     def clean(self, value: object) -> Any:
         """A value of JSON with its texts masked."""

@@ -85,8 +85,9 @@ def _guarded(app: Any, own_name: str) -> Any:
             refused = foreign(sent.get(b"host", ""), sent.get(b"origin"), sent.get(b"content-type"), own_name)
             if refused is not None:
                 status, reason = refused
-                return await respond(send, status, error_body(reason, "invalid_request_error", "foreign_request"))
-        return await app(scope, receive, send)
+                await respond(send, status, error_body(reason, "invalid_request_error", "foreign_request"))
+                return
+        await app(scope, receive, send)
 
     return guarded
 
