@@ -221,13 +221,11 @@ class _Service:
         except ClientGone:
             pass  # the client is gone; its call, if any, is recorded as undelivered
 
-    def _check_name(self, model: object) -> None:
+    async def _answer(self, body: dict[str, object], place: RequestTarget, scope: Scope, send: Send) -> None:
+        model = body.get("model") or getattr(place.endpoint.dialect, "name", None)
         if model and model != self.engine.model:
             message = f"The model {model!r} does not exist; this server answers to {self.engine.model!r}."
             raise HTTPError(404, message, "model_not_found", "model")
-
-    async def _answer(self, body: dict[str, object], place: RequestTarget, scope: Scope, send: Send) -> None:
-        self._check_name(body.get("model") or getattr(place.endpoint.dialect, "name", None))
         opened, started = self.gateway.open(EpisodeSpec(episode_id=new_id(), engine=self.engine)), now()
         connection = scope["state"][CONNECTION]
         endpoint = place.endpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ajet_sdk.dialects.fields import Field, Fields, fields, refuse
-from ajet_sdk.dialects.json import joined, json_text
+from ajet_sdk.dialects.json import assistant, joined, json_text
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.types import Json
 
@@ -162,12 +162,7 @@ def _assistant(blocks: list[object], where: str) -> Json:
             arguments = json_text(block.get("input") or {})
             function = {"name": block["name"], "arguments": arguments}
             calls.append({"id": block["id"], "type": "function", "function": function})
-    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
-    if any(thoughts):
-        message["reasoning_content"] = "".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    return assistant(texts, "".join(thoughts), calls)
 
 
 def _user(blocks: list[object], where: str) -> Iterator[Json]:

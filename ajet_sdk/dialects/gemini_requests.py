@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ajet_sdk.dialects.fields import Field, Fields, camel_case, fields, refuse
-from ajet_sdk.dialects.json import joined, json_text
+from ajet_sdk.dialects.json import assistant, joined, json_text
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.types import Json, JsonView
 
@@ -142,13 +142,7 @@ def _assistant(parts: list[Json], where: str, index: int) -> Json:
             calls.append({"id": known, "type": "function", "function": function})
         elif set(part) - {"thoughtSignature"}:
             (thoughts if part.get("thought") else texts).append(_text(part))
-    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
-    reasoning = "".join(thoughts) or "".join(signed)
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    return assistant(texts, "".join(thoughts) or "".join(signed), calls)
 
 
 def _user(parts: list[Json], where: str, waiting: list[tuple[str, str]]) -> Iterator[Json]:

@@ -43,6 +43,12 @@ def joined(parts: list[Json]) -> str | list[Json]:
     return "\n".join(part["text"] for part in parts)
 
 
+def assistant(texts: list[str], reasoning: str, calls: list[Json]) -> Json:
+    """A reply as a message."""
+    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
+    return message | ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
+
+
 def arguments_of(function: JsonView) -> Json:
     """A tool call's arguments as an object. Text that is no object becomes `INVALID_JSON`, as Anthropic names it."""
     try:

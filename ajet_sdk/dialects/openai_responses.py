@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ajet_sdk.dialects.fields import COMPLETIONS, Field, fields, refuse
 from ajet_sdk.dialects.json import Stored, json_bytes
-from ajet_sdk.dialects.openai_chat import PIECE, ChatDialect
+from ajet_sdk.dialects.openai_chat import ChatDialect, pieces
 from ajet_sdk.dialects.response_items import ItemReader, items_of, qualified
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.types import Json, JsonView
@@ -278,7 +278,8 @@ def response_events(response: Json) -> list[bytes]:
     events: list[Event] = [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
     for index, item in enumerate(response["output"]):
         at = {"output_index": index}
-        events.append({"type": "response.output_item.added", **at, "item": _EMPTY[item["type"]](item)})
+        begun = {**item, **{key: v for key, v in _EMPTY[item["type"]].items() if key in item}, "status": "in_progress"}
+        events.append({"type": "response.output_item.added", **at, "item": begun})
         events += [{**event, **at, "item_id": item["id"]} for event in _SPELT[item["type"]](item)]
         events.append({"type": "response.output_item.done", **at, "item": item})
     events.append({"type": f"response.{response['status']}", "response": response})
@@ -298,36 +299,29 @@ def _bytes(event: Event) -> bytes:
 
 
 def _deltas(kind: str, text: str, done: str, **common: object) -> Iterator[Event]:
-    """The text in pieces, then the whole text under the key `done`."""
-    for start in range(0, len(text), PIECE):
-        yield {"type": f"{kind}.delta", **common, "delta": text[start : start + PIECE]}
+    """The text in pieces, with log-probabilities in one, then the whole text under the key `done`."""
+    for delta in [text] if common.get("logprobs") else pieces(text):
+        yield {"type": f"{kind}.delta", **common, "delta": delta}
     yield {"type": f"{kind}.done", **common, done: text}
 
 
+def _parts(parts: Iterable[Json], name: str, kind: str, place: str) -> Iterator[Event]:
+    """A part of an item begins, grows and ends."""
+    for index, part in enumerate(parts):
+        at = {place: index}
+        logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+        yield {"type": f"response.{name}.added", **at, "part": {**part, "text": "", **{key: [] for key in logprobs}}}
+        yield from _deltas(f"response.{kind}", part["text"], "text", **at, **logprobs)
+        yield {"type": f"response.{name}.done", **at, "part": part}
+
+
 def _message(item: Json) -> Iterator[Event]:
-    for index, part in enumerate(item["content"]):
-        at = {"content_index": index}
-        yield {"type": "response.content_part.added", **at, "part": {**part, "text": "", "logprobs": []}}
-        if part["logprobs"]:  # one part of the text, with all of them
-            delta = {"delta": part["text"], "logprobs": part["logprobs"]}
-            yield {"type": "response.output_text.delta", **at, **delta}
-            yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": part["logprobs"]}
-        else:
-            yield from _deltas("response.output_text", part["text"], "text", **at, logprobs=[])
-        yield {"type": "response.content_part.done", **at, "part": part}
+    return _parts(item["content"], "content_part", "output_text", "content_index")
 
 
 def _reasoning(item: Json) -> Iterator[Event]:
-    for index, part in enumerate(item["summary"]):
-        at = {"summary_index": index}
-        yield {"type": "response.reasoning_summary_part.added", **at, "part": {**part, "text": ""}}
-        yield from _deltas("response.reasoning_summary_text", part["text"], "text", **at)
-        yield {"type": "response.reasoning_summary_part.done", **at, "part": part}
-    for index, part in enumerate(item.get("content", ())):
-        at = {"content_index": index}
-        yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
-        yield from _deltas("response.reasoning_text", part["text"], "text", **at)
-        yield {"type": "response.content_part.done", **at, "part": part}
+    yield from _parts(item["summary"], "reasoning_summary_part", "reasoning_summary_text", "summary_index")
+    yield from _parts(item.get("content", ()), "content_part", "reasoning_text", "content_index")
 
 
 def _function_call(item: Json) -> Iterator[Event]:
@@ -336,27 +330,16 @@ def _function_call(item: Json) -> Iterator[Event]:
     yield {**done, "name": item["name"]}
 
 
-def _custom_tool_call(item: Json) -> Iterator[Event]:
-    return _deltas("response.custom_tool_call_input", item["input"], "input")
-
-
-def _begun(*empty: tuple[str, object]) -> Callable[[Json], Event]:
-    def begin(item: Json) -> Event:
-        return {**item, **{name: value for name, value in empty if name in item}, "status": "in_progress"}
-
-    return begin
-
-
-_SPELT = {
+_SPELT: dict[str, Callable[[Json], Iterator[Event]]] = {
     "message": _message,
     "reasoning": _reasoning,
     "function_call": _function_call,
-    "custom_tool_call": _custom_tool_call,
+    "custom_tool_call": lambda item: _deltas("response.custom_tool_call_input", item["input"], "input"),
 }
-_EMPTY = {
-    "message": _begun(("content", [])),
-    "reasoning": _begun(("summary", []), ("content", []), ("encrypted_content", None)),
-    "function_call": _begun(("arguments", "")),
-    "custom_tool_call": _begun(("input", "")),
+_EMPTY: dict[str, Json] = {
+    "message": {"content": []},
+    "reasoning": {"summary": [], "content": [], "encrypted_content": None},
+    "function_call": {"arguments": ""},
+    "custom_tool_call": {"input": ""},
 }
-"""Each type of item as it is in its first event."""
+"""What is still to come of each type of item in its first event."""

@@ -28,6 +28,7 @@ from ajet_sdk.gateway.access import (
     unknown_route,
 )
 from ajet_sdk.gateway.answer import Reply, answer, refuse_unread
+from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.types import Event
 
 if TYPE_CHECKING:
@@ -40,13 +41,13 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_REPORTS: dict[str, TypeAdapter[Any]] = {
-    "observed": TypeAdapter(ObservedExchange),
-    "events": TypeAdapter(Event),
-    "handles": TypeAdapter(AgentIdentity),
-    "faults": TypeAdapter(Fault),
+_REPORTS: dict[str, tuple[TypeAdapter[Any], Callable[[OpenEpisode, Any], None]]] = {
+    "observed": (TypeAdapter(ObservedExchange), OpenEpisode.observed),
+    "events": (TypeAdapter(Event), OpenEpisode.happened),
+    "handles": (TypeAdapter(AgentIdentity), lambda episode, identity: episode.takes_handle(identity.agent)),
+    "faults": (TypeAdapter(Fault), lambda episode, fault: episode.fail(fault.error())),
 }
-"""What another process of the agent says that happened there, by route."""
+"""What another process of the agent says that happened there, by route, and how an episode records it."""
 
 log = logging.getLogger("ajet.gateway")
 
@@ -103,18 +104,11 @@ class HttpDoor:
         except HTTPError as error:
             raise refuse_unread(episode, grant.request(place, {}, connection), error) from error
         if route in _REPORTS and (grant.captured or grant.phase == "judge"):
+            kind, record = _REPORTS[route]
             try:
-                report = _REPORTS[route].validate_python(body)
+                record(episode, kind.validate_python(body))
             except ValidationError as error:
                 raise HTTPError(400, f"this is no report of {route}: {error}", "invalid_report") from error
-            if isinstance(report, Event):
-                episode.happened(report)
-            elif isinstance(report, AgentIdentity):
-                episode.takes_handle(report.agent)
-            elif isinstance(report, Fault):
-                episode.fail(report.error())
-            else:
-                episode.observed(report)
             return await respond(send, 200, {})
         request = grant.request(place, body, connection)
         if place.endpoint.counter is not None:

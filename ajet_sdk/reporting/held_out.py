@@ -34,15 +34,11 @@ _REWARDED = """
     JOIN (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL) r USING (episode_id)"""
 
 _VALIDATED = f"""
-    SELECT e.step, e.task_id, avg(r.reward) AS reward {_REWARDED}
-    WHERE e.run_id = ? AND e.split = 'val' AND e.status = 'succeeded' AND coalesce(e.decoding = 'greedy', false) = ?
+    SELECT e.step, e.task_id, avg(r.reward) FILTER (e.status = 'succeeded') AS reward,
+        avg((e.status = 'succeeded')::DOUBLE) FILTER (NOT coalesce(e.infrastructure, false)) AS sound
+    {_REWARDED.replace("JOIN", "LEFT JOIN")}
+    WHERE e.run_id = ? AND e.split = 'val' AND coalesce(e.decoding = 'greedy', false) = ?
         AND NOT coalesce(e.superseded, false) AND e.step IN (?, ?)
-    GROUP BY ALL"""
-
-_SOUND = """
-    SELECT e.step, e.task_id, avg((e.status = 'succeeded')::DOUBLE) AS reward FROM episodes e
-    WHERE e.run_id = ? AND e.split = 'val' AND NOT coalesce(e.infrastructure, false)
-        AND coalesce(e.decoding = 'greedy', false) = ? AND NOT coalesce(e.superseded, false) AND e.step IN (?, ?)
     GROUP BY ALL"""
 
 _TRAINED = f"""
@@ -113,8 +109,9 @@ def task_rewards(
     With `sound`, the share of attempts with a reward instead, without infrastructure failures.
     """
     by_step: dict[int, dict[str, float]] = {first: {}, last: {}}
-    for row in trace.query(_SOUND if sound else _VALIDATED, [run_id, greedy, first, last]).to_pylist():
-        by_step[row["step"]][row["task_id"]] = row["reward"]
+    for row in trace.query(_VALIDATED, [run_id, greedy, first, last]).to_pylist():
+        if (value := row["sound" if sound else "reward"]) is not None:
+            by_step[row["step"]][row["task_id"]] = value
     return by_step[first], by_step[last]
 
 

@@ -361,8 +361,8 @@ async def run_batch(
                 if writer is not None:
                     writer.put(*untrained_entries(episode, "failed" if episode.split == "train" else "evaluation"))
                 remaining -= 1
-            if member is not None:
-                member.leave_unjudged()
+            if group is not None:
+                group.leave()
             if on_episode is not None:
                 on_episode(episode)
             return episode

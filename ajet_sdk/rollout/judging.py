@@ -117,9 +117,10 @@ class Group:
             raise
 
     def leave(self) -> None:
-        """Record that an attempt has ended without an output."""
-        self._expected -= 1
-        self._begin_if_complete()
+        """Record that an attempt has ended, so that the others do not wait for it."""
+        if not self.judged:
+            self._expected -= 1
+            self._begin_if_complete()
 
     def _begin_if_complete(self) -> None:
         if self._waiting and len(self._waiting) >= self._expected and not self.judged:
@@ -163,11 +164,6 @@ class Member:
     async def verdict(self, runner: Runner) -> Verdict:
         self.make_room()
         return await self.group.verdict(runner)
-
-    def leave_unjudged(self) -> None:
-        """Record that the attempt has ended, so that its group doesn't wait for it."""
-        if not self.group.judged:
-            self.group.leave()
 
 
 def groups_of(group_ids: Iterable[str], judge: object) -> dict[str, Group]:

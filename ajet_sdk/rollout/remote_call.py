@@ -198,16 +198,13 @@ def _reference(thing: Any) -> tuple[str, ...] | None:
         return None
     installed = installed_code()
     path = str(Path(file).resolve())
-    return "file", installed.original_paths(path) if installed else path, _module_name(module), thing.__qualname__
+    name = _MAIN if module.__name__ == "__main__" else module.__name__
+    return "file", installed.original_paths(path) if installed else path, name, thing.__qualname__
 
 
 _OURS = ("ajet", "ajet_sdk", "ajet_tools")
 _MAIN = "ajet_main"
 """What the program itself is called elsewhere: importing it must not run it."""
-
-
-def _module_name(module: ModuleType) -> str:
-    return _MAIN if module.__name__ == "__main__" else module.__name__
 
 
 def _load_module(sent_file: str, name: str) -> ModuleType:

@@ -73,18 +73,8 @@ _MADE = {
 
 def _reader(config: Config) -> _Reader:
     kind = config.task_reader.type
-    if kind == "jsonl_dataset_file":
-        return read_jsonl
-    if kind == "huggingface_dat_repo":
-        return read_huggingface
-    if kind == "random_dummy":
-        return read_random
-    if kind in _MADE:
-        reader: _Reader = _plugged_in(kind, config)
-        return reader
-    if kind == "env_service":
-        return read_environment
-    return _custom
+    reader: _Reader = _plugged_in(kind, config) if kind in _MADE else _READERS.get(kind, _custom)
+    return reader
 
 
 def read_environment(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
@@ -229,3 +219,11 @@ def _row(number: int, pair: int) -> Row:
     a, b = divmod(pair, LARGEST + 1)
     query = f"What is {a} + {b}?"
     return Row(f"random task {number}", {"main_query": query, "answer": str(a + b), "random_number": pair})
+
+
+_READERS: dict[str, _Reader] = {
+    "jsonl_dataset_file": read_jsonl,
+    "huggingface_dat_repo": read_huggingface,
+    "random_dummy": read_random,
+    "env_service": read_environment,
+}

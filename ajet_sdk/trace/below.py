@@ -38,16 +38,14 @@ def _walk(directory: Path, depth: int) -> Iterator[Path]:
     except OSError:  # a directory without permission, or gone
         return
     for entry in entries:
+        path = directory / entry.name
+        if entry.name.startswith(".") or entry.name in _SKIPPED:
+            continue
         if entry.name.endswith(".duckdb") and entry.is_file():
-            file = directory / entry.name
-            if not (entry.name.startswith(".") or unborn(file)):
-                yield file
-        elif depth and entry.is_dir(follow_symlinks=False) and not _passed_over(entry.name):
-            yield from _walk(directory / entry.name, depth - 1)
-
-
-def _passed_over(name: str) -> bool:
-    return name.startswith(".") or name in _SKIPPED
+            if not unborn(path):
+                yield path
+        elif depth and entry.is_dir(follow_symlinks=False):
+            yield from _walk(path, depth - 1)
 
 
 def readable(

@@ -307,18 +307,8 @@ def stored_calls(table: pa.Table) -> list[Stored]:
     """Rows of `calls` -> what is stored of their prompts, for `rebuild`."""
     prompts, outputs = _arrays(table["prompt_suffix"]), _arrays(table["output_ids"])
     names = ["call_id", "parent_call_id", "prefix_len", "prefix_messages", "messages_suffix"]
-    return [
-        Stored(
-            row["call_id"],
-            row["parent_call_id"],
-            row["prefix_len"],
-            row["prefix_messages"],
-            prompts[i],
-            outputs[i],
-            row["messages_suffix"],
-        )
-        for i, row in enumerate(table.select(names).to_pylist())
-    ]
+    rows = table.select(names).to_pylist()
+    return [Stored(**row, prompt_suffix=prompts[i], output_ids=outputs[i]) for i, row in enumerate(rows)]
 
 
 def _call(row: dict[str, Any], lists: Mapping[str, Any], ids: npt.NDArray[np.int32], messages: list[object]) -> Call:
