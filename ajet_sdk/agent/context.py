@@ -143,6 +143,7 @@ class Observer(Protocol):
 
 
 current_episode: ContextVar[ActiveEpisode | None] = ContextVar("ajet_current_episode", default=None)
+"""The episode that an outgoing request belongs to: `OpenEpisode.active` while a workflow runs, then its judge's."""
 
 
 class _ProcessWide:
@@ -159,6 +160,8 @@ class _ProcessWide:
 
 
 observer = _ProcessWide()
+"""Set while `ajet.trace` is on: a decorated function called outside of an episode makes itself an observed one. It is
+the whole process's, for a server's requests come in tasks and threads that do not descend from where it was begun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,4 @@
-"""The `Model` handle, and the variables that say which episode is active and who observes.
-
-Two variables are all that the lower floors share with the hooks in `capture`:
-
-- `current_episode` holds the `ActiveEpisode` that an outgoing LLM request belongs to, or None. `run_episode` sets it to
-  `OpenEpisode.active` while the workflow runs; `OpenEpisode.judging()` sets it to the judge's.
-- `observer` holds an `Observer` while `ajet.trace(path)` is on, or None. A decorated function that is called when
-  `current_episode` is None and `observer` is not None makes itself an observed episode, and nothing more:
-
-      with watching.episode(name, arguments) as seen:     # sets current_episode; records an exception and lets it pass
-          seen.output = await function(**arguments)
-
-  It is the whole process's, for a server's requests come in tasks and threads that do not descend from where the trace
-  was begun. Both may be read with `.get()`; outside of a run and of `ajet.trace` both are None and a decorated function
-  is as if undecorated. Observing never raises and never delays.
-"""
+"""The `Model` handle: a model to ask, in a run the policy as one agent of an episode."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from pydantic import BaseModel, Field, ValidationError
 from starlette.applications import Starlette
@@ -46,8 +47,8 @@ def service_app(instances: Instances, env_type: str, api_key: str | None = None)
     With `api_key` only who sends it (`Authorization: Bearer KEY`) is answered.
     """
 
-    async def tasks(body: _RequestBody) -> object:
-        return await instances.tasks(str(body.params.get("split", "train")))
+    async def ask(what: str, body: _RequestBody) -> object:
+        return await instances.ask(_id_of(body), {"what": what, "params": body.params})
 
     async def create(body: _RequestBody) -> object:
         if not body.task_id:
@@ -58,15 +59,6 @@ def service_app(instances: Instances, env_type: str, api_key: str | None = None)
         if not body.messages:
             raise Refused(400, 'messages is missing: the agent\'s message, {"role": "assistant", "content": ...}')
         return await instances.ask(_id_of(body), {"what": "step", "messages": body.messages})
-
-    async def evaluate(body: _RequestBody) -> object:
-        return await instances.ask(_id_of(body), {"what": "evaluate", "params": body.params})
-
-    async def info(body: _RequestBody) -> object:
-        return await instances.ask(_id_of(body), {"what": "info", "params": body.params})
-
-    async def release(body: _RequestBody) -> object:
-        return await instances.release(_id_of(body))
 
     def keyed(request: Request) -> bool:
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -111,10 +103,14 @@ def service_app(instances: Instances, env_type: str, api_key: str | None = None)
                 await watch
             await instances.close()
 
-    answers = {
-        "get_env_profile": tasks, "create": create, "step": step, "evaluate": evaluate, "get_info": info,
-        "release": release,
-    }  # fmt: skip
+    answers: dict[str, Callable[[_RequestBody], Awaitable[object]]] = {
+        "get_env_profile": lambda body: instances.tasks(str(body.params.get("split", "train"))),
+        "create": create,
+        "step": step,
+        "evaluate": partial(ask, "evaluate"),
+        "get_info": partial(ask, "info"),
+        "release": lambda body: instances.release(_id_of(body)),
+    }
     routes = [Route(f"/{name}", endpoint(answer), methods=["POST"]) for name, answer in answers.items()]
     routes += [Route("/healthz", health), Route("/instances", listed)]
     return Starlette(routes=routes, lifespan=lifespan)

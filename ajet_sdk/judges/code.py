@@ -17,9 +17,8 @@ import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ajet_sdk.errors import NoReward
 from ajet_sdk.judges.rewards import Verdict
@@ -125,7 +124,7 @@ async def run_tests(
     for case in cases:
         if isinstance(case, str):
             failed = await _run_apart(code, _with_call(case, entry_point), limits, unfenced=unfenced)
-            if isinstance(failed, _Unused):
+            if failed == "unused":
                 continue
         else:
             ran = await run_code(code, stdin=str(case.get("input", "")), limits=limits, unfenced=unfenced)
@@ -139,14 +138,10 @@ async def run_tests(
     return Tested(passed, total, first)
 
 
-class _Unused(Enum):
-    """Tests that cannot be read, or that end well and ask nothing of the program."""
-
-    UNUSED = "unused"
-
-
-async def _run_apart(code: str, tests: str, limits: ProgramLimits, *, unfenced: bool) -> Ran | _Unused | None:
+async def _run_apart(code: str, tests: str, limits: ProgramLimits, *, unfenced: bool) -> Ran | Literal["unused"] | None:
     """What came of tests that the program does not pass; None where it does.
+
+    Unused are tests that cannot be read, or that end well and ask nothing of the program.
 
     Program and tests are two processes, each in a fence of its own: see `sandbox/tester.py`. The verdict is taken
     from the tests' process alone, after the program's has ended.
@@ -173,7 +168,7 @@ async def _run_apart(code: str, tests: str, limits: ProgramLimits, *, unfenced: 
             program.cancel()
             await asyncio.gather(program, return_exceptions=True)
     if not verdict["asked"] or (verdict["passed"] and verdict["asked"] == 1):  # to load it is the first thing asked
-        return _Unused.UNUSED
+        return "unused"
     if verdict["passed"]:
         return None
     return replace(tested, code=tested.code or 1, stderr=verdict["why"])

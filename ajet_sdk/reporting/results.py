@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,8 +40,7 @@ class TaskScore:
     @property
     def reward(self) -> float | None:
         """Mean over the attempts with a reward; None without any."""
-        rewards = [e.reward for e in self.episodes if e.reward is not None]
-        return sum(rewards) / len(rewards) if rewards else None
+        return _mean(e.reward for e in self.episodes)
 
     @property
     def solved(self) -> int:
@@ -76,18 +75,13 @@ class Report:
     @property
     def reward(self) -> float | None:
         """Mean over tasks of their mean reward; None without any."""
-        rewards = [score.reward for score in self.tasks if score.reward is not None]
-        return sum(rewards) / len(rewards) if rewards else None
+        return _mean(score.reward for score in self.tasks)
 
     @property
     def pass_at(self) -> dict[int, float]:
         """pass@1 to pass@k, each a mean over the tasks with enough attempts."""
-        by_k = {}
-        for k in range(1, self.k + 1):
-            values = [value for score in self.tasks if (value := score.pass_at(k)) is not None]
-            if values:
-                by_k[k] = sum(values) / len(values)
-        return by_k
+        means = {k: _mean(score.pass_at(k) for score in self.tasks) for k in range(1, self.k + 1)}
+        return {k: mean for k, mean in means.items() if mean is not None}
 
     @property
     def failures(self) -> list[str]:
@@ -161,17 +155,22 @@ class Report:
         return f"Mean reward {self.reward:.4g} over {counted}{passed}"
 
     def __repr__(self) -> str:
+        more, notes = self._notes()
+        return output.visible("\n".join([_text_table(*self.table()), *more, "", self.summary(), *notes]))
+
+    def _notes(self) -> tuple[list[str], list[str]]:
+        """What stands below the table, and below the summary."""
         more = len(self.tasks) - SHOWN
-        lines = [_text_table(*self.table()), *([f"… and {more} more tasks (to_arrow() has all)"] if more > 0 else [])]
-        lines += ["", self.summary(), *self.failures, *self.notices]
-        lines.append(f"Traces are in {self.directory}. To view them: ajet trace ls {self.directory}")
-        return output.visible("\n".join(lines))
+        where = f"Traces are in {self.directory}. To view them: ajet trace ls {self.directory}"
+        return (
+            [f"… and {more} more tasks (to_arrow() has all)"] if more > 0 else [],
+            [*self.failures, *self.notices, where],
+        )
 
     def _repr_html_(self) -> str:
-        more = len(self.tasks) - SHOWN
-        notes = [*([f"… and {more} more tasks (to_arrow() has all)"] if more > 0 else []), *self.failures]
-        notes += [*self.notices, f"Traces are in {self.directory}. To view them: ajet trace ls {self.directory}"]
-        return html.paragraph(self.summary(), bold=True) + html.table(*self.table()) + html.paragraph("\n".join(notes))
+        more, notes = self._notes()
+        table = html.paragraph(self.summary(), bold=True) + html.table(*self.table())
+        return table + html.paragraph("\n".join(more + notes))
 
 
 _COLUMNS = {
@@ -179,6 +178,11 @@ _COLUMNS = {
     "is_success": "bool", "output": "string", "error": "string", "calls": "int64", "tokens": "int64",
     "seconds": "float64", "episode_id": "string", "run_id": "string",
 }  # fmt: skip
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _question(task: Task) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -44,15 +44,6 @@ class Attempt:
     """Called with the episode's id once the workflow has returned; raises where the output must not be judged."""
 
 
-@dataclass(frozen=True)
-class OtherModels:
-    """The models of an episode besides the policy."""
-
-    by_name: Mapping[str, Engine]
-    """By agent, target tag or name of a debug model."""
-    opponent: Engine | None
-
-
 def draw_seats(rollout: Rollout, workflow_targets: Sequence[str] | None, group_seed: int) -> list[str] | None:
     """The targets that the policy plays: those of the config, else the workflow's; `trained_seats` of them where set.
 
@@ -70,8 +61,11 @@ def draw_seats(rollout: Rollout, workflow_targets: Sequence[str] | None, group_s
     return [target for target in targets if target in drawn]
 
 
-def draw_models(config: Config, attempt: Attempt, policy: Engine, frozen: FrozenModels) -> OtherModels:
-    """The other models of an episode, with an opponent drawn from the population. Raises as `source_of`."""
+def draw_models(
+    config: Config, attempt: Attempt, policy: Engine, frozen: FrozenModels
+) -> tuple[dict[str, Engine], Engine | None]:
+    """The other models of an episode: those by agent, target tag or name of a debug model, and an opponent drawn from
+    the population. Raises as `source_of`."""
     rollout = config.rollout
     population = (rollout.val_kwargs.opponent if attempt.split == "val" else None) or rollout.opponent
     draw = random.Random(f"{attempt.group_seed}/opponent")
@@ -79,7 +73,7 @@ def draw_models(config: Config, attempt: Attempt, policy: Engine, frozen: Frozen
     models = {
         name: frozen_model(model, config, attempt, policy, frozen, draw) for name, model in rollout.debug_models.items()
     }
-    return OtherModels(models, opponent)
+    return models, opponent
 
 
 def frozen_model(

@@ -198,7 +198,7 @@ class EpisodeRunner:
 
     def _open(self, targets: Sequence[str] | None, uses_handle: bool) -> OpenEpisode:
         rollout = self.config.rollout
-        other_models = draw_models(self.config, self.attempt, self.engine, self.gateway.frozen)
+        by_name, opponent = draw_models(self.config, self.attempt, self.engine, self.gateway.frozen)
         return self.gateway.open(
             EpisodeSpec(
                 episode_id=self.episode.episode_id,
@@ -210,8 +210,8 @@ class EpisodeRunner:
                 seed=self.attempt.seed,
                 seed_by_content=rollout.deterministic,
                 max_tokens=rollout.max_response_length_in_one_turn,
-                debug_models=other_models.by_name,
-                opponent=other_models.opponent,
+                debug_models=by_name,
+                opponent=opponent,
                 open_debug_model=self._debug_model,
                 call_timeout=rollout.timeout,
                 stop_after=check_of(self.config, self.engine),

@@ -39,20 +39,10 @@ class Gathered:
     def __init__(self, file: Path, stamps: Mapping[Path, Stamp]) -> None:
         self.file = file
         self._numbered = list(stamps)
-        self._stamps = dict(stamps)
-        self._tables: set[str] = set()
+        self.stamps = dict(stamps)
+        """Of the files that it was copied from, in the state that they had then."""
+        self.tables: set[str] = set()
         self._large: dict[str, set[Path]] = {}
-
-    def is_of(self, stamps: Mapping[Path, Stamp]) -> bool:
-        """Whether it was copied from exactly these files in their current state."""
-        return self._stamps == stamps
-
-    def covers(self, stamps: Mapping[Path, Stamp]) -> bool:
-        """Whether it includes these files in their current state."""
-        return stamps.items() <= self._stamps.items()
-
-    def has(self, tables: Iterable[str]) -> bool:
-        return self._tables >= set(tables)
 
     def look(self) -> dict[Path, list[str] | TraceError]:
         """The runs of each file, or why it cannot be read."""
@@ -61,21 +51,21 @@ class Gathered:
             failed = self._copy(connection, _TOGETHER)
             for i, run in connection.execute(f"SELECT file, run_id FROM {self.file.name}.runs").fetchall():
                 runs[self._numbered[i]].append(run)
-        self._stamps = {file: stamp for file, stamp in self._stamps.items() if file not in failed}
+        self.stamps = {file: stamp for file, stamp in self.stamps.items() if file not in failed}
         return {**runs, **failed}
 
     def keep(self, files: Collection[Path]) -> None:
-        gone = [str(i) for i, file in enumerate(self._numbered) if file in self._stamps and file not in files]
+        gone = [str(i) for i, file in enumerate(self._numbered) if file in self.stamps and file not in files]
         with self._opened() as connection:
-            for table in self._tables:
+            for table in self.tables:
                 connection.execute(f"DELETE FROM {self.file.name}.{table} WHERE file IN ({', '.join(gone)})")
                 self._large[table].intersection_update(files)
-        self._stamps = {file: self._stamps[file] for file in files}
+        self.stamps = {file: self.stamps[file] for file in files}
 
     def copy(self, tables: Iterable[str]) -> None:
         """Copy missing tables. Raises TraceError if a file is not a trace, or cannot be read."""
         with self._opened() as connection:
-            for error in self._copy(connection, (set(tables) | _TOGETHER) - self._tables).values():
+            for error in self._copy(connection, (set(tables) | _TOGETHER) - self.tables).values():
                 raise error
 
     @contextmanager
@@ -92,7 +82,7 @@ class Gathered:
             typed = ", ".join(f'"{name}" {COLUMNS[table][name]}' for name in _COPIED[table])
             connection.execute(f"CREATE OR REPLACE TABLE {self.file.name}.{table} (file INTEGER, {typed})")
             self._large[table] = set()
-        numbers = {file: i for i, file in enumerate(self._numbered) if file in self._stamps}
+        numbers = {file: i for i, file in enumerate(self._numbered) if file in self.stamps}
         parsed: dict[str, duckdb.Statement] = {}
 
         def take(part: Sequence[Path], _: Mapping[Path, bool]) -> None:
@@ -124,7 +114,7 @@ class Gathered:
                 self._large[table].add(file)
 
         failed = each(connection, list(numbers), take)
-        self._tables.update(tables)
+        self.tables.update(tables)
         return failed
 
     def answers(self, table: str, scan: Scan) -> bool:
@@ -136,7 +126,7 @@ class Gathered:
         if self.answers(table, scan):
             return self._large[table]
         if scan.ids is None:
-            return set(self._stamps)
+            return set(self.stamps)
         column, values = scan.ids
         among = ", ".join(sorted(values))
         sql = f'SELECT DISTINCT file FROM {self.file.name}.{table} WHERE "{column}" IN ({among})'

@@ -86,7 +86,9 @@ def select(
             if late.is_set():
                 raise _too_slow(timeout) from error
             if isinstance(error, duckdb.OutOfMemoryException | MemoryError):
-                raise _too_large(str(error).partition("\n")[0]) from error
+                detail = str(error).partition("\n")[0] or "out of memory"
+                narrower = "narrow it (by run_id or episode_id), select fewer columns or add a LIMIT"
+                raise QueryError(f"{QueryError.TOO_MUCH}; {narrower} ({detail})") from error
             raise QueryError(f"the query failed: {error}") from error
         finally:
             timer.cancel()
@@ -148,13 +150,6 @@ def _collect(
 
 def _too_slow(timeout: float) -> QueryError:
     return QueryError(f"the query was stopped after {timeout:g} s; narrow it (by run_id or episode_id) or add a LIMIT")
-
-
-def _too_large(detail: str) -> QueryError:
-    return QueryError(
-        f"{QueryError.TOO_MUCH}; narrow it (by run_id or episode_id), select fewer columns "
-        f"or add a LIMIT ({detail or 'out of memory'})"
-    )
 
 
 def _stopped() -> QueryError:

@@ -164,7 +164,7 @@ class Attached:
             return None
         if stamps:
             gathered = self._gathered
-            if gathered is None or not (gathered.is_of(stamps) and gathered.has(scans)):
+            if gathered is None or gathered.stamps != stamps or not scans.keys() <= gathered.tables:
                 return None
             if not _where_they_lie(gathered, connection, scans) <= self._attached.keys():
                 return None
@@ -197,11 +197,11 @@ class Attached:
     def _gather(self, connection: duckdb.DuckDBPyConnection, stamps: _Stamps, scans: _Scans) -> Gathered:
         """Attach what has been gathered of the files as they are now, with all tables that a query reads."""
         gathered = self._gathered
-        if gathered is None or not gathered.covers(stamps):
+        if gathered is None or not stamps.items() <= gathered.stamps.items():
             gathered = self._gathered = self._new_gathered(stamps)
-        elif not gathered.is_of(stamps):
+        elif gathered.stamps != stamps:
             gathered.keep(stamps)
-        if not gathered.has(scans):
+        if not scans.keys() <= gathered.tables:
             gathered.copy(scans)
         self._attach_scratch(connection, gathered.file.name)
         return gathered

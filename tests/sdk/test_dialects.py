@@ -15,7 +15,6 @@ import pytest
 from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.capture.processes import endpoint_variables
-from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
@@ -185,7 +184,7 @@ def test_anthropics_errors_are_its_clients_exceptions(gateway: Gateway) -> None:
     ):
         with pytest.raises(anthropic.BadRequestError, match=words) as refused:
             client.messages.create(**{**hi, **changed})
-        assert refused.value.body_in(CHAT)["error"]["type"] == "invalid_request_error"
+        assert refused.value.body["error"]["type"] == "invalid_request_error"
     with pytest.raises(anthropic.AuthenticationError):
         client.with_options(api_key="wrong").messages.create(**hi)
     assert client.models.list().data[0].id == client.models.retrieve("scripted").id == "scripted"
