@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+from starlette.types import Receive, Scope, Send
 
 from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.config.config import load_config
@@ -33,7 +34,7 @@ from ajet_sdk.gateway.access import (
 from ajet_sdk.gateway.answer import answer
 from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway, listening_socket, serve_until_signal
-from ajet_sdk.gateway.http_door import CONNECTION, Receive, Scope, Send, read_json, respond, send_reply
+from ajet_sdk.gateway.http_door import CONNECTION, read_json, respond, send_reply
 from ajet_sdk.gateway.http_server import is_loopback, server_config
 from ajet_sdk.protocols import Engine
 from ajet_sdk.reporting import output

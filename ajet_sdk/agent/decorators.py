@@ -111,7 +111,7 @@ def workflow(
         SignatureError: a parameter cannot be passed by name.
     """
     targets = _check_targets(trainable_targets)
-    decorated: F | Callable[[F], F] = _decorate(function, _Tag("workflow", name, _check_timeout(timeout), targets))
+    decorated: F | Callable[[F], F] = _tag(function, _Tag("workflow", name, _check_timeout(timeout), targets))
     return decorated
 
 
@@ -141,7 +141,7 @@ def judge(
         SignatureError: a parameter cannot be passed by name.
     """
     tag = _Tag("judge", name, _check_timeout(timeout), None, group)
-    decorated: F | Callable[[F], F] = _decorate(function, tag)
+    decorated: F | Callable[[F], F] = _tag(function, tag)
     return decorated
 
 
@@ -161,13 +161,9 @@ def _check_targets(names: Collection[str] | None) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _decorate(function: Any, tag: _Tag) -> Any:
+def _tag(function: Any, tag: _Tag) -> Any:
     if function is None:
         return lambda inner: _tag(inner, tag)
-    return _tag(function, tag)
-
-
-def _tag(function: Any, tag: _Tag) -> Any:
     if inspect.isclass(function) or not callable(function):
         raise SignatureError(
             f"@{tag.kind} decorates functions, not {function!r}; to write a class, derive from ajet.Workflow or "

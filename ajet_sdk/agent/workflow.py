@@ -147,10 +147,9 @@ class AjetTuner:
         Outside of the trainable targets it is `debug_model` instead: an AgentScope model as it is, or the name of a
         model. Raises ConfigError where there is none, MissingExtra without AgentScope.
         """
-        if self._is_outside(agent_name, target_tag, debug_model) and not isinstance(debug_model, str):
-            return debug_model
-        model = self._agent(agent_name, target_tag, debug_model)
-        return chat_model(model, context_size=self.config.rollout.max_model_len)
+        model = self._answering(agent_name, target_tag, debug_model)
+        size = self.config.rollout.max_model_len
+        return chat_model(model, context_size=size) if isinstance(model, Model) else model
 
     def as_raw_openai_sdk_client(
         self,
@@ -159,9 +158,9 @@ class AjetTuner:
         debug_model: object = "gpt-4o",
     ) -> Any:
         """An `openai.AsyncOpenAI` whose `chat.completions.create` takes messages by position and needs no model."""
-        if self._is_outside(agent_name, target_tag, debug_model) and not isinstance(debug_model, str):
-            return debug_model
-        model = self._agent(agent_name, target_tag, debug_model)
+        model = self._answering(agent_name, target_tag, debug_model)
+        if not isinstance(model, Model):
+            return model
         client = model.async_openai()
         create = client.chat.completions.create
 
@@ -180,45 +179,34 @@ class AjetTuner:
         debug_model: str | None = None,
     ) -> BaseUrlAndKey:
         """Base URL, key and model name for one agent, for any OpenAI-compatible client."""
-        self._is_outside(agent_name, target_tag, debug_model)
-        model = self._agent(agent_name, target_tag, debug_model)
+        model = self._answering(agent_name, target_tag, debug_model)
         return BaseUrlAndKey(model.base_url, model.api_key, model.name)
 
-    def _is_outside(self, agent_name: str, target_tag: str, debug_model: object) -> bool:
-        """Whether the agent is outside of the targets, and the config names no model for it.
+    def _answering(self, agent_name: str, target_tag: str, debug_model: Any) -> Any:
+        """The `Model` of an agent; outside of the targets, where the config names none, the code's own debug model.
 
         Raises ConfigError where nothing answers it.
         """
-        targets = self._targets()
-        if targets is not None and not targets:
+        targets, rollout = self._targets(), self.config.rollout
+        if targets is None or target_tag in targets:
+            return self._model.agent(agent_name, target_tag)
+        if not targets:
             raise ConfigError(
                 "trainable_targets=[] would train no agent; name at least one target tag, or set it to None"
             )
-        if targets is None or target_tag in targets or self._configured(agent_name, target_tag, debug_model):
-            return False
-        if debug_model is None:
-            raise ConfigError(
-                f"target_tag {target_tag!r} is not among the trainable targets ({', '.join(targets)}) and no "
-                "debug_model is given to answer in its place; pass debug_model=, set rollout.opponent, or add the tag "
-                "to trainable_targets"
-            )
-        return True
-
-    def _configured(self, agent_name: str, target_tag: str, debug_model: object) -> bool:
-        """Whether the config names a model for an agent outside of the targets, before what the code names."""
-        rollout = self.config.rollout
-        names = (agent_name, target_tag, debug_model if isinstance(debug_model, str) else None)
-        return bool(rollout.opponent) or any(name in rollout.debug_models for name in names)
-
-    def _agent(self, agent_name: str, target_tag: str, debug_model: Any) -> Model:
-        targets = self._targets()
-        if targets is None or target_tag in targets:
-            return self._model.agent(agent_name, target_tag)
-        if self._configured(agent_name, target_tag, debug_model):
-            named = debug_model if isinstance(debug_model, str) else None
-            return self._model.agent(agent_name, target_tag, trainable=False, debug_model=named)
-        self._open_debug_model(debug_model)  # where it has no endpoint, say so now
-        return self._model.agent(agent_name, target_tag, trainable=False, debug_model=debug_model)
+        named = debug_model if isinstance(debug_model, str) else None
+        configured = any(name in rollout.debug_models for name in (agent_name, target_tag, named))
+        if not (rollout.opponent or configured):
+            if debug_model is None:
+                raise ConfigError(
+                    f"target_tag {target_tag!r} is not among the trainable targets ({', '.join(targets)}) and no "
+                    "debug_model is given to answer in its place; pass debug_model=, set rollout.opponent, or add the "
+                    "tag to trainable_targets"
+                )
+            if named is None:
+                return debug_model
+            self._open_debug_model(named)  # where it has no endpoint, say so now
+        return self._model.agent(agent_name, target_tag, trainable=False, debug_model=named)
 
 
 def _rebuild_tuner(config: Config, model: Model, targets: tuple[str, ...] | None) -> AjetTuner:

@@ -90,11 +90,11 @@ class PassThrough:
     """A request that passes through; its response is collected and recorded once."""
 
     def __init__(self, active: ActiveEpisode, route: str, identity: AgentIdentity, body: Json) -> None:
-        self._active = active
-        self._route = route
-        self._identity = identity
-        self._body = body
-        self._started_at = time.time()
+        began, agent, tag = time.time(), identity.agent, identity.target_tag
+        self._recorder = active.recorder
+        self._exchange = ObservedExchange(
+            route, _model(body, ""), agent, tag, active.phase, body, response={}, started_at=began, ended_at=began
+        )
         self._parts: list[bytes] = []
         self._size = 0
         self._done = False
@@ -131,20 +131,7 @@ class PassThrough:
             never_raise(lambda: self._record({}, f"{type(error).__name__}: {error}"))
 
     def _record(self, response: dict[str, object], error: str | None) -> None:
-        self._active.recorder.observed(
-            ObservedExchange(
-                route=self._route,
-                model=_model(self._body, ""),
-                agent=self._identity.agent,
-                target_tag=self._identity.target_tag,
-                phase=self._active.phase,
-                request=self._body,
-                response=response,
-                started_at=self._started_at,
-                ended_at=time.time(),
-                error=error,
-            )
-        )
+        self._recorder.observed(replace(self._exchange, response=response, ended_at=time.time(), error=error))
 
 
 def decide(

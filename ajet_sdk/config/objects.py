@@ -77,7 +77,8 @@ def _import_file(path: Path, class_path: str) -> ModuleType:
         if file and file.endswith(path.name) and module.__name__ != "__main__" and Path(file).resolve() == path:
             return module
     name = path.stem
-    taken = name in sys.modules or (_importable(name) and not _same_folder_first(path))
+    origin = _origin(name)
+    taken = name in sys.modules or (origin is not None and Path(origin).resolve() != path)
     if taken or not name.isidentifier():
         name = f"{name}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     _check_siblings(path, class_path)
@@ -126,16 +127,13 @@ def _imported_names(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def _importable(name: str) -> bool:
+def _origin(name: str) -> str | None:
+    """Where a module of this name would be imported from; empty for one without a file, None where there is none."""
     try:
-        return importlib.util.find_spec(name) is not None
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        return False
-
-
-def _same_folder_first(path: Path) -> bool:
-    spec = importlib.util.find_spec(path.stem)
-    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path
+        return None
+    return None if spec is None else spec.origin or ""
 
 
 def _import_module(place: str, relative_to: Path | None, class_path: str) -> ModuleType:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
+from starlette.types import Receive, Scope, Send
 
 from ajet_sdk.agent.context import AgentIdentity, Fault, ObservedExchange
 from ajet_sdk.dialects.json import json_bytes
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
 
 CONNECTION = "ajet.connection"
 """In the `state` of a scope: the `http_server.TimedProtocol` that the request came over."""
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _REPORTS: dict[str, tuple[TypeAdapter[Any], Callable[[OpenEpisode, Any], None]]] = {
     "observed": (TypeAdapter(ObservedExchange), OpenEpisode.observed),

@@ -22,6 +22,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,6 +155,16 @@ print(json.dumps(found))
 """
 
 
+@contextmanager
+def program_files(code: bytes) -> Iterator[tuple[int, int]]:
+    """File descriptors with what `Fence.command` is given: `system_calls()` and the program."""
+    with tempfile.TemporaryFile() as calls, tempfile.TemporaryFile() as program:
+        for file, content in ((calls, system_calls()), (program, code)):
+            file.write(content)
+            file.seek(0)
+        yield calls.fileno(), program.fileno()
+
+
 def _prove(candidate: Fence) -> str:
     """What is wrong with a fence; empty where nothing is."""
     drop = f"import os; os.setgroups([]); u = {candidate.user(0)}; os.setresgid(u, u, u); os.setresuid(u, u, u)\n"
@@ -161,18 +172,15 @@ def _prove(candidate: Fence) -> str:
     with tempfile.TemporaryDirectory(prefix="ajet-fence-") as place, socket.create_server(("127.0.0.1", 0)) as server:
         secret = Path(place, "secret")
         secret.write_text("secret")
-        with tempfile.TemporaryFile() as calls, tempfile.TemporaryFile() as program:
-            for file, content in ((calls, system_calls()), (program, _ATTEMPTS.encode())):
-                file.write(content)
-                file.seek(0)
+        with program_files(_ATTEMPTS.encode()) as descriptors:
             command = [
-                *candidate.command(1 << 20, calls.fileno(), program.fileno()),
+                *candidate.command(1 << 20, *descriptors),
                 sys.executable, "-I", "-S", "-c", f"import os, sys\n{drop if candidate.users else ''}{run}",
                 sys.executable, str(secret), str(server.getsockname()[1]),
             ]  # fmt: skip
             try:
                 done = subprocess.run(
-                    command, pass_fds=(calls.fileno(), program.fileno()), env={"AJET_FENCE": "x"}, cwd="/",
+                    command, pass_fds=descriptors, env={"AJET_FENCE": "x"}, cwd="/",
                     stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False,
                 )  # fmt: skip
             except (OSError, subprocess.TimeoutExpired) as error:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import AjetError, ConfigError
-from ajet_sdk.sandbox.fence import FOLDERS, SCRATCH, fence, system_calls
+from ajet_sdk.sandbox.fence import FOLDERS, SCRATCH, fence, program_files
 
 _MIB = 1 << 20
 _CHUNK = 1 << 16
@@ -139,13 +139,9 @@ class _Launcher:
 @contextmanager
 def _inside_fence(code: bytes, limits: ProgramLimits, report: int) -> Iterator[_Launcher]:
     around = fence()
-    with tempfile.TemporaryFile() as calls, tempfile.TemporaryFile() as program:
-        for file, content in ((calls, system_calls()), (program, code)):
-            file.write(content)
-            file.seek(0)
-        descriptors = (report, calls.fileno(), program.fileno())
+    with program_files(code) as descriptors:
         inside = _command(SCRATCH, limits, report, user=around.user(next(_numbers)), fenced=True)
-        yield _Launcher([*around.command(limits.disk, *descriptors[1:]), *inside], descriptors, "/")
+        yield _Launcher([*around.command(limits.disk, *descriptors), *inside], (report, *descriptors), "/")
 
 
 @contextmanager
