@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ajet_sdk.agent.workflow import BaseJudge
     from ajet_sdk.config.config import Config
     from ajet_sdk.protocols import Judge
-    from ajet_sdk.tasks.given import GivenTasks
+    from ajet_sdk.tasks.load import GivenTasks
 
 log = logging.getLogger("ajet")
 

@@ -86,16 +86,24 @@ def _import_file(path: Path, class_path: str) -> ModuleType:
     _folders.add(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if importlib.util.spec_from_file_location(name, path) is None:
         raise ConfigError(f"{class_path}: {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    try:
+        return import_as(name, path)
+    except (Exception, SystemExit) as error:  # a script without a main guard exits
+        raise _failed(class_path, error) from error
+
+
+def import_as(name: str, path: Path) -> ModuleType:
+    """Run a Python file as the module of this name. Raises what it raises."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a script without a main guard exits
+    except BaseException:
         sys.modules.pop(name, None)
-        raise _failed(class_path, error) from error
+        raise
     return module
 
 

@@ -271,13 +271,10 @@ def _repeat(evaluation: Evaluation, labelled: Sequence[Labelled], values: Sequen
 def _order(
     labelled: Sequence[Labelled], values: Sequence[float | None], reverse: Sequence[float | None]
 ) -> float | None:
-    changed = pairs = 0
-    for i, labelled_output in enumerate(labelled):
-        for j in range(i):
-            both = (values[i], values[j], reverse[i], reverse[j])
-            if labelled_output.episode.group_id != labelled[j].episode.group_id or None in both:
-                continue
-            pairs += 1
-            a, b, c, d = (value or 0.0 for value in both)
-            changed += np.sign(a - b) != np.sign(c - d)
-    return changed / pairs if pairs else None
+    groups = np.array([labelled_output.episode.group_id for labelled_output in labelled])
+    first, second = np.triu_indices(len(labelled), 1)
+    before, after = (
+        np.sign(scores[first] - scores[second]) for scores in (np.array(values, float), np.array(reverse, float))
+    )
+    known = (groups[first] == groups[second]) & ~np.isnan(before + after)  # a missing score is NaN
+    return float(np.mean(before[known] != after[known])) if known.any() else None

@@ -23,6 +23,7 @@ import ray.cloudpickle as cloudpickle
 from ajet_sdk.agent.context import ActiveEpisode
 from ajet_sdk.cluster.code import installed_code, is_library_file
 from ajet_sdk.config.config import Config
+from ajet_sdk.config.objects import import_as
 from ajet_sdk.environments.client import GymEnv
 from ajet_sdk.errors import AjetError, ConfigError, EnvironmentUnavailable
 from ajet_sdk.rollout.outcomes import UserError, describe_error, is_infrastructure_error
@@ -221,16 +222,7 @@ def _load_module(sent_file: str, name: str) -> ModuleType:
     importable = importlib.util.find_spec(name) if "." in name or name not in sys.modules else None
     if importable is not None and importable.origin and Path(importable.origin).resolve() == file.resolve():
         return importlib.import_module(name)
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(name, None)
-        raise
-    return module
+    return import_as(name, file)
 
 
 def _is_file_of(module: ModuleType, file: Path) -> bool:

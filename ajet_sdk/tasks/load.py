@@ -1,4 +1,4 @@
-"""Task readers: where a job's tasks come from.
+"""Task readers: where a job's tasks come from, or what a caller gives in Python (objects, rows, a table, a path).
 
 Made-up sums: tasks for trying a set-up before there is a dataset.
 """
@@ -6,25 +6,29 @@ Made-up sums: tasks for trying a set-up before there is a dataset.
 from __future__ import annotations
 
 import logging
+import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.config.config import Config
 from ajet_sdk.environments.client import task_ids
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_sdk.tasks.given import given_rows
-from ajet_sdk.tasks.huggingface import read_huggingface
+from ajet_sdk.tasks.huggingface import path_rows, read_huggingface
 from ajet_sdk.tasks.jsonl import read_jsonl
 from ajet_sdk.tasks.lineage import HELD_OUT, same_tasks, seeds_of, splits_of
 from ajet_sdk.tasks.task_rows import Row, to_task
-from ajet_sdk.types import Task
+from ajet_sdk.types import Json, JsonView, Task
 
 if TYPE_CHECKING:
-    from ajet_sdk.tasks.given import GivenTasks
+    from typing import TypeAlias
+
+    GivenTasks: TypeAlias = Iterable[Task | JsonView] | str | os.PathLike[str] | Any
+    """Tasks, or rows as a file of tasks has them; a table (pandas, polars, pyarrow); a `datasets.Dataset`; a path."""
 
 log = logging.getLogger("ajet.tasks")
 
@@ -54,6 +58,37 @@ def load_tasks(config: Config, tasks: GivenTasks | None = None, val_tasks: Given
         raise TaskError(f"there are no training tasks; {source} is empty")
     _check_apart(train, val)
     return TaskSets(train=[task for task, _ in train], val=[task for task, _ in val])
+
+
+_ACCEPTED = "a list of dicts or Tasks, a DataFrame (pandas or polars), a datasets.Dataset, or the path of a file"
+
+
+def given_rows(tasks: GivenTasks, name: str = "tasks") -> Iterator[Row]:
+    """The rows of what a caller gave as `name`. Raises TaskError where it can't hold tasks."""
+    if isinstance(tasks, str | os.PathLike):
+        return path_rows(Path(tasks).expanduser(), os.fspath(tasks))
+    if isinstance(tasks, Mapping):
+        inside = ", ".join(map(str, list(tasks)[:8])) or "nothing"
+        raise TaskError(f"{name} is a single mapping (of {inside}); pass {_ACCEPTED}, such as {name}=data['train']")
+    given: Any = tasks
+    if hasattr(given, "collect_schema") and hasattr(given, "collect"):  # a lazy frame
+        given = given.collect()
+    if hasattr(given, "__arrow_c_stream__"):
+        given = _table_rows(given)
+    elif hasattr(given, "to_dict") and hasattr(given, "columns"):  # a pandas without Arrow's protocol
+        given = given.to_dict("records")
+    if not isinstance(given, Iterable):
+        raise TaskError(f"{name} must be {_ACCEPTED} (got {type(tasks).__name__})")
+    return (Row(f"{name}[{number}]", values) for number, values in enumerate(given))
+
+
+def _table_rows(table: object) -> Iterator[Json]:
+    """The rows of a table of any library that speaks Arrow; a pandas index is none of its columns."""
+    import pyarrow as pa
+
+    for batch in pa.table(table).to_batches():
+        for row in batch.to_pylist():
+            yield {name: value for name, value in row.items() if not name.startswith("__index_level_")}
 
 
 _Reader = Callable[["Config"], tuple[Iterator[Row], Iterator[Row]]]
