@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ajet_sdk.backbones.shared.learner import Learner
 from ajet_sdk.backbones.shared.training import train
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn.determinism import deterministic_torch
-from ajet_sdk.learn.learner import open_learner
+from ajet_sdk.learn.learner import Learner, open_learner
 from ajet_sdk.learn.probe import Probe
 from ajet_sdk.reporting.results import TunedModel
 

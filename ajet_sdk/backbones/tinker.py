@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet_sdk.backbones.shared.learner import Learner
 from ajet_sdk.backbones.shared.training import train
 from ajet_sdk.config.model_source import checkpoint_base
 from ajet_sdk.engines.tinker.costs import Costs
@@ -17,7 +16,7 @@ from ajet_sdk.engines.tinker.sdk import Session
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn import checkpoint
-from ajet_sdk.learn.tinker.learner import open_tinker_learner
+from ajet_sdk.learn.tinker.learner import TinkerLearner, open_tinker_learner
 from ajet_sdk.reporting.results import TunedModel
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ async def tinker(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     session: Session | None = None
     continued = list[Path | None]()
 
-    async def open_model(steps: int, say: Callable[[str], None]) -> tuple[Learner, None]:
+    async def open_model(steps: int, say: Callable[[str], None]) -> tuple[TinkerLearner, None]:
         nonlocal session
         session = None
         learner = await open_tinker_learner(job.config, steps, say, costs)

@@ -45,10 +45,12 @@ class Learner:
     tokenizer: HFTokenizer
 
     def estimate(self, config: Config, *, steps: int, val_episodes: int) -> str:
+        """Estimated time of the rest of the run, as text."""
         sampled = isinstance(self.sampler, LocalSampler)
         return str(estimate(config, self.trainer, steps=steps, val_episodes=val_episodes, sampled=sampled))
 
     def write(self, directory: Path) -> None:
+        """Save the training state to a directory."""
         checkpoint.write_trainer(directory, self.trainer, self.tokenizer.hf)
 
     def read(self, directory: Path) -> None:
@@ -56,6 +58,7 @@ class Learner:
         checkpoint.read_trainer(directory, self.trainer)
 
     def remove(self, directory: Path) -> None:
+        """Delete what `write` saved."""
         shutil.rmtree(directory)
 
     def export(self, run: Path) -> Path:
@@ -65,9 +68,11 @@ class Learner:
         return path
 
     def metrics(self) -> Mapping[str, float]:
+        """Further metrics of the last step."""
         return {}
 
     def reason_to_stop(self) -> str:
+        """Why the run must stop after this step; empty if it continues."""
         return ""
 
 

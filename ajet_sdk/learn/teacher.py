@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,18 +49,9 @@ _ALIKE = 0.9
 """Share of an endpoint's tokens whose text must equal ours; bytes and blanks are written differently."""
 
 
-class Teacher(Protocol):
-    """Scores tokens for distillation."""
-
-    async def logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
-        """Log-probabilities of each sample's trained tokens, in order, under the `sampling` of their calls, by
-        `call_id`."""
-        ...
-
-    async def aclose(self) -> None: ...
-
-
-async def open_teacher(config: Config, tokenizer: HFTokenizer, student: PreTrainedModel | None) -> Teacher | None:
+async def open_teacher(
+    config: Config, tokenizer: HFTokenizer, student: PreTrainedModel | None
+) -> LocalTeacher | RemoteTeacher | None:
     """The config's teacher, if any. Raises ConfigError if its tokenizer differs."""
     algorithm = config.trainer_common.algorithm
     if algorithm.adv_estimator != "opd" or algorithm.teacher is None:
@@ -90,7 +81,7 @@ def _load(config: Config, path: str, tokenizer: HFTokenizer, student: PreTrained
 
 
 async def distill(
-    samples: Sequence[Sample], teacher: Teacher, sampling: Mapping[str, Sampling]
+    samples: Sequence[Sample], teacher: LocalTeacher | RemoteTeacher, sampling: Mapping[str, Sampling]
 ) -> tuple[list[Sample], dict[str, float]]:
     """The samples with the teacher's advantages, and the mean estimate of the divergence, in nats a token.
 
@@ -140,6 +131,8 @@ class LocalTeacher:
                 self._shares = self._shares and shares_prefixes(student)
 
     async def logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
+        """Log-probabilities of each sample's trained tokens, in order, under the `sampling` of their calls, by
+        `call_id`."""
         return await asyncio.to_thread(self._logprobs, samples, sampling)
 
     def _logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
@@ -192,6 +185,7 @@ class RemoteTeacher:
         await self._ask(ids, np.arange(1, len(ids)))
 
     async def logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
+        """As `LocalTeacher.logprobs`; the `sampling` is plain."""
         await self._name()
         return list(await asyncio.gather(*(self._of(sample) for sample in samples)))
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ajet_sdk.backbones.shared.garbage import freeze_gc
-from ajet_sdk.backbones.shared.learner import Learner
 from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, book_unfinished, samples_of, total_steps
 from ajet_sdk.backbones.shared.stored import StoredBatch, StoredSteps, open_stored
 from ajet_sdk.backbones.shared.validation import Validation, due, validations_left
@@ -24,7 +23,7 @@ from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.determinism import in_order, step_hash
 from ajet_sdk.learn.reward_kl import less_kl, without_signal
 from ajet_sdk.learn.scores import TokenScores, trained_calls
-from ajet_sdk.learn.teacher import Teacher, distill, open_teacher, unscored
+from ajet_sdk.learn.teacher import LocalTeacher, RemoteTeacher, distill, open_teacher, unscored
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.reporting.gap import GAPS, LARGE_GAP, gap_by_cause, gap_message
 from ajet_sdk.reporting.held_out import rising
@@ -39,13 +38,15 @@ from ajet_sdk.types import Episode, Sample
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ajet_sdk.learn.learner import Learner
+    from ajet_sdk.learn.tinker.learner import TinkerLearner
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
 log = logging.getLogger("ajet")
 
 T = TypeVar("T")
-OpenModel = Callable[[int, Callable[[str], None]], Awaitable[tuple[Learner, "PreTrainedModel | None"]]]
+OpenModel = Callable[[int, Callable[[str], None]], Awaitable["tuple[Learner | TinkerLearner, PreTrainedModel | None]"]]
 """Opens the model for a number of steps; also returns the module if it is in this process."""
 
 _SOLVED_STEPS = 3
@@ -82,12 +83,12 @@ class TrainingRun:
         job: Job,
         gateway: Gateway,
         writer: TraceWriter,
-        learner: Learner,
+        learner: Learner | TinkerLearner,
         loggers: Loggers,
         total: int,
         stored: StoredSteps | None,
         replay: StoredSteps | None,
-        teacher: Teacher | None,
+        teacher: LocalTeacher | RemoteTeacher | None,
     ) -> None:
         self.job, self.writer, self.loggers, self.total = job, writer, loggers, total
         self.stored, self.replay, self.teacher = stored, replay, teacher

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -34,26 +34,15 @@ class UnsupportedModel(Exception):
     """A model that cannot be run over rows."""
 
 
-class Forward(Protocol):
-    """A pass over the rows that `cache` was told of; the logits behind each row's token at `last_B`, [B, V]."""
-
-    def __call__(
-        self, ids_BT: torch.Tensor, places_BT: torch.Tensor, mask: torch.Tensor | None, last_B: torch.Tensor | None
-    ) -> torch.Tensor: ...
-
-    def refresh(self) -> None:
-        """Update copies after the weights have changed."""
-        ...
-
-
 class ModelForward:
-    """The model's own forward pass. `last_B` None: each row's last token is its T-th."""
+    """The model's own forward pass over the rows that `cache` was told of; the logits behind each row's token at
+    `last_B`, [B, V]. None: each row's last token is its T-th."""
 
     def __init__(self, model: PreTrainedModel, cache: RowCache) -> None:
         self._model, self._cache = model, {cache_name(model): cache}
 
     def refresh(self) -> None:
-        return
+        """There is no copy of the weights."""
 
     def __call__(
         self, ids_BT: torch.Tensor, places_BT: torch.Tensor, mask: torch.Tensor | None, last_B: torch.Tensor | None
@@ -114,7 +103,7 @@ class _Layer:
 
 
 class LlamaForward:
-    """The arithmetic of Llama, Mistral, Qwen 2 and Qwen 3 over the model's own weights."""
+    """The arithmetic of Llama, Mistral, Qwen 2 and Qwen 3 over the model's own weights; called as `ModelForward`."""
 
     def __init__(self, model: PreTrainedModel, cache: RowCache) -> None:
         self._model, self._cache = model, cache
@@ -129,6 +118,7 @@ class LlamaForward:
         self._layers: list[_Layer] = []
 
     def refresh(self) -> None:
+        """Update copies after the weights have changed."""
         self._layers = []
 
     def _prepare(self) -> None:
@@ -279,7 +269,7 @@ def _small(model: PreTrainedModel) -> bool:
     return bool(sum(p.numel() for p in model.parameters()) < _FUSE_BELOW)
 
 
-def forward_of(model: PreTrainedModel, cache: RowCache) -> Forward:
+def forward_of(model: PreTrainedModel, cache: RowCache) -> LlamaForward | ModelForward:
     """The fastest forward pass with the model's logits. Raises UnsupportedModel if masks cannot separate rows."""
     bare = inner_model(model)
     if reason := unsupported_reason(model.config.get_text_config()):
@@ -355,7 +345,7 @@ def distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
     return float(off.square().mean().sqrt() / spread.clamp_min(1e-12))
 
 
-def _gap(model: PreTrainedModel, forward: Forward, cache: RowCache) -> float:
+def _gap(model: PreTrainedModel, forward: LlamaForward | ModelForward, cache: RowCache) -> float:
     """The largest distance of the logits from the model's own, over a fresh pass, an extension and one token."""
     device, length = model.device, 7
     ids = (torch.arange(2 * length, device=device).view(2, length) * 7919 + 13) % model.config.vocab_size

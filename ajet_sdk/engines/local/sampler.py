@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -34,21 +34,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
-
-
-class _Batch(Protocol):
-    """Advances continuations token by token: `RunningBatch`, or `SingleConversation` for models that need it."""
-
-    @property
-    def running(self) -> int: ...
-    @property
-    def resting(self) -> int: ...
-    def admit(self, continuations: Sequence[Continuation]) -> list[Continuation]: ...
-    def step(self) -> list[Continuation]: ...
-    def cancel(self, continuations: Iterable[Continuation]) -> None: ...
-    def forget(self, session: str) -> None: ...
-    def clear(self) -> None: ...
-    def continuations(self) -> list[Continuation]: ...
 
 
 class LocalSampler:
@@ -94,7 +79,7 @@ class LocalSampler:
         self._thread = threading.Thread(target=self._work, name="ajet-sampler", daemon=True)
         self._thread.start()
 
-    def _make_batch(self, kv_bytes: int | None, deterministic: bool) -> _Batch:
+    def _make_batch(self, kv_bytes: int | None, deterministic: bool) -> RunningBatch | SingleConversation:
         eos = self._tokenizer.eos_ids
         device = next(self.module.parameters()).device
         try:

@@ -1,1 +1,1 @@
-"""Training services with the Tinker API: the interface, its implementation by the official SDK, and a sampler."""
+"""Training services with the Tinker API: by the official SDK, and a sampler."""

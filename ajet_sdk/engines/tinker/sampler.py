@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.requests import StopWatch
 from ajet_sdk.engines.tinker.costs import Costs
-from ajet_sdk.engines.tinker.sdk import Session
-from ajet_sdk.engines.tinker.service import Continued, ServedWeights
+from ajet_sdk.engines.tinker.sdk import SdkWeights, Session
+from ajet_sdk.engines.tinker.service import Continued
 from ajet_sdk.errors import ContextOverflow, RequestRefused, TrainingError
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
 from ajet_sdk.tokens.huggingface import HFTokenizer
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TinkerSampler:
-    """Implements `protocols.Sampler` over `ServedWeights`.
+    """Implements `protocols.Sampler` over the weights of a service.
 
     A trainer sets `policy_version` inside `exclusive()`; as that ends, `publish` gives the weights of that version.
     Calls under way keep the ones they began with, and say which.
@@ -29,19 +29,19 @@ class TinkerSampler:
 
     def __init__(
         self,
-        weights: ServedWeights,
+        weights: SdkWeights,
         tokenizer: Tokenizer,
         costs: Costs,
         *,
         model_name: str,
         max_model_len: int,
-        publish: Callable[[], ServedWeights] | None = None,
+        publish: Callable[[], SdkWeights] | None = None,
         policy_version: int | None = None,
         close: Callable[[], None] | None = None,
     ) -> None:
         self.model, self.max_model_len = model_name, max_model_len
         self.policy_version = policy_version if publish is None else 0
-        self._current: tuple[ServedWeights, int | None] = (weights, self.policy_version)
+        self._current: tuple[SdkWeights, int | None] = (weights, self.policy_version)
         self._tokenizer, self._costs = tokenizer, costs
         self._publish, self._close = publish, close
 

@@ -1,4 +1,4 @@
-"""`TrainingService` over the official SDK of the Tinker API (the package `tinker`, 0.22 and later).
+"""A training service, by the official SDK of the Tinker API (the package `tinker`, 0.22 and later).
 
 The SDK retries lost requests (429, 5xx, broken connections) under the same number, so that the service applies them
 once. Its telemetry is off unless the config enables it.
@@ -210,7 +210,12 @@ class Session:
 
 
 class SdkService:
-    """Implements `TrainingService`."""
+    """One LoRA adapter in training. Work is done in the order of the calls.
+
+    Methods that return a Future return at once, so that calls can be pipelined; others block. Do not call them from a
+    thread with a running event loop. All raise TrainingError if the service fails. `max_model_len`: tokens of prompt
+    and reply together; None if unknown.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session, self._tinker = session, session.tinker
@@ -229,12 +234,14 @@ class SdkService:
         )
 
     def forward(self, data: Sequence[Datum]) -> Future[list[Floats]]:
+        """Log-probabilities of each datum's targets."""
         batch = [self._datum(datum, "cross_entropy") for datum in data]
         return self._session.send("forward", lambda: self._training.forward(batch, "cross_entropy"), _logprobs)
 
     def forward_backward(
         self, data: Sequence[Datum], loss: Loss, bounds: tuple[float, float] | None = None
     ) -> Future[list[Floats]]:
+        """As `forward`; adds the loss's gradient to that of the next `optim_step`; `bounds` of the ratio."""
         batch = [self._datum(datum, loss) for datum in data]
         settings: dict[str, float] | None
         settings = dict(zip(("clip_low_threshold", "clip_high_threshold"), bounds, strict=True)) if bounds else None
@@ -243,6 +250,7 @@ class SdkService:
         )
 
     def optim_step(self, adam: Adam) -> Future[Mapping[str, float]]:
+        """Apply the gradient and clear it. Returns the service's metrics."""
         parameters = self._tinker.AdamParams(
             learning_rate=adam.lr, beta1=adam.betas[0], beta2=adam.betas[1], eps=1e-8,
             weight_decay=adam.weight_decay, grad_clip_norm=adam.grad_clip,
@@ -252,16 +260,20 @@ class SdkService:
         )
 
     def publish(self) -> SdkWeights:
+        """The current weights, to sample from."""
         sampling = self._session.call("save_weights_for_sampler", self._training.save_weights_and_get_sampling_client)
         return SdkWeights(self._session, sampling)
 
     def base(self) -> SdkWeights:
+        """The weights without an adapter."""
         return self._session.weights()
 
     def save(self, name: str) -> str:
+        """Save weights and optimizer state at the service; returns their path."""
         return str(self._session.call("save_state", lambda: self._training.save_state(name)).path)
 
     def load(self, path: str) -> None:
+        """Restore the state that `save` saved."""
         create = self._session.client.create_training_client_from_state_with_optimizer
         try:
             self._training = self._session.call("loading a state", lambda: create(path))
@@ -270,13 +282,16 @@ class SdkService:
             self._session.call("load_weights", lambda: load(path))
 
     def trial(self) -> SdkService:
+        """A new adapter in the same session, for measurements."""
         return SdkService(self._session)
 
     def keep_sampler(self, name: str) -> str:
+        """Save the weights at the service for sampling; returns their path."""
         answer = self._session.call("save_weights_for_sampler", lambda: self._training.save_weights_for_sampler(name))
         return str(answer.path)
 
     def download(self, name: str, directory: Path) -> str:
+        """Write the adapter to a directory in peft's format. Returns its path at the service."""
         if self._session.newer:
             save = self._training.save_weights_external
             path = str(self._session.call("save_weights_external", lambda: save(name)).path)
@@ -312,6 +327,7 @@ class SdkService:
             raise self._session.failed(f"downloading {path}", error) from error
 
     def delete(self, path: str) -> None:
+        """Delete what `save`, `keep_sampler` or `download` left at the service."""
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
         self._session.call(f"deleting {path}", lambda: self._session.rest.delete_checkpoint(run, checkpoint))
 
@@ -332,7 +348,7 @@ class SdkService:
 
 
 class SdkWeights:
-    """Implements `ServedWeights`."""
+    """Weights that the service samples from; they never change."""
 
     def __init__(self, session: Session, sampling: SamplingClient, path: str | None = None) -> None:
         """`path`: where the service keeps the weights, so that another session can sample from them, too."""
@@ -344,6 +360,7 @@ class SdkWeights:
         self, prompt_ids: Sequence[int], count: int, *, max_tokens: int, temperature: float, top_p: float, top_k: int,
         seed: int | None, stop: Sequence[str] | Sequence[int],
     ) -> list[Continued]:  # fmt: skip
+        """`count` continuations. Raises EngineUnavailable."""
         prompt = self._tinker.ModelInput.from_ints([int(i) for i in prompt_ids])
         parameters = self._tinker.SamplingParams(
             max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, stop=list(stop),
@@ -381,6 +398,7 @@ class SdkWeights:
                 self._sampling = self._session.sampling(self._path)
 
     def logprobs(self, token_ids: Sequence[int]) -> Future[Floats]:
+        """Of all tokens but the first, length T - 1, at temperature 1."""
         prompt = self._tinker.ModelInput.from_ints([int(i) for i in token_ids])
 
         def read(values: Sequence[float | None]) -> Floats:  # some servers omit the first, which has no value

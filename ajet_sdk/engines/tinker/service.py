@@ -1,13 +1,12 @@
-"""The interface of a service that holds, trains and samples a model; `sdk` implements it for the Tinker API."""
+"""What is sent to a service that trains and samples a model (`sdk`), and what it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.types import Floats
@@ -51,90 +50,6 @@ class Continued:
     """Whether a stop token or string, rather than the limit, ended it."""
     cached: int = 0
     """Prompt tokens charged as hits of the service's prefix cache."""
-
-
-class ServedWeights(Protocol):
-    """Weights that the service samples from; they never change."""
-
-    async def sample(
-        self,
-        prompt_ids: Sequence[int],
-        count: int,
-        *,
-        max_tokens: int,
-        temperature: float,
-        top_p: float,
-        top_k: int,
-        seed: int | None,
-        stop: Sequence[str] | Sequence[int],
-    ) -> list[Continued]:
-        """`count` continuations. Raises EngineUnavailable, RequestRefused."""
-        ...
-
-    def logprobs(self, token_ids: Sequence[int]) -> Future[Floats]:
-        """Of all tokens but the first, length T - 1, at temperature 1."""
-        ...
-
-
-class TrainingService(Protocol):
-    """One LoRA adapter in training. Work is done in the order of the calls.
-
-    Methods that return a Future return at once, so that calls can be pipelined; others block. Do not call them from a
-    thread with a running event loop. All raise TrainingError if the service fails.
-    """
-
-    max_model_len: int | None
-    """Tokens of prompt and reply together; None if unknown."""
-
-    def forward(self, data: Sequence[Datum]) -> Future[list[Floats]]:
-        """Log-probabilities of each datum's targets."""
-        ...
-
-    def forward_backward(
-        self, data: Sequence[Datum], loss: Loss, bounds: tuple[float, float] | None = None
-    ) -> Future[list[Floats]]:
-        """As `forward`; adds the loss's gradient to that of the next `optim_step`; `bounds` of the ratio."""
-        ...
-
-    def optim_step(self, adam: Adam) -> Future[Mapping[str, float]]:
-        """Apply the gradient and clear it. Returns the service's metrics."""
-        ...
-
-    def publish(self) -> ServedWeights:
-        """The current weights, to sample from."""
-        ...
-
-    def base(self) -> ServedWeights:
-        """The weights without an adapter."""
-        ...
-
-    def save(self, name: str) -> str:
-        """Save weights and optimizer state at the service; returns their path."""
-        ...
-
-    def load(self, path: str) -> None:
-        """Restore the state that `save` saved."""
-        ...
-
-    def trial(self) -> TrainingService:
-        """A new adapter in the same session, for measurements."""
-        ...
-
-    def keep_sampler(self, name: str) -> str:
-        """Save the weights at the service for sampling; returns their path."""
-        ...
-
-    def download(self, name: str, directory: Path) -> str:
-        """Write the adapter to a directory in peft's format. Returns its path at the service."""
-        ...
-
-    def delete(self, path: str) -> None:
-        """Delete what `save`, `keep_sampler` or `download` left at the service."""
-        ...
-
-    def close(self) -> None:
-        """End the session."""
-        ...
 
 
 def wait(future: Future[T], seconds: float, action: str) -> T:

@@ -50,7 +50,7 @@ _FAR = 0.3
 
 @dataclass(frozen=True)
 class TinkerLearner:
-    """Implements `backbones.shared.learner.Learner`."""
+    """A model at a service, with the methods of `learn.learner.Learner`."""
 
     config: Config
     session: Session

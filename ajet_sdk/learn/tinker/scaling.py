@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ajet_sdk.engines.tinker.service import Adam, Datum, TrainingService, wait
+from ajet_sdk.engines.tinker.service import Adam, Datum, wait
 from ajet_sdk.errors import TrainingError
+
+if TYPE_CHECKING:
+    from ajet_sdk.engines.tinker.sdk import SdkService
 
 _SIGN_STEP = Adam(lr=1e-3, betas=(1e-3, 1e-3))
 """AdamW without a memory moves each weight by the sign of its gradient, whatever the gradient's size."""
@@ -43,7 +47,7 @@ class Scaling:
         return f"the service averages {' and '.join(parts)}; advantages are scaled so that its gradient is the same sum"
 
 
-def measure_scaling(service: TrainingService, token_ids: Sequence[int], seconds: float) -> Scaling:
+def measure_scaling(service: SdkService, token_ids: Sequence[int], seconds: float) -> Scaling:
     """Try it with a new adapter of the service, on a few tokens. Raises TrainingError where it does neither."""
     trial = service.trial()
     for by_tokens in (False, True):
@@ -57,7 +61,7 @@ def measure_scaling(service: TrainingService, token_ids: Sequence[int], seconds:
     )
 
 
-def _rises(trial: TrainingService, ids: Sequence[int], pull: float, scaling: Scaling, seconds: float) -> bool:
+def _rises(trial: SdkService, ids: Sequence[int], pull: float, scaling: Scaling, seconds: float) -> bool:
     """Whether the last token of `ids` gets likelier by a step in which it has advantage 1 in a sequence of its own and
     -`pull` within one that goes on."""
     sequences = [list(ids), [*ids, *ids, *ids]]
@@ -78,7 +82,7 @@ def _rises(trial: TrainingService, ids: Sequence[int], pull: float, scaling: Sca
     return float(wait(trial.forward(data([0.0, 0.0])), seconds, "a forward pass")[0][position]) > before
 
 
-def _averages(trial: TrainingService, ids: Sequence[int], scaling: Scaling, seconds: float) -> bool:
+def _averages(trial: SdkService, ids: Sequence[int], scaling: Scaling, seconds: float) -> bool:
     """Whether a second sequence without a loss makes the gradient smaller, where the service tells its norm."""
     size, position = len(ids) - 1, len(ids) - 2
     pulled = Datum(ids, _at(position, size, scaling.factors([size])[0]), _at(position, size, 0.0))

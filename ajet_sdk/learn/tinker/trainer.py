@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ajet_sdk.engines.tinker.costs import Costs
-from ajet_sdk.engines.tinker.service import Adam, Datum, Loss, ServedWeights, TrainingService, wait
+from ajet_sdk.engines.tinker.service import Adam, Datum, Loss, wait
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.learn.batches import collate, trained_positions
 from ajet_sdk.learn.losses import loss_of, units
@@ -30,6 +30,7 @@ from ajet_sdk.types import Floats, Sample
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
+    from ajet_sdk.engines.tinker.sdk import SdkService, SdkWeights
 
 
 def loss_of_service(settings: LossSettings, scaling: Scaling) -> tuple[Loss, tuple[float, float] | None] | None:
@@ -87,14 +88,14 @@ class TinkerTrainer:
     parameters: Sequence[torch.Tensor] = ()
 
     def __init__(
-        self, service: TrainingService, settings: TrainerSettings, scaling: Scaling, costs: Costs, seconds: float
+        self, service: SdkService, settings: TrainerSettings, scaling: Scaling, costs: Costs, seconds: float
     ) -> None:
         self.service, self.settings, self.scaling, self.costs = service, settings, scaling, costs
         self.updates = 0
         self.seconds = seconds
         """How long a request may take."""
         self.loss = loss_of_service(settings.loss, scaling)
-        self._base: ServedWeights | None = None
+        self._base: SdkWeights | None = None
 
     def step(
         self,
