@@ -147,12 +147,9 @@ class Chat:
         """The prompt builder of an agent's conversations."""
         agents = self._tokens[episode_id]
         if agent not in agents:
-            agents[agent] = self._new_tokens()
+            self._cuts = self._cuts or CutPoints(self.tokenizer)
+            agents[agent] = PromptBuilder(self.tokenizer, self._cuts)
         return agents[agent]
-
-    def _new_tokens(self) -> PromptBuilder:
-        self._cuts = self._cuts or CutPoints(self.tokenizer)
-        return PromptBuilder(self.tokenizer, self._cuts)
 
     def _plain(self, prompt: object) -> list[int]:
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):

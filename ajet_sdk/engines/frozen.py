@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ajet_sdk.config.model_source import checkpoint_base, first_model, saved_steps, steps_of_experiment
@@ -101,7 +100,7 @@ def check_frozen(config: Config, *, training: bool) -> None:
     In a `training`, checkpoint@latest and checkpoint@any are of that run; elsewhere they are of an earlier one.
     """
     rollout = config.rollout
-    for named in _named(config):
+    for named in (*(rollout.opponent or ()), *(rollout.val_kwargs.opponent or ()), *rollout.debug_models.values()):
         moving = isinstance(named, str) and named.startswith(f"{_OWN}@") and named.rpartition("@")[2] in _MOVING
         if moving and config.backbone in ("trinity", "verl"):
             raise ConfigError(
@@ -122,11 +121,6 @@ def check_frozen(config: Config, *, training: bool) -> None:
     for key in rollout.debug_models:
         if not key:
             raise ConfigError("rollout.debug_models: a key must be a target tag, an agent or a model's name (got '')")
-
-
-def _named(config: Config) -> Iterator[str | ModelSource]:
-    rollout = config.rollout
-    yield from (*(rollout.opponent or ()), *(rollout.val_kwargs.opponent or ()), *rollout.debug_models.values())
 
 
 def before_training(config: Config) -> Config:

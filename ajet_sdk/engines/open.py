@@ -37,15 +37,12 @@ def at_endpoint(config: Config) -> Config:
     named = model.base_url or model.scripted or model.recipe or str(model.path).startswith(AT_SERVICE)
     if not url or not model.path or named:
         return config
-    if config.resolve(model.path).exists() or model.path.startswith((".", "/", "~")) or _has_weights(model.path):
+    here = config.resolve(model.path).exists() or model.path.startswith((".", "/", "~"))
+    if here or (model.path.count("/") == 1 and is_cached(model.path)):
         return config
     name = model.name or model.path
     log.info("%s is not a local directory; asking for this model at %s (OPENAI_BASE_URL)", model.path, url)
     return config.model_copy(update={"model": model.model_copy(update={"base_url": url, "name": name, "path": None})})
-
-
-def _has_weights(name: str) -> bool:
-    return name.count("/") == 1 and is_cached(name)
 
 
 def open_engine(config: Config) -> Engine:

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from ajet_sdk.config.model_source import STATE, saved_steps, step_directory
+from ajet_sdk.engines.local.loading import no_progress_bar
 from ajet_sdk.errors import CheckpointError
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 
@@ -132,7 +133,8 @@ def restore(path: Path, take_up: Callable[[Path], None], shared: Mapping[str, st
 
 
 def write_trainer(directory: Path, trainer: Trainer, tokenizer: PreTrainedTokenizerBase) -> None:
-    _write_model(directory, trainer.model, tokenizer)
+    save_model(trainer.model, directory)
+    tokenizer.save_pretrained(directory)
     torch.save(trainer.state(), directory / _TRAINER)
 
 
@@ -181,21 +183,9 @@ def _write_merged(directory: Path, model: Any) -> None:
 
 
 def save_model(model: PreTrainedModel, directory: Path, **options: Any) -> None:
-    """`save_pretrained` without its progress bar, which would disturb ours."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    """`save_pretrained` without its progress bar."""
+    with no_progress_bar():
         model.save_pretrained(directory, **options)
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _write_model(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    save_model(model, directory)
-    tokenizer.save_pretrained(directory)
 
 
 def read_weights(path: Path, model: PreTrainedModel) -> None:

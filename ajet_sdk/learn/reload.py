@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ajet_sdk.engines.local.loading import no_progress_bar
 from ajet_sdk.errors import CheckpointError
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Call
@@ -60,20 +61,18 @@ def _load(path: Path, **options: object) -> tuple[PreTrainedModel, dict[str, Seq
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, output_loading_info=True, local_files_only=True, trust_remote_code=False, **options
-        )
+        with no_progress_bar():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path, output_loading_info=True, local_files_only=True, trust_remote_code=False, **options
+            )
         return cast("tuple[PreTrainedModel, dict[str, Sequence[object]]]", loaded)
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"the model in {path} can't be loaded: {error}") from error
     finally:
         logging.set_verbosity(level)
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _check_names(path: Path) -> None:

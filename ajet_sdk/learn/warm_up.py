@@ -25,7 +25,7 @@ from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.recipe import Demonstration, Recipe, Say, store_model
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.huggingface import HFTokenizer
-from ajet_sdk.types import Sample, Timeline
+from ajet_sdk.types import Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -113,18 +113,10 @@ def tokenize_demonstrations(
     samples = []
     for number, demonstration in enumerate(demonstrations):
         calls = calls_of(demonstration.messages, demonstration.tools, f"demonstration {number}")
-        samples += [_sample(line) for line in merge(retokenise(calls, exact)).timelines]
+        for line in merge(retokenise(calls, exact)).timelines:
+            ids = {"episode_id": line.call_ids[0], "group_id": line.call_ids[0]}
+            samples.append(Sample(timeline=line, reward=1.0, advantages=line.loss_mask.astype("float32"), **ids))
     return samples
-
-
-def _sample(line: Timeline) -> Sample:
-    return Sample(
-        timeline=line,
-        episode_id=line.call_ids[0],
-        group_id=line.call_ids[0],
-        reward=1.0,
-        advantages=line.loss_mask.astype("float32"),
-    )
 
 
 def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:

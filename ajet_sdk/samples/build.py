@@ -256,10 +256,12 @@ def _metrics(
     drafts = [draft for draft in drafts if draft.episode.split == "train"]
     if not drafts:
         return {}
-    rewards = [r for draft in drafts if draft.counts and (r := _reward(draft)) is not None]
+    values = [d.episode.reward if d.episode.status == "succeeded" else d.failure_reward for d in drafts if d.counts]
+    rewards = [value for value in values if value is not None]
     calls = {call.call_id: call for draft in drafts for call in draft.episode.calls}
     tokens = sum(len(sample.timeline.token_ids) for sample in samples)
-    apart = sum(_sample_tokens(calls[span.call_id]) for sample in samples for span in sample.timeline.spans)
+    alone = [calls[span.call_id] for sample in samples for span in sample.timeline.spans]
+    apart = sum(output_tokens(call) + (0 if call.prompt_ids is None else len(call.prompt_ids)) for call in alone)
     splits = Counter(split.cause for draft in drafts for split in draft.merged.splits)
     metrics: dict[str, float] = {
         "train/episodes": len(drafts),
@@ -284,15 +286,6 @@ def token_metrics(ledger: Iterable[tuple[str, int]]) -> dict[str, float]:
     for outcome, count in ledger:
         tokens[outcome] += count
     return {f"train/tokens_{outcome}": float(n) for outcome, n in tokens.items() if outcome != "evaluation"}
-
-
-def _reward(draft: Draft) -> float | None:
-    return draft.episode.reward if draft.episode.status == "succeeded" else draft.failure_reward
-
-
-def _sample_tokens(call: Call) -> int:
-    """What a sample of this call alone would hold."""
-    return output_tokens(call) + (0 if call.prompt_ids is None else len(call.prompt_ids))
 
 
 def balance(ledger: Iterable[LedgerEntry], calls: Iterable[Call]) -> list[str]:

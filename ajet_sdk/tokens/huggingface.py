@@ -48,9 +48,9 @@ class HFTokenizer:
         self.variables: JsonView = {
             name: str(value) for name, value in self.hf.special_tokens_map.items() if isinstance(value, str)
         }
-        backend = getattr(self.hf, "backend_tokenizer", None)
-        self._backend = backend
-        self._byte_level = backend is not None and '"ByteLevel"' in _decoder_of(backend)
+        self._backend: tokenizers.Tokenizer | None = getattr(self.hf, "backend_tokenizer", None)
+        state = {} if self._backend is None else json.loads(self._backend.to_str())
+        self._byte_level = '"ByteLevel"' in json.dumps([state.get("decoder"), state.get("pre_tokenizer")])
         self._alphabet = byte_alphabet()
         self._special = frozenset(self.hf.all_special_ids) | {
             i for i, token in self.hf.added_tokens_decoder.items() if token.special
@@ -127,8 +127,3 @@ class HFTokenizer:
             return set()
         ids = self.encode(str(text).rpartition(_PROBE)[2])
         return {ids[0]} if ids and self.is_special(ids[0]) else set()
-
-
-def _decoder_of(backend: tokenizers.Tokenizer) -> str:
-    state = json.loads(backend.to_str())
-    return json.dumps([state.get("decoder"), state.get("pre_tokenizer")])

@@ -152,10 +152,6 @@ def same_reply(a: Mapping[str, object], b: Mapping[str, object]) -> bool:
     return meaning(clean(a)) == meaning(clean(b))
 
 
-def _freeze(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
 class ChatTemplate:
     """A compiled template and what it was found to read.
 
@@ -183,7 +179,7 @@ class ChatTemplate:
                 "the tokenizer has no chat template, so messages cannot be tokenized: add `chat_template` to "
                 "its tokenizer_config.json, or use the completions route, which takes plain text"
             )
-        frozen = tuple(sorted((k, _freeze(v)) for k, v in variables.items()))
+        frozen = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in variables.items()))
         try:
             return _cached(source, frozen)
         except TypeError:  # a variable that cannot be hashed

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import yaml
 
-from ajet_sdk.backbones.shared import driver as ledger
 from ajet_sdk.backbones.shared.mapping import Place
 from ajet_sdk.backbones.shared.steps import total_steps
 from ajet_sdk.backbones.shared.validation import validation_tasks
@@ -107,13 +106,23 @@ class ClusterRun:
         (self.job.directory / name).write_text(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
 
     def roll_back(self, step: int) -> None:
-        """Resume at a checkpoint; what was sampled after it is superseded."""
+        """Resume at a checkpoint; what was sampled after it is superseded, in the driver's file and in the nodes'.
+
+        The processes that wrote the latter have ended. Calls that the driver booked are not booked again.
+        """
         if step:
             self.loggers.say(f"resuming after step {step} of {self.total}")
             self.loggers.last |= self._newest_metrics(step)
         else:
             self.loggers.say("no checkpoint found; starting at step 0")
-        ledger.roll_back(self.writer, self.traces, self.job.run_id, step if step else -1)
+        step, run_id = step or -1, self.job.run_id
+        self.writer.supersede(run_id, step)
+        rows = self.writer.query("SELECT call_id FROM ledger WHERE run_id = ? AND step > ?", [run_id, step])
+        booked = rows["call_id"].to_pylist()
+        for path in trace_files(self.traces) if any(self.traces.glob("*.duckdb")) else ():
+            if path.resolve() != self.writer.path.resolve():
+                with TraceWriter(path) as node_writer:
+                    node_writer.supersede(run_id, step, booked)
 
     def is_validated(self) -> bool:
         """Whether the trace has a validation of the last step."""
@@ -144,23 +153,21 @@ class ClusterRun:
         """Copy the nodes' traces and complete the ledger."""
         self.writer.flush()
         self.copy_traces()
-        ledger.close_books(self.writer, self.job.directory, self.job.run_id)
+        close_books(self.writer, self.job.directory, self.job.run_id)
 
     def export(self, checkpoint: Path) -> Path:
         """Copy a Hugging Face checkpoint to the run's `model` directory and check that it loads.
 
         Raises CheckpointError where it is not the model that was trained; see `check_export`.
         """
-        target = self.store / self.job.run_id / "model"
-        gap = export(checkpoint, target, self._validation_calls(self.total))
+        target, last = self.store / self.job.run_id / "model", self.total
+        with open_trace(self.job.directory) as trace:
+            validated = episodes(trace, self.job.run_id, last, split="val")
+        calls = [call for episode in validated for call in episode.calls if call.policy_version == last]
+        gap = export(checkpoint, target, calls)
         if gap is not None:
             self.loggers.say(f"reloaded model reproduces the sampler's log-probabilities; mean difference {gap:.1g}")
         return target
-
-    def _validation_calls(self, version: int) -> list[Call]:
-        with open_trace(self.job.directory) as trace:
-            validated = episodes(trace, self.job.run_id, version, split="val")
-        return [call for episode in validated for call in episode.calls if call.policy_version == version]
 
 
 def check_installed(*packages: str) -> None:
@@ -282,17 +289,3 @@ def _close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
         wrong = ledger_balance(trace, run_id)
     if wrong:
         raise TrainingError(f"the ledger of run {run_id} does not balance:\n  " + "\n  ".join(wrong[:10]))
-
-
-def roll_back(writer: TraceWriter, directory: Path, run_id: str, step: int) -> None:
-    """Mark everything after `step` as superseded, in the driver's file and in those of `directory`.
-
-    The processes that wrote the latter have ended. Calls that the driver booked are not booked again.
-    """
-    writer.supersede(run_id, step)
-    rows = writer.query("SELECT call_id FROM ledger WHERE run_id = ? AND step > ?", [run_id, step])
-    booked = rows["call_id"].to_pylist()
-    for path in trace_files(directory) if any(directory.glob("*.duckdb")) else ():
-        if path.resolve() != writer.path.resolve():
-            with TraceWriter(path) as node_writer:
-                node_writer.supersede(run_id, step, booked)

@@ -92,7 +92,8 @@ class Progress:
     def _group(self, group: GroupMessage) -> None:
         step, purpose = int(group["step"]), str(group["purpose"])
         part = self._parts[step, purpose]
-        display, expected = self._loggers.display, self._expected(purpose)
+        display = self._loggers.display
+        expected = self._job.config.data.train_batch_size if purpose == "train" else self._val
         if display is not None and not part.groups:
             display.begin(f"step {step}/{self._total} {purpose}", expected)
         part.add(group)
@@ -100,9 +101,6 @@ class Progress:
             display.advance()
         if part.groups == expected:
             self._finish_part(step, purpose, part)
-
-    def _expected(self, purpose: str) -> int:
-        return self._job.config.data.train_batch_size if purpose == "train" else self._val
 
     def _finish_part(self, step: int, purpose: str, part: _Part) -> None:
         if purpose == "train":

@@ -209,8 +209,7 @@ class Rollouts:
         config, seed = self.job.config, self.job.config.trainer_common.seed
         added = self.job.growth.tasks(step) if self.job.growth is not None else ()
         tasks = tasks_of_step([*self.job.train, *added], step, config.data.train_batch_size, seed)
-        attempts = self._attempts(tasks, config.rollout.num_repeat, step, "train")
-        return self._begin(attempts, training_sampling(config))
+        return self.begin(tasks, config.rollout.num_repeat, training_sampling(config), "train", step)
 
     def begin_more(self, step: int, episodes: Sequence[Episode]) -> Rollout | None:
         """Begin attempts at other tasks to replace groups whose rewards are all equal; None if there are none.
@@ -225,14 +224,16 @@ class Rollouts:
         chosen = random.Random(f"{seed}/more/{step}/{len(groups)}").sample(unused, min(missing, len(unused)))
         if not chosen:
             return None
-        attempts = self._attempts(chosen, size, step, "train", first=len(groups))
-        return self._begin(attempts, training_sampling(self.job.config))
+        return self.begin(chosen, size, training_sampling(self.job.config), "train", step, first=len(groups))
 
-    def begin_validation(
-        self, tasks: Sequence[Task], repeats: int, sampling: SamplingOverride, purpose: str, step: int
-    ) -> Rollout:
-        """Begin `repeats` attempts at each task after a step; `purpose` names the validation and enters the seeds."""
-        return self._begin(self._attempts(tasks, repeats, step, purpose), sampling)
+    def begin(
+        self, tasks: Sequence[Task], repeats: int, sampling: SamplingOverride | None, purpose: str, step: int,
+        first: int = 0,
+    ) -> Rollout:  # fmt: skip
+        """Begin `repeats` attempts at each task in or after a step; see `attempts_of`."""
+        run_id, seed = self.job.run_id, self.job.config.trainer_common.seed
+        attempts = attempts_of(tasks, repeats, run_id=run_id, step=step, purpose=purpose, seed=seed, first=first)
+        return Rollout(self, attempts, sampling)
 
     async def make_trials(self, step: int, attempts: Sequence[Attempt]) -> list[Episode]:
         """Attempt candidate tasks after a step. Nothing is trained; the episodes are on disk when it returns."""
@@ -240,17 +241,10 @@ class Rollouts:
             replace(attempt, run_id=self.job.run_id, step=step, split="trial", group_id=f"{step}/{attempt.group_id}")
             for attempt in attempts
         ]
-        episodes = await self._begin(trials, training_sampling(self.job.config)).episodes(None, "trials")
+        episodes = await Rollout(self, trials, training_sampling(self.job.config)).episodes(None, "trials")
         self.writer.put(*(entry for episode in episodes for entry in untrained_entries(episode)))
         await asyncio.to_thread(self.writer.flush)  # a resumed run makes no trial again whose result is known
         return episodes
-
-    def _attempts(self, tasks: Sequence[Task], repeats: int, step: int, purpose: str, first: int = 0) -> list[Attempt]:
-        seed = self.job.config.trainer_common.seed
-        return attempts_of(tasks, repeats, run_id=self.job.run_id, step=step, purpose=purpose, seed=seed, first=first)
-
-    def _begin(self, attempts: Sequence[Attempt], sampling: SamplingOverride | None) -> Rollout:
-        return Rollout(self, attempts, sampling)
 
 
 class Rollout:

@@ -128,7 +128,7 @@ class TrainingRun:
                     await self.validation.run(self.done)
                 why = self._reason_to_stop()
                 if last or why or due(self.done, self.common.save_freq) or self.loggers.best_step() == self.done:
-                    await self._save()
+                    await _complete(asyncio.to_thread(self._write_checkpoint))  # complete, or not begun
                 if why:
                     self.loggers.say(f"stopped after step {self.done} of {self.total}: {why}")
                     break
@@ -141,7 +141,7 @@ class TrainingRun:
         finally:
             await self._abandon()
         async with self.sampler.exclusive():
-            path = await _run_in_thread(self.learner.export, self.checkpoints)
+            path = await _complete(asyncio.to_thread(self.learner.export, self.checkpoints))
         return self.loggers.tuned(
             path, self.job.directory, {0: Path(first_model(self.config)), **saved_steps(self.checkpoints)}
         )
@@ -366,9 +366,6 @@ class TrainingRun:
 
     # Checkpoints
 
-    async def _save(self) -> None:
-        await _run_in_thread(self._write_checkpoint)
-
     def _write_checkpoint(self) -> None:
         if self.saved == self.done:
             return
@@ -382,11 +379,6 @@ class TrainingRun:
         keep, best, learner = self.common.keep_checkpoints, self.loggers.best_step(), self.learner
         checkpoint.save(self.checkpoints, learner.write, progress, keep, best, learner.remove)
         self.saved = self.done
-
-
-async def _run_in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Run in a thread; cancellation waits for its end, so a checkpoint is complete or not begun."""
-    return await _complete(asyncio.to_thread(function, *arguments))
 
 
 async def _complete(work: Coroutine[object, None, T]) -> T:

@@ -98,7 +98,7 @@ class Validation:
         self.dropped = self.loggers.held_out(step, sets, greedy=not repeats)
 
     async def _sample(self, step: int, repeats: int, sampling: SamplingOverride, purpose: str) -> list[Episode]:
-        rollout = self.rollouts.begin_validation(self.tasks, repeats, sampling, purpose, step)
+        rollout = self.rollouts.begin(self.tasks, repeats, sampling, purpose, step)
         episodes = await rollout.episodes(self.loggers.display, f"step {step}/{self.total} {purpose}")
         self.rollouts.writer.put(*(entry for episode in episodes for entry in untrained_entries(episode)))
         for line in failures_by_cause(episodes):

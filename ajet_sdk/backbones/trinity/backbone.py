@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +32,7 @@ from ajet_sdk.backbones.trinity.launch import (
     last_checkpoint,
     validate_config,
 )
-from ajet_sdk.backbones.trinity.learner import Learner, run_learner
+from ajet_sdk.backbones.trinity.learner import run_learner
 from ajet_sdk.backbones.trinity.mapping import TrinityPlace, check, is_on_cpu, to_trinity
 from ajet_sdk.backbones.trinity.without_vllm import HOOK, install
 from ajet_sdk.cluster.code import INSTALL
@@ -85,39 +84,44 @@ class _Run(ClusterRun):
             tasks=self.store / self.job.run_id / "tasks",
             flash_attention=find_spec("flash_attn") is not None,
         )
-        tasks = Tasks(self.job.train, validation_tasks(self.job))
-        tasks.write(place.tasks)
+        val = validation_tasks(self.job)
+        _write_tasks(place.tasks, self.job.train, val)
         if self.job.resume:
             self._roll_back(place)
         trained = saved_step(place.directory) >= self.total
-        if not (trained and (self.cpu or self.is_validated() or not tasks.val)):
-            config = await self._with_trinity(place, tasks, trained)
+        if not (trained and (self.cpu or self.is_validated() or not val)):
+            config = await self._with_trinity(place, val, trained)
             if config.mode in ("explore", "bench"):
                 self.close_books()
                 return self.result(None)
         self.close_books()
-        if tasks.val and not self.cpu and not self.is_validated():
+        if val and not self.cpu and not self.is_validated():
             self.loggers.say(f"the trained model was not validated; see Trinity's logs in {place.directory / 'log'}")
         path = self.export(_newest_model(place, self.cpu))
         if self.cpu and not self.is_validated():
             await self._validate(path)
         return self.result(path)
 
-    async def _with_trinity(self, place: TrinityPlace, tasks: Tasks, trained: bool) -> Any:
+    async def _with_trinity(self, place: TrinityPlace, val: Sequence[Task], trained: bool) -> Any:
         """Explore and train, and validate the last checkpoint. Returns Trinity's config."""
         with environment(TRINITY_LOG_DIR=str(place.directory / "log")):
             if not self.cpu:
-                return await self._on_cluster(place, tasks, trained)
-            async with self._learner(place) as learner:
-                return await learner.beside(self._on_cluster(place, tasks, trained))
+                return await self._on_cluster(place, val, trained)
+            log, rollout = self.job.directory / "logs" / f"{self.job.run_id}-learner.log", self.config.rollout
+            async with run_learner(
+                place.model, _state(place), log, temperature=rollout.temperature, max_model_len=rollout.max_model_len,
+                seed=self.config.trainer_common.seed,
+            ) as learner:  # fmt: skip
+                return await learner.beside(self._on_cluster(place, val, trained))
 
-    async def _on_cluster(self, place: TrinityPlace, tasks: Tasks, trained: bool) -> Any:
+    async def _on_cluster(self, place: TrinityPlace, val: Sequence[Task], trained: bool) -> Any:
         with self.cluster(HOOK if self.cpu else INSTALL) as cluster:
-            place = replace(place, ray_address=cluster.address, workflow_args=self._workflow_args(place))
+            job = {**serialize_job(self.job), "directory": str(self.traces), "model": place.model}
+            place = replace(place, ray_address=cluster.address, workflow_args=job)
             mapping = to_trinity(self.config, place)
             self.keep(_readable(mapping), "trinity.yaml")
             config = await asyncio.to_thread(validate_config, mapping)
-            progress = TrinityProgress(self.loggers, self.writer, self.job, tasks.val, self.total)
+            progress = TrinityProgress(self.loggers, self.writer, self.job, val, self.total)
             listening = asyncio.create_task(progress.listen(open_mailbox(self.job.run_id)))
             try:
                 if config.mode in ("explore", "bench"):
@@ -125,25 +129,11 @@ class _Run(ClusterRun):
                     return config
                 if not trained:
                     await explore_and_train(config, progress.updates)
-                if tasks.val and not self.cpu:
+                if val and not self.cpu:
                     await explore_only(last_checkpoint(config))
             finally:
                 await progress.finish(listening)
         return config
-
-    def _learner(self, place: TrinityPlace) -> AbstractAsyncContextManager[Learner]:
-        rollout = self.config.rollout
-        return run_learner(
-            place.model,
-            _state(place),
-            self.job.directory / "logs" / f"{self.job.run_id}-learner.log",
-            temperature=rollout.temperature,
-            max_model_len=rollout.max_model_len,
-            seed=self.config.trainer_common.seed,
-        )
-
-    def _workflow_args(self, place: TrinityPlace) -> dict[str, object]:
-        return {**serialize_job(self.job), "directory": str(self.traces), "model": place.model}
 
     async def _validate(self, model: Path) -> None:
         """Validate what was trained, in this process: Trinity can't evaluate the last checkpoint without GPUs."""
@@ -167,20 +157,14 @@ class _Run(ClusterRun):
         write_whole(place.directory / "explorer_meta.json", json.dumps(state))
 
 
-class Tasks:
-    """The tasks of a run as Trinity's readers want them: a directory for each part, one JSON-lines file in it."""
-
-    def __init__(self, train: Sequence[Task], val: Sequence[Task]) -> None:
-        self.train, self.val = train, val
-
-    def write(self, directory: Path) -> None:
-        for part, tasks in (("train", self.train), ("val", self.val)):
-            if not tasks:
-                continue
+def _write_tasks(directory: Path, train: Sequence[Task], val: Sequence[Task]) -> None:
+    """Write tasks as Trinity's readers want them: a directory for each part, one JSON-lines file in it."""
+    for part, tasks in (("train", train), ("val", val)):
+        if tasks:
             (directory / part).mkdir(parents=True, exist_ok=True)
-            lines = (json.dumps({"task": task.model_dump_json()}) for task in tasks)
+            lines = (json.dumps({"task": task.model_dump_json()}) + "\n" for task in tasks)
             # Trinity's reader asks for the split `train`, whatever the part.
-            (directory / part / "train.jsonl").write_text("".join(line + "\n" for line in lines))
+            (directory / part / "train.jsonl").write_text("".join(lines))
 
 
 def _readable(mapping: Mapping[str, object]) -> dict[str, object]:
@@ -222,16 +206,6 @@ class TrinityProgress(Progress):
         log(int(message["step"]), message["metrics"])
 
     def _trained(self, message: TrainedMessage) -> None:
-        self._writer.put(
-            *(
-                LedgerEntry(
-                    run_id=self._job.run_id,
-                    step=int(message["step"]),
-                    episode_id=row["episode_id"],
-                    call_id=row["call_id"],
-                    outcome=row["outcome"],
-                    tokens=row["tokens"],
-                )
-                for row in message["calls"]
-            )
-        )
+        at, names = {"run_id": self._job.run_id, "step": int(message["step"])}, LedgerEntry.model_fields
+        rows = ({name: value for name, value in row.items() if name in names} for row in message["calls"])
+        self._writer.put(*(LedgerEntry(**{**row, **at}) for row in rows))

@@ -55,7 +55,8 @@ def parse_config(mapping: dict[str, object]) -> TrinityConfig:
     except OmegaConfBaseException as error:
         text = str(error).partition("\n")[0]
         raise ConfigError(f"trinity: {text} (at {getattr(error, 'full_key', None) or 'its root'})") from error
-    for role, model in (("rollout_model", config.explorer.rollout_model), *_auxiliary(config)):
+    auxiliary = {f"auxiliary_models[{at}]": model for at, model in enumerate(config.explorer.auxiliary_models)}
+    for role, model in {"rollout_model": config.explorer.rollout_model, **auxiliary}.items():
         _check_engine_arguments(model, f"trinity: explorer.{role}")
     return config
 
@@ -65,10 +66,6 @@ _PASSED_BY_TRINITY = (
     "logprobs_mode", "async_scheduling", "weight_transfer_config",
 )  # fmt: skip
 """Arguments of vLLM's engine that Trinity sets itself, besides those that are keys of its rollout model."""
-
-
-def _auxiliary(config: TrinityConfig) -> list[tuple[str, InferenceModelConfig]]:
-    return [(f"auxiliary_models[{at}]", model) for at, model in enumerate(config.explorer.auxiliary_models)]
 
 
 def _check_engine_arguments(model: InferenceModelConfig, prefix: str) -> None:

@@ -206,17 +206,11 @@ def _loss(config: Config) -> dict[str, object]:
     }
 
 
-def _schedule_is_trinitys(config: Config) -> bool:
-    """Whether the root `trinity:` says how the learning rate falls."""
-    setting: object = config.roots.plain().get("trinity")
-    for name in ("algorithm", "optimizer", "lr_scheduler_type"):
-        setting = setting.get(name) if isinstance(setting, Mapping) else None
-    return setting is not None
-
-
 def _model(config: Config, place: TrinityPlace) -> dict[str, object]:
     rollout = config.rollout
     reply, prompt = reply_and_prompt(config)
+    # Not of the output layer: in a model that ties it to the embeddings it could not be merged.
+    adapter = {"enable": True, "rank": config.model.lora.r, "seed": config.trainer_common.seed, "train_unembed": False}
     return {
         "model_path": place.model,
         "temperature": rollout.temperature,
@@ -226,13 +220,8 @@ def _model(config: Config, place: TrinityPlace) -> dict[str, object]:
         "max_response_tokens": reply,
         "max_prompt_tokens": prompt,
         "enable_prompt_truncation": False,
-        **({"tinker": _adapter(config)} if is_on_cpu(config) else {}),
+        **({"tinker": adapter} if is_on_cpu(config) else {}),
     }
-
-
-def _adapter(config: Config) -> dict[str, object]:
-    """Not of the output layer: in a model that ties it to the embeddings it could not be merged."""
-    return {"enable": True, "rank": config.model.lora.r, "seed": config.trainer_common.seed, "train_unembed": False}
 
 
 def _buffer(config: Config, place: TrinityPlace) -> dict[str, object]:
@@ -350,7 +339,8 @@ def check(config: Config) -> None:
             "trainer_common.algorithm.adv_estimator: reinforce_plus_plus normalizes over the whole batch, whose "
             "groups are on different nodes with Trinity; use grpo or rloo"
         )
-    if common.optim.lr_scheduler_type == "linear" and not _schedule_is_trinitys(config):
+    schedule = value_at(config.roots.plain(), "trinity.algorithm.optimizer.lr_scheduler_type")
+    if common.optim.lr_scheduler_type == "linear" and schedule is None:
         wrong.append(
             "trainer_common.optim.lr_scheduler_type: linear; Trinity supports constant and cosine, or set "
             "trinity.algorithm.optimizer.lr_scheduler_type, which takes precedence"

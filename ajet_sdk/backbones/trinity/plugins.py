@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from trinity.common.config import Config as TrinityConfig
 
 
-def _share(action_mask: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
-    """What a mean over this micro-batch's tokens counts in the mean over the batch's."""
-    return (action_mask * returns).sum()
-
-
 class BatchLoss(PPOPolicyLossFn):  # type: ignore[misc]
     """The clipped policy gradient."""
 
@@ -46,7 +41,8 @@ class BatchLoss(PPOPolicyLossFn):  # type: ignore[misc]
         loss, metrics = super().__call__(
             logprob=logprob, old_logprob=old_logprob, action_mask=action_mask, advantages=advantages
         )
-        return loss * _share(action_mask, returns), metrics
+        # What a mean over this micro-batch's tokens counts in the mean over the batch's.
+        return loss * (action_mask * returns).sum(), metrics
 
 
 class BatchLossWithKL(BatchLoss):
@@ -101,7 +97,7 @@ class DriverMonitor(Monitor):  # type: ignore[misc]
         self._last: Awaitable[None] | None = None
 
     def log(self, data: Mapping[str, Any], step: int, commit: bool = False) -> None:
-        numbers = {name: float(value) for name, value in data.items() if _is_number(value)}
+        numbers = {name: float(v) for name, v in data.items() if isinstance(v, (int, float)) or hasattr(v, "item")}
         self._last = self._mailbox.put.remote("metrics", {"role": self.role, "step": int(step), "metrics": numbers})
 
     async def flush(self) -> None:
@@ -111,7 +107,3 @@ class DriverMonitor(Monitor):  # type: ignore[misc]
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) or hasattr(value, "item")

@@ -13,10 +13,10 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.shared.driver import (
     ClusterRun,
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.reporting.loggers import Loggers
     from ajet_sdk.trace.writer import TraceWriter
-
-T = TypeVar("T")
 
 
 async def verl(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
@@ -78,8 +76,7 @@ class _Run(ClusterRun):
         done = saved_step(place.directory)
         if done < self.total:
             raise TrainingError(f"verl stopped after {done} of {self.total} steps and reported no error")
-        path = self.export(_newest_model(place))
-        return self.result(path)
+        return self.result(self.export(_newest_model(place)))
 
     async def _with_verl(self, config: DictConfig, place: VerlPlace, val: Sequence[Task]) -> None:
         """Train and validate; only validate where all steps are trained."""
@@ -207,11 +204,7 @@ def compose_config(mapping: Mapping[str, object]) -> DictConfig:
 
 
 _OURS = {"ajet", "actor_rollout_ref.rollout.agent.agent_loop_manager_class"}
-
-
 _FREE = ("mixed_precision",)
-
-
 """Keys that verl reads and whose defaults are not in its YAML files."""
 
 
@@ -263,7 +256,7 @@ async def fit(config: DictConfig, metrics: Path) -> None:
     variables = {**get_ppo_ray_runtime_env()["env_vars"], "VERL_FILE_LOGGER_PATH": str(metrics)}
     runner = ray.remote(num_cpus=1)(TaskRunner).options(runtime_env={"env_vars": variables}).remote()
     try:
-        await _wait_for(runner.run.remote(config))
+        await runner.run.remote(config)
     except ray.exceptions.RayError as error:
         raise TrainingError(f"verl's trainer failed: {cause_of(error)} (its output is in Ray's logs)") from error
     finally:
@@ -279,7 +272,3 @@ def cause_of(error: BaseException) -> str:
     if isinstance(inner, AjetError):
         return first_line(inner)
     return str(failure_of(str(error)))
-
-
-async def _wait_for(reference: Awaitable[T]) -> T:
-    return await reference

@@ -7,7 +7,7 @@ this module registers the advantage estimator `ajet_given`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,9 +63,8 @@ class AjetManager:
         self.run_id = str(self._job["run_id"])
         self._client = llm_client
         self._train, self._val = ([Task.model_validate(task) for task in self._job[part]] for part in ("train", "val"))
-        tokenizer = HFTokenizer(str(self._job["model"]))
-        self._tokenizer = tokenizer
-        self._padding = min(tokenizer.eos_ids, default=0)
+        self._tokenizer = HFTokenizer(str(self._job["model"]))
+        self._padding = min(self._tokenizer.eos_ids, default=0)
         self._mailbox = mailbox_of(self.run_id)
         self._runners = [self._start(node) for node in _nodes()]
 
@@ -188,7 +187,8 @@ class AjetManager:
     def _start(self, node: str) -> ActorHandle:
         affinity = NodeAffinitySchedulingStrategy(node_id=node, soft=True)
         actor = ray.remote(Runner).options(num_cpus=0, max_concurrency=1024, scheduling_strategy=affinity)
-        return actor.remote(_without_tasks(self._job), self._client, max(1, len(_nodes())))
+        job = {name: value for name, value in self._job.items() if name not in ("train", "val")}  # sent with attempts
+        return actor.remote(job, self._client, max(1, len(_nodes())))
 
     def _replace(self, runner: ActorHandle) -> None:
         """Replace a dead runner by a new one on a live node."""
@@ -200,8 +200,3 @@ class AjetManager:
 
 def _nodes() -> list[str]:
     return [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0]
-
-
-def _without_tasks(job: Mapping[str, object]) -> dict[str, object]:
-    """The job without its tasks, which are sent with the attempts."""
-    return {name: value for name, value in job.items() if name not in ("train", "val")}

@@ -62,14 +62,12 @@ class Runner:
 
     async def run(self, group: Sequence[Attempt], sampling: SamplingOverride | None) -> list[Episode]:
         """The episodes of a group, without requests and responses."""
-        async with self._places(len(group)):
+        # Room for as many groups of a size at once as the node's share of episodes holds.
+        room = asyncio.Semaphore(max(1, self._node.at_once // max(1, len(group))))
+        async with self._rooms.setdefault(len(group), room):
             episodes = await self._node.run(group, sampling)
         self._node.writer.flush()
         return [_without_bodies(episode) for episode in episodes]
-
-    def _places(self, size: int) -> asyncio.Semaphore:
-        """Room for as many groups of a size at once as the node's share of episodes holds."""
-        return self._rooms.setdefault(size, asyncio.Semaphore(max(1, self._node.at_once // max(1, size))))
 
 
 def _without_bodies(episode: Episode) -> Episode:

@@ -190,11 +190,8 @@ class RunningBatch:
         places = table.length[batch]
         ids = table.ids[batch, places].astype(np.int64)[:, None]
         write = self._tensor(batch * self._cache.capacity + places)
-        if dense:
-            # Rows in between that do not run are computed, too; the result is ignored.
-            self._cache.dense(write, slice(first, behind), window)
-        else:
-            self._cache.extend(write, self._tensor(rows), window)
+        # Where dense, rows in between that do not run are computed, too; the result is ignored.
+        self._cache.extend(write, slice(first, behind) if dense else self._tensor(rows), window)
         places_B1 = self._tensor(places[:, None])
         logits = self._forward(self._tensor(ids), places_B1, causal_mask(places_B1, window, self._dtype), None)
         table.length[rows] += 1

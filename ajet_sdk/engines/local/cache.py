@@ -145,11 +145,13 @@ class CacheRows:
         is preferred, since it can be taken over where it lies.
         """
         most = len(prompt) - 1
-        if (last := self._resting_row(session)) is not None:
+        rows = self._sessions.get(session, ())
+        [last] = rows if len(rows) == 1 else [-1]
+        if last >= 0 and self.state[last] == RESTING:
             length = int(self.length[last])
             if 0 < length <= most and np.array_equal(self.ids[last, :length], prompt[:length]):
                 return last, length
-        session_rows = np.fromiter(self._sessions.get(session, ()), dtype=np.int64)
+        session_rows = np.fromiter(rows, dtype=np.int64)
         best, best_shared = -1, 0
         if len(session_rows):
             shared_B = self._shared_lengths(prompt[:most], session_rows)
@@ -163,11 +165,6 @@ class CacheRows:
             if shared_B.max() > best_shared:
                 best, best_shared = int(shared_B.argmax()), int(shared_B.max())
         return (best, best_shared) if best_shared >= min(_SHARE_AT_LEAST, most) else (-1, 0)
-
-    def _resting_row(self, session: str) -> int | None:
-        """The session's one row, where it has no other and that one rests."""
-        rows = self._sessions.get(session, ())
-        return next((row for row in rows if self.state[row] == RESTING), None) if len(rows) == 1 else None
 
     def _shared_lengths(self, ids: npt.NDArray[np.int32], rows: _Index) -> npt.NDArray[np.int64]:
         """How many first tokens each of the rows has in common with `ids`, as far as they are computed."""
@@ -230,17 +227,14 @@ class CacheRows:
 
 def _grow(array: npt.NDArray[D], rows: int, shape: tuple[int, ...]) -> npt.NDArray[D]:
     new = np.zeros(shape, dtype=array.dtype)
-    if array.ndim == 1:
-        new[:rows] = array[:rows]
-    else:
-        new[:rows, : array.shape[1]] = array[:rows]
+    new[(slice(rows), *map(slice, array.shape[1:]))] = array[:rows]
     return new
 
 
 class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
     """A transformers cache whose batch is any choice of its rows.
 
-    `fresh`, `extend` and `dense` say which rows the next forward pass is about, and at which positions it writes.
+    `fresh` and `extend` say which rows the next forward pass is about, and at which positions it writes.
     """
 
     def __init__(self) -> None:
@@ -256,12 +250,8 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         """The next pass begins its rows: tokens see only the tokens of the same pass. `write`: flat places, B * T."""
         self._write, self._read = write, None
 
-    def extend(self, write: torch.Tensor, rows: torch.Tensor, window: int) -> None:
-        """The next pass extends `rows`, and sees their first `window` places."""
-        self._write, self._read, self._window = write, rows, window
-
-    def dense(self, write: torch.Tensor, rows: slice, window: int) -> None:
-        """The next pass extends rows that lie side by side, read in place."""
+    def extend(self, write: torch.Tensor, rows: torch.Tensor | slice, window: int) -> None:
+        """The next pass extends `rows`, and sees their first `window` places; a slice of rows is read in place."""
         self._write, self._read, self._window = write, rows, window
 
     def update(
@@ -273,16 +263,12 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         self._store(keys, key_states)
         self._store(values, value_states)
-        if self._read is None:
-            return key_states, value_states
-        if isinstance(self._read, slice):
-            picked = keys[self._read, : self._window], values[self._read, : self._window]
-        else:
-            picked = (
-                keys[:, : self._window].index_select(0, self._read),
-                values[:, : self._window].index_select(0, self._read),
-            )
-        return picked[0].transpose(1, 2), picked[1].transpose(1, 2)
+        return (key_states, value_states) if self._read is None else (self._seen(keys), self._seen(values))
+
+    def _seen(self, block: torch.Tensor) -> torch.Tensor:
+        """The rows and places that the pass sees."""
+        read, block = self._read, block[:, : self._window]
+        return (block[read] if isinstance(read, slice) else block.index_select(0, read)).transpose(1, 2)
 
     def _block(self, states: torch.Tensor) -> torch.Tensor:
         _, heads, _, size = states.shape

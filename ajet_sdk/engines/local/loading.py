@@ -64,7 +64,7 @@ def load_model(
     check_source(base)
     extra = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
     try:
-        with _no_progress_bar():
+        with no_progress_bar():
             model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, trust_remote_code=trust_remote_code, **extra)
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
         refuse_code(base, error)
@@ -83,7 +83,8 @@ def load_model(
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def no_progress_bar() -> Iterator[None]:
+    """transformers' progress bar would disturb ours."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

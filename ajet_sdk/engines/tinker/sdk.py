@@ -21,7 +21,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -29,6 +28,7 @@ import numpy as np
 from ajet_sdk.addresses import public
 from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.schema import Prices
+from ajet_sdk.engines.http import is_loopback
 from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.engines.tinker.service import Adam, Continued, Datum, Loss, wait
 from ajet_sdk.errors import ConfigError, EngineUnavailable, MissingExtra, TrainingError
@@ -66,7 +66,7 @@ class Session:
         self.url, self.stall = settings.base_url or os.environ.get("TINKER_BASE_URL"), settings.stall_timeout
         self.model, self.rank, self.seed = str(config.model.path), config.model.lora.r, config.trainer_common.seed
         key = api_key(settings.api_key_env)
-        if key is None and not _is_here(self.url):
+        if key is None and not (self.url and is_loopback(self.url)):
             raise ConfigError(f"{settings.api_key_env} (tinker.api_key_env) is not set; it has the service's API key")
         os.environ["TINKER_TELEMETRY"] = str(int(settings.telemetry))  # read as the client is made
         try:
@@ -154,7 +154,8 @@ class Session:
         client = self.rest if self.newer else self.client
         models = self.call("get_server_capabilities", client.get_server_capabilities).supported_models
         known = {str(each.model_name): each for each in models}
-        same = [model] if model in known else [name for name in known if _same_directory(name, model)]
+        here = Path(model).resolve() if Path(model).is_dir() else None
+        same = [model] if model in known else [name for name in known if here and Path(name).resolve() == here]
         if known and not same:
             raise ConfigError(f"model.path: {self.name} has no model {model}; it has {', '.join(known)}")
         name = same[0] if same else model
@@ -222,16 +223,9 @@ class SdkService:
         session.model, self.max_model_len = session.served(session.model)
         if not session.trainable:
             raise ConfigError(f"model.path: {session.name} samples from {session.model}, but does not train it")
-        self._training = self._new()
-
-    def _new(self) -> TrainingClient:
-        session, client = self._session, self._session.client
-        return session.call(
-            "create_model",
-            lambda: client.create_lora_training_client(
-                base_model=session.model, rank=session.rank, seed=session.seed, train_unembed=False
-            ),
-        )
+        adapter = {"base_model": session.model, "rank": session.rank, "seed": session.seed, "train_unembed": False}
+        create = session.client.create_lora_training_client
+        self._training: TrainingClient = session.call("create_model", lambda: create(**adapter))
 
     def forward(self, data: Sequence[Datum]) -> Future[list[Floats]]:
         """Log-probabilities of each datum's targets."""
@@ -427,11 +421,3 @@ def _is_lost(action: str, error: Exception) -> bool:
     """Whether an error says that the session is gone: 410, or 404 to a request to its model."""
     status = {getattr(each, "status_code", None) for each in (error, error.__cause__)}
     return 410 in status or (404 in status and action in _OF_THE_MODEL)
-
-
-def _same_directory(name: str, model: str) -> bool:
-    return Path(model).is_dir() and Path(name).resolve() == Path(model).resolve()
-
-
-def _is_here(url: str | None) -> bool:
-    return url is not None and urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
