@@ -17,7 +17,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -122,12 +122,14 @@ def cluster(
     started = address == LOCAL
     options: dict[str, object] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": False}
     target = address if started else _check_address(address)
-    with _runtime_env(package, hook) as runtime_env:
+    variables = {name: value for name, value in os.environ.items() if _PASSED_VARIABLES.fullmatch(name)}
+    with package.write() if package is not None else nullcontext() as folder:
+        code = {} if folder is None else {"working_dir": str(folder), "worker_process_setup_hook": hook}
         try:
             ray.init(
                 address=target,
                 namespace=namespace,
-                runtime_env=runtime_env,
+                runtime_env={**code, "env_vars": variables},
                 logging_level="ERROR",
                 log_to_driver=not quiet,
                 **(options if started else {}),
@@ -139,20 +141,6 @@ def cluster(
         yield _describe_connection(ray, started=started)
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _runtime_env(package: CodePackage | None, hook: str) -> Iterator[dict[str, object]]:
-    variables = {name: value for name, value in os.environ.items() if _PASSED_VARIABLES.fullmatch(name)}
-    if package is None:
-        yield {"env_vars": variables}
-        return
-    with package.write() as folder:
-        yield {
-            "working_dir": str(folder),
-            "worker_process_setup_hook": hook,
-            "env_vars": variables,
-        }
 
 
 def _import() -> Any:

@@ -8,6 +8,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ajet_sdk.dialects.fields import COMPLETIONS, refuse
@@ -56,19 +57,19 @@ class Chat:
         self._rescored, self._constrains = rescored, constrains
         self.max_model_len = max_model_len or NO_LIMIT
         self._parser = tool_call_parser
-        self._template: ChatTemplate | None = None
         self._warned = False
         """Whether the warning about a template without tools was printed."""
-        self._format: ReplyFormat | None = None
         self._cuts: CutPoints | None = None
         self._tokens: defaultdict[str, dict[str, PromptBuilder]] = defaultdict(dict)
 
-    @property
+    @cached_property
     def format(self) -> ReplyFormat:
         """The template's format of tool calls and reasoning, detected at first use."""
-        if self._format is None:
-            self._format = learn(self.tokenizer, self._parser)
-        return self._format
+        return learn(self.tokenizer, self._parser)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate.of(self.tokenizer.chat_template, self.tokenizer.variables)
 
     def begin(self, ask: Ask) -> Conversation:
         """The request as tokens. Raises RequestRefused, ContextOverflow."""
@@ -111,8 +112,6 @@ class Chat:
 
     def _check_tools(self, messages: Sequence[Mapping[str, object]], tools: Sequence[object]) -> None:
         """Warn once if the template ignores tools. Raises ConfigError if the config requires the template's format."""
-        if self._template is None:
-            self._template = ChatTemplate.of(self.tokenizer.chat_template, self.tokenizer.variables)
         if self._warned or not self._template.in_hermes_form(messages, tools):
             return
         missing = "tool calls or their results" if "calls" in self._template.lacks else "the tools of a request"
@@ -297,6 +296,22 @@ class TokenEngine:
 
     async def aclose(self) -> None:
         await self.sampler.aclose()
+
+
+def room_for_reply(prompt_ids: Sequence[int], sampling: Sampling, model: str, max_model_len: int) -> int:
+    """Most tokens of a reply. Raises RequestRefused, ContextOverflow."""
+    if not len(prompt_ids):
+        raise RequestRefused("the prompt is empty", "prompt")
+    room = max_model_len - len(prompt_ids)
+    if room < 1:
+        raise ContextOverflow(
+            f"the prompt has {len(prompt_ids)} tokens, but {model} takes {max_model_len} including the reply; shorten "
+            "the conversation or raise rollout.max_model_len"
+        )
+    for name, value in (("n", sampling.n), ("max_tokens", sampling.max_tokens)):
+        if value is not None and value < 1:
+            raise RequestRefused(f"{name} must be at least 1 (got {value})", name)
+    return min(room, sampling.max_tokens or room)
 
 
 def refuse_processing(sampling: Sampling) -> None:

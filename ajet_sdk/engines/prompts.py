@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any
 
@@ -121,7 +121,6 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer, cuts: CutPoints | None = None) -> None:
         self._tokenizer = tokenizer
         self._encoder = PieceEncoder(tokenizer, cuts or CutPoints(tokenizer))
-        self._compiled: ChatTemplate | None = None
         self._at = datetime.now()
         self._lock = threading.Lock()
         self._answered: dict[bytes, list[_Call]] = {}
@@ -147,7 +146,7 @@ class PromptBuilder:
         Raises ConfigError where the tokenizer has no chat template, RequestRefused where the template refuses the
         messages (roles out of order, say).
         """
-        template = self._template()
+        template = self._template
         with self._lock:
             request = self._form(template, messages)
             formed, keys = list(request.formed), request.keys
@@ -174,7 +173,6 @@ class PromptBuilder:
 
         A prompt of which several choices were sampled is committed once for each.
         """
-        template = self._template()
         reply = clean(reply_message)
         with self._lock:
             call = prompt.call
@@ -186,17 +184,16 @@ class PromptBuilder:
                 call.text, call.holder, call.side = None, prompt.call, copy.copy(call.side)
             call.output_ids = output_ids if isinstance(output_ids, array) else array("i", output_ids)
             call.decoded = self._tokenizer.decode(list(call.output_ids))
-            call.formed_reply = template.form_cleaned(reply)
+            call.formed_reply = self._template.form_cleaned(reply)
             call.side.reply, call.side.stop = reply, stop
             key = _key(call.keys[-1] if call.keys else b"", reply)
             self._answered.setdefault(key, []).append(call)
             self._seen.update(dict.fromkeys([*call.keys, key], call))
             self._last = call
 
+    @cached_property
     def _template(self) -> ChatTemplate:
-        if self._compiled is None:
-            self._compiled = ChatTemplate.of(self._tokenizer.chat_template, self._tokenizer.variables)
-        return self._compiled
+        return ChatTemplate.of(self._tokenizer.chat_template, self._tokenizer.variables)
 
     def _known(self, tools: Sequence[Mapping[str, object]] | None) -> list[Shown] | None:
         """The tools, as of the last request where they are the same: a template's spelling of them is kept."""
@@ -291,7 +288,7 @@ class PromptBuilder:
             return None
         last = self._tokenizer.decode(list(old.output_ids[-1:]))
         texts = Texts(old.text_of_prompt() + old.sampled, text, old.size, last)
-        return explain(old.side, call.side, texts, self._template())[0]
+        return explain(old.side, call.side, texts, self._template)[0]
 
 
 def _copy(value: object) -> Any:

@@ -18,7 +18,7 @@ from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.engines.reply_schema import tool_calls_fault
 from ajet_sdk.errors import EngineError
 from ajet_sdk.protocols import Answer, Ask, Engine, Sampled, Tokenizer
-from ajet_sdk.tokens.probing import renderer
+from ajet_sdk.tokens.template import ChatTemplate
 
 Reply = str | Mapping[str, object]
 Replies = Callable[[Ask], Any] | Sequence[Reply]
@@ -166,8 +166,9 @@ class ScriptedEngine:
 
     def _spelt(self, message: Mapping[str, object]) -> str:
         """An assistant message as the template writes it after its generation prompt."""
-        render, user = renderer(self.tokenizer), {"role": "user", "content": "-"}
-        head, whole = render([user], None, generate=True), render([user, {"role": "assistant", **message}])
+        template = ChatTemplate.of(self.tokenizer.chat_template, self.tokenizer.variables)
+        turns = [template.form(m) for m in ({"role": "user", "content": "-"}, {"role": "assistant", **message})]
+        head, whole = template.render(turns[:1]), template.render(turns, add_generation_prompt=False)
         if not whole.startswith(head):
             raise EngineError("this template drops its generation prompt; write scripted replies as strings")
         text = whole[len(head) :]

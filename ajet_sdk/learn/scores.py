@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -91,9 +91,15 @@ class Tally:
         total, count = self._sums.get(name, (torch.zeros((), device=values.device), 0))
         self._sums[name] = (total + values.sum(), count + values.numel())
 
-    def maximum(self, name: str, values: torch.Tensor) -> None:
-        top = values.max()
-        self._maxima[name] = torch.maximum(self._maxima[name], top) if name in self._maxima else top
+    def add_all(self, seen: Mapping[str, torch.Tensor], *, first: bool) -> None:
+        """Add what a loss logs. The gap is that of a step's first update: later ones compare two different policies."""
+        for name, values in seen.items():
+            if name != "gap":
+                self.add(name, values)
+            elif first:
+                self.add("logprob_gap_mean", values)
+                top, name = values.max(), "logprob_gap_max"
+                self._maxima[name] = torch.maximum(self._maxima[name], top) if name in self._maxima else top
 
     def means(self) -> dict[str, float]:
         means = {name: float(total) / max(1, count) for name, (total, count) in self._sums.items()}

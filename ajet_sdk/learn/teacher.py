@@ -27,9 +27,10 @@ from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.errors import ConfigError, EngineError, RequestRefused
 from ajet_sdk.learn.activations import tokens_of_a_pass
-from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_inputs, trained_positions
+from ajet_sdk.learn.batches import MicroBatch, trained_positions
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.modes import policy_pass
+from ajet_sdk.learn.trainer import batches_of, logprobs_of
 from ajet_sdk.learn.trees import shares_prefixes
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.samples.build import Batch
@@ -136,21 +137,13 @@ class LocalTeacher:
         return await asyncio.to_thread(self._logprobs, samples, sampling)
 
     def _logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
-        logprobs: list[Floats] = [np.zeros(0, np.float32)] * len(samples)
         device = next(self.model.parameters()).device
-        inputs = [trained_inputs(sample) for sample in samples]
-        for group in micro_batches(inputs, self._tokens, share=self._shares):
-            members = [samples[i] for i in group.members]
-            batch = collate(members, sampling, device, self._tokenizer, group.row_sizes)
-            with torch.no_grad():
-                support_MV = None if batch.limits is None else self._support(batch)
-                scored_N = score(self.model, batch, entropy=False, support_MV=support_MV).logprobs_N
-                scored_N = scored_N.float().cpu().numpy()
-            begin = 0
-            for i in group.members:
-                end = begin + len(trained_positions(samples[i]))
-                logprobs[i], begin = scored_N[begin:end], end
-        return logprobs
+        batches = batches_of(samples, sampling, self._tokens, device, self._tokenizer, share=self._shares)
+        return [values.float().cpu().numpy() for values in logprobs_of(samples, batches, self._score)]
+
+    def _score(self, batch: MicroBatch) -> torch.Tensor:
+        support_MV = None if batch.limits is None else self._support(batch)
+        return score(self.model, batch, entropy=False, support_MV=support_MV).logprobs_N
 
     def _support(self, batch: MicroBatch) -> torch.Tensor:
         """Mask of the tokens that the student could draw, padded to the teacher's vocabulary."""

@@ -114,6 +114,37 @@ class TrainerSettings:
         return [[index for unit in order[i::number] for index in unit] for i in range(number)]
 
 
+def batches_of(
+    samples: Sequence[Sample],
+    sampling: Sampling | Mapping[str, Sampling],
+    tokens: int,
+    device: torch.device,
+    tokenizer: Tokenizer | None,
+    together: Sequence[Sequence[int]] | None = None,
+    *,
+    share: bool,
+) -> Iterator[tuple[list[int], MicroBatch]]:
+    """Micro-batches of at most `tokens`, each with the positions of its samples; see `micro_batches` and `collate`."""
+    for group in micro_batches([trained_inputs(sample) for sample in samples], tokens, together, share=share):
+        members = [samples[i] for i in group.members]
+        yield group.members, collate(members, sampling, device, tokenizer, group.row_sizes)
+
+
+def logprobs_of(
+    samples: Sequence[Sample],
+    batches: Iterator[tuple[list[int], MicroBatch]],
+    score_N: Callable[[MicroBatch], torch.Tensor],
+) -> list[torch.Tensor]:
+    """Log-probabilities of each sample's trained tokens, in order, as `score_N` gives them for a micro-batch."""
+    logprobs = [torch.empty(0)] * len(samples)
+    for members, batch in batches:
+        counts = [len(trained_positions(samples[i])) for i in members]
+        with torch.no_grad():
+            for i, values in zip(members, score_N(batch).split(counts), strict=True):
+                logprobs[i] = values
+    return logprobs
+
+
 def trainable_parameters(model: PreTrainedModel) -> list[torch.nn.Parameter]:
     """The parameters that training moves: all of a full model, the adapter's of a LoRA model."""
     return [p for p in model.parameters() if p.requires_grad]
@@ -213,7 +244,8 @@ class Trainer:
         update, whose own pass gives them, and where the loss asks for none."""
         if self.settings.loss.ratio_base != "trainer" or self.settings.updates_of(samples) == 1:
             return None
-        return self._logprobs(samples, sampling, lambda batch: score(self.model, batch, entropy=False).logprobs_N)
+        batches = self._batches(samples, sampling)
+        return logprobs_of(samples, batches, lambda batch: score(self.model, batch, entropy=False).logprobs_N)
 
     def reference_logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[torch.Tensor]:
         """Log-probabilities of each sample's trained tokens under the first model, limited as the policy was."""
@@ -223,21 +255,7 @@ class Trainer:
             return self._reference_logprobs(batch, support_MV)
 
         with policy_pass(self.model):
-            return self._logprobs(samples, sampling, reference)
-
-    def _logprobs(
-        self,
-        samples: Sequence[Sample],
-        sampling: Sampling | Mapping[str, Sampling],
-        score_N: Callable[[MicroBatch], torch.Tensor],
-    ) -> list[torch.Tensor]:
-        logprobs = [torch.empty(0)] * len(samples)
-        for members, batch in self._batches(samples, sampling):
-            counts = [len(trained_positions(samples[i])) for i in members]
-            with torch.no_grad():
-                for i, values in zip(members, score_N(batch).split(counts), strict=True):
-                    logprobs[i] = values
-        return logprobs
+            return logprobs_of(samples, self._batches(samples, sampling), reference)
 
     def _batches(
         self,
@@ -245,11 +263,8 @@ class Trainer:
         sampling: Sampling | Mapping[str, Sampling],
         together: Sequence[Sequence[int]] | None = None,
     ) -> Iterator[tuple[list[int], MicroBatch]]:
-        """Micro-batches, each with the positions of its samples."""
-        inputs = [trained_inputs(sample) for sample in samples]
-        for group in micro_batches(inputs, self.micro_batch_tokens, together, share=self._shares):
-            members = [samples[i] for i in group.members]
-            yield group.members, collate(members, sampling, self.device, self.tokenizer, group.row_sizes)
+        tokens, share = self.micro_batch_tokens, self._shares
+        return batches_of(samples, sampling, tokens, self.device, self.tokenizer, together, share=share)
 
     def _update(
         self,
@@ -309,12 +324,7 @@ class Trainer:
         share = loss.sum() / pairs if batch.weights_N is None else (loss * batch.weights_N).sum()
         share.backward()
         self._gather()
-        gap_N = seen.pop("gap", None)
-        if first and gap_N is not None:  # later updates compare two different policies
-            tally.add("logprob_gap_mean", gap_N)
-            tally.maximum("logprob_gap_max", gap_N)
-        for name, value_N in seen.items():
-            tally.add(name, value_N)
+        tally.add_all(seen, first=first)
         entropy_N = scored.entropy_N
         return share.detach(), Scored(scored.logprobs_N.detach(), None if entropy_N is None else entropy_N.detach())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,9 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.tokens.formats import ID, PARSERS, CallFormat, Pairs, ReplyFormat, json_at, named
 from ajet_sdk.tokens.template import ChatTemplate
-from ajet_sdk.types import Json
 
 NAME, OTHER, KEY, KEY_2, VALUE, NUMBER = "zqname", "zqother", "zqkey", "zqsecond", "zqvalue", 70707
 TEXT, REASON = "zqtext", "zqreason"
-
-Render = Callable[..., str]
 
 _BY_TEMPLATE = ("auto", "template")
 """Values of `model.tool_call_parser` with which the format is learnt."""
@@ -60,16 +57,6 @@ def call_id(prompt_ids: Sequence[int], output_ids: Sequence[int], choice: int, i
     number = int.from_bytes(digest.digest(), "big")
     letters = "0123456789abcdefghijklmnopqrstuvwxyz"
     return "".join(letters[number // 36**i % 36] for i in range(9))
-
-
-def renderer(tokenizer: Tokenizer) -> Render:
-    """`render(messages, tools=None, generate=False)` of the tokenizer's template."""
-    template = ChatTemplate.of(tokenizer.chat_template, tokenizer.variables)
-
-    def render(messages: list[Json], tools: list[Any] | None = None, generate: bool = False) -> str:
-        return template.render([template.form(m) for m in messages], tools, add_generation_prompt=generate)
-
-    return render
 
 
 class _Probe:

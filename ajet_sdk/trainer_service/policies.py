@@ -15,14 +15,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ajet_sdk.engines.local.forward import vocabulary
-from ajet_sdk.engines.local.loading import load_model
-from ajet_sdk.errors import CheckpointError, MissingExtra, RequestRefused, TrainingError
+from ajet_sdk.engines.local.loading import add_adapter, load_model
+from ajet_sdk.errors import CheckpointError, RequestRefused, TrainingError
 from ajet_sdk.learn.activations import tokens_of_a_pass
 from ajet_sdk.learn.batches import MicroBatch, logit_rows, micro_batches
 from ajet_sdk.learn.checkpoint import read_weights, save_model
@@ -89,25 +89,16 @@ class BaseModel:
         return module if lora is None else self._with_adapter(module, lora)
 
     def _with_adapter(self, module: PreTrainedModel, lora: Lora) -> PreTrainedModel:
-        try:
-            import peft
-        except ImportError as error:
-            raise MissingExtra("peft", "local") from error
         chosen = {"attn": lora.train_attn, "mlp": lora.train_mlp, "unembed": lora.train_unembed}
         targets = sorted({name for kind, names in self._kinds.items() if chosen[kind] for name in names})
         if not targets:
             raise RequestRefused("the LoRA changes no layer; set one of train_attn, train_mlp and train_unembed")
         devices = [module.device] if module.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)  # nothing is merged here
             if lora.seed is not None:
                 torch.manual_seed(lora.seed)
-            adapted: Any = peft.get_peft_model(
-                module,
-                peft.LoraConfig(task_type="CAUSAL_LM", r=lora.rank, lora_alpha=_ALPHA, target_modules=targets),
-            ).eval()
-            return cast("PreTrainedModel", adapted)
+            return add_adapter(module, lora.rank, _ALPHA, targets).eval()
 
     def sampling_module(self, path: Path | None) -> PreTrainedModel:
         """A module with the adapter saved in `path`, or the base model."""

@@ -234,7 +234,9 @@ def _grow(array: npt.NDArray[D], rows: int, shape: tuple[int, ...]) -> npt.NDArr
 class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
     """A transformers cache whose batch is any choice of its rows.
 
-    `fresh` and `extend` say which rows the next forward pass is about, and at which positions it writes.
+    `fresh` and `extend` say which rows the next forward pass is about, and at which positions it writes. It has no
+    layers of transformers' own, so it is empty where a mask is built: a fresh pass has a plain causal mask, and the
+    others bring their own.
     """
 
     def __init__(self) -> None:
@@ -302,26 +304,3 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
     def bytes_per_token(self) -> int:
         """Bytes per token and row, over all layers; 0 before the first pass."""
         return sum(b.element_size() * b.shape[2] * b.shape[3] for b in (*self._keys, *self._values))
-
-    # What transformers asks of a cache when it builds a mask: a fresh pass has a plain causal mask, and the others
-    # bring their own.
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return 0
-
-    @property
-    def is_compileable(self) -> bool:
-        return False
-
-    @property
-    def is_sliding(self) -> list[bool]:
-        return []
-
-    @property
-    def is_initialized(self) -> bool:
-        return bool(self._keys)

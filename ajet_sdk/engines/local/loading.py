@@ -74,7 +74,8 @@ def load_model(
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft reads it
             model = _peft().PeftModel.from_pretrained(model, str(path), is_trainable=lora is not None)
     elif lora is not None and lora.enabled:
-        model = _with_lora(model, lora)
+        targets = lora.target_modules
+        model = add_adapter(model, lora.r, lora.alpha, targets if isinstance(targets, str) else list(targets))
     if target.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and model.num_parameters() < _SMALL:
         torch.set_num_threads(1)
     if products != kind:
@@ -110,15 +111,10 @@ def _peft() -> ModuleType:
     return module
 
 
-def _with_lora(model: PreTrainedModel, lora: Lora) -> PreTrainedModel:
+def add_adapter(model: PreTrainedModel, rank: int, alpha: float, targets: str | list[str]) -> PreTrainedModel:
+    """The model with a new LoRA adapter to train. Raises MissingExtra."""
     peft = _peft()
-    targets = lora.target_modules
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        target_modules=targets if isinstance(targets, str) else list(targets),
-    )
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=targets)
     with warnings.catch_warnings():  # peft uses names that transformers will take away
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         return peft.get_peft_model(model, config)

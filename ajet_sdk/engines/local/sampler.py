@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ajet_sdk.engines.chat import room_for_reply
 from ajet_sdk.engines.local.batch import RunningBatch
 from ajet_sdk.engines.local.forward import UnsupportedModel, check_rope, vocabulary
 from ajet_sdk.engines.local.logits import processors
 from ajet_sdk.engines.local.requests import Continuation, SamplingRequest, StopWatch, mix
 from ajet_sdk.engines.local.single import SingleConversation
 from ajet_sdk.engines.loop_calls import LoopCalls
-from ajet_sdk.errors import ContextOverflow, EngineUnavailable, RequestRefused
+from ajet_sdk.errors import EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Sampled, Sampling, SamplingCancelled, Tokenizer
 
 if TYPE_CHECKING:
@@ -118,27 +119,15 @@ class LocalSampler:
 
     def _request(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> SamplingRequest:
         prompt = np.asarray(prompt_ids, dtype=np.int32)
-        if not len(prompt):
-            raise RequestRefused("the prompt is empty", "prompt")
+        max_new = room_for_reply(prompt_ids, sampling, self.model, self.max_model_len)
         if prompt.view(np.uint32).max() >= self._vocabulary:  # a negative one is large
             raise RequestRefused(f"token ids of the prompt must be less than the model's {self._vocabulary}", "prompt")
-        room = self.max_model_len - len(prompt)
-        if room < 1:
-            raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens, but {self.model} takes {self.max_model_len} including the "
-                "reply; shorten the conversation or raise rollout.max_model_len"
-            )
-        if sampling.n < 1:
-            raise RequestRefused(f"n must be at least 1 (got {sampling.n})", "n")
-        if sampling.max_tokens is not None and sampling.max_tokens < 1:
-            raise RequestRefused(f"max_tokens must be at least 1 (got {sampling.max_tokens})", "max_tokens")
         if any(not 0 <= token < self._vocabulary for token, _ in sampling.logit_bias):
             raise RequestRefused(
                 f"token ids in logit_bias must be less than the model's {self._vocabulary}", "logit_bias"
             )
         seed = mix(self._seed, next(self._ordinal)) if sampling.seed is None else sampling.seed
         loop = asyncio.get_running_loop()
-        max_new = min(room, sampling.max_tokens or room)
         request = SamplingRequest(prompt, sampling, session, seed, max_new, loop, loop.create_future())
         for i in range(sampling.n):
             watched = sampling.stop or sampling.stop_token_ids or sampling.ignore_eos

@@ -7,8 +7,9 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 
 from ajet_sdk.dialects.finish import finish_of
+from ajet_sdk.engines.chat import room_for_reply
 from ajet_sdk.engines.reply_schema import ReplyChoice, read_reply
-from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
+from ajet_sdk.errors import EngineError, EngineUnavailable
 from ajet_sdk.protocols import Sampled, Sampling
 
 _ID = "token_id:"
@@ -29,24 +30,14 @@ def request_body(
     `sampling.n` is. Raises ContextOverflow, RequestRefused.
     """
     prompt = [int(i) for i in prompt_ids]
-    if not prompt:
-        raise RequestRefused("the prompt is empty", "prompt")
-    room = max_model_len - len(prompt)
-    if room < 1:
-        raise ContextOverflow(
-            f"the prompt has {len(prompt)} tokens, but {model} takes {max_model_len} including the reply; shorten "
-            "the conversation or raise rollout.max_model_len"
-        )
-    for name, value in (("n", sampling.n), ("max_tokens", sampling.max_tokens)):
-        if value is not None and value < 1:
-            raise RequestRefused(f"{name} must be at least 1 (got {value})", name)
+    room = room_for_reply(prompt, sampling, model, max_model_len)
     greedy = sampling.temperature == 0
     # Scrambled, for vLLM seeds choice i of a request with seed + i: seeds in a row would repeat each other.
     seed = random.Random(drawn_from if sampling.seed is None else sampling.seed).getrandbits(62)
     return {
         "model": model,
         "prompt": prompt,
-        "max_tokens": min(room, sampling.max_tokens or room),
+        "max_tokens": room,
         "temperature": sampling.temperature,
         "top_p": 1.0 if greedy else sampling.top_p,
         "top_k": -1 if greedy or sampling.top_k < 1 else sampling.top_k,

@@ -211,12 +211,7 @@ class TinkerTrainer:
             )
         total.backward()
         tally.add("loss", total.detach())
-        gap_N = seen.pop("gap", None)
-        if first and gap_N is not None:
-            tally.add("logprob_gap_mean", gap_N)
-            tally.maximum("logprob_gap_max", gap_N)
-        for name, value_N in seen.items():
-            tally.add(name, value_N)
+        tally.add_all(seen, first=first)
         assert new_N.grad is not None
         ends = np.cumsum([len(at) for at in share.at])[:-1]
         return np.split(new_N.grad.numpy(), ends)
