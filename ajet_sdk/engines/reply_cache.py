@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import json
 import sqlite3
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -29,14 +30,12 @@ class ReplyCache:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")
             self._file.execute("CREATE TABLE IF NOT EXISTS replies(key TEXT PRIMARY KEY, texts TEXT NOT NULL)")
-        except (sqlite3.Error, OSError) as error:
-            raise self._explain(error) from error
 
     @staticmethod
     def key(request: Mapping[str, object]) -> str:
@@ -45,28 +44,28 @@ class ReplyCache:
 
     def get(self, key: str) -> list[str] | str | None:
         """The texts; a string is why the request failed, where that was kept; None where nothing is."""
-        try:
+        with self._explained():
             row = self._file.execute("SELECT texts FROM replies WHERE key = ?", (key,)).fetchone()
-        except sqlite3.Error as error:
-            raise self._explain(error) from error
         texts = None if row is None else json.loads(row[0])
         return texts if isinstance(texts, list | str) else None
 
     def put(self, key: str, texts: list[str] | str) -> None:
-        try:
+        with self._explained():
             self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, json.dumps(texts)))
-        except sqlite3.Error as error:
-            raise self._explain(error) from error
 
     def close(self) -> None:
         self._file.close()
 
-    def _explain(self, error: Exception) -> CacheError:
-        why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        return CacheError(
-            f"cannot store replies in {self.path}: {why}. Earlier replies are intact: free some disk space and "
-            "continue with --resume"
-        )
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            raise CacheError(
+                f"cannot store replies in {self.path}: {why}. Earlier replies are intact: free some disk space and "
+                "continue with --resume"
+            ) from error
 
 
 class _Abandoned(Exception):

@@ -84,8 +84,7 @@ def save(
     directory.mkdir(parents=True, exist_ok=True)
     target = step_directory(directory, progress.step)
     fresh = directory / f".{target.name}.{os.getpid()}"
-    if fresh.exists():
-        shutil.rmtree(fresh)
+    shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     write(fresh)
     (fresh / STATE).write_text(json.dumps(asdict(progress), indent=1))
@@ -152,8 +151,7 @@ def read_trainer(path: Path, trainer: Trainer) -> None:
 def export(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Write a Hugging Face checkpoint; a LoRA model is merged, with its adapter in `adapter/`."""
     fresh = directory.with_name(f".{directory.name}.{os.getpid()}")
-    if fresh.exists():
-        shutil.rmtree(fresh)
+    shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     if hasattr(model, "merge_adapter"):
         save_model(model, fresh / "adapter")
@@ -209,12 +207,9 @@ def read_weights(path: Path, model: PreTrainedModel) -> None:
 
 def replace(fresh: Path, target: Path) -> None:
     """Rename a finished directory to its target; an existing one is moved aside first."""
+    aside = target.with_name(f".{target.name}.old")
     if target.exists():
-        aside = target.with_name(f".{target.name}.old")
-        if aside.exists():
-            shutil.rmtree(aside)
+        shutil.rmtree(aside, ignore_errors=True)
         target.rename(aside)
-        fresh.rename(target)
-        shutil.rmtree(aside)
-    else:
-        fresh.rename(target)
+    fresh.rename(target)
+    shutil.rmtree(aside, ignore_errors=True)

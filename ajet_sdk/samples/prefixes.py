@@ -180,7 +180,11 @@ class PrefixIndex:
 
     def add(self, call: Call) -> Call:
         """Add a call. Returns it with its place."""
-        return call.model_copy(update=self.find(call)[0]._asdict())
+        return call.model_copy(update=self.place(call)._asdict())
+
+    def place(self, call: Call) -> CallPlace:
+        """Find the place of a call, and add the call."""
+        return self.find(call)[0]
 
     def find(self, call: Call, engine_ids: array[int] | None = None) -> tuple[CallPlace, IdRun | None]:
         """Find the place of a call, and add the call. Its prompt is the first ids of the run.

@@ -242,12 +242,7 @@ def _decode_texts(old: _Node, new: _Node, at: int, decode: Decode) -> Texts:
     prompt = decode(old.prompt[start:].tolist())
     old_text = decode(np.concatenate((old.prompt, old.output))[start:].tolist())
     new_text = decode(new.prompt[start : old.end + 1024].tolist())
-    return Texts(
-        old_text,
-        new_text,
-        min(len(prompt), len(old_text)),
-        decode(old.output[-1:].tolist()),
-    )
+    return Texts(old_text, new_text, min(len(prompt), len(old_text)), decode(old.output[-1:].tolist()))
 
 
 class _History:

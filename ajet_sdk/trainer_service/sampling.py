@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ajet_sdk.dialects.json import Json
 from ajet_sdk.engines.local.sampler import LocalSampler
@@ -15,36 +16,20 @@ from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.trainer_service.data import sample_result
 from ajet_sdk.trainer_service.policies import BaseModel, prompt_scores
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _LOADED = 4
 """Maximum sets of weights that stay loaded."""
 
 
-class _Weights:
-    """Weights ready to sample from, and a second module over them for the scores of prompts."""
-
-    def __init__(
-        self, base: BaseModel, tokenizer: Tokenizer, path: Path | None, seed: int, deterministic: bool
-    ) -> None:
-        self.module = base.sampling_module(path)
-        self.sampler = LocalSampler(
-            self.module,
-            tokenizer,
-            model_name="the policy",
-            max_model_len=base.max_model_len,
-            seed=seed,
-            deterministic=deterministic,
-            policy_version=None,
-            apart=True,
-        )
-        self.scoring = asyncio.Lock()
-
-
 class _Slot:
-    """Weights that are loaded or loading, and the number of requests that use them."""
+    """Weights that are loaded or loading: what samples, and a module for the scores of prompts, for one at a time."""
 
-    def __init__(self, loading: Awaitable[_Weights]) -> None:
-        self.loading = asyncio.ensure_future(loading)
+    def __init__(self, loading: Coroutine[object, None, tuple[LocalSampler, PreTrainedModel]]) -> None:
+        self.loading, self.scoring = asyncio.ensure_future(loading), asyncio.Lock()
         self.users = 0
+        """Requests that use them."""
 
 
 class Samplers:
@@ -69,41 +54,55 @@ class Samplers:
         last = body.get("prompt_logprobs_last_n")
         if last is not None and not 1 <= last < len(prompt):
             raise RequestRefused(f"prompt_logprobs_last_n must be between 1 and {len(prompt) - 1} (got {last})")
-        async with self._use(path) as weights:
-            scores = None
-            sampled = await weights.sampler.sample(prompt, sampling, "")  # checks the prompt's ids and length
+        async with self._use(path) as slot:
+            scores, (sampler, module) = None, slot.loading.result()
+            sampled = await sampler.sample(prompt, sampling, "")  # checks the prompt's ids and length
             if body.get("prompt_logprobs") or body.get("topk_prompt_logprobs"):
                 top = min(int(body.get("topk_prompt_logprobs") or 0), self._base.vocabulary)
-                async with weights.scoring:
-                    scores = await asyncio.to_thread(prompt_scores, self._base, weights.module, prompt, top, last)
+                async with slot.scoring:
+                    scores = await asyncio.to_thread(prompt_scores, self._base, module, prompt, top, last)
         return sample_result(sampled, scores)
 
     @asynccontextmanager
-    async def _use(self, path: Path | None) -> AsyncIterator[_Weights]:
+    async def _use(self, path: Path | None) -> AsyncIterator[_Slot]:
         if path not in self._slots:
-            self._slots[path] = _Slot(asyncio.to_thread(_Weights, self._base, self._tokenizer, path, *self._how))
+            self._slots[path] = _Slot(asyncio.to_thread(self._load, path))
         slot = self._slots[path]
         self._slots.move_to_end(path)
         slot.users += 1
         try:
-            weights = await asyncio.shield(slot.loading)
-            await self._unload(_LOADED)
-            yield weights
+            await asyncio.shield(slot.loading)
+            await self._unload()
+            yield slot
         finally:
             slot.users -= 1
             if slot.loading.done() and slot.loading.exception() is not None:
                 self._slots.pop(path, None)
 
-    async def _unload(self, keep: int) -> None:
+    def _load(self, path: Path | None) -> tuple[LocalSampler, PreTrainedModel]:
+        module, (seed, deterministic) = self._base.sampling_module(path), self._how
+        sampler = LocalSampler(
+            module,
+            self._tokenizer,
+            model_name="the policy",
+            max_model_len=self._base.max_model_len,
+            seed=seed,
+            deterministic=deterministic,
+            policy_version=None,
+            apart=True,
+        )
+        return sampler, module
+
+    async def _unload(self) -> None:
         idle = [path for path, slot in self._slots.items() if not slot.users and slot.loading.done()]
-        for slot in [self._slots.pop(path) for path in idle[: max(0, len(self._slots) - keep)]]:
-            await slot.loading.result().sampler.aclose()
+        for slot in [self._slots.pop(path) for path in idle[: max(0, len(self._slots) - _LOADED)]]:
+            await slot.loading.result()[0].aclose()
 
     async def aclose(self) -> None:
         """Unload all; running requests fail."""
         for slot in self._slots.values():
             if slot.loading.done() and slot.loading.exception() is None:
-                await slot.loading.result().sampler.aclose()
+                await slot.loading.result()[0].aclose()
 
 
 def _prompt(body: Json) -> list[int]:

@@ -151,10 +151,9 @@ class Service:
             if (event := run.done.pop(entry.seq, None)) is not None:
                 event.set()
         run.used = time.monotonic()
-        idle = [
-            each for each in self._runs.values() if each.policy and not each.waiting and not each.policy.has_gradient
-        ]
-        for least_used in sorted(idle, key=lambda each: each.used)[:-_IN_MEMORY]:
+        runs = sorted(self._runs.values(), key=lambda each: each.used)
+        idle = [each for each in runs if each.policy and not each.waiting and not each.policy.has_gradient]
+        for least_used in idle[:-_IN_MEMORY]:
             least_used.policy = None
 
     async def _do(self, run: _Run, entry: Entry, replied: bool) -> None:
@@ -201,13 +200,10 @@ class Service:
                 )
             adam = adam_of(body.get("adam_params") or _no_other_optimiser(body.get("optimizer_params")))
             norm = policy.step(adam)
-            return self._keep(run, entry.seq), Reply.json(
-                type=STEP, metrics={"grad_norm": norm, "learning_rate": adam.learning_rate}
-            )
-        path, session = (
-            self.checkpoints.save(run.policy_id, policy, entry.kind, body),
-            body.get("sampling_session_seq_id"),
-        )
+            metrics = {"grad_norm": norm, "learning_rate": adam.learning_rate}
+            return self._keep(run, entry.seq), Reply.json(type=STEP, metrics=metrics)
+        session = body.get("sampling_session_seq_id")
+        path = self.checkpoints.save(run.policy_id, policy, entry.kind, body)
         more = {} if session is None else {"sampling_session_id": f"{run.session_id}:sample:{session}"}
         return None, Reply.json(type=entry.kind, path=path, **more)
 

@@ -102,7 +102,7 @@ def extended(call: Call, others: Sequence[Call]) -> str | None:
 def test_a_call_extends_the_longest_earlier_call_that_is_wholly_its_prefix(calls: list[Call]) -> None:
     index = PrefixIndex()
     for i, call in enumerate(calls):
-        assert index.find(call)[0].extends_call_id == extended(call, calls[:i])
+        assert index.place(call).extends_call_id == extended(call, calls[:i])
 
 
 @given(episodes())

@@ -227,13 +227,12 @@ class Rollouts:
         return self.begin(chosen, size, training_sampling(self.job.config), "train", step, first=len(groups))
 
     def begin(
-        self, tasks: Sequence[Task], repeats: int, sampling: SamplingOverride | None, purpose: str, step: int,
-        first: int = 0,
-    ) -> Rollout:  # fmt: skip
-        """Begin `repeats` attempts at each task in or after a step; see `attempts_of`."""
+        self, tasks: Sequence[Task], repeats: int, how: SamplingOverride | None, purpose: str, step: int, first: int = 0
+    ) -> Rollout:
+        """Begin `repeats` attempts at each task in or after a step, sampled as `how` says; see `attempts_of`."""
         run_id, seed = self.job.run_id, self.job.config.trainer_common.seed
         attempts = attempts_of(tasks, repeats, run_id=run_id, step=step, purpose=purpose, seed=seed, first=first)
-        return Rollout(self, attempts, sampling)
+        return Rollout(self, attempts, how)
 
     async def make_trials(self, step: int, attempts: Sequence[Attempt]) -> list[Episode]:
         """Attempt candidate tasks after a step. Nothing is trained; the episodes are on disk when it returns."""

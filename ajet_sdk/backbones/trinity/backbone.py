@@ -16,11 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.backbones.shared.driver import (
-    ClusterRun,
-    check_installed,
-    open_run,
-)
+from ajet_sdk.backbones.shared.driver import ClusterRun, check_installed, open_run
 from ajet_sdk.backbones.shared.node import serialize_job
 from ajet_sdk.backbones.shared.progress import Progress
 from ajet_sdk.backbones.shared.steps import Rollouts, resume_at, saved_step
@@ -108,10 +104,9 @@ class _Run(ClusterRun):
             if not self.cpu:
                 return await self._on_cluster(place, val, trained)
             log, rollout = self.job.directory / "logs" / f"{self.job.run_id}-learner.log", self.config.rollout
-            async with run_learner(
-                place.model, _state(place), log, temperature=rollout.temperature, max_model_len=rollout.max_model_len,
-                seed=self.config.trainer_common.seed,
-            ) as learner:  # fmt: skip
+            heat, length, seed = rollout.temperature, rollout.max_model_len, self.config.trainer_common.seed
+            running = run_learner(place.model, _state(place), log, temperature=heat, max_model_len=length, seed=seed)
+            async with running as learner:
                 return await learner.beside(self._on_cluster(place, val, trained))
 
     async def _on_cluster(self, place: TrinityPlace, val: Sequence[Task], trained: bool) -> Any:

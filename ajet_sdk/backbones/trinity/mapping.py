@@ -92,10 +92,7 @@ def to_trinity(config: Config, place: TrinityPlace) -> dict[str, object]:
             "sync_interval": 1,
             "sync_timeout": 3600,
         },
-        "monitor": {
-            "monitor_type": f"{_HERE}.plugins.DriverMonitor",
-            "monitor_args": {"run_id": place.run_id},
-        },
+        "monitor": {"monitor_type": f"{_HERE}.plugins.DriverMonitor", "monitor_args": {"run_id": place.run_id}},
     }
     whole = merge_root(computed, config, "trinity", _OURS)
     _bound_staleness(whole, config)

@@ -18,11 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.backbones.shared.driver import (
-    ClusterRun,
-    check_installed,
-    open_run,
-)
+from ajet_sdk.backbones.shared.driver import ClusterRun, check_installed, open_run
 from ajet_sdk.backbones.shared.failure import failure_of
 from ajet_sdk.backbones.shared.progress import Progress
 from ajet_sdk.backbones.shared.steps import resume_at, saved_step

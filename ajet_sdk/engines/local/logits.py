@@ -7,9 +7,8 @@ and top_p (`requests.draw`, `losses.score`). Shapes: K rows, V the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +18,13 @@ from ajet_sdk.errors import EngineError
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.tokens.matching import Matcher
 
+LogitsProcessor = Callable[[torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor]
+"""Changes the logits of one reply: (logits_KV, output_ids, places_K) to logits with those of forbidden tokens at -inf.
 
-class LogitsProcessor(Protocol):
-    """Changes the logits of one reply. A new one is made for each reply that is sampled or scored."""
-
-    def __call__(self, logits_KV: torch.Tensor, output_ids: Sequence[int], places_K: Sequence[int]) -> torch.Tensor:
-        """The logits with those of forbidden tokens at -inf.
-
-        Row k predicts token `places_K[k]` of the reply, whose tokens before it are `output_ids[: places_K[k]]`. Places
-        rise, within a call and from call to call, so that state may be kept.
-        """
-        ...
+A new one is made for each reply that is sampled or scored. Row k predicts token `places_K[k]` of the reply, whose
+tokens before it are `output_ids[: places_K[k]]`. Places rise, within a call and from call to call, so that state may be
+kept.
+"""
 
 
 def processors(sampling: Sampling, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> tuple[LogitsProcessor, ...]:
@@ -49,10 +44,7 @@ def processors(sampling: Sampling, prompt_ids: Sequence[int], tokenizer: Tokeniz
 
 
 def process(
-    logits_KV: torch.Tensor,
-    how: Sequence[LogitsProcessor],
-    output_ids: Sequence[int],
-    places_K: Sequence[int],
+    logits_KV: torch.Tensor, how: Sequence[LogitsProcessor], output_ids: Sequence[int], places_K: Sequence[int]
 ) -> torch.Tensor:
     for processor in how:
         logits_KV = processor(logits_KV, output_ids, places_K)
