@@ -29,8 +29,7 @@ async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     """
 
     async def open_model(steps: int, say: Callable[[str], None]) -> tuple[Learner, PreTrainedModel]:
-        probe = Probe(job.config, job.workflow, job.judge, job.train)
-        learner = await open_learner(job.config, probe, steps, say)
+        learner = await open_learner(job.config, Probe(job.config, job.workflow, job.judge, job.train), steps, say)
         return learner, learner.trainer.model
 
     with deterministic_torch(job.config.rollout.deterministic):

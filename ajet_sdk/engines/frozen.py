@@ -147,24 +147,25 @@ class FrozenModel:
         self.last_use = self.waiting = 0
         """Count at its last use; number of calls that wait for it."""
         self._of, self._config = of, config
-        self._engine: Engine | None = None
+        self.engine: Engine | None = None
+        """None where it is closed."""
         self._opening = asyncio.Lock()
 
     async def open(self) -> Engine:
         """The engine, loaded if needed. Raises ConfigError, EngineError."""
         async with self._opening:
-            if self._engine is None:
+            if self.engine is None:
                 await self._of.make_room(self)
                 engine = await asyncio.to_thread(open_engine, self._config)
                 await ready(engine)
-                self._engine = engine
-            return self._engine
+                self.engine = engine
+            return self.engine
 
     async def answer(self, ask: Ask) -> Answer:
         self._of.count += 1
         self.last_use, self.waiting = self._of.count, self.waiting + 1
         try:
-            return await (self._engine or await self.open()).answer(ask)
+            return await (self.engine or await self.open()).answer(ask)
         finally:
             self.waiting -= 1
 
@@ -172,16 +173,12 @@ class FrozenModel:
         return await (await self.open()).count(ask)
 
     def forget(self, episode_id: str) -> None:
-        if self._engine is not None:
-            self._engine.forget(episode_id)
-
-    @property
-    def is_open(self) -> bool:
-        return self._engine is not None
+        if self.engine is not None:
+            self.engine.forget(episode_id)
 
     async def aclose(self) -> None:
         """Close it; the next call opens it again."""
-        engine, self._engine = self._engine, None
+        engine, self.engine = self.engine, None
         if engine is not None:
             await engine.aclose()
 
@@ -203,7 +200,7 @@ class FrozenModels:
 
     async def make_room(self, wanted: FrozenModel) -> None:
         """Close the least recently used models above the limit."""
-        idle = [model for model in self._models.values() if model.is_open and model is not wanted and not model.waiting]
+        idle = [model for model in self._models.values() if model.engine and model is not wanted and not model.waiting]
         for model in sorted(idle, key=lambda model: model.last_use)[: max(0, len(idle) - _OPEN + 1)]:
             await model.aclose()
 

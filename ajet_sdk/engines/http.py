@@ -237,8 +237,7 @@ class Endpoint:
         EndpointMisconfigured is one of the last. An error with status 200 is taken for one of the status that
         its code names, else 502.
         """
-        model = str(body.get("model") or "")
-        return self._pace.send(partial(self._request, "POST", route, json_bytes(body), model))
+        return self._pace.send(partial(self._request, "POST", route, json_bytes(body), str(body.get("model") or "")))
 
     def get(self, route: str) -> Coroutine[Any, Any, dict[str, Any]]:
         """The JSON at `route`, asked for once. Raises as `post` does."""

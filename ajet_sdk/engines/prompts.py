@@ -119,8 +119,8 @@ class PromptBuilder:
     """
 
     def __init__(self, tokenizer: Tokenizer, cuts: CutPoints | None = None) -> None:
-        self._tokenizer = tokenizer
-        self._encoder = PieceEncoder(tokenizer, cuts or CutPoints(tokenizer))
+        self._tokenizer, self._cuts = tokenizer, cuts or CutPoints(tokenizer)
+        self._encoder = PieceEncoder(tokenizer, self._cuts)
         self._at = datetime.now()
         self._lock = threading.Lock()
         self._answered: dict[bytes, list[_Call]] = {}
@@ -177,8 +177,7 @@ class PromptBuilder:
         with self._lock:
             call = prompt.call
             if call.begun is not None:
-                content = str(call.begun["content"]) + str(reply["content"])
-                reply = {**call.begun, **reply, "content": content}
+                reply = {**call.begun, **reply, "content": str(call.begun["content"]) + str(reply["content"])}
             if call.formed_reply is not None:
                 call = copy.copy(call)
                 call.text, call.holder, call.side = None, prompt.call, copy.copy(call.side)
@@ -273,8 +272,8 @@ class PromptBuilder:
 
     def _ways(self, before: list[int], shown: str, tail: str) -> Iterator[list[int]]:
         special = bool(before) and self._tokenizer.is_special(before[-1])
-        lefts = [self._tokenizer.decode(before[-1:]) if special else shown, *self._encoder.anchors()]
-        for prefix in lefts:
+        # Behind a special token that stands alone, text is not at the start of a text.
+        for prefix in (self._tokenizer.decode(before[-1:]) if special else shown, self._cuts.anchor):
             way = self._encoder.behind(prefix, tail) if prefix else None
             if way is not None:
                 yield way

@@ -128,18 +128,16 @@ class RemoteEngine:
         sampling = ask.sampling
         limited = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
         known = sampling.temperature == 1.0 and not limited and not sampling.processed
-        choices = list[Choice]()
-        for choice, raw, one in zip(read.choices, reply["choices"], ids, strict=True):
-            choices.append(_choice(choice, raw.get("message"), one, ask.logprobs, known))
+        each = zip(read.choices, reply["choices"], ids, strict=True)
+        choices = tuple(_choice(choice, raw.get("message"), i, ask.logprobs, known) for choice, raw, i in each)
         prompt = read.choices[0].prompt_token_ids if read.prompt_token_ids is None else read.prompt_token_ids
         if prompt is not None and len(prompt) != usage.get("prompt_tokens", len(prompt)):
             prompt = None
-        return Answer(tuple(choices), read.model or self.model, prompt, self.policy_version, usage)
+        return Answer(choices, read.model or self.model, prompt, self.policy_version, usage)
 
     async def count(self, ask: Ask) -> int:
         """As the server counts: it is asked for one token. Raises as `answer` does."""
-        limited = replace(ask, sampling=replace(ask.sampling, max_tokens=1, n=1))
-        usage = (await self.answer(limited)).usage
+        usage = (await self.answer(replace(ask, sampling=replace(ask.sampling, max_tokens=1, n=1)))).usage
         if "prompt_tokens" not in usage:
             raise EngineError(f"{self.base_url} does not report the length of prompts (usage.prompt_tokens)")
         return int(usage["prompt_tokens"])

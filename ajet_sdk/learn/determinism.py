@@ -41,17 +41,12 @@ def deterministic_torch(wanted: bool) -> Iterator[None]:
 
 def in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:
     """Sort samples by their content, since parallel calls of an agent begin in any order."""
-    return tuple(
-        sorted(
-            samples,
-            key=lambda sample: (
-                sample.timeline.token_ids.tobytes(),
-                sample.timeline.loss_mask.tobytes(),
-                sample.timeline.logprobs.tobytes(),
-                sample.advantages.tobytes(),
-            ),
-        )
-    )
+
+    def key(sample: Sample) -> list[bytes]:
+        line = sample.timeline
+        return [array.tobytes() for array in (line.token_ids, line.loss_mask, line.logprobs, sample.advantages)]
+
+    return tuple(sorted(samples, key=key))
 
 
 def step_hash(episodes: Sequence[Episode], weights: Iterable[torch.Tensor]) -> int:

@@ -104,8 +104,7 @@ async def open_learner(config: Config, probe: Probe, steps: int, say: Callable[[
         path: Path | str = await build_recipe(config, probe, say)
     else:
         path = config.resolve(config.model.path) if config.resolve(config.model.path).exists() else config.model.path
-    vllm = samples_with_vllm(config)
-    learner = await asyncio.to_thread(_load, config, path, steps, vllm, say)
+    learner = await asyncio.to_thread(_load, config, path, steps, samples_with_vllm(config), say)
     if isinstance(learner.sampler, VllmSampler):
         say(f"Starting the vLLM server, which may take a minute; log file: {learner.sampler.settings.log}")
         try:

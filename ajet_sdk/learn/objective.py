@@ -159,8 +159,7 @@ def _importance(old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings) 
 
 
 def _sum_of_segments(values_N: torch.Tensor, segments_N: torch.Tensor) -> torch.Tensor:
-    sums_K = values_N.new_zeros(int(segments_N.max()) + 1).index_add(0, segments_N, values_N)
-    return sums_K[segments_N]
+    return values_N.new_zeros(int(segments_N.max()) + 1).index_add(0, segments_N, values_N)[segments_N]
 
 
 def _mean_of_segments(values_N: torch.Tensor, segments_N: torch.Tensor) -> torch.Tensor:

@@ -133,8 +133,7 @@ def wants_recipe(config: Config) -> bool:
     model, path = config.model, config.model.path
     if not model.recipe or not path or model.base_url or model.scripted:
         return False
-    hub = path.count("/") == 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
-    return not hub
+    return path.count("/") != 1 or path.startswith((".", "/", "~")) or Path(path).exists()
 
 
 _PROBE, _WARM_UP = "ajet_sdk.learn.probe", "ajet_sdk.learn.warm_up"

@@ -28,8 +28,7 @@ from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.errors import ConfigError, EngineError, RequestRefused
 from ajet_sdk.learn.activations import tokens_of_a_pass
 from ajet_sdk.learn.batches import MicroBatch, trained_positions
-from ajet_sdk.learn.losses import score
-from ajet_sdk.learn.modes import policy_pass
+from ajet_sdk.learn.losses import policy_pass, score
 from ajet_sdk.learn.trainer import batches_of, logprobs_of
 from ajet_sdk.learn.trees import shares_prefixes
 from ajet_sdk.protocols import Sampling, Tokenizer
@@ -152,8 +151,7 @@ class LocalTeacher:
             support_MV = score(self._student, batch, entropy=False).support_MV
         assert support_MV is not None
         head: Any = self.model.get_output_embeddings()
-        width = head.weight.shape[0]
-        return torch.nn.functional.pad(support_MV, (0, width - support_MV.shape[1]))
+        return torch.nn.functional.pad(support_MV, (0, head.weight.shape[0] - support_MV.shape[1]))
 
     async def aclose(self) -> None:
         """Does nothing."""

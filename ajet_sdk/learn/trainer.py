@@ -17,8 +17,7 @@ from ajet_sdk.config.trainer_schema import OBJECTIVE
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn.activations import tokens_of_a_pass
 from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_inputs, trained_positions
-from ajet_sdk.learn.losses import loss_of, score, units
-from ajet_sdk.learn.modes import policy_pass
+from ajet_sdk.learn.losses import loss_of, policy_pass, score, units
 from ajet_sdk.learn.objective import LossSettings, Scored, token_weights
 from ajet_sdk.learn.scores import Tally, TokenScores
 from ajet_sdk.learn.trees import shares_prefixes

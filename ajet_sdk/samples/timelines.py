@@ -305,8 +305,7 @@ def _messages(call: Call) -> Sequence[Any] | None:
 
 def _side(call: Call) -> Side:
     messages = _messages(call)
-    choices = call.response.get("choices") or [{}]
-    reply = choices[0].get("message")
+    reply = (call.response.get("choices") or [{}])[0].get("message")
     return Side(
         messages=None if messages is None else [clean(m) for m in messages],
         tools=call.request.get("tools"),

@@ -33,8 +33,7 @@ class Matcher:
 
 def admits(grammar: str, tokenizer: Tokenizer, output_ids: Sequence[int]) -> bool:
     """Whether a reply, whole or cut off, is one that could be drawn under the grammar."""
-    matcher = _compiled(grammar, tokenizer).deep_copy()
-    return bool(matcher.consume_tokens([int(i) for i in output_ids]))
+    return bool(_compiled(grammar, tokenizer).deep_copy().consume_tokens([int(i) for i in output_ids]))
 
 
 @lru_cache(maxsize=256)

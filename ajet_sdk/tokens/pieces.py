@@ -20,7 +20,8 @@ class CutPoints:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._known: set[int] = set()
-        self._heads: dict[str, list[int]] = {}
+        self.heads: dict[str, list[int]] = {}
+        """The ids of each cut's text."""
         self._before: re.Pattern[str] | None = None
         self.anchor: str | None = None
         """The text of a special token that stands alone, once one is known."""
@@ -38,10 +39,6 @@ class CutPoints:
         """The text's pieces; the whole of it where no cut is known."""
         return [text] if self._before is None else [piece for piece in self._before.split(text) if piece]
 
-    def head(self, text: str) -> list[int] | None:
-        """The ids of a text that is a cut's own; None for any other."""
-        return self._heads.get(text)
-
     def _learn(self, token_id: int) -> None:
         self._known.add(token_id)
         if not self._tokenizer.is_special(token_id):
@@ -49,9 +46,9 @@ class CutPoints:
         text = self._tokenizer.decode([token_id])
         if not text or not self._stands_alone(text, token_id):
             return
-        self._heads[text] = self._tokenizer.encode(text)
+        self.heads[text] = self._tokenizer.encode(text)
         self.anchor = self.anchor or text
-        longest_first = sorted(self._heads, key=len, reverse=True)
+        longest_first = sorted(self.heads, key=len, reverse=True)
         self._before = re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")")
 
     def _stands_alone(self, text: str, token_id: int) -> bool:
@@ -85,14 +82,9 @@ class PieceEncoder:
 
     def behind(self, text: str, tail: str) -> list[int] | None:
         """The ids of `tail` where it stands right of `text`; None where the two tokenise together."""
-        head = self._cuts.head(text) or self._tokenizer.encode(text)
+        head = self._cuts.heads.get(text) or self._tokenizer.encode(text)
         whole = self._tokenizer.encode(text + tail)
         return whole[len(head) :] if whole[: len(head)] == head else None
-
-    def anchors(self) -> list[str]:
-        """A special token's text, if there is one that stands alone: text behind it is not at the start of a text."""
-        anchor = self._cuts.anchor
-        return [] if anchor is None else [anchor]
 
     def _piece(self, piece: str) -> list[int]:
         ids = self._pieces.get(piece)

@@ -34,11 +34,6 @@ class _Part:
     groups: int = 0
     metrics: list[Mapping[str, float]] = field(default_factory=list)
 
-    def add(self, group: GroupMessage) -> None:
-        self.episodes += [Episode.model_validate_json(text) for text in group["episodes"]]
-        self.groups += 1
-        self.metrics.append(group["metrics"])
-
     def totals(self, prefix: str) -> dict[str, float]:
         measured = episode_metrics(prefix, self.episodes)
         sums: dict[str, float] = defaultdict(float)
@@ -96,7 +91,9 @@ class Progress:
         expected = self._job.config.data.train_batch_size if purpose == "train" else self._val
         if display is not None and not part.groups:
             display.begin(f"step {step}/{self._total} {purpose}", expected)
-        part.add(group)
+        part.episodes += [Episode.model_validate_json(text) for text in group["episodes"]]
+        part.groups += 1
+        part.metrics.append(group["metrics"])
         if display is not None:
             display.advance()
         if part.groups == expected:

@@ -84,8 +84,7 @@ async def run_learner(
 
 def _start(options: dict[str, object], state: Path, log: Path, key: dict[str, str]) -> tuple[Learner, int]:
     """Also where its part of the log begins."""
-    root = str(Path(ajet_sdk.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(Path(ajet_sdk.__file__).parent.parent), os.environ.get("PYTHONPATH")]))
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream, listening_socket("127.0.0.1", 0) as listener:
         handed = {"state": str(state.resolve()), "listener": listener.fileno(), "parent": os.getpid()}

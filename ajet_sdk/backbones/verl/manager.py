@@ -126,8 +126,7 @@ class AjetManager:
         repeats = max(1, config.validation_attempts)
         sampled: list[Episode] = []
         for purpose, times, sampling in (("val", repeats, validation_sampling(config)), ("val, greedy", 1, GREEDY)):
-            attempts = self._attempts(self._val, times, step, purpose)
-            episodes = self._run(attempts, purpose, sampling)
+            episodes = self._run(self._attempts(self._val, times, step, purpose), purpose, sampling)
             sampled = sampled or episodes
         means = []
         for at in range(count):
@@ -180,8 +179,7 @@ class AjetManager:
                 lost.append(error)
                 self._replace(runner)
                 continue
-            message = group_message(done[name], done[name][0].step, purpose, {})
-            self._mailbox.put.remote("group", message)
+            self._mailbox.put.remote("group", group_message(done[name], done[name][0].step, purpose, {}))
         return lost
 
     def _start(self, node: str) -> ActorHandle:

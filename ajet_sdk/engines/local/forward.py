@@ -79,8 +79,7 @@ def vocabulary(model: PreTrainedModel) -> int:
 
 def cache_name(model: PreTrainedModel) -> str:
     """The name of the model's cache argument: `cache` in newer versions of transformers."""
-    inner = inner_model(model)
-    return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
+    return "cache" if "cache" in inspect.signature(inner_model(model).forward).parameters else "past_key_values"
 
 
 def causal_mask(places_BT: torch.Tensor, window: int, dtype: torch.dtype) -> torch.Tensor:
@@ -156,8 +155,7 @@ class LlamaForward:
     def _rotation(self, places_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._cache.capacity > len(self._cos):
             every = torch.arange(self._cache.capacity + 64, device=places_N.device)
-            weight = self._model.model.embed_tokens.weight
-            cos, sin = self._model.model.rotary_emb(weight[:1], every[None])
+            cos, sin = self._model.model.rotary_emb(self._model.model.embed_tokens.weight[:1], every[None])
             half = self._size // 2
             self._cos, self._sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
         return self._cos[places_N][:, None], self._sin[places_N][:, None]

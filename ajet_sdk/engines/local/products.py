@@ -28,8 +28,7 @@ def instructions() -> str | None:
 
 def inner_model(model: PreTrainedModel) -> PreTrainedModel:
     """The model that an adapter wraps, or the model itself."""
-    unwrapped = getattr(model, "get_base_model", lambda: model)
-    inner: PreTrainedModel = unwrapped()
+    inner: PreTrainedModel = getattr(model, "get_base_model", lambda: model)()
     return inner
 
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -146,7 +146,7 @@ class LocalSampler:
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
         """Exclusive use of the model: running calls finish first, new ones wait, and the KV cache is dropped."""
-        gate = _Gate(asyncio.get_running_loop())
+        gate = _Gate()
         with self._condition:
             if self._closed:
                 raise EngineUnavailable(f"the sampler of {self.model} is closed")
@@ -245,7 +245,8 @@ class LocalSampler:
             return True
         if not self._batch.running and not self._half_started() and not gate.open:
             self._batch.clear()  # the trainer needs the memory
-            gate.enter()
+            gate.open = True
+            _call(gate.loop, _settle, gate.entered, None)
         return not gate.open
 
     def _deliver(self, done: Sequence[Continuation]) -> None:
@@ -273,37 +274,27 @@ class LocalSampler:
         self._joining = []
         for request in failed.values():
             request.unfinished = 0
-            _call(request.loop, _reject, request, error)
+            _call(request.loop, _settle, request.future, error)
 
 
 class _Gate:
     """One use of `exclusive`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.entered: asyncio.Future[None] = loop.create_future()
-        self.open = False
-        self.released = False
-
-    def enter(self) -> None:
-        self.open = True
-        _call(self._loop, _open, self.entered)
-
-
-def _open(entered: asyncio.Future[None]) -> None:
-    if not entered.done():
-        entered.set_result(None)
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.entered: asyncio.Future[None] = self.loop.create_future()
+        self.open = self.released = False
 
 
 def _resolve(requests: Sequence[SamplingRequest]) -> None:
     for request in requests:
-        if not request.future.done():
-            request.future.set_result([continuation.sampled() for continuation in request.continuations])
+        _settle(request.future, [continuation.sampled() for continuation in request.continuations])
 
 
-def _reject(request: SamplingRequest, error: Exception) -> None:
-    if not request.future.done():
-        request.future.set_exception(error)
+def _settle(future: asyncio.Future[Any], value: object) -> None:
+    """Give a future its result or error, unless whoever waited for it is gone."""
+    if not future.done():
+        future.set_exception(value) if isinstance(value, Exception) else future.set_result(value)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:

@@ -61,8 +61,7 @@ class TinkerSampler:
                 "shorten the conversation or raise rollout.max_model_len"
             )
         _refuse(sampling)
-        ends = [] if sampling.ignore_eos else sorted(self._tokenizer.eos_ids)
-        ids = [*ends, *sampling.stop_token_ids]
+        ids = [*([] if sampling.ignore_eos else sorted(self._tokenizer.eos_ids)), *sampling.stop_token_ids]
         # The API takes ids or strings; with strings the service ends replies at the end of a turn by its text.
         stop = [*sampling.stop, *(self._tokenizer.decode([token]) for token in ids)] if sampling.stop else ids
         weights, version = self._current

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.vllm.sampler import VllmSampler
@@ -67,15 +67,15 @@ def settings_of(
     trainer = (torch.device(config.model.device).index or 0) if trained and config.model.device != "auto" else 0
     gpus = gpus_for(parallel, count, trainer if trained else None)
     share = rollout.gpu_memory_utilization or (SHARED if trained and trainer in gpus else ALONE)
-    path = Path(model)
+    path, at_once = Path(model), config.is_set("rollout.max_num_seqs")
     return Settings(
-        model=_base(path),
+        model=_adapter(path).get("base_model_name_or_path") or str(path.resolve() if path.exists() else path),
         tokenizer=str(path.resolve()) if path.exists() else str(model),
         name=config.model_name,
         log=config.directory / "logs" / "vllm.log",
         dtype=dtype,
         max_model_len=max_model_len,
-        max_num_seqs=_at_once(config),
+        max_num_seqs=1 if rollout.deterministic else rollout.max_num_seqs if at_once else rollout.max_env_worker,
         seed=config.trainer_common.seed,
         tensor_parallel_size=parallel,
         memory_share=share,
@@ -87,19 +87,10 @@ def settings_of(
     )
 
 
-def _at_once(config: Config) -> int:
-    rollout = config.rollout
-    if rollout.deterministic:
-        return 1
-    return rollout.max_num_seqs if config.is_set("rollout.max_num_seqs") else rollout.max_env_worker
-
-
-def _base(path: Path) -> str:
-    """The base model, if `path` is a LoRA adapter."""
-    adapter = path / "adapter_config.json"
-    if adapter.is_file():
-        return str(json.loads(adapter.read_text())["base_model_name_or_path"])
-    return str(path.resolve()) if path.exists() else str(path)
+def _adapter(path: Path) -> dict[str, Any]:
+    """The config of the LoRA adapter at `path`; empty if it is none."""
+    file = path / "adapter_config.json"
+    return dict(json.loads(file.read_text())) if file.is_file() else {}
 
 
 def vllm_engine(config: Config) -> TokenEngine:
@@ -114,27 +105,21 @@ def vllm_engine(config: Config) -> TokenEngine:
         raise ConfigError("model.path is not set: vLLM needs a local directory or a Hugging Face name")
     local = config.resolve(spec.path)
     path = str(local) if local.exists() else spec.path
-    tokenizer = HFTokenizer(path)
+    tokenizer, adapter = HFTokenizer(path), _adapter(Path(path))
+    base = adapter.get("base_model_name_or_path") or path
     try:
-        shape = AutoConfig.from_pretrained(_base(Path(path)), trust_remote_code=False).get_text_config()
+        shape = AutoConfig.from_pretrained(base, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: {path} cannot be loaded: {error}") from error
     longest = getattr(shape, "max_position_embeddings", None) or config.rollout.max_model_len
-    adapter = Path(path) / "adapter_config.json"
-    settings = settings_of(
-        config,
-        path,
-        dtype=spec.dtype,
-        max_model_len=min(config.rollout.max_model_len, longest),
-        lora_rank=json.loads(adapter.read_text())["r"] if adapter.is_file() else None,
-        trained=False,
-    )
+    length, rank = min(config.rollout.max_model_len, longest), adapter.get("r")
+    settings = settings_of(config, path, dtype=spec.dtype, max_model_len=length, lora_rank=rank, trained=False)
     sampler = VllmSampler(
         settings,
         eos_ids=tokenizer.eos_ids,
         directory=config.directory,
-        adapter=adapter.is_file(),
-        first=Path(path).resolve() if adapter.is_file() else None,
+        adapter=bool(adapter),
+        first=Path(path).resolve() if adapter else None,
         policy_version=None,
     )
     return TokenEngine(sampler, tokenizer, tool_call_parser=spec.tool_call_parser)

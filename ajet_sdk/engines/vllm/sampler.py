@@ -306,8 +306,7 @@ async def _reload(server: Server, directory: Path) -> None:
     """Load other weights in place. Raises EngineError where one of them did not come along."""
     begun = server.logged()
     await server.control("pause?mode=wait")
-    body = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
-    await server.control("collective_rpc", body)
+    await server.control("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}})
     unloaded = [line for line in server.log_text(begun).splitlines() if _NOT_LOADED.search(line)]
     if unloaded:
         raise EngineError(f"it kept some of the old ones: {unloaded[0][-500:]}")
