@@ -293,8 +293,12 @@ def _resolve(requests: Sequence[SamplingRequest]) -> None:
 
 def _settle(future: asyncio.Future[Any], value: object) -> None:
     """Give a future its result or error, unless whoever waited for it is gone."""
-    if not future.done():
-        future.set_exception(value) if isinstance(value, Exception) else future.set_result(value)
+    if future.done():
+        return
+    if isinstance(value, Exception):
+        future.set_exception(value)
+    else:
+        future.set_result(value)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
