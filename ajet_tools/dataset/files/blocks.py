@@ -97,8 +97,7 @@ class LineBlock:
         """Columns as a frame of that struct type. Raises Irregular where a value is of another."""
         if dtype not in self.known and not self.decode([dtype]):
             raise Irregular
-        frame: pl.DataFrame = self.known[dtype]
-        return frame
+        return self.known[dtype]  # type: ignore[no-any-return]
 
     def decode(self, wanted: Sequence[Wanted]) -> bool:
         """Read paths and types into `known`; False where a line is no JSON, or a value not of the type asked for."""
@@ -315,8 +314,7 @@ def join(blocks: Sequence[Block], *, lines: bool) -> Block:
     to = merged(looked)
     data = [convert(block.data, columns, to) for block, columns in zip(tables, looked, strict=True)]
     whole = pa.Table.from_batches(data, to.schema).unify_dictionaries().combine_chunks()
-    batches = whole.to_batches() or [data[0]]
-    return TableBlock(tables[0].name, to, batches[0])
+    return TableBlock(tables[0].name, to, (whole.to_batches() or data)[0])
 
 
 def text_of(values: Mapping[str, object]) -> str:
@@ -365,8 +363,6 @@ def _texts(block: Block) -> pl.Series:
     if len(filled) > 1:
         texts = pl.select(pl.coalesce(filled)).to_series()
     unclear = texts.str.contains(rf"^\s*$|{_UNCLEAR}").fill_null(True).arg_true()
-    return (
-        texts.clone().scatter(unclear, [encodable(text_of(row.values)) for row in block.rows(unclear)])
-        if len(unclear)
-        else texts
-    )
+    if not len(unclear):
+        return texts
+    return texts.clone().scatter(unclear, [encodable(text_of(row.values)) for row in block.rows(unclear)])

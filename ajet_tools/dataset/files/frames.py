@@ -8,10 +8,11 @@ ajet.dataset.read("tasks.jsonl").filter(pl.col("metadata").struct["level"] >= 2)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import polars as pl
 from polars.datatypes import DataTypeClass
@@ -56,15 +57,6 @@ def _frame(path: str | Path, *, texts: bool = True) -> pl.LazyFrame:
     return frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal_relaxed")
 
 
-@contextmanager
-def _explain_errors(what: str) -> Iterator[None]:
-    """An error of polars as a TaskError in one line."""
-    try:
-        yield
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise TaskError(f"{what}: {str(error).partition(chr(10))[0]}") from error
-
-
 def _with_columns(frame: pl.LazyFrame, values: Mapping[str, object]) -> pl.LazyFrame:
     """With columns of one value each, but for those that there are."""
     names = frame.collect_schema().names() if values else []
@@ -76,21 +68,17 @@ def _with_columns(frame: pl.LazyFrame, values: Mapping[str, object]) -> pl.LazyF
 def _scan(file: Path | str, *, texts: bool) -> pl.LazyFrame:
     if not isinstance(file, Path):
         return _from_rows(file)
-    with explain_errors(file), _explain_errors(f"cannot read {file}"):
+    with explain_errors(file):
         frame = _scan_table(file) if is_table(file) and "decimal256" not in str(schema_of(file)) else None
         if frame is not None:
             frame.collect_schema()
             return frame
-    try:
+    # values of several types, or a bad row: read by rows it is named
+    with suppress(pl.exceptions.PolarsError, RecursionError):
         if file.name.endswith((".csv", ".tsv")):
             frame = _scan_csv(file)
         elif is_lines(file):
             frame = _scan_lines(file, texts=texts)
-    except (
-        pl.exceptions.PolarsError,
-        RecursionError,
-    ):  # values of several types, or a bad row: read by rows it is named
-        pass
     return _from_rows(file) if frame is None else frame
 
 
@@ -119,7 +107,7 @@ def _scan_lines(file: Path, *, texts: bool) -> pl.LazyFrame | None:
         return None
     schema = pl.scan_ndjson(file, infer_schema_length=None).collect_schema()
     first = [row.values for row in islice(rows_of(file), _FIRST)]
-    return pl.scan_ndjson(file, schema=_in_order(pl.Struct(schema), first).to_schema())
+    return pl.scan_ndjson(file, schema=cast(pl.Struct, _in_order(pl.Struct(schema), first)).to_schema())
 
 
 def _has_half_pair(file: Path) -> bool:
@@ -131,22 +119,16 @@ def _has_half_pair(file: Path) -> bool:
     return False
 
 
-def _in_order(dtype: pl.Struct, values: Sequence[object]) -> pl.Struct:
+def _in_order(dtype: PolarsType, values: Sequence[object]) -> PolarsType:
     """A type whose fields are in the order of the values; polars has those of many fields in any order."""
+    if isinstance(dtype, pl.List):
+        return pl.List(_in_order(dtype.inner, [item for value in values if isinstance(value, list) for item in value]))
+    if not isinstance(dtype, pl.Struct):
+        return dtype
     objects = [value for value in values if isinstance(value, dict)]
     places = {name: place for place, name in enumerate(dict.fromkeys(name for member in objects for name in member))}
-    fields = sorted(dtype.fields, key=lambda member: (places.get(member.name, len(places)), member.name))
-    return pl.Struct(
-        {member.name: _inner_order(member.dtype, [some.get(member.name) for some in objects]) for member in fields}
-    )
-
-
-def _inner_order(dtype: PolarsType, values: Sequence[object]) -> PolarsType:
-    if isinstance(dtype, pl.List):
-        return pl.List(
-            _inner_order(dtype.inner, [item for value in values if isinstance(value, list) for item in value])
-        )
-    return _in_order(dtype, values) if isinstance(dtype, pl.Struct) else dtype
+    fields = sorted(dtype.fields, key=lambda field: (places.get(field.name, len(places)), field.name))
+    return pl.Struct({f.name: _in_order(f.dtype, [some.get(f.name) for some in objects]) for f in fields})
 
 
 def _from_rows(file: Path | str, mapping: Mapping[str, str] | None = None) -> pl.LazyFrame:

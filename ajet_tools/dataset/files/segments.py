@@ -64,7 +64,7 @@ class Segments:
             self._empty += len(table)
             return
         if self._empty:
-            self._write(_no_rows(to, self._empty), to)
+            self._write(pa.RecordBatch.from_pylist([{}] * self._empty, to.schema), to)
             self._empty = 0
         self._write(convert(table.data, columns, to), to)
 
@@ -97,9 +97,8 @@ class Segments:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._made and all(
-            made_columns.schema.equals(columns.schema, check_metadata=True) for _, made_columns in self._made
-        ):
+        same = [made.schema.equals(columns.schema, check_metadata=True) for _, made in self._made]
+        if same and all(same):
             return [path for path, _ in self._made]
         parts, self._made = self._made, []
         folder, self._folder = self._folder, self._folder / "whole"
@@ -110,18 +109,12 @@ class Segments:
                     for data in stack.enter_context(pq.ParquetFile(path)).iter_batches(8192):
                         self._write(convert(data, part_columns, columns), columns)
             if not self._made:
-                self._write(_no_rows(columns), columns)
+                self._write(pa.RecordBatch.from_pylist([], columns.schema), columns)
             if self._file is not None:
                 self._file.close()
             return [path for path, _ in self._made]
         finally:
             self._made, self._folder, self._file = parts, folder, None
-
-
-def _no_rows(columns: Columns, count: int = 0) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [pa.nulls(count, schema_field.type) for schema_field in columns.schema], schema=columns.schema
-    )
 
 
 class _TableFile:
@@ -156,5 +149,4 @@ class _TableFile:
         self._writer.close()
 
     def abandon(self) -> None:
-        self._waiting = []
         self._writer.close()

@@ -16,6 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import polars as pl
 import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError, TaskError
@@ -121,9 +122,11 @@ def unpacked_name(name: str) -> str:
 
 @contextmanager
 def explain_errors(file: object) -> Iterator[None]:
-    """An error of the system, or of Arrow, as a TaskError that names the file."""
+    """An error of the system, of Arrow or of polars, as a TaskError that names the file."""
     try:
         yield
+    except pl.exceptions.PolarsError as error:
+        raise TaskError(f"cannot read {file}: {str(error).partition(chr(10))[0]}") from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise TaskError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
     except ValueError as error:

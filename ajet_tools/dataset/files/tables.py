@@ -279,14 +279,14 @@ def _batches(source: Path | pa.BufferReader) -> Iterator[tuple[pa.Schema, pa.Rec
         about = table.metadata.row_group(group)
         most = max(1, min(_TABLE_ROWS, 4 * _BYTES * about.num_rows // max(1, about.total_byte_size)))
         for batch in table.iter_batches(most, row_groups=[group], use_threads=False):
-            yield schema, _cast(batch, schema)
+            yield schema, batch if batch.schema.equals(schema) else batch.cast(schema)
 
 
 def _arrow_batches(source: Path | pa.BufferReader) -> Iterator[tuple[pa.Schema, pa.RecordBatch]]:
     with _opened_arrow(source) as (schema, batches):
         schema = _without_views(schema)
         for batch in batches:
-            yield schema, _cast(batch, schema)
+            yield schema, batch if batch.schema.equals(schema) else batch.cast(schema)
 
 
 @contextmanager
@@ -328,20 +328,14 @@ def _without_view(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    if batch.schema.equals(schema):
-        return batch
-    return pa.RecordBatch.from_arrays(
-        [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)], schema=schema
-    )
-
-
 def _renamed(block: Block, mapping: Mapping[str, str], bad: BadRows) -> Iterator[Row]:
     for row in block.rows():
-        if (problem := _missing(row.values, mapping)) is not None:
-            bad.add(row.where, problem)
-        else:
+        lacking = next((name for name in mapping if name not in row.values), None)
+        if lacking is None:
             yield Row(row.where, _rename(row.values, mapping))
+        else:
+            there = ", ".join(row.values) or "none"
+            bad.add(row.where, f"has no column {lacking!r} for {mapping[lacking]}; it has {there}")
 
 
 def _check_mapping(mapping: Mapping[str, str]) -> None:
@@ -352,13 +346,6 @@ def _check_mapping(mapping: Mapping[str, str]) -> None:
                 f"{column!r} is mapped to {target!r}; a column becomes main_query, init_messages, task_id, env_type "
                 "or metadata.NAME"
             )
-
-
-def _missing(values: Mapping[str, object], mapping: Mapping[str, str]) -> str | None:
-    lacking = next(((column, target) for column, target in mapping.items() if column not in values), None)
-    if lacking is None:
-        return None
-    return f"has no column {lacking[0]!r} for {lacking[1]}; it has {', '.join(values) or 'none'}"
 
 
 def _rename(values: Mapping[str, object], mapping: Mapping[str, str]) -> dict[str, object]:

@@ -9,8 +9,8 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +30,7 @@ from ajet_tools.dataset.files.segments import Segments, Shape
 log = logging.getLogger("ajet.dataset")
 
 _Format = Literal["jsonl", "jsonl.gz", "csv", "parquet", "directory"]
+_SUFFIXES: Sequence[_Format] = ("jsonl", "jsonl.gz", "csv", "parquet")
 _SHARD_BYTES = 500_000_000
 _GZIP_LEVEL = 6
 
@@ -81,11 +82,10 @@ class Writer:
             self._file = sys.stdout.buffer
             return self
         try:
-            self._begin()
-        except BaseException as error:  # `__exit__` is not called
+            with self._explain_errors():
+                self._begin()
+        except BaseException:  # `__exit__` is not called
             self._close()
-            if isinstance(error, OSError):
-                raise self._write_error(error) from error
             raise
         return self
 
@@ -142,19 +142,16 @@ class Writer:
             self._write(lines, len(block))
             return
         self._flush()
-        try:
+        with self._explain_errors():
             self._segments.add(block)
-        except OSError as error:
-            raise self._write_error(error) from error
         self.rows += len(block)
 
     def _write(self, lines: bytes, count: int) -> None:
         try:
             self._file.write(lines)
-        except BrokenPipeError:  # stdout, and who read it has gone: the caller's affair
-            raise
-        except OSError as error:
-            raise self._write_error(error) from error
+        except OSError:  # such a block around each row would take longer
+            with self._explain_errors():
+                raise
         self.rows += count
 
     def _flush(self) -> None:
@@ -167,10 +164,8 @@ class Writer:
             groups.setdefault(id(stored.block) if stored is not None else 0, []).append(index)
         blocks = [_block([waiting[index] for index in group]) for group in groups.values()]
         order = np.argsort(np.concatenate([*groups.values()]), kind="stable")
-        try:
+        with self._explain_errors():
             self._segments.add(join(blocks, lines=False).take(order) if len(blocks) > 1 else blocks[0])
-        except OSError as error:
-            raise self._write_error(error) from error
 
     def _log_losses(self, block: TableBlock) -> None:
         """Say once a table what of it text does not hold."""
@@ -194,10 +189,9 @@ class Writer:
                 self._file.flush()
             return
         try:
-            if kind is None:
-                self._finish()
-        except OSError as failed:
-            raise self._write_error(failed) from failed
+            with self._explain_errors():
+                if kind is None:
+                    self._finish()
         finally:
             self._close()
 
@@ -253,9 +247,15 @@ class Writer:
         path = self.path if self.path.name else self.path.resolve()  # of `.`
         return path.with_name(f".{path.name}.{self._split}.{os.getpid()}.{name}")
 
-    def _write_error(self, error: OSError) -> ConfigError:
-        why = os.strerror(error.errno) if error.errno else error
-        return ConfigError(f"cannot write {self.path}: {why}. An existing file was not changed")
+    @contextmanager
+    def _explain_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # stdout, and who read it has gone: the caller's affair
+            raise
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else error
+            raise ConfigError(f"cannot write {self.path}: {why}. An existing file was not changed") from error
 
 
 def _block(rows: list[tuple[bytes, Stored | None]]) -> Block:
@@ -268,15 +268,11 @@ def _block(rows: list[tuple[bytes, Stored | None]]) -> Block:
 
 
 def _format(path: Path) -> _Format:
-    name = path.name.lower()
-    if str(path) == "-" or name.endswith(".jsonl"):
+    if str(path) == "-":
         return "jsonl"
-    if name.endswith(".jsonl.gz"):
-        return "jsonl.gz"
-    if name.endswith(".csv"):
-        return "csv"
-    if name.endswith(".parquet"):
-        return "parquet"
+    for suffix in _SUFFIXES:
+        if path.name.lower().endswith(f".{suffix}"):
+            return suffix
     if path.is_dir() or not path.suffix:
         return "directory"
     raise ConfigError(
