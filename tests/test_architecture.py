@@ -42,7 +42,7 @@ WRONG = {
     "ajet_tools/trace/locate.py": "import ajet_tools.cli.app",
     "ajet_sdk/backbones/local.py": "import ajet_sdk.backbones.debug",
     "ajet_tools/trace/decoding.py": "import ajet_tools.trace.export",
-    "ajet_tools/dataset/files/hashes.py": "import ajet_tools.dataset.readers",
+    "ajet_tools/dataset/files/values.py": "import ajet_tools.dataset.readers",
     "ajet_tools/tui/widgets/chart.py": "import ajet_tools.tui.trace.app",
     "ajet_sdk/trace/owner.py": "import ajet_sdk.trace.writer",
     "ajet_sdk/samples/splits.py": "import torch",

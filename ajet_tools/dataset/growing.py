@@ -26,16 +26,15 @@ from ajet_sdk.tasks.task_rows import to_task
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Episode, Task
 from ajet_sdk.whole_file import write_whole
-from ajet_tools.dataset.calibrate import Band
+from ajet_tools.dataset.calibrate import Band, Measurements
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.from_traces.choice import Choice, choose
 from ajet_tools.dataset.generate.examples import read_seeds
-from ajet_tools.dataset.generate.learning import LearningValue
+from ajet_tools.dataset.generate.learning import LearningValue, Policy
 from ajet_tools.dataset.generate.output import Directory, digest_of
 from ajet_tools.dataset.generate.records import GenerationConfig, NoProgress
 from ajet_tools.dataset.generate.runs import grow
-from ajet_tools.dataset.measurements import Measurements
 from ajet_tools.dataset.readers import Rows, file_of, generation_config, job_rows, open_writer
 from ajet_tools.dataset.verify import Verify
 
@@ -57,8 +56,8 @@ def _seeds(config: Config) -> list[Row]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Trainee:
-    """The policy of a run, asked from the event loop of another thread."""
+class _Trainee(Policy):
+    """The policy of a run, which opens and closes it, asked from the event loop of another thread."""
 
     loop: asyncio.AbstractEventLoop
     make: Callable[[Sequence[Any]], Awaitable[list[Episode]]]
@@ -68,12 +67,6 @@ class _Trainee:
             return await self.make(attempts)
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(episodes(), self.loop))
-
-    async def check(self) -> None:
-        """The run has opened its policy."""
-
-    async def aclose(self) -> None:
-        """The run closes its policy."""
 
 
 class Growing:

@@ -22,11 +22,11 @@ from ajet_sdk.engines.budget import Budget
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
+from ajet_sdk.tasks.lineage import plain_text
 from ajet_sdk.tasks.task_rows import Row
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.files.blocks import Row as TableRow
 from ajet_tools.dataset.files.blocks import text_of
-from ajet_tools.dataset.files.hashes import digest_of_path, digest_of_values
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
@@ -98,11 +98,11 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
     facts = {
         "generation": {name: value for name, value in generation.as_json().items() if name != "window"},
         "options": [*writer.values(), verify, embeddings, mapping, *settings.verify_model],
-        "files": {str(file): digest_of_path(file) for file in (*documents, seeds, validation) if file is not None},
+        "files": {str(file): _digest_of_path(file) for file in (*documents, seeds, validation) if file is not None},
         "named": _named_files(str(option) for option in named if option),
     }
     data = config.directory.resolve() / "data"
-    directory = Directory(data / digest_of_values(facts))
+    directory = Directory(data / _digest([json.dumps(facts, sort_keys=True, default=str).encode()]))
     if (files := _finished(directory.path)) is not None:
         return files
     endpoint, meanings = open_writer(config), None
@@ -125,7 +125,7 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
         raise run.failure
     log.info("data_generation: %d rows, in %s", run.result.accepted, directory.path)
     files = {path.stem: path for path in (directory.train(), directory.validation()) if path.exists()}
-    write_whole(directory.path / _DONE, json.dumps({path.name: digest_of_path(path) for path in files.values()}))
+    write_whole(directory.path / _DONE, json.dumps({path.name: _digest_of_path(path) for path in files.values()}))
     return files
 
 
@@ -137,7 +137,7 @@ def _finished(folder: Path) -> dict[str, Path] | None:
     if not files or not all(path.exists() for path in files.values()):
         return None
     for path in files.values():
-        if digest_of_path(path) != digests[path.name]:
+        if _digest_of_path(path) != digests[path.name]:
             raise ConfigError(
                 f"{path} was changed since it was generated; train on it with task_reader.type: "
                 "jsonl_dataset_file, or delete it to generate it again"
@@ -148,7 +148,7 @@ def _finished(folder: Path) -> dict[str, Path] | None:
 def _named_files(options: Iterable[str]) -> dict[str, str]:
     """The content of the files and directories that options name: `judge:agent.py:exact` names agent.py."""
     names = {name for text in options for name in (text, *text.replace("->", ":").split(":"))}
-    return {name: digest_of_path(Path(name)) for name in sorted(names) if name and Path(name).exists()}
+    return {name: _digest_of_path(Path(name)) for name in sorted(names) if name and Path(name).exists()}
 
 
 def _verify(config: Config, documents: list[Path]) -> str:
@@ -247,15 +247,11 @@ def _class_path(config: Config, text: str) -> str:
 
 def _check_apart(seeds: Path, validation: Path) -> None:
     """A seed that is a validation task would be trained on in other words."""
-    held_out = {_plain(row.values): row.where for row in read(validation)}
+    held_out = {plain_text(text_of(row.values)): row.where for row in read(validation)}
     for row in read(seeds):
-        held_out_at = held_out.get(_plain(row.values))
+        held_out_at = held_out.get(plain_text(text_of(row.values)))
         if held_out_at is not None:
             raise TaskError(f"{row.where} is also a validation task ({held_out_at}); remove it from the seeds")
-
-
-def _plain(values: Mapping[str, Any]) -> str:
-    return " ".join(text_of(values).casefold().split())
 
 
 def job_rows(rows: Iterable[TableRow], mapping: Mapping[str, str]) -> Iterator[Row]:
@@ -267,6 +263,39 @@ def job_rows(rows: Iterable[TableRow], mapping: Mapping[str, str]) -> Iterator[R
             root, _, name = target.partition(".")
             values[column] = metadata.pop(name, None) if root == "metadata" else values.pop(target, None)
         yield Row(row.where, {**values, "metadata": metadata} if "metadata" in values else values)
+
+
+def _digest_of_path(path: Path) -> str:
+    """Of a file, or of the names and contents of a directory's files (hidden ones aside). Raises ConfigError."""
+    try:
+        if not path.is_dir():
+            return _digest_of_file(path)
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not _is_hidden(p.relative_to(path)))
+        return _digest(
+            part for p in files for part in (p.relative_to(path).as_posix().encode(), _digest_of_file(p).encode())
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+
+
+def _digest_of_file(path: Path) -> str:
+    hasher = hashlib.blake2b(digest_size=10)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    """Of bytes, each part with its length, so that what moves from one part to the next is a change."""
+    hasher = hashlib.blake2b(digest_size=10)
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "big") + part)
+    return hasher.hexdigest()
 
 
 # Tasks from traces
@@ -361,5 +390,5 @@ def _grader(config: Config) -> EpisodeGrader | None:
 
 def _side(values: Mapping[str, Any], share: float) -> str:
     """By what is asked, so that a task stays on its side when others come and go."""
-    number = int.from_bytes(hashlib.blake2b(_plain(values).encode("utf-8", "replace"), digest_size=8).digest(), "big")
-    return "validation" if number < share * 2**64 else "train"
+    digest = hashlib.blake2b(plain_text(text_of(values)).encode("utf-8", "replace"), digest_size=8).digest()
+    return "validation" if int.from_bytes(digest, "big") < share * 2**64 else "train"

@@ -25,17 +25,8 @@ _PIPE_WIDTH = 160
 
 _NARROW = 12
 
-_STATUS = {
-    "trained": "green",
-    "running": "cyan",
-    "failed": "red",
-    "timeout": "yellow",
-    "aborted": "yellow",
-    "interrupted": "yellow",
-    "cancelled": "yellow",
-    "undelivered": "yellow",
-    "superseded": "dim",
-}
+_STATUS = dict.fromkeys(("timeout", "aborted", "interrupted", "cancelled", "undelivered"), "yellow")
+_STATUS |= {"trained": "green", "running": "cyan", "failed": "red", "superseded": "dim"}
 
 
 def console() -> Console:
@@ -77,9 +68,7 @@ def _page(command: list[str], text: str, out: Console) -> None:
     process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, encoding="utf-8", errors="replace")
     try:
         process.communicate(text)
-    except BrokenPipeError:  # it was left before the end
-        process.wait()
-    except KeyboardInterrupt:  # the pager's own key; it goes on until it is left
+    except (BrokenPipeError, KeyboardInterrupt):  # left before the end, or its own key, with which it goes on
         process.wait()
     if process.returncode == 127:
         out.file.write(text)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Protocol
 
 from ajet_sdk import run as sdk
@@ -91,7 +92,7 @@ def tune(
         reflection_minibatch_size=minibatch,
         max_metric_calls=budget,
         seed=config.trainer_common.seed,
-        logger=_Logger(),
+        logger=SimpleNamespace(log=lambda message: log.debug("%s", message)),
     )
     best = dict(result.best_candidate)
     spent = evaluation.episodes
@@ -114,13 +115,6 @@ def _traced(reflect: Reflect, directory: Path) -> Reflect:
             return str(reflection(question=question))
 
     return ask
-
-
-class _Logger:
-    """GEPA's messages, logged at level DEBUG."""
-
-    def log(self, message: str) -> None:
-        log.debug("%s", message)
 
 
 class _Evaluated(Protocol):
@@ -198,9 +192,8 @@ def _told(episode: Episode, score: float) -> dict[str, object]:
         for parts in map(parts_of, [*request_messages(call.request), *reply_messages(call.response)])
     ]
     reasons = [reward.reason for reward in episode.rewards if reward.reason]
-    known = (
-        f" The task says of itself: {json.dumps(episode.task.metadata, default=str)}." if episode.task.metadata else ""
-    )
+    metadata = json.dumps(episode.task.metadata, default=str) if episode.task.metadata else ""
+    known = f" The task says of itself: {metadata}." if metadata else ""
     return {
         "Inputs": episode.task.main_query or json.dumps(episode.task.init_messages, default=str),
         "Generated Outputs": "\n".join(transcript_lines)[-_LONGEST:],

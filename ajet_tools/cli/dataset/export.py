@@ -13,8 +13,7 @@ from typer import Option
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.cli.dataset.options import Out, RowOptions, Sources, counted, counting, left_out_lines, to_place
-from ajet_tools.dataset.curation.formats import OPENING, Format, Unfit, converter
-from ajet_tools.dataset.curation.messages import as_messages
+from ajet_tools.dataset.curation.formats import OPENING, Format, Unfit, as_messages, converter
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, Stored, TableBlock
 from ajet_tools.dataset.files.segments import Shape
 from ajet_tools.dataset.files.sources import splits_of

@@ -35,7 +35,7 @@ from ajet_tools.cli.dataset.generation import (
 from ajet_tools.cli.dataset.options import SOURCE_HELP, counted
 from ajet_tools.cli.dataset.progress import progress, report
 from ajet_tools.cli.options import AsJson
-from ajet_tools.dataset.calibrate import Band, task_of_row
+from ajet_tools.dataset.calibrate import Band, Measurements, conditions, task_of_row
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.from_traces.choice import Choice
@@ -49,7 +49,6 @@ from ajet_tools.dataset.generate.learning import LearningValue
 from ajet_tools.dataset.generate.output import Directory
 from ajet_tools.dataset.generate.records import DocsConfig, GenerationConfig, strategies_of
 from ajet_tools.dataset.generate.runs import GenerationRun, grow, make_tasks, read_corpus
-from ajet_tools.dataset.measurements import Measurements, conditions
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.held_out import leaks_of, validation_tasks
 

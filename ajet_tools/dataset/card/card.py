@@ -106,7 +106,10 @@ def write_card(
         for values in part:
             seen.add(split, values)
     try:
-        path = _place(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / NAME
+        if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
+            path = directory / OTHER_NAME
         text = "\n".join(_card(seen, facts)).rstrip() + "\n"
         write_whole(path, text.encode("utf-8", "replace"))
     except OSError as error:
@@ -114,18 +117,15 @@ def write_card(
     return path
 
 
-def _place(directory: Path) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / NAME
-    mine = not path.exists() or MARK in path.read_text(encoding="utf-8", errors="replace")
-    return path if mine else directory / OTHER_NAME
-
-
 # The text
 
 
 def _card(seen: _Seen, facts: Facts) -> Iterator[str]:
-    yield from _head(facts)
+    if facts.files:
+        yield from ("---", "configs:", "- config_name: default", "  data_files:")
+        for split, file in facts.files.items():
+            yield from (f"  - split: {split}", f"    path: {json.dumps(file, ensure_ascii=False)}")
+        yield from ("---", "")
     yield from (MARK, "", f"# {_one_line(facts.title)}", "")
     if facts.made_by:
         yield from (f"Made by `{_one_line(facts.made_by)}`.", "")
@@ -136,17 +136,13 @@ def _card(seen: _Seen, facts: Facts) -> Iterator[str]:
     yield from _lineage(seen)
     yield from _lengths(seen)
     yield from _diversity(seen, facts)
-    yield from _difficulty(seen)
+    if seen.rates:
+        mean = f"The mean pass rate of {len(seen.rates):,} measured rows is {sum(seen.rates) / len(seen.rates):.2f}"
+        ends = f"{seen.rates.count(0.0):,} were never solved and {seen.rates.count(1.0):,} always."
+        yield from ("## Difficulty", "", f"{mean}; {ends}", "")
     yield from _examples(seen)
-    yield from _parameters(facts)
-
-
-def _head(facts: Facts) -> Iterator[str]:
-    if facts.files:
-        yield from ("---", "configs:", "- config_name: default", "  data_files:")
-        for split, file in facts.files.items():
-            yield from (f"  - split: {split}", f"    path: {json.dumps(file, ensure_ascii=False)}")
-        yield from ("---", "")
+    rows = [(name, "" if value is None else f"`{_show(value)}`") for name, value in facts.parameters.items()]
+    yield from _table("How it was made", ("", ""), rows)
 
 
 def _counts(seen: _Seen, facts: Facts) -> Iterator[str]:
@@ -195,22 +191,18 @@ def _diversity(seen: _Seen, facts: Facts) -> Iterator[str]:
     if diversity.rows < LEAST and cells is None:
         return
     forms = "1 form" if diversity.forms == 1 else f"{diversity.forms:,} forms"
-    yield from ("## Diversity", "")
-    yield from (f"Without their numbers and names the questions of {diversity.rows:,} rows have {forms}.", "")
+    yield from (
+        "## Diversity",
+        "",
+        f"Without their numbers and names the questions of {diversity.rows:,} rows have {forms}.",
+        "",
+    )
     if diversity.is_low:
         yield from (f"> {_one_line(diversity.as_text())}", "")
     if cells is not None:
         yield from (f"{cells['covered']:,} of {cells['of']:,} cells have a form of their own; forms by axis:", "")
         rows = [(axis, value, f"{n:,}") for axis, values in cells["forms"].items() for value, n in values.items()]
         yield from _rows(("axis", "value", "forms"), rows)
-
-
-def _difficulty(seen: _Seen) -> Iterator[str]:
-    if not seen.rates:
-        return
-    yield from ("## Difficulty", "")
-    rates = f"The mean pass rate of {len(seen.rates):,} measured rows is {sum(seen.rates) / len(seen.rates):.2f}"
-    yield from (f"{rates}; {seen.rates.count(0.0):,} were never solved and {seen.rates.count(1.0):,} always.", "")
 
 
 def _examples(seen: _Seen) -> Iterator[str]:
@@ -221,12 +213,6 @@ def _examples(seen: _Seen) -> Iterator[str]:
         shown = _cut(text) + (f"\n→ {_cut(_show(answer))}" if answer is not None else "")
         fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall(r"`+", shown)), default=0))
         yield from (f"{fence}text", shown, fence, "")
-
-
-def _parameters(facts: Facts) -> Iterator[str]:
-    if facts.parameters:
-        rows = [(name, "" if value is None else f"`{_show(value)}`") for name, value in facts.parameters.items()]
-        yield from _table("How it was made", ("", ""), rows)
 
 
 def _ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -20,10 +20,9 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.lineage import ANSWERS
 from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
-from ajet_tools.dataset.curation.forms import CUES, given_away, may_give_away
+from ajet_tools.dataset.curation.forms import CUES, given_away, may_give_away, normalize
 from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, encodable, text_of
-from ajet_tools.dataset.files.hashes import normalize
-from ajet_tools.dataset.files.lines import Path, Structure, asking, kind_at, kind_in, kinds_of, structures
+from ajet_tools.dataset.files.lines import Structure, asking, kind_at, kind_in, kinds_of, structures
 from ajet_tools.dataset.files.values import kind_of
 from ajet_tools.dataset.prompts import repeated, wording
 from ajet_tools.dataset.similarity.text import normals
@@ -44,6 +43,7 @@ _PLAIN: Mapping[str, tuple[str, ...]] = {
 """Kinds of its fields with which a row that asks something is a task."""
 _SIGNS = {"text": "s", "integer": "i", "bool": "b"}
 _OTHER = "j"
+_NESTED = {"object", "list"}
 _Mask = npt.NDArray[np.bool_]
 """Which rows of a block."""
 
@@ -61,8 +61,9 @@ class BlockFacts:
 
 def facts_of(block: LineBlock) -> BlockFacts:
     """By columns, and by rows where these do not tell."""
-    columns = _Columns.of(block)
-    if columns is None:
+    try:
+        columns = _Columns(block)
+    except Irregular:
         return facts_of_rows(block)
     kinds = []
     for structure, indices in columns.groups:
@@ -93,8 +94,7 @@ def _blank(column: pl.Series) -> _Mask:
     blank = (column < "!") | (column >= "\x80")  # by the first character, which is quick; the others are visible
     some = blank.fill_null(True).arg_true()
     is_blank = ~column.gather(some).str.contains(r"[^\s\x1c-\x1f]").fill_null(False)
-    mask: _Mask = pl.repeat(False, len(column), eager=True).scatter(some, is_blank).to_numpy()
-    return mask
+    return pl.repeat(False, len(column), eager=True).scatter(some, is_blank).to_numpy()
 
 
 @functools.cache
@@ -106,15 +106,15 @@ def _wording() -> str:
 class _Columns:
     """The columns of a block, of whose values the structures of its lines tell the kinds."""
 
-    def __init__(
-        self,
-        block: LineBlock,
-        groups: list[tuple[Structure | None, npt.NDArray[np.integer[Any]]]],
-        paths: Sequence[Path],
-    ) -> None:
-        self.groups = groups
-        self._block, self._paths = block, paths
-        self._columns = block.columns(paths)
+    def __init__(self, block: LineBlock) -> None:
+        """Raises Irregular where polars or DuckDB cannot read one of its lines."""
+        self.groups = structures(block.lines)
+        known = [structure for structure, _ in self.groups if structure is not None]
+        if not known:
+            raise Irregular
+        kinds = {path: {kind_at(structure, path) for structure in known} for path in WANTED}
+        self._block = block
+        self._columns = block.columns([p for p, some in kinds.items() if some != {"null"} and not some & _NESTED])
         self._forms = normals(block.texts, normalize)
         self.unclear = np.ones(len(block), bool)
         """Rows that only themselves tell whether they are tasks."""
@@ -124,22 +124,8 @@ class _Columns:
         """Of a column, where it has nothing but white space."""
         self._inner = np.zeros(len(block), bool)
         self._signs = np.full(len(block), "", "U1")
-        for structure, indices in groups:
+        for structure, indices in self.groups:
             self._look_at(structure, indices)
-
-    @classmethod
-    def of(cls, block: LineBlock) -> _Columns | None:
-        """None where polars or DuckDB cannot read one of its lines."""
-        groups = structures(block.lines)
-        known = [structure for structure, _ in groups if structure is not None]
-        kinds = {path: {kind_at(structure, path) for structure in known} for path in WANTED}
-        paths = [
-            path for path, path_kinds in kinds.items() if path_kinds != {"null"} and not path_kinds & {"object", "list"}
-        ]
-        try:
-            return cls(block, groups, paths) if known else None
-        except Irregular:
-            return None
 
     def _look_at(self, structure: Structure | None, indices: npt.NDArray[np.integer[Any]]) -> None:
         if structure is None or not self._is_plain(structure):
@@ -160,7 +146,7 @@ class _Columns:
     def _is_plain(self, structure: Structure) -> bool:
         """Columns show its task and its answers."""
         return all(kind_in(structure[name]) in kinds for name, kinds in _PLAIN.items() if name in structure) and all(
-            path in self._columns or kind_at(structure, path) in ("null", "object", "list")
+            path in self._columns or kind_at(structure, path) in ("null", *_NESTED)
             for path in [("task_id",), *_ANSWERS]
         )
 
@@ -175,8 +161,8 @@ class _Columns:
         signs = pl.Series(self._signs)
         return [self._forms, ids, pl.select(pl.when(signs != "").then(signs + answer)).to_series()]
 
-    def given_away(self) -> npt.NDArray[np.bool_]:
-        """Rows that may give their answer away or repeat a prompt, as a numpy array."""
+    def given_away(self) -> _Mask:
+        """Rows that may give their answer away or repeat a prompt."""
         answers = [self._columns[path] for path in _ANSWERS if path in self._columns]
         wording_runs = _wording()
         # one expression for both takes no longer than for one of them; few texts have either
@@ -189,8 +175,7 @@ class _Columns:
         for structure, indices in self.groups:
             if structure is None or not self._is_plain(structure):
                 suspects = suspects.scatter(indices, True)
-        mask: npt.NDArray[np.bool_] = suspects.to_numpy()
-        return mask
+        return suspects.to_numpy()
 
 
 def _read_rows(
@@ -209,7 +194,8 @@ def _read_rows(
         if tasks[index]:
             task = _task(row)
             if not isinstance(task, tuple):
-                task_fields.append((_asked(task, row.values), _own_id(task, row.values), _answer(row.values)))
+                own_id = encodable(task.task_id) if row.values.get("task_id") not in (None, "") else None
+                task_fields.append((_asked(task, row.values), own_id, _answer(row.values)))
             else:
                 problems.append((index, *task))
                 is_task[index] = False
@@ -245,10 +231,6 @@ def _asked(task: Task, values: Mapping[str, object]) -> str | None:
     return (
         encodable(normalize(f"{text}\n{json.dumps(before, default=str)}" if before else text)) if text.strip() else None
     )
-
-
-def _own_id(task: Task, values: Mapping[str, object]) -> str | None:
-    return encodable(task.task_id) if values.get("task_id") not in (None, "") else None
 
 
 def _answer(values: Mapping[str, object]) -> str | None:

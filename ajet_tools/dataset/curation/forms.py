@@ -7,6 +7,7 @@ teaches nine sentences.
 from __future__ import annotations
 
 import re
+import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from ajet_sdk.judges.math import number
 from ajet_sdk.tasks.lineage import ANSWERS
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import text_of
-from ajet_tools.dataset.files.hashes import normalize
 from ajet_tools.dataset.similarity.text import normals
 
 _NUMBER = re.compile(
@@ -77,6 +77,11 @@ LEAST = 20
 """Fewer rows say nothing of how diverse they are."""
 _GATHERED = 1000
 """Forms that are counted one by one."""
+
+
+def normalize(text: str) -> str:
+    """A text without what does not make it another: case, kinds of blanks, forms of one character."""
+    return " ".join((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split())
 
 
 def form_of(text: str, language: str | None = None) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from ajet_tools.dataset.documents.blocks import Block
 from ajet_tools.dataset.documents.read import Document
@@ -58,7 +59,8 @@ def chunks_of(document: Document, size: int) -> Iterator[Chunk]:
         more = len(_show(piece)) + len(_BETWEEN) if piece is not None else 0
         full = length + more - len(_BETWEEN) > size
         if taken and (piece is None or full or (piece.kind == "heading" and length >= _SMALL * size)):
-            headings = _trailing_headings(taken) if piece is not None and piece.kind != "heading" else []
+            last = reversed(taken) if piece is not None and piece.kind != "heading" else ()
+            headings = [*takewhile(lambda block: block.kind == "heading", last)][::-1]  # they go with what follows
             body = taken[: len(taken) - len(headings)]
             if any(block.kind != "heading" for block in body):
                 yield Chunk(document, number, tuple(body), _BETWEEN.join(map(_show, body)))
@@ -67,14 +69,6 @@ def chunks_of(document: Document, size: int) -> Iterator[Chunk]:
         if piece is not None:
             taken.append(piece)
             length += more
-
-
-def _trailing_headings(blocks: Sequence[Block]) -> list[Block]:
-    """Headings that stand last: they go with what follows."""
-    end = len(blocks)
-    while end and blocks[end - 1].kind == "heading":
-        end -= 1
-    return list(blocks[end:])
 
 
 def _show(block: Block) -> str:

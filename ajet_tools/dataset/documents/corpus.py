@@ -74,13 +74,10 @@ class Corpus:
         return _hash("\n".join(sorted(entry.document.digest for entry in self.held)))
 
     def as_rows(self) -> list[dict[str, object]]:
-        copies: list[dict[str, object]] = [
-            {"document": name, "problem": f"is a copy of {original}"} for name, original in self.copies
-        ]
-        unread: list[dict[str, object]] = [
-            {"document": entry.name, "problem": entry.problem} for entry in self.unreadable
-        ]
-        return [*(entry.as_row() for entry in self.held), *copies, *unread]
+        left_out = [(name, f"is a copy of {original}") for name, original in self.copies]
+        left_out += [(entry.name, entry.problem) for entry in self.unreadable]
+        problems: list[dict[str, object]] = [{"document": name, "problem": problem} for name, problem in left_out]
+        return [*(entry.as_row() for entry in self.held), *problems]
 
 
 def prepare(

@@ -44,8 +44,11 @@ def pdf_blocks(path: Path) -> Iterator[Block]:
         raise MissingExtra("pypdf", "documents") from None
     with path.open("rb") as file, _explain_errors(path):
         reader = PdfReader(file)
-        if reader.is_encrypted:
-            _unlock(reader, path)
+        if reader.is_encrypted and not reader.decrypt(""):  # many have an empty password, to forbid printing
+            raise TaskError(
+                f"{path} is password-protected. Save a copy without a password (`qpdf --decrypt --password=... "
+                "in.pdf out.pdf`)"
+            )
         pages = _remove_running_heads([_lines(page) for page in reader.pages])
         if not any(line.text.strip() for page in pages for line in page):
             count = "its 1 page has" if len(pages) == 1 else f"its {len(pages)} pages have"
@@ -87,15 +90,6 @@ def _explain_errors(path: Path) -> Iterator[None]:
         raise TaskError(f"{path} cannot be read as PDF: {str(error) or type(error).__name__}") from error
     finally:
         log.setLevel(level)
-
-
-def _unlock(reader: PdfReader, path: Path) -> None:
-    """Many PDFs are encrypted with an empty password, to forbid printing; others cannot be read."""
-    if not reader.decrypt(""):
-        raise TaskError(
-            f"{path} is password-protected. Save a copy without a password (`qpdf --decrypt --password=... "
-            "in.pdf out.pdf`)"
-        )
 
 
 def _lines(page: Any) -> list[_Line]:

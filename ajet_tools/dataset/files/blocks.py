@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.arrays import change, convert, find, look_at
-from ajet_tools.dataset.files.infer import read_columns, with_fields
-from ajet_tools.dataset.files.lines import Path, Wanted, decode
+from ajet_tools.dataset.files.lines import Path, Wanted, decode, read_columns, with_fields
 from ajet_tools.dataset.files.places import Columns, Place, merged
 from ajet_tools.dataset.files.values import objects_of
 

@@ -122,9 +122,6 @@ def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> lis
     return tables
 
 
-# What stands in them
-
-
 def _blocks(file: Path | str, bad: BadRows) -> Iterator[Block]:
     if isinstance(file, Path):
         if is_table(file):

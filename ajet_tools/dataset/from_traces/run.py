@@ -20,8 +20,7 @@ from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.choice import Choice, choose
-from ajet_tools.dataset.from_traces.corrections import REDACTED, Corrections
-from ajet_tools.dataset.from_traces.exports import AttemptsJob, ConversationsJob
+from ajet_tools.dataset.from_traces.exports import REDACTED, AttemptsJob, ConversationsJob, Corrections
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.from_traces.sources import Sources
 from ajet_tools.dataset.from_traces.tasks import TaskPool, has_placeholder, rejected_row, traced_tasks

@@ -111,9 +111,10 @@ class FromDocs(Generation[DocsAttempt]):
             return
         unanswered = result.refused["no reply"]
         if wanted is not None and result.accepted < wanted:
+            times = "once" if self.config.passes == 1 else f"{self.config.passes} times"
             result.stopped = ChunksExhausted(
-                f"the documents gave {result.accepted:,} of {wanted:,} rows, after every part was asked "
-                f"{_times(self.config.passes)}. Add documents, raise --passes, or lower --chunk-size"
+                f"the documents gave {result.accepted:,} of {wanted:,} rows, after every part was asked {times}. Add "
+                "documents, raise --passes, or lower --chunk-size"
             )
         elif wanted is None and unanswered:
             result.stopped = ChunksExhausted(
@@ -135,11 +136,8 @@ class FromDocs(Generation[DocsAttempt]):
         return self._compose(self._waiting[side.name].popleft(), side, number)
 
     def _is_exhausted(self, side: Side) -> bool:
-        return not self._waiting[side.name] and self._passed[side.name] >= self._passes
-
-    @property
-    def _passes(self) -> int:
-        return 1 if self.config.count is None else self.config.passes
+        passes = 1 if self.config.count is None else self.config.passes
+        return not self._waiting[side.name] and self._passed[side.name] >= passes
 
     def _next_pass(self, side: Side) -> None:
         """Ask the chunks again, when all that was asked of them is back: the prompts say what they have had."""
@@ -193,7 +191,3 @@ class FromDocs(Generation[DocsAttempt]):
         self._before.setdefault((attempt.chunk.document.digest, attempt.chunk.number), []).append(
             text_of(candidate.values)
         )
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"

@@ -12,8 +12,16 @@ from ajet_sdk.engines.client import Halted, ModelClient
 from ajet_sdk.errors import TaskError
 from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.types import Episode, Task
-from ajet_tools.dataset.calibrate import Band, Inconclusive, measurement, outside_band, task_of_row, with_difficulty
-from ajet_tools.dataset.measurements import Measurement, Measurements
+from ajet_tools.dataset.calibrate import (
+    Band,
+    Inconclusive,
+    Measurement,
+    Measurements,
+    measurement,
+    outside_band,
+    task_of_row,
+    with_difficulty,
+)
 from ajet_tools.dataset.verify.combined import CombinedVerifier, VerifierPart, single_verdicts
 from ajet_tools.dataset.verify.verdict import RowVerdict
 
@@ -30,9 +38,10 @@ class Policy(Protocol):
 
     async def check(self) -> None:
         """Raises what keeps it from trying anything, before the first row is paid for."""
-        ...
+        return
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        return
 
 
 @dataclass

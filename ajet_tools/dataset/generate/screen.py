@@ -13,7 +13,7 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.tasks.lineage import plain_text
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.forms import form_of, given_away
-from ajet_tools.dataset.files.blocks import text_of
+from ajet_tools.dataset.files.blocks import strings, text_of
 from ajet_tools.dataset.generate.examples import Example
 from ajet_tools.dataset.generate.records import CallSettings, Candidate, Checks, Rejected
 from ajet_tools.dataset.similarity.decontaminate import Leaks
@@ -92,7 +92,7 @@ class Screen:
             return IN_EVALUATION, leak
         if (evidence := given_away(values)) is not None:
             return "answer in the question", evidence
-        if (evidence := prompts.repeated(_text_in(values), self._wording)) is not None:
+        if (evidence := prompts.repeated("\n".join(strings(values)), self._wording)) is not None:
             return "repeats the prompt", evidence
         text, key = text_of(values), f"row {values['task_id']}"
         match = self._near.find(text)
@@ -111,12 +111,3 @@ class Screen:
         if self._meanings is not None and vector is not None:
             self._meanings.add(key, text, vector)
         return None
-
-
-def _text_in(values: object) -> str:
-    """All text of a row, at any depth."""
-    if isinstance(values, Mapping):
-        return "\n".join(_text_in(value) for value in values.values())
-    if isinstance(values, list):
-        return "\n".join(map(_text_in, values))
-    return values if isinstance(values, str) else ""

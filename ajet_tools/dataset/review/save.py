@@ -28,8 +28,6 @@ class Plan:
     rejected_to: Path
     rows: int
     rejected: int
-    undecided: int
-    """Of those that stay, or would stay, the ones that nobody has marked."""
     in_place: bool
     """The dataset itself is written over."""
     replaces: bool
@@ -47,7 +45,7 @@ class Plan:
         in_place = any(target.exists() and file.samefile(target) for file in review.files)
         _check(review, target, in_place=in_place, lost=undecided if only_accepted else 0)
         there = target.exists() and not in_place
-        return cls(target, rejected_beside(target), rows, marks["rejected"], undecided, in_place, there)
+        return cls(target, rejected_beside(target), rows, marks["rejected"], in_place, there)
 
     @property
     def files(self) -> list[Path]:

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ajet_tools.dataset.curation.formats import Unfit, converter
-from ajet_tools.dataset.curation.messages import as_messages
+from ajet_tools.dataset.curation.formats import Unfit, as_messages, converter
 from ajet_tools.dataset.files.blocks import LineBlock, json_line
 
 USER = {"role": "user", "content": "q"}

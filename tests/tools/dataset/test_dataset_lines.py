@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from ajet_tools.dataset.files.arrays import find
 from ajet_tools.dataset.files.blocks import LineBlock, as_table, json_line
-from ajet_tools.dataset.files.infer import read_columns
-from ajet_tools.dataset.files.lines import kind_in, kinds_of, structures
+from ajet_tools.dataset.files.lines import kind_in, kinds_of, read_columns, structures
 
 TEXTS = st.sampled_from(["q", "", ' say "ä\n', "\\\x07\t\x7f", "七 \u2028", "1", "true"])
 WHOLE = st.sampled_from([0, -5, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 2**64 - 1, 2**64])
