@@ -249,7 +249,6 @@ def calibrate(
 
 
 def _task_or_problem(row: Row) -> Task | str:
-    """The task that a row is, or why it is none."""
     try:
         return task_of_row(row.where, row.values)
     except TaskError as error:

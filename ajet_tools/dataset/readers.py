@@ -89,7 +89,9 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
     """
     settings = config.task_reader.data_generation
     generation = generation_config(config, documents, seeds, validation)
-    verify, filtered = _verify(config, documents), settings.deduplication_filter
+    filtered = settings.deduplication_filter
+    # as documented for `expand`, and for `from-docs` unless the config says otherwise
+    verify = "llm" if documents and not config.is_set(f"{_GENERATION}.verify") else settings.verify
     by_meaning = filtered.params.base_url if filtered.enabled else None
     embeddings = (by_meaning, filtered.params.model) if by_meaning is not None else None
     writer = _writer_of(config)
@@ -149,13 +151,6 @@ def _named_files(options: Iterable[str]) -> dict[str, str]:
     """The content of the files and directories that options name: `judge:agent.py:exact` names agent.py."""
     names = {name for text in options for name in (text, *text.replace("->", ":").split(":"))}
     return {name: _digest_of_path(Path(name)) for name in sorted(names) if name and Path(name).exists()}
-
-
-def _verify(config: Config, documents: list[Path]) -> str:
-    """How answers are checked: as documented for `expand`, and for `from-docs` unless the config says otherwise."""
-    if documents and not config.is_set(f"{_GENERATION}.verify"):
-        return "llm"
-    return config.task_reader.data_generation.verify
 
 
 def generation_config(
@@ -345,7 +340,6 @@ def _distinct(rows: Iterable[Mapping[str, Any]], config: Config) -> list[Mapping
 
 
 def _filters(config: Config, kind: Literal["llm_evaluate", "deduplication"]) -> list[TracingFilterParams]:
-    """The parameters of the enabled filters of a type."""
     return [of.params for of in config.task_reader.feedback_tracing.filters if of.enabled and of.type == kind]
 
 

@@ -20,23 +20,14 @@ from rich.segment import Segment
 from rich.text import Text
 from rich.theme import Theme
 
-MARKDOWN_THEME = Theme(
-    {
-        "markdown.h1": "bold underline",
-        "markdown.h2": "bold underline",
-        "markdown.h3": "bold",
-        "markdown.h4": "bold",
-        "markdown.h5": "italic",
-        "markdown.h6": "italic",
-        "markdown.code": "cyan",
-        "markdown.code_block": "cyan",
-        "markdown.block_quote": "italic",
-        "markdown.item.bullet": "bold",
-        "markdown.hr": "dim",
-        "markdown.table.border": "dim",
-        "markdown.table.header": "bold",
-    }
-)
+_STYLES = {
+    "bold underline": ("h1", "h2"),
+    "bold": ("h3", "h4", "item.bullet", "table.header"),
+    "italic": ("h5", "h6", "block_quote"),
+    "cyan": ("code", "code_block"),
+    "dim": ("hr", "table.border"),
+}
+MARKDOWN_THEME = Theme({f"markdown.{name}": style for style, names in _STYLES.items() for name in names})
 _AS_WRITTEN = ["link", "image", "autolink", "html_inline", "html_block", "entity", "escape", "reference", "lheading"]
 _MARKED = re.compile(r"[*_`#>|~]|^\s*(?:[-+]|\d{1,9}[.)])\s|^(?: {4}|\t)|^-{3,}\s*$", re.MULTILINE)
 

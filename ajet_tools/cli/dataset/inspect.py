@@ -144,7 +144,7 @@ def _print_stats(result: Stats) -> None:
 
 
 def _length_row(name: str, lengths: Lengths, *, rows: bool = False) -> dict[str, object]:
-    return {"of": name, **({"rows": lengths.count} if rows else {}), **lengths.as_json()}
+    return {"of": name, **({"rows": lengths.total()} if rows else {}), **lengths.as_json()}
 
 
 def _shares(counts: Mapping[str, int], rows: int, name: str) -> list[dict[str, object]]:

@@ -74,7 +74,12 @@ def plan(parts: Sequence[MixPart], total: int | None = None, *, repeat: bool = F
             raise TaskError(f"{part.path} has no rows")
     whole = sum(part.weight for part in parts)
     most = math.floor(min(size * whole / part.weight for part, size in zip(parts, sizes, strict=True)) + 1e-9)
-    takes = _apportion(most if total is None else total, parts, whole)
+    rows = most if total is None else total
+    exact = [rows * part.weight / whole for part in parts]
+    takes = [math.floor(share + 1e-9) for share in exact]
+    order = sorted(range(len(parts)), key=lambda i: (takes[i] - exact[i], i))
+    for i in order[: rows - sum(takes)]:  # what rounding down leaves goes to the largest remainders
+        takes[i] += 1
     shares = [Share(part.path, size, take) for part, size, take in zip(parts, sizes, takes, strict=True)]
     for share in shares:
         if share.take > share.rows and not repeat:
@@ -83,16 +88,6 @@ def plan(parts: Sequence[MixPart], total: int | None = None, *, repeat: bool = F
                 f"{most:,} rows (-n), lower its weight, or allow repeated rows (--repeat)"
             )
     return shares
-
-
-def _apportion(total: int, parts: Sequence[MixPart], whole: float) -> list[int]:
-    """Whole rows for each share; what rounding down leaves goes to the largest remainders."""
-    exact = [total * part.weight / whole for part in parts]
-    takes = [math.floor(share + 1e-9) for share in exact]
-    order = sorted(range(len(parts)), key=lambda i: (takes[i] - exact[i], i))
-    for i in order[: total - sum(takes)]:
-        takes[i] += 1
-    return takes
 
 
 _WINDOW = 8192

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _ANSWERS = [*(("metadata", name) for name in ANSWERS), *((name,) for name in ANSWERS)]
 WANTED = [*QUERIES, ("task_id",), *_ANSWERS]
-"""The fields that are looked at."""
 _PLAIN: Mapping[str, tuple[str, ...]] = {
     "main_query": ("text", "null"),
     "init_messages": ("null",),

@@ -42,8 +42,6 @@ DERIVED = {
 
 
 class _View:
-    """A row, and what is derived from it."""
-
     def __init__(self, values: Mapping[str, object]) -> None:
         self.values = values
 

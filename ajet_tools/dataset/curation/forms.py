@@ -114,7 +114,6 @@ class Diversity:
     most: int = 0
     """Rows of the commonest form."""
     example: str = ""
-    """A row of it."""
 
     @property
     def is_low(self) -> bool:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Kept = tuple[Block, npt.NDArray[np.integer[Any]]]
 
 _AT_ONCE = 64
-"""Rows given to a judge at the same time."""
 
 
 @dataclass

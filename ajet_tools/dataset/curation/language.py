@@ -53,7 +53,6 @@ _PERSIAN = re.compile(r"[پچژگ]")
 _TOKENS = re.compile(r"[^\W\d_]+")
 
 LANGUAGES = ("ja", "ko", "zh", "ru", "uk", "ar", "fa", "el", "he", "hi", "th", *_WORDS)
-"""The codes that can be told."""
 
 
 def language_of(text: str) -> str:

@@ -25,38 +25,23 @@ _EVERY_ROW, _STEP_ROWS = 10_000, 101  # a prime: rows that alternate are met ali
 _ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
 
-class Lengths:
-    """A distribution of lengths."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-
-    def add(self, length: int, times: int = 1) -> None:
-        self._counts[length] += times
-
-    def add_all(self, lengths: pl.Series) -> None:
-        """A polars series of lengths."""
-        for length, times in lengths.value_counts().iter_rows():
-            self.add(length, times)
-
-    @property
-    def count(self) -> int:
-        return self._counts.total()
+class Lengths(Counter[int]):
+    """A distribution of lengths: how often there is each."""
 
     def quantile(self, share: float) -> int:
         """The length that this share of all does not pass."""
-        rank, seen = max(1, math.ceil(share * self.count)), 0
-        for length, times in sorted(self._counts.items()):
+        rank, seen = max(1, math.ceil(share * self.total())), 0
+        for length, times in sorted(self.items()):
             seen += times
             if seen >= rank:
                 return length
         return 0
 
     def as_json(self) -> dict[str, float]:
-        total = sum(length * times for length, times in self._counts.items())
+        total = sum(length * times for length, times in self.items())
         quantiles = {f"p{share}": self.quantile(share / 100) for share in (5, 50, 95)}
-        ends = min(self._counts, default=0), max(self._counts, default=0)
-        return {"min": ends[0], **quantiles, "max": ends[1], "mean": round(total / max(1, self.count), 4)}
+        ends = min(self, default=0), max(self, default=0)
+        return {"min": ends[0], **quantiles, "max": ends[1], "mean": round(total / max(1, self.total()), 4)}
 
 
 @dataclass
@@ -140,13 +125,12 @@ class Stats:
             "fields": {name: part.as_json() for name, part in self.fields.items()},
         }
         if self.by:
-            summary["by"] = {
-                self.by: {name: {"rows": part.count, **part.as_json()} for name, part in self.top_groups()}
-            }
+            groups = {name: {"rows": part.total(), **part.as_json()} for name, part in self.top_groups()}
+            summary["by"] = {self.by: groups}
         return summary
 
     def top_groups(self, most: int = 50) -> list[tuple[str, Lengths]]:
-        return sorted(self.groups.items(), key=lambda item: (-item[1].count, item[0]))[:most]
+        return sorted(self.groups.items(), key=lambda item: (-item[1].total(), item[0]))[:most]
 
 
 def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True) -> Stats:
@@ -158,8 +142,8 @@ def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True
     stats = Stats(by=by)
     forms, hashes = Forms(), list[pl.Series]()
     for block in blocks:
-        stats.chars.add_all(block.texts.str.len_chars())
-        stats.words.add_all(block.texts.str.count_matches(r"\S+"))
+        stats.chars.update(dict(block.texts.str.len_chars().value_counts().iter_rows()))
+        stats.words.update(dict(block.texts.str.count_matches(r"\S+").value_counts().iter_rows()))
         stats.empty += int((~block.texts.str.contains(r"\S")).sum())
         hashes.append(normals(block.texts).hash())
         first, every = (len(block), 1) if exact else (max(0, _EVERY_ROW - stats.rows), _STEP_ROWS)
@@ -179,13 +163,13 @@ def _add(stats: Stats, forms: Forms, values: Mapping[str, object], times: int) -
     stats.languages[language] += times
     if (answer := _answer(values)) is not None:
         stats.answered += times
-        stats.answer_chars.add(len(answer), times)
+        stats.answer_chars[len(answer)] += times
     _add_fields(stats.fields, values, times)
     if stats.by:
         name = _name(value_at(values, stats.by))
         if name not in stats.groups and len(stats.groups) >= _MOST_VALUES:
             name = "(others)"
-        stats.groups.setdefault(name, Lengths()).add(len(text), times)
+        stats.groups.setdefault(name, Lengths())[len(text)] += times
 
 
 def _add_fields(fields: dict[str, Field], values: Mapping[str, object], times: int, before: str = "") -> None:

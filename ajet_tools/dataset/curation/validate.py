@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import polars as pl
@@ -22,11 +22,13 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
-from ajet_sdk.types import Task
 from ajet_tools.dataset.curation.facts import facts_of
 from ajet_tools.dataset.files.blocks import LineBlock, as_lines, text_of
 from ajet_tools.dataset.files.tables import read, read_blocks
 from ajet_tools.dataset.similarity.near import NearIndex
+
+if TYPE_CHECKING:
+    from ajet_sdk.types import Task
 
 Level = Literal["error", "warning"]
 Place = tuple[int, int, int]

@@ -34,7 +34,6 @@ SUFFIXES = {
     ".text": "text",
     ".rst": "text",
 }
-"""Format by suffix."""
 LARGEST = 256 << 20
 """Bytes of a file that is still read."""
 _SLICE = 1 << 20

@@ -138,7 +138,6 @@ class TableBlock:
     name: str
     table: Columns
     data: pa.RecordBatch
-    """A `pyarrow.RecordBatch` of that schema."""
     first: int = 1
     """The number of its first row in the file, from 1."""
     known: dict[Path, pl.Series] = field(default_factory=dict, init=False, repr=False)

@@ -320,12 +320,7 @@ def _is_natural(type_: pa.DataType) -> bool:
 
 def _is_beyond_json(type_: pa.DataType) -> bool:
     types = pa.types
-    if (
-        types.is_dictionary(type_)
-        or types.is_list(type_)
-        or types.is_large_list(type_)
-        or types.is_fixed_size_list(type_)
-    ):
+    if any(fits(type_) for fits in (types.is_dictionary, types.is_list, types.is_large_list, types.is_fixed_size_list)):
         return _is_beyond_json(type_.value_type)
     if types.is_struct(type_):
         return any(_is_beyond_json(type_.field(i).type) for i in range(type_.num_fields))

@@ -346,7 +346,6 @@ def _check_mapping(mapping: Mapping[str, str]) -> None:
 
 
 def _rename(values: Mapping[str, object], mapping: Mapping[str, str]) -> dict[str, object]:
-    """The row with its columns renamed."""
     renamed = {name: value for name, value in values.items() if name not in mapping}
     for column, target in mapping.items():
         root, _, name = target.partition(".")

@@ -63,7 +63,6 @@ class Writer:
             raise ConfigError("the path to write is empty; name a file, a directory, or - for stdout")
         self.path = Path(path)
         self.rows = 0
-        """Written so far."""
         self._format = _format(self.path)
         self._split = split
         self._shard_bytes = shard_bytes if self._format == "directory" else 0

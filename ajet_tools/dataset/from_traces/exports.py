@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from ajet_sdk.tasks.lineage import plain_text
-from ajet_sdk.types import Call, Episode, Reward
+from ajet_sdk.types import Episode, Reward
 from ajet_tools.dataset.from_traces.choice import Opinion, opinion
 from ajet_tools.dataset.from_traces.tasks import has_placeholder, traced_tasks
 from ajet_tools.trace.export.conversations import exchange_of, exchanges
@@ -105,11 +106,9 @@ class ConversationsJob(Job):
     def _fits(self, episode: Episode, record_opinion: Opinion) -> bool:
         if not self.liked or record_opinion.correction is not None:
             return True
-        if episode.status != "succeeded":
-            self.left_out["episodes that failed"] += 1
-            return False
-        if "down" in record_opinion.kinds:
-            self.left_out["episodes that people gave a thumb down"] += 1
+        failed = episode.status != "succeeded"
+        if failed or "down" in record_opinion.kinds:
+            self.left_out[f"episodes that {'failed' if failed else 'people gave a thumb down'}"] += 1
             return False
         return True
 
@@ -127,30 +126,20 @@ class ConversationsJob(Job):
 
     def _correct_record(self, record: Record, record_opinion: Opinion) -> Record:
         """The corrected reply in its place, and nothing after it: what followed was said to another reply."""
-        if record_opinion.correction is None or not record_opinion.correction.correction:
+        correction = record_opinion.correction
+        if correction is None or not correction.correction:
             return record
-        chat_exchanges = list(exchanges(record.episode))
-        named = record_opinion.correction.call_id
-        wrong = (
-            next((e for e in chat_exchanges if e.call.call_id == named), None)
-            if named
-            else (chat_exchanges[-1] if chat_exchanges else None)
-        )
-        if wrong is None:
+        calls = [exchange.call for exchange in exchanges(record.episode)]
+        named = correction.call_id or (calls[-1].call_id if calls else None)
+        before = list(takewhile(lambda call: call.call_id != named, calls))
+        if len(before) == len(calls):
             self.left_out["corrections of something other than a chat reply"] += 1
             return record
-        all_calls = [
-            _correct_call(wrong.call, record_opinion.correction.correction) if e is wrong else e.call
-            for e in chat_exchanges
-        ]
-        calls = tuple(all_calls[: chat_exchanges.index(wrong) + 1])
+        message = {"role": "assistant", "content": correction.correction}
+        response = {"choices": [{"index": 0, "message": message}]}
+        corrected = calls[len(before)].model_copy(update={"response": response})
         self.corrected.add(record.episode.episode_id)
-        return replace(record, episode=record.episode.model_copy(update={"calls": calls}))
-
-
-def _correct_call(call: Call, text: str) -> Call:
-    message = {"role": "assistant", "content": text}
-    return call.model_copy(update={"response": {"choices": [{"index": 0, "message": message}]}})
+        return replace(record, episode=record.episode.model_copy(update={"calls": (*before, corrected)}))
 
 
 @dataclass

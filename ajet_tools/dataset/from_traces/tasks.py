@@ -112,9 +112,10 @@ def _questions(episode: Episode, overall_opinion: Opinion) -> list[_Question]:
     if _is_process(episode):
         return [_last_of(conversation) for conversation in all_conversations]
     named = overall_opinion.correction.call_id if overall_opinion.correction else None
-    if named is not None:
-        later = _before_call(all_conversations, named)
-        if later is not None and any(message.get("role") == "assistant" for message in later.messages):
+    answered = [(c, place) for c in all_conversations for call_id, place in c.turns if call_id == named]
+    for conversation, place in answered[:1]:
+        later = _cut(conversation, _last_user(conversation.messages[:place]), own=False)
+        if any(message.get("role") == "assistant" for message in later.messages):
             return [later]
     return [_of_task(episode.task, all_conversations)]
 
@@ -124,18 +125,7 @@ def _is_process(episode: Episode) -> bool:
 
 
 def _last_of(conversation: Conversation) -> _Question:
-    """The last question of a conversation."""
-    at = _last_user(conversation.messages[: conversation.turns[-1][1]])
-    return _cut(conversation, at, own=False)
-
-
-def _before_call(all_conversations: Sequence[Conversation], call_id: str) -> _Question | None:
-    """The question that a call is the answer to."""
-    for conversation in all_conversations:
-        for turn, place in conversation.turns:
-            if turn == call_id:
-                return _cut(conversation, _last_user(conversation.messages[:place]), own=False)
-    return None
+    return _cut(conversation, _last_user(conversation.messages[: conversation.turns[-1][1]]), own=False)
 
 
 def _of_task(task: Task, all_conversations: Sequence[Conversation]) -> _Question:
@@ -204,12 +194,9 @@ def _answer(
     if stored is not None:
         return stored, "task", None
     if accept_output and feedback_opinion.correction is None and "up" in feedback_opinion.kinds:
-        output = episode.output if question.own and episode.output not in (None, "") else None
-        liked = (
-            output
-            if isinstance(output, str | int | float)
-            else parts_of(question.reply or {"role": "?"}).content.strip()
-        )
+        liked = episode.output if question.own and episode.output != "" else None
+        if not isinstance(liked, str | int | float):
+            liked = parts_of(question.reply or {"role": "?"}).content.strip()
         value = _value(liked)
         if liked != "":
             return (liked, "wording", None) if value is None else (value, "output", None)

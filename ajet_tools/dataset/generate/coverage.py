@@ -80,18 +80,16 @@ def cells_of(texts: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
         name, equals, values = (part.strip() for part in text.partition("="))
         if equals:
             path = Path(values)
-            values_by_axis[name] = (
-                prompts.lines_of(path) if path.is_file() else tuple(filter(None, re.split(r"\s*,\s*", values)))
-            )
+            listed = tuple(filter(None, re.split(r"\s*,\s*", values)))
+            values_by_axis[name] = prompts.lines_of(path) if path.is_file() else listed
         elif Path(text).is_file():
             values_by_axis |= _read_axes(Path(text))
         elif text != "none":
             raise ConfigError(f"--cells {text}: it reads AXIS=VALUE,VALUE, AXIS=FILE or none, or is a YAML file")
     for name, axis in values_by_axis.items():
         if not name or len(axis) < 2 or len(set(axis)) < len(axis):
-            raise ConfigError(
-                f"--cells {name}: an axis has at least 2 different values (got {', '.join(axis) or 'none'})"
-            )
+            there = ", ".join(axis) or "none"
+            raise ConfigError(f"--cells {name}: an axis has at least 2 different values (got {there})")
     return values_by_axis
 
 
@@ -166,8 +164,7 @@ class Coverage:
         """Of cells, and of each value of an axis: such rows, and calls that asked for it."""
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._all: list[tuple[str, ...]] = list(itertools.product(*(axis.values for axis in axes)))
-        forms = {form_of(text_of(seed)) for seed in seeds}
-        self.seeds_repeat = bool(seeds) and 2 * len(forms) <= len(seeds)
+        self.seeds_repeat = bool(seeds) and 2 * len({form_of(text_of(seed)) for seed in seeds}) <= len(seeds)
         """The seeds themselves have few forms, so rows of few forms are what was asked for."""
         self._least_new, self._warned_at = least_new, 0
 
@@ -193,8 +190,7 @@ class Coverage:
 
     def add(self, row: Mapping[str, object], asked: Mapping[str, str]) -> None:
         """A sound row came of a call that asked for a cell."""
-        text = text_of(row)
-        form = form_of(text)
+        form = form_of(text_of(row))
         is_new = form not in self._forms
         self._forms[form] += 1
         self._recent.append(is_new)
@@ -238,17 +234,13 @@ class Coverage:
             raise Collapsed(f"the writer repeats itself: {summary}. {change}; --min-new-forms 0 continues anyway")
         return None
 
-    @property
-    def covered(self) -> int:
-        return len(self._cells)
-
     def parts(self) -> list[str]:
         """The figures in few words."""
         rows = self._forms.total()
         if not rows:
             return []
         new = f", {sum(self._recent) / len(self._recent):.0%} new in the last {len(self._recent)}"
-        cells = [f"{self.covered:,} of {len(self._all):,} cells"] if self.axes else []
+        cells = [f"{len(self._cells):,} of {len(self._all):,} cells"] if self.axes else []
         return [f"{len(self._forms):,} forms{new}", *cells]
 
     def as_json(self) -> dict[str, object]:
@@ -259,5 +251,5 @@ class Coverage:
             for cell, rows in self._cells.items():
                 for axis, value in zip(self.axes, cell, strict=True):
                     values[axis.name][value] += rows
-            cells = {"covered": self.covered, "of": len(self._all), "forms": values}
+            cells = {"covered": len(self._cells), "of": len(self._all), "forms": values}
         return {"new_share": recent, "cells": cells}

@@ -148,8 +148,7 @@ class Example:
 
 def splits_from(examples: Iterable[Example], side: str) -> list[str]:
     """The splits that a row made of examples comes from: its own and theirs."""
-    own_split = HELD_OUT if side == "validation" else side
-    return sorted({own_split}.union(*(example.splits for example in examples)))
+    return sorted({HELD_OUT if side == "validation" else side}.union(*(example.splits for example in examples)))
 
 
 @dataclass(kw_only=True)
@@ -220,29 +219,20 @@ def split_sides(
     seeds: Sequence[Example], config: CallSettings, share: float, result: GenerationResult, *, of_seeds: float
 ) -> dict[str, Side]:
     """Both sides, or one where the share for validation is 0; the seeds of each by a hash of what they are."""
+    wanted = config.count or 0
     apart, target = (
         min(max(1, round(part * whole)), whole - 1) if share else 0
-        for part, whole in ((of_seeds, len(seeds)), (share, config.count or 0))
+        for part, whole in ((of_seeds, len(seeds)), (share, wanted))
     )
-    order = sorted(
-        seeds, key=lambda seed_example: hashlib.blake2b(f"{config.seed}:{seed_example.id}".encode()).digest()
-    )
-    apart_ids = {seed_example.id for seed_example in order[:apart]}
-    sides = {
-        "train": (1 - share, (config.count or 0) - target, result.train),
-        "validation": (share, target, result.validation),
-    }
-    return {
-        name: Side(
-            name=name,
-            share=part,
-            target=None if config.count is None else wanted,
-            rows=rows,
-            seeds=[seed for seed in seeds if (seed.id in apart_ids) == (name == "validation")],
-        )
-        for name, (part, wanted, rows) in sides.items()
-        if part
-    }
+    order = sorted(seeds, key=lambda seed: hashlib.blake2b(f"{config.seed}:{seed.id}".encode()).digest())
+    ids = {seed.id for seed in order[:apart]}
+    targets = (None, None) if config.count is None else (wanted - target, target)
+    train, validation = ([seed for seed in seeds if (seed.id in ids) is is_apart] for is_apart in (False, True))
+    sides = [
+        Side(name="train", share=1 - share, target=targets[0], rows=result.train, seeds=train),
+        Side(name="validation", share=share, target=targets[1], rows=result.validation, seeds=validation),
+    ]
+    return {side.name: side for side in sides if side.share}
 
 
 def alike(one: Example, other: Example) -> float:

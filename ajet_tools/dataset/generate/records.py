@@ -45,7 +45,6 @@ class CallSettings:
     languages: Sequence[str] = field(default=(), kw_only=True)
     """Of questions and answers, in turns; none is the language of the seeds or the document."""
     per_call: int = field(default=4, kw_only=True)
-    """Rows requested per call."""
     shots: int = field(default=4, kw_only=True)
     """Examples in a prompt."""
     temperature: float = field(default=1.0, kw_only=True)

@@ -39,7 +39,6 @@ class Screen:
         self._near = NearIndex(settings.similarity, settings.seed)
         self._held_out = checks.held_out
         self._forms: Counter[str] = Counter()
-        """Rows found by their form."""
         self._seeds = {f"seed {example.id}": text_of(example.values) for example in seeds}
         asked = plain_text("\n".join(self._seeds.values()))
         wording = settings.wording | {plain_text(line) for line in fields if len(line.split()) > _SHORT}

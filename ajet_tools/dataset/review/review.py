@@ -71,7 +71,6 @@ class Review:
         self.unkept: AjetError | None = None
         """Why decisions are only in memory, where they are."""
         self.told_unkept = False
-        """Whether somebody was told."""
         self._before = self.journal.read() if not self.mapping else {}
         before = self.journal.sample
         self.seed = seed if seed is not None else before.seed if before is not None else 0

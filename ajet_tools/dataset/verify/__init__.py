@@ -76,19 +76,14 @@ def open_verifier(spec: str, *, seed: int = 0, unfenced: bool = False) -> Combin
     `code` where nothing on this machine keeps a program from harm and `unfenced` is not given;
     SignatureError for a judge that is a workflow or takes what cannot be given.
     """
-    groups = [[_open_one(member, seed, unfenced) for member in group] for group in split_spec(spec)]
-    parts = [member for group in groups for member in group]
-    if len(parts) == 1:
-        return (
-            CombinedVerifier(parts[0].name, [[VerifierPart(parts[0])]])
-            if parts[0] is not None
-            else CombinedVerifier("none", [])
-        )
-    if None in parts:
+    opened = [[_open_one(member, seed, unfenced) for member in group] for group in split_spec(spec)]
+    if opened == [[None]]:
+        return CombinedVerifier("none", [])
+    if any(None in group for group in opened):
         raise ConfigError(f"--verify {spec}: `none` cannot be combined")
-    return CombinedVerifier(
-        spec.strip(), [[VerifierPart(member) for member in group if member is not None] for group in groups]
-    )
+    groups = [[VerifierPart(member) for member in group if member is not None] for group in opened]
+    is_one = sum(map(len, groups)) == 1
+    return CombinedVerifier(groups[0][0].verifier.name if is_one else spec.strip(), groups)
 
 
 def _open_one(spec: str, seed: int, unfenced: bool) -> Verifier | None:

@@ -136,7 +136,6 @@ def _to_output(answer: object) -> Any:
 
 
 def _other_answer(answer: object) -> Any:
-    """An answer of the same kind that is another."""
     if isinstance(answer, bool):
         return not answer
     if isinstance(answer, int | float):

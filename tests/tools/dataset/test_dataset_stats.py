@@ -23,11 +23,9 @@ def rows(*values: dict[str, Any]) -> list[Block]:
 def test_lengths_are_those_of_the_sorted_list() -> None:
     chance = random.Random(0)
     known = [int(10 ** chance.uniform(0, 5)) for _ in range(5000)]
-    lengths = Lengths()
-    for length in known:
-        lengths.add(length)
+    lengths = Lengths(known)
     figures = lengths.as_json()
-    assert (figures["min"], figures["max"], lengths.count) == (min(known), max(known), 5000)
+    assert (figures["min"], figures["max"], lengths.total()) == (min(known), max(known), 5000)
     assert figures["mean"] == pytest.approx(statistics.fmean(known), abs=0.01)
     known.sort()
     for share in (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0):
@@ -68,7 +66,7 @@ def test_fields_of_many_rows_are_estimated_and_rows_and_lengths_counted() -> Non
     assert (found.rows, found.distinct, found.chars.as_json()) == (50_000, 25_000, every.chars.as_json())
     assert found.looked_at < 11_000 and every.looked_at == 50_000
     assert found.fields["level"].present == sum(found.languages.values()) == 50_000
-    assert sum(lengths.count for lengths in found.groups.values()) == 50_000
+    assert sum(lengths.total() for lengths in found.groups.values()) == 50_000
     few = gather(rows(*values[:5000]), exact=False)
     assert few.as_json() == gather(rows(*values[:5000])).as_json()
 
