@@ -13,6 +13,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -325,12 +326,8 @@ def _test_of(sign: str, value: Token) -> Callable[[object], bool]:
     return ordered
 
 
-_ORDER: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_Order = Callable[[Any, Any], Any]
+_ORDER: Mapping[str, _Order] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 def _is_none(value: Token) -> bool:
@@ -338,14 +335,10 @@ def _is_none(value: Token) -> bool:
 
 
 def _number_of(text: str) -> float | int | None:
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return None
 
 
 def _equal(actual: object, text: str, number: float | None) -> bool:

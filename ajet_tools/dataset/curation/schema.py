@@ -208,14 +208,10 @@ def _fit(values: Mapping[str, object], node: _Node) -> Iterator[tuple[str, Any]]
             yield name, inner.constant
         elif name in values:
             yield name, _fit_value(values[name], inner)
-        elif (
-            name in node.required
-            and inner.kind == "object"
-            and all(child.is_constant for child in inner.fields.values())
-        ):
-            yield name, dict(_fit({}, inner))
         elif name in node.required:
-            raise Misfit(f"{place}{name} is missing")
+            if inner.kind != "object" or not all(child.is_constant for child in inner.fields.values()):
+                raise Misfit(f"{place}{name} is missing")
+            yield name, dict(_fit({}, inner))
 
 
 def _fit_value(value: Any, node: _Node) -> Any:

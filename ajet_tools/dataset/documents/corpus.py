@@ -99,19 +99,17 @@ def prepare(
     documents = list(by_digest.values())
     first: dict[str, Chunk] = {}
     chunks = [tuple(chunk for chunk in chunks_of(document, size) if _is_first(chunk, first)) for document in documents]
-    groups = _groups(documents) if documents else []
-    validation_groups = (
-        _choose_validation(groups, list(map(len, chunks)), list(by_digest), seed, validation) if documents else set()
-    )
-    sides = ("validation" if group in validation_groups else "train" for group in groups)
+    groups = _groups(documents)
+    apart = _choose_validation(groups, list(map(len, chunks)), list(by_digest), seed, validation) if documents else ()
+    sides = ("validation" if group in apart else "train" for group in groups)
     return Corpus(tuple(map(Held, documents, chunks, sides, groups)), tuple(copies), tuple(unreadable))
 
 
 def _groups(documents: Sequence[Document]) -> list[int]:
     """The group of each document, by the sentences that it shares with others."""
-    if len(documents) == 1:
-        return [0]
-    sentences = [_sentences(one) for one in documents]
+    if len(documents) < 2:
+        return [0] * len(documents)
+    sentences = list(map(_sentences, documents))
     where: dict[bytes, list[int]] = defaultdict(list)
     for index, document_sentences in enumerate(sentences):
         for sentence in document_sentences:
@@ -131,12 +129,8 @@ def _groups(documents: Sequence[Document]) -> list[int]:
 
 def _sentences(document: Document) -> set[bytes]:
     """What tells a document from another, as digests."""
-    long = (
-        sentence[:_MOST]
-        for block in document.blocks
-        for sentence in sentences_of(block.text)
-        if len(sentence) >= _LEAST
-    )
+    all_sentences = (sentence for block in document.blocks for sentence in sentences_of(block.text))
+    long = (sentence[:_MOST] for sentence in all_sentences if len(sentence) >= _LEAST)
     return {hashlib.blake2b(normal(sentence).encode("utf-8", "replace"), digest_size=8).digest() for sentence in long}
 
 

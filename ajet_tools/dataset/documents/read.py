@@ -56,8 +56,7 @@ class Document:
     @property
     def pages(self) -> int | None:
         """Pages with text on them, where it has pages."""
-        pages = {block.page for block in self.blocks if block.page is not None}
-        return len(pages) or None
+        return len({block.page for block in self.blocks if block.page is not None}) or None
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,9 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _unique_names(documents: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
     """Two documents of one name are told apart by their directory's, and else by a number."""
-    counts = Counter(name for name, _ in documents)
-    named = [
-        (name if counts[name] == 1 else f"{path.resolve().parent.name}/{path.name}", path) for name, path in documents
-    ]
-    again: Counter[str] = Counter()
-    unique = []
-    for name, path in named:
+    counts, again, unique = Counter(name for name, _ in documents), Counter[str](), []
+    for short, path in documents:
+        name = short if counts[short] == 1 else f"{path.resolve().parent.name}/{path.name}"
         again[name] += 1
         unique.append((name if again[name] == 1 else f"{name} ({again[name]})", path))
     return unique

@@ -177,9 +177,8 @@ class Columns:
 
     @property
     def notes(self) -> dict[str, Any]:
-        return (
-            {"fields": below} if (below := {n: place.notes for n, place in self.fields.items() if place.notes}) else {}
-        )
+        below = {name: place.notes for name, place in self.fields.items() if place.notes}
+        return {"fields": below} if below else {}
 
     @cached_property
     def as_written(self) -> tuple[object, ...]:

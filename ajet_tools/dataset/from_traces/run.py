@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -158,7 +159,9 @@ class _RowBuilder:
         self._grader = grader if grader is not None and grader.rubric is not None else None
         self._verdicts: dict[str, RowVerdict | None] = {}
         self._pool: TaskPool | None = None
-        self._corrections = self._judge_corrections()
+        corrected = [id for id in self._chosen.ids if self._chosen.opinions[id].correction is not None]
+        groups = Job(sources.reader, corrected, self._options.redact).groups(feedback=True)
+        self._corrections = Corrections.of(chain.from_iterable(groups), sources.foreign_runs)
         if grader is not None:
             asyncio.run(self._ask(grader))
 
@@ -170,7 +173,7 @@ class _RowBuilder:
                 await self._grade(self._grader)
             if model.values and trace_run.to == "tasks":
                 self._pool = self._fill_pool()
-                await self._pool.read_values(model, lambda *count: self._progress("reading values of", *count))
+                await self._pool.read_values(model, partial(self._progress, "reading values of"))
         finally:
             await model.endpoint.aclose()
         trace_run.stopped, trace_run.usage = model.spent, asdict(model.endpoint.budget.spent)
@@ -192,11 +195,6 @@ class _RowBuilder:
                 if verdict is not None and not verdict.ok and trace_run.to in ("messages", "tokens"):
                     trace_run.rejected.append(rejected_row(task, episode_id, verdict.reason, verdict.as_json("rubric")))
 
-    def _judge_corrections(self) -> Corrections:
-        corrected = [id for id in self._chosen.ids if self._chosen.opinions[id].correction is not None]
-        groups = Job(self._sources.reader, corrected, self._options.redact).groups(feedback=True)
-        return Corrections.of(chain.from_iterable(groups), self._sources.foreign_runs)
-
     @property
     def kept(self) -> list[str]:
         """The episodes that are good enough."""
@@ -211,11 +209,8 @@ class _RowBuilder:
         self.made.left_out["episodes that were not graded: the budget is spent"] += ungraded
 
     def job(self, kind: type[Job], ids: Sequence[str], **more: Any) -> Any:
-        report_progress = self._progress
-        return kind(
-            self._sources.reader, list(ids), self._options.redact, self._options.margin,
-            lambda done, of: report_progress("reading", done, of), **more,
-        )  # fmt: skip
+        progress = partial(self._progress, "reading")
+        return kind(self._sources.reader, list(ids), self._options.redact, self._options.margin, progress, **more)
 
     def count(self, job: Job) -> None:
         """Take over what a job counted."""
@@ -286,13 +281,9 @@ class _RowBuilder:
 
     def _worth(self, episode_id: str) -> tuple[float, ...]:
         """Sorts the best episode of a task to the front: corrected, then liked, then rewarded; of equals the oldest."""
-        person_opinion = self._chosen.opinions[episode_id]
-        reward = self._chosen.rewards.get(episode_id, 0.0)
-        return (
-            -float(person_opinion.correction is not None),
-            -(0.5 if person_opinion.score is None else person_opinion.score),
-            -reward,
-        )
+        said = self._chosen.opinions[episode_id]
+        liked = 0.5 if said.score is None else said.score
+        return -float(said.correction is not None), -liked, -self._chosen.rewards.get(episode_id, 0.0)
 
     def preferences(self) -> Iterator[dict[str, object]]:
         """Pairs of better and worse attempts of one task, and corrections; the same pair once."""

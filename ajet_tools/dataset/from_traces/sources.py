@@ -56,9 +56,8 @@ def opened_sources(
             _refuse_twice(reader)
             yield Sources(reader, names)
             return
-        imported_file = (
-            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ajet-from-traces-"))) / "imported.duckdb"
-        )
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ajet-from-traces-"))
+        imported_file = Path(folder, "imported.duckdb")
         done, runs = import_files(foreign, imported_file, format, skip_bad_rows=skip_bad_rows), frozenset[str]()
         if any(kind != "native" for kind in done.formats.values()):
             with closing(open_trace(imported_file)) as imported:

@@ -21,8 +21,6 @@ from ajet_sdk.tasks.lineage import plain_text
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["Prompt", "lines_of", "load", "load_file", "phrases", "repeated", "wording"]
-
 _FOLDER = Path(__file__).parent
 _RUN = 6
 """Words in a row that say where a sentence is from."""

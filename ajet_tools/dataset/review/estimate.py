@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,13 +37,13 @@ class ErrorEstimate:
 
     def labels_for(self, width: float) -> int:
         """About how many labels make the interval at most so wide, where their errors are as frequent as so far."""
-        low, high = wilson(self.wrong / self.labelled, self.labelled)
-        share, few, many = self.wrong / self.labelled or (low + high) / 4, self.labelled, self.rows
-        while few < many:
-            middle = (few + many) // 2
-            lower, upper = wilson(share, middle)
-            few, many = (few, middle) if upper - lower <= width else (middle + 1, many)
-        return few
+        share = self.wrong / self.labelled or sum(wilson(0.0, self.labelled)) / 4
+
+        def is_narrow(labels: int) -> bool:
+            low, high = wilson(share, labels)
+            return high - low <= width
+
+        return bisect_left(range(self.rows), True, self.labelled, key=is_narrow)
 
     def as_json(self) -> dict[str, object]:
         low, high = self.interval

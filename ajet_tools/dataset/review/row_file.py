@@ -65,22 +65,14 @@ class RowFile:
         self._waiting.clear()
 
     def line(self, number: int) -> bytes:
-        line: bytes = self._rows.execute("SELECT line FROM rows WHERE number = ?", (number,)).fetchone()[0]
-        return line
+        return bytes(self._rows.execute("SELECT line FROM rows WHERE number = ?", (number,)).fetchone()[0])
 
     def rows(self, numbers: Iterable[int]) -> list[Row]:
         """The rows of these numbers, as far as there are."""
         numbers = list(numbers)
         query = "SELECT * FROM rows WHERE number IN (SELECT value FROM json_each(?)) AND number < ?"
-        lines_by_number = {
-            number: (place, line) for number, place, line in self._rows.execute(query, (str(numbers), self._count))
-        }
-        return [
-            Row(place, json.loads(line))
-            for place, line in (
-                lines_by_number[wanted_number] for wanted_number in numbers if wanted_number in lines_by_number
-            )
-        ]
+        found = {number: row for number, *row in self._rows.execute(query, (str(numbers), self._count))}
+        return [Row(found[number][0], json.loads(found[number][1])) for number in numbers if number in found]
 
     def row(self, number: int) -> Row:
         return self.rows([number])[0]

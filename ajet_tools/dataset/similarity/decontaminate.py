@@ -236,7 +236,7 @@ class Leaks:
         """The evidence that a row says in other words what a text says."""
         if self.vectors is None:
             return None
-        [(index, cosine)] = nearest(vector[None], self.vectors, [text], [known_text for _, known_text in self.known])
+        [(index, cosine)] = nearest(vector[None], self.vectors, [text], [known for _, known in self.known])
         return f"{cosine:.2f} by meaning like {self.known[index][0]}" if cosine >= least else None
 
 

@@ -72,15 +72,12 @@ def training_ids(reader: TraceReader, ids: Sequence[str], run_id: str | None = N
     near = {tasks[place].task_id for place, _ in near_copies(tasks, held_out)} - same
     kept, left_out = list[str](), Counter[str]()
     for episode_id in ids:
-        row = of.get(episode_id)
-        if row is None:
-            kept.append(episode_id)
-        elif row["validates"]:
+        row = of.get(episode_id, {"validates": False, "task_id": ""})
+        if row["validates"]:
             left_out[f"validation episodes; {INCLUDE}"] += 1
-        elif row["task_id"] in same:
-            left_out[f"episodes whose task is a validation task; {INCLUDE}"] += 1
-        elif row["task_id"] in near:
-            left_out[f"episodes whose task nearly repeats a validation task; {INCLUDE}"] += 1
+        elif row["task_id"] in same or row["task_id"] in near:
+            is_task = "is" if row["task_id"] in same else "nearly repeats"
+            left_out[f"episodes whose task {is_task} a validation task; {INCLUDE}"] += 1
         else:
             kept.append(episode_id)
     return kept, left_out

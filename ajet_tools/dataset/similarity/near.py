@@ -125,11 +125,9 @@ def close_pairs(vectors: Vectors, texts: Sequence[str], least: float, *, numbers
             cosine = block @ vectors[second_start : second_start + _BLOCK].T
             for a, b in np.argwhere(cosine >= least - ROUNDING).tolist():
                 first_index, second_index = start + a, second_start + b
-                if first_index < second_index and (
-                    apart[first_index] is None
-                    or apart[second_index] is None
-                    or apart[first_index] == apart[second_index]
-                ):
+                numbers_of_both = apart[first_index], apart[second_index]
+                is_alike = None in numbers_of_both or apart[first_index] == apart[second_index]
+                if first_index < second_index and is_alike:
                     yield Pair(first_index, second_index, min(1.0, float(cosine[a, b])))
 
 
