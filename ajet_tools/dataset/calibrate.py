@@ -136,10 +136,8 @@ def _read(path: Path) -> Iterator[tuple[str, Measurement]]:
     for number, line in enumerate(lines, 1):
         try:
             values = json.loads(line)
-            yield (
-                str(values["key"]),
-                Measurement(int(values["solved"]), int(values["attempts"]), float(values["reward"])),
-            )
+            measured = Measurement(int(values["solved"]), int(values["attempts"]), float(values["reward"]))
+            yield str(values["key"]), measured
         except (ValueError, KeyError, TypeError) as error:
             if line.strip() and not line.startswith(b"{"):  # else a line that a kill cut off
                 raise AjetError(
@@ -236,11 +234,8 @@ def calibrate(
         on_start(len(missing) * k)
         report = run(measured, tasks=list(missing.values()), k=k, on_episode=attempts.add)
         done.traces = report.directory
-        done.notices = [
-            *failures_by_cause(attempts.counted),
-            *failure_messages(attempts.counted, cause=False),
-            *(line for line in report.notices if "temperature 0" in line),
-        ]
+        done.notices = [*failures_by_cause(attempts.counted), *failure_messages(attempts.counted, cause=False)]
+        done.notices += [line for line in report.notices if "temperature 0" in line]
     _write(wanted, known, attempts, done, out, rejected, keep or Band())
     if wanted and not sum(done.histogram):
         why = "; ".join(f"{count} × {reason}" for reason, count in done.unmeasured.most_common(3))

@@ -64,9 +64,8 @@ def read_generated(config: Config) -> Rows:
     generation = config.task_reader.data_generation
     seeds = file_of(config, "training")
     validation = file_of(config, "validation")
-    documents = [
-        _there(config, text, "document_reader.document_path") for text in generation.document_reader.document_path
-    ]
+    paths = generation.document_reader.document_path
+    documents = [_there(config, text, "document_reader.document_path") for text in paths]
     if not documents and seeds is None:
         raise ConfigError(
             f"{_GENERATION} has no source for tasks: set document_reader.document_path, or "
@@ -266,9 +265,8 @@ def _digest_of_path(path: Path) -> str:
         if not path.is_dir():
             return _digest_of_file(path)
         files = sorted(p for p in path.rglob("*") if p.is_file() and not _is_hidden(p.relative_to(path)))
-        return _digest(
-            part for p in files for part in (p.relative_to(path).as_posix().encode(), _digest_of_file(p).encode())
-        )
+        named = ((p.relative_to(path).as_posix(), _digest_of_file(p)) for p in files)
+        return _digest(part.encode() for pair in named for part in pair)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
 

@@ -140,9 +140,8 @@ class _Evaluation:
         if (wrong := self.prompts.wrong(candidate)) is not None:  # not run, and worse than whatever was
             log.warning("a rewritten prompt is refused: %s", wrong)
             refused: list[object] = [None] * len(batch)
-            return gepa.EvaluationBatch(
-                outputs=refused, scores=[-math.inf] * len(batch), trajectories=refused, num_metric_calls=0
-            )
+            scores = [-math.inf] * len(batch)
+            return gepa.EvaluationBatch(outputs=refused, scores=scores, trajectories=refused, num_metric_calls=0)
         episodes = [episode_of_task for of_task in self._run(batch, candidate, 1) for episode_of_task in of_task]
         scores = [self._value(episode) for episode in episodes]
         trajectories = episodes if capture_traces else None
@@ -151,9 +150,7 @@ class _Evaluation:
     def make_reflective_dataset(
         self, candidate: dict[str, str], eval_batch: _Evaluated, components_to_update: list[str]
     ) -> Mapping[str, Sequence[Mapping[str, object]]]:
-        records = [
-            _told(episode, score) for episode, score in zip(eval_batch.trajectories, eval_batch.scores, strict=True)
-        ]
+        records = list(map(_told, eval_batch.trajectories, eval_batch.scores))
         return {name: [{**record, **self._kept(name)} for record in records] for name in components_to_update}
 
     def _kept(self, name: str) -> dict[str, str]:

@@ -72,9 +72,8 @@ def facts_of(block: LineBlock) -> BlockFacts:
         else:
             kinds.append((int(indices[0]), kinds_of(structure, kind_in), len(indices)))
     kinds.sort(key=lambda entry: entry[0])
-    return BlockFacts(
-        kinds, *_read_rows(block, columns.tasks(), columns.unclear, columns.answered_oddly, columns.given_away())
-    )
+    masks = columns.unclear, columns.answered_oddly, columns.given_away()
+    return BlockFacts(kinds, *_read_rows(block, columns.tasks(), *masks))
 
 
 def facts_of_rows(block: LineBlock) -> BlockFacts:
@@ -202,10 +201,7 @@ def _read_rows(
         elif answers[index]:
             odd.append(_answer(row.values))
     rows = np.flatnonzero(tasks)
-    columns = [
-        column.scatter(rows, pl.Series([one[i] for one in task_fields], dtype=pl.String))
-        for i, column in enumerate(known)
-    ]
+    columns = [c.scatter(rows, pl.Series([f[i] for f in task_fields], dtype=pl.String)) for i, c in enumerate(known)]
     columns[2] = columns[2].scatter(np.flatnonzero(answers & ~tasks), pl.Series(odd, dtype=pl.String))
     frame = pl.DataFrame([one.alias(name) for one, name in zip(columns, ("text", "id", "answer"), strict=True)])
     return problems, frame.with_columns(is_task=pl.Series(is_task))
@@ -227,9 +223,8 @@ def _asked(task: Task, values: Mapping[str, object]) -> str | None:
     """A question, with what was said before it."""
     text = text_of(values)
     before = task.init_messages if task.main_query else task.init_messages[:-1]
-    return (
-        encodable(normalize(f"{text}\n{json.dumps(before, default=str)}" if before else text)) if text.strip() else None
-    )
+    whole = f"{text}\n{json.dumps(before, default=str)}" if before else text
+    return encodable(normalize(whole)) if text.strip() else None
 
 
 def _answer(values: Mapping[str, object]) -> str | None:

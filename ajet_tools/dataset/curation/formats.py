@@ -276,6 +276,5 @@ def _joined(parts: Sequence[_Part]) -> pl.Series:
     for is_text, group in groupby(parts, key=lambda part: isinstance(part, str)):
         same = list(group)
         some += ["".join(map(str, same))] if is_text else same
-    return pl.select(
-        pl.concat_str([pl.lit(part, pl.String) if isinstance(part, str) else part for part in some])
-    ).to_series()
+    series = [pl.lit(part, pl.String) if isinstance(part, str) else part for part in some]
+    return pl.select(pl.concat_str(series)).to_series()

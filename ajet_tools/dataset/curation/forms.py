@@ -98,8 +98,9 @@ def form_of(text: str, language: str | None = None) -> str:
 
 
 def _is_name(match: re.Match[str], text: str, within: Iterable[str]) -> bool:
-    begins = _BEGINS.search(text, max(0, match.start() - 8), match.start())
-    return match[0] in within or not begins or _AFTER_NAME.match(text, match.end()) is not None
+    if match[0] in within or not _BEGINS.search(text, max(0, match.start() - 8), match.start()):
+        return True
+    return _AFTER_NAME.match(text, match.end()) is not None
 
 
 @dataclass(frozen=True)

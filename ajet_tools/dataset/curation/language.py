@@ -7,7 +7,6 @@ of close kin (Danish and Norwegian, Malay and Indonesian) only one is known. It 
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 _SAMPLE = 500
 """Characters that are looked at."""
@@ -80,7 +79,9 @@ def language_of(text: str) -> str:
 
 
 def _by_words(text: str) -> str:
-    words = _TOKENS.findall(text.lower())
-    scores = Counter(language for word in words for language in _OF_WORD.get(word, ()))
-    best = max(_WORDS, key=lambda language: scores[language])
+    scores, words = dict.fromkeys(_WORDS, 0), _TOKENS.findall(text.lower())
+    for word in words:
+        for language in _OF_WORD.get(word, ()):
+            scores[language] += 1
+    best = max(scores, key=lambda language: scores[language])
     return best if scores[best] and scores[best] * 12 >= len(words) else "und"

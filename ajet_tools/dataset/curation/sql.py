@@ -183,9 +183,7 @@ def select(query: str, path: str, out: str) -> int:
         columns = _columns(query, path, result.limit(0).to_arrow_table().schema, wide)
         with Writer(out, tables=[columns]) as writer:
             for batch in result.to_arrow_reader(_ROWS):
-                arrays = [
-                    array.cast(schema_field.type) for array, schema_field in zip(batch, columns.schema, strict=True)
-                ]
+                arrays = [array.cast(field.type) for array, field in zip(batch, columns.schema, strict=True)]
                 data = pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
                 writer.write_block(TableBlock(path, columns, data))
     return writer.rows

@@ -119,9 +119,8 @@ def _found_objects(values: Sequence[Mapping[str, object] | None], flags: Flags, 
         name: _found([NOWHERE if value is None else value.get(name, ABSENT) for value in values], _below(path, name))
         for name in names
     }
-    return objects(fields, [value is None for value in values]), Place(
-        fields={name: place for name, (_, place) in fields.items()}, **flags
-    )
+    places = {name: place for name, (_, place) in fields.items()}
+    return objects(fields, [value is None for value in values]), Place(fields=places, **flags)
 
 
 def _below(path: str, name: str) -> str:

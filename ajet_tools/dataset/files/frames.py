@@ -144,26 +144,21 @@ def column(name: str, values: Sequence[object]) -> pl.Series:
     if len(kinds) == 1:
         try:
             series = pl.Series(name, values, strict=True)
-            if _same(series.to_list(), values):
+            if all(map(_equal, series.to_list(), values)):
                 return series
         except (TypeError, OverflowError, UnicodeEncodeError, RecursionError, pl.exceptions.PolarsError):
             pass
     elif kinds == {int, float}:
         return pl.Series(name, values, pl.Float64, strict=False)
     try:
-        return pl.Series(
-            name, [None if value is None else json_line(value)[:-1].decode() for value in values], pl.String
-        )
+        texts = [None if value is None else json_line(value)[:-1].decode() for value in values]
+        return pl.Series(name, texts, pl.String)
     except ValueError as error:
         raise TaskError(f"{name} has a number that is greater than any float, such as 1e400") from error
 
 
-def _same(actual: Sequence[object], values: Sequence[object]) -> bool:
-    """But for keys that are null where a value lacks them."""
-    return all(map(_equal, actual, values))
-
-
 def _equal(actual: object, value: object) -> bool:
+    """But for keys that are null where the value lacks them."""
     if isinstance(actual, dict) and isinstance(value, dict):
         return all(_equal(inner, value.get(name)) for name, inner in actual.items())
     if isinstance(actual, list) and isinstance(value, list):

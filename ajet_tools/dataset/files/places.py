@@ -357,8 +357,5 @@ def _feature(type_: pa.DataType) -> object:
         return {type_.field(i).name: _feature(type_.field(i).type) for i in range(type_.num_fields)}
     if pa.types.is_list(type_):
         return [_feature(type_.value_type)]
-    name = str(type_)
-    return {
-        "dtype": {"double": "float64", "float": "float32", "halffloat": "float16"}.get(name, name),
-        "_type": "Value",
-    }
+    names = {"double": "float64", "float": "float32", "halffloat": "float16"}
+    return {"dtype": names.get(str(type_), str(type_)), "_type": "Value"}

@@ -55,12 +55,12 @@ def _find(path: str | Path) -> tuple[Path, list[Path]]:
     if file.is_dir():
         return file, _files_of_split(file, None)
     if matching := sorted(name for name in glob(str(file)) if name.endswith(SUFFIXES)):  # noqa: PTH207  # also absolute
-        return Path(*takewhile(lambda part: not re.search(r"[*?[]", part), file.parts)), [
-            Path(name) for name in matching
-        ]
-    folder, colon, split = str(path).rpartition(":")
-    if colon and Path(folder).expanduser().is_dir():
-        return Path(folder).expanduser(), _files_of_split(Path(folder).expanduser(), split)
+        folder = Path(*takewhile(lambda part: not re.search(r"[*?[]", part), file.parts))
+        return folder, list(map(Path, matching))
+    before, colon, split = str(path).rpartition(":")
+    folder = Path(before).expanduser()
+    if colon and folder.is_dir():
+        return folder, _files_of_split(folder, split)
     raise ConfigError(
         f"there is no {path}; name a .jsonl, .parquet or .csv file, a directory, a glob pattern, or - for stdin"
     )
@@ -106,9 +106,8 @@ def unpacked(stream: BinaryIO, *, named: str = "") -> Any:
     """The bytes of a stream, unpacked where it begins as a packed file does, or its name says that it is one."""
     stream = io.BufferedReader(stream, 1 << 20)  # type: ignore[type-var]
     start = stream.peek(6)
-    packed = next(
-        (suffix for begins, suffix in _PACKED.items() if start.startswith(begins) or named.endswith(suffix)), None
-    )
+    fits = (suffix for begins, suffix in _PACKED.items() if start.startswith(begins) or named.endswith(suffix))
+    packed = next(fits, None)
     if packed == ".zst":
         return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"))
     openers: dict[str | None, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}

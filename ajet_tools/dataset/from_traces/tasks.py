@@ -94,9 +94,8 @@ def has_placeholder(text: str) -> bool:
 
 def task_key(task: Task) -> str:
     """A digest of what is asked, in upper and lower case alike and whatever the white space."""
-    asked = [(str(m.get("role")), plain_text(parts_of(m).text)) for m in task.init_messages] or [
-        ("", plain_text(task.main_query))
-    ]
+    asked = [(str(m.get("role")), plain_text(parts_of(m).text)) for m in task.init_messages]
+    asked = asked or [("", plain_text(task.main_query))]
     more = {} if task.init_messages else {k: v for k, v in task.metadata.items() if k != "answer"}
     text = json.dumps([asked, more], ensure_ascii=True, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
@@ -173,10 +172,8 @@ def _about(feedback: Sequence[Feedback], question: _Question, episode: Episode) 
     """What was said of the reply to one question."""
     if question.own:
         return opinion(feedback)
-    whole = not _is_process(episode)
-    return opinion(
-        entry for entry in feedback if entry.call_id in question.call_ids or (whole and entry.call_id is None)
-    )
+    call_ids = (*question.call_ids, *([] if _is_process(episode) else [None]))
+    return opinion(entry for entry in feedback if entry.call_id in call_ids)
 
 
 def _answer(

@@ -112,11 +112,8 @@ class Expansion(Generation[WriterCall]):
             "examples": [example.id for example in examples],
             "splits": splits_from(examples, side.name),
         }
-        parameters = {
-            "strategy": strategy,
-            **({"language": language} if language else {}),
-            **({"cell": cell} if cell else {}),
-        }
+        parameters = {"strategy": strategy, "language": language, "cell": cell}
+        parameters = {name: value for name, value in parameters.items() if value}
         provenance = config.provenance(prompt, self.endpoint.model, seed, origin, parameters)
         messages = [
             {"role": "system", "content": prompts.load("expand/system").render()},

@@ -71,9 +71,8 @@ class FromDocs(Generation[DocsAttempt]):
         self.corpus = corpus
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages)) if seeds else None
         examples = [as_example(row) for row in seeds]
-        super().__init__(
-            config, endpoint, examples, checks, fields=self.shape.describe() if self.shape is not None else ()
-        )
+        fields = self.shape.describe() if self.shape is not None else ()
+        super().__init__(config, endpoint, examples, checks, fields=fields)
         validation_share = corpus.share("validation")
         share = validation_share if config.validation is None or not validation_share else config.validation
         self._sides = split_sides(examples, config, share, self.result, of_seeds=validation_share)
@@ -188,6 +187,5 @@ class FromDocs(Generation[DocsAttempt]):
         return open_book(candidate.values, attempt.chunk.text) if verifier.calls else candidate.values
 
     def _record_decision(self, attempt: DocsAttempt, side: Side, candidate: Candidate, sound: bool) -> None:
-        self._before.setdefault((attempt.chunk.document.digest, attempt.chunk.number), []).append(
-            text_of(candidate.values)
-        )
+        place = attempt.chunk.document.digest, attempt.chunk.number
+        self._before.setdefault(place, []).append(text_of(candidate.values))

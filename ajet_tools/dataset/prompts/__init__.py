@@ -83,9 +83,8 @@ def load(name: str) -> Prompt:
     version_match = _VERSION.match(text)
     assert version_match is not None, f"{path} does not start with its version: {{# version 1 #}}"
     family = "".join(p.read_text(encoding="utf-8") for p in sorted({path, *path.parent.glob("base.jinja")}))
-    return Prompt(
-        name, version_match.group(1), _digest(family), _environment().get_template(f"{name}.jinja"), _runs(text)
-    )
+    template = _environment().get_template(f"{name}.jinja")
+    return Prompt(name, version_match.group(1), _digest(family), template, _runs(text))
 
 
 def load_file(path: Path) -> Prompt:

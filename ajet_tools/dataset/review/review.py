@@ -132,9 +132,7 @@ class Review:
                 self._restore(number, waiting.pop(0))
         self.lost = sum(map(len, by_digest.values()))
         if self.is_kept:
-            self.journal.replace(
-                {number: (self._digest(number), known_decision) for number, known_decision in self.decisions.items()}
-            )
+            self.journal.replace({number: (self._digest(number), said) for number, said in self.decisions.items()})
 
     @property
     def is_kept(self) -> bool:
@@ -218,10 +216,9 @@ class Review:
 
     @property
     def marks(self) -> Counter[str]:
-        counts: Counter[str] = Counter(
-            decision.mark for decision in list(self.decisions.values()) if decision.mark is not None
-        )
-        counts["edited"] = sum(decision.values is not None for decision in list(self.decisions.values()))
+        decisions = list(self.decisions.values())
+        counts: Counter[str] = Counter(decision.mark for decision in decisions if decision.mark is not None)
+        counts["edited"] = sum(decision.values is not None for decision in decisions)
         return counts
 
     @property

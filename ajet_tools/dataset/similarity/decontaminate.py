@@ -252,9 +252,8 @@ def _is_figure(word: str) -> bool:
 
 def _stands_alone(words_of_text: Sequence[str], at: int, length: int) -> bool:
     """Whether a short run is no part of a longer sum, as `What is 1 + 2` is of `What is 1 + 2 + 3?`."""
-    return not any(
-        map(_is_figure, (*words_of_text[max(0, at - 1) : at], *words_of_text[at + length : at + length + 1]))
-    )
+    beside = *words_of_text[max(0, at - 1) : at], *words_of_text[at + length : at + length + 1]
+    return not any(map(_is_figure, beside))
 
 
 def _same_numbers(known: Sequence[str], window: Sequence[str]) -> bool:

@@ -120,9 +120,8 @@ def _smallest(hashes: U64, bounds: Ints) -> Postings:
     poor = np.flatnonzero(np.bincount(smallest.texts, minlength=len(size)) < np.minimum(KEYS, size) // 2)
     if len(poor):
         again = np.flatnonzero(np.isin(numbers, poor))
-        smallest = Postings.joined(
-            [smallest.take(~np.isin(smallest.texts, poor)), _different(numbers[again], hashes[again])]
-        )
+        rich = smallest.take(~np.isin(smallest.texts, poor))
+        smallest = Postings.joined([rich, _different(numbers[again], hashes[again])])
     return smallest
 
 

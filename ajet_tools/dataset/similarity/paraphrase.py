@@ -107,11 +107,10 @@ async def find_paraphrases(
     others = [index for index in range(len(texts)) if index not in leaks]
 
     async def check(index: int) -> tuple[int, Leak] | None:
-        near = (
-            checks.nearest(texts[index])
-            if vectors is None
-            else np.argsort(-(vectors[1] @ vectors[0][index]), kind="stable")[:SHOWN].tolist()
-        )
+        if vectors is None:
+            near = checks.nearest(texts[index])
+        else:
+            near = np.argsort(-(vectors[1] @ vectors[0][index]), kind="stable")[:SHOWN].tolist()
         verdict = await checks.compare(texts[index], near, endpoint)
         done[0] += 1
         on_progress("asking the model", done[0], len(others))

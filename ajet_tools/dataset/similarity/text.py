@@ -84,9 +84,8 @@ def normals(texts: pl.Series, form: Callable[[str], str] = normal) -> pl.Series:
         some = normalized.gather(spaced).str.replace_all(r"[\s\x1c-\x1f]+", " ").str.strip_chars(" ")
         normalized = normalized.scatter(spaced, some)
     if len(non_ascii):
-        normalized = normalized.scatter(
-            non_ascii, pl.Series([form(text) for text in texts.gather(non_ascii)], dtype=pl.String)
-        )
+        forms = pl.Series(map(form, texts.gather(non_ascii)), dtype=pl.String)
+        normalized = normalized.scatter(non_ascii, forms)
     return normalized
 
 

@@ -182,9 +182,8 @@ def checks_of(verifier: CombinedVerifier | None, provenances: Iterable[Mapping[s
     checks = []
     for part in verifier.parts if verifier is not None else []:
         name, at = part.verifier.name, part.endpoint
-        checks.append(
-            Check(name, at.model if at else None, checked[name], refused[name], at.budget if at is not None else None)
-        )
+        model, budget = (at.model, at.budget) if at is not None else (None, None)
+        checks.append(Check(name, model, checked[name], refused[name], budget))
     return checks
 
 

@@ -89,14 +89,12 @@ class JudgeVerifier:
 
     async def _probe(self, task: Task, answer: object) -> None:
         wrong = _other_answer(answer)
-        outcome = await self._reward(
-            task.model_copy(update={"metadata": {**task.metadata, "answer": wrong}}), _to_output(wrong)
-        )
+        changed = task.model_copy(update={"metadata": {**task.metadata, "answer": wrong}})
+        outcome = await self._reward(changed, _to_output(wrong))
         if not isinstance(outcome, RowVerdict) and outcome[1]:
             log.warning(
                 "%s proves little: this judge rewards whatever answer the row gives, even a wrong one. "
-"Verify by independent answers (%s:3) or agreement:3",
-                self.name, self.name,
+                "Verify by independent answers (%s:3) or agreement:3", self.name, self.name,
             )  # fmt: skip
 
     async def _reward(self, task: Task, output: object) -> tuple[float, bool] | RowVerdict:

@@ -51,12 +51,9 @@ class ProgramVerifier:
             return await self._run_tests(code_in(solution) or solution, tests, have.get("entry_point"))
         if answer is None:
             return RowVerdict(False, "no answer to check")
-        program = next(
-            (have[name] for name in PROGRAMS if isinstance(have.get(name), str) and have[name].strip()), None
-        )
-        if program is not None:
-            ran = await self._run(program)
-            return _compare(ran, str(answer), "the row's program", {}, failed=False)
+        programs = (have[name] for name in PROGRAMS if isinstance(have.get(name), str) and have[name].strip())
+        if (program := next(programs, None)) is not None:
+            return _compare(await self._run(program), str(answer), "the row's program", {}, failed=False)
         return await self._write_program(row, str(answer), endpoint)
 
     async def _run(self, code: str, stdin: str = "") -> Ran:
@@ -82,10 +79,8 @@ class ProgramVerifier:
         if code is None:
             details = {"reply": reply[:_LONGEST], "prompt": asked.label}
             return RowVerdict(False, "the model wrote no program", details, failed=True)
-        ran = await self._run(code)
-        return _compare(
-            ran, answer, "a program that a model wrote", {"program": code, "prompt": asked.label}, failed=True
-        )
+        details = {"program": code, "prompt": asked.label}
+        return _compare(await self._run(code), answer, "a program that a model wrote", details, failed=True)
 
 
 def _compare(ran: Ran, answer: str, whose: str, details: Mapping[str, object], *, failed: bool) -> RowVerdict:
