@@ -32,7 +32,6 @@ from ajet_sdk.errors import AjetError, ConfigError, TaskError
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.rollout.outcomes import failure_messages, failures_by_cause, solved
 from ajet_sdk.run import run
-from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_sdk.types import Episode, Task
 from ajet_tools.dataset.files.blocks import Row
@@ -252,7 +251,7 @@ def _task_or_problem(row: Row) -> Task | str:
 
 def task_of_row(where: str, values: Mapping[str, object]) -> Task:
     """The task that a row is, whether or not it was measured before. Raises TaskError."""
-    return to_task(TaskRow(where, _strip(values)), {})
+    return to_task(Row(where, _strip(values)), {})
 
 
 def _strip(values: Mapping[str, object]) -> dict[str, Any]:

@@ -23,10 +23,9 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.lineage import plain_text
-from ajet_sdk.tasks.task_rows import Row
+from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.whole_file import write_whole
-from ajet_tools.dataset.files.blocks import Row as TableRow
-from ajet_tools.dataset.files.blocks import text_of
+from ajet_tools.dataset.files.blocks import Row, text_of
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
@@ -43,7 +42,7 @@ from ajet_tools.dataset.verify.combined import Verify
 
 log = logging.getLogger("ajet.tasks")
 
-Rows = tuple[Iterator[Row], Iterator[Row]]
+Rows = tuple[Iterator[TaskRow], Iterator[TaskRow]]
 _GENERATION = "task_reader.data_generation"
 _TRACING = "task_reader.feedback_tracing"
 _LEAST_SIMILARITY = 0.5
@@ -155,15 +154,13 @@ def _named_files(options: Iterable[str]) -> dict[str, str]:
 def generation_config(
     config: Config, documents: list[Path], seeds: Path | None, validation: Path | None
 ) -> DocsConfig | GenerationConfig:
-    generation = config.task_reader.data_generation
+    generation, filtered = config.task_reader.data_generation, config.task_reader.data_generation.deduplication_filter
     _check_limits(config)
     limits: dict[str, Any] = {
         "min_new_forms": 0.0,
         "max_tokens": generation.sampling_params.get("max_tokens", generation.llm_response_length),
         "seed": config.trainer_common.seed,
-        "similarity": generation.deduplication_filter.params.similarity_threshold
-        if generation.deduplication_filter.enabled
-        else 1.0,
+        "similarity": filtered.params.similarity_threshold if filtered.enabled else 1.0,
         "window": 2 * generation.num_workers,
     }
     if generation.sampling_params.get("temperature") is not None:
@@ -248,7 +245,7 @@ def _check_apart(seeds: Path, validation: Path) -> None:
             raise TaskError(f"{row.where} is also a validation task ({held_out_at}); remove it from the seeds")
 
 
-def job_rows(rows: Iterable[TableRow], mapping: Mapping[str, str]) -> Iterator[Row]:
+def job_rows(rows: Iterable[Row], mapping: Mapping[str, str]) -> Iterator[Row]:
     """Rows as the job's `field_mapping` expects them, without where they are from, which is no part of a task."""
     for row in rows:
         values = {name: value for name, value in row.values.items() if name != "provenance"}

@@ -50,11 +50,15 @@ def paged(no_pager: bool = False) -> Iterator[Console]:
         return
     with out.capture() as captured:
         yield out
-    text = captured.get()
-    if text.count("\n") < out.height:
+    text, process = captured.get(), None
+    if text.count("\n") >= out.height:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, encoding="utf-8", errors="replace")
+        try:
+            process.communicate(text)
+        except (BrokenPipeError, KeyboardInterrupt):  # left before the end, or its own key, with which it goes on
+            process.wait()
+    if process is None or process.returncode == 127:
         out.file.write(text)
-        return
-    _page(command, text, out)
 
 
 def _command() -> list[str] | None:
@@ -62,16 +66,6 @@ def _command() -> list[str] | None:
     if not named or not shutil.which(named[0]):
         return None
     return [*named, "-R"] if Path(named[0]).name == "less" else named  # colours as colours
-
-
-def _page(command: list[str], text: str, out: Console) -> None:
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, encoding="utf-8", errors="replace")
-    try:
-        process.communicate(text)
-    except (BrokenPipeError, KeyboardInterrupt):  # left before the end, or its own key, with which it goes on
-        process.wait()
-    if process.returncode == 127:
-        out.file.write(text)
 
 
 def number(value: float | None) -> str:

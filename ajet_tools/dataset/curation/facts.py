@@ -18,7 +18,6 @@ import polars as pl
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.lineage import ANSWERS
-from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.forms import CUES, given_away, may_give_away, normalize
 from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, encodable, text_of
@@ -210,7 +209,7 @@ def _read_rows(
 def _task(row: Row) -> Task | tuple[str, str]:
     """The task that a row is, or why it is none."""
     try:
-        task = to_task(TaskRow(row.where, row.values), {})
+        task = to_task(row, {})
     except TaskError as error:
         return "no task", str(error).removeprefix(f"{row.where}: ").removeprefix(f"{row.where} ")
     if not (task.main_query.strip() or task.init_messages or task.env_type):

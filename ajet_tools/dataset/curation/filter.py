@@ -23,10 +23,9 @@ import numpy.typing as npt
 import polars as pl
 
 from ajet_sdk.errors import AjetError, ConfigError
-from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.files.blocks import QUERIES, Block, Irregular, LineBlock, TableBlock, text_of
+from ajet_tools.dataset.files.blocks import QUERIES, Block, Irregular, LineBlock, Row, TableBlock, text_of
 from ajet_tools.dataset.files.lines import Path
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.values import ABSENT, POSITION, find_at
@@ -263,7 +262,7 @@ def has_dotted_key(block: Block, paths: Sequence[Path]) -> bool:
 def task_id_of(values: Mapping[str, object]) -> str | None:
     """The id under which a reader would know the row; None where it is no task."""
     try:
-        return to_task(TaskRow("", values), {}).task_id
+        return to_task(Row("", dict(values)), {}).task_id
     except AjetError:
         return None
 

@@ -20,7 +20,6 @@ import polars as pl
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
-from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.facts import facts_of
 from ajet_tools.dataset.files.blocks import LineBlock, as_lines, text_of
@@ -245,7 +244,7 @@ class Tasks:
                 for index, row in zip(
                     indices := np.flatnonzero(chosen[start : start + len(block)]), block.rows(indices), strict=True
                 ):
-                    yield start + int(index), to_task(TaskRow(row.where, row.values), {})
+                    yield start + int(index), to_task(row, {})
                 start += len(block)
 
     def _blocks(self, path: str, mapping: Mapping[str, str] | None) -> Iterator[LineBlock]:

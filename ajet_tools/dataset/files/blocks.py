@@ -19,6 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
+from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_tools.dataset.files.arrays import change, convert, find, look_at
 from ajet_tools.dataset.files.lines import Path, Wanted, decode, read_columns, with_fields
 from ajet_tools.dataset.files.places import Columns, Place, merged
@@ -38,10 +39,9 @@ class Irregular(Exception):
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(TaskRow):
     """One row of a dataset, and where it stands: `seeds.jsonl line 7`."""
 
-    where: str
     values: dict[str, Any]
     stored: Stored | None = field(default=None, compare=False, repr=False)
     """The row in its table, which `Writer.write` takes the types from; None where it was read from text."""

@@ -127,10 +127,9 @@ def choose(reader: TraceReader, choice: Choice) -> Chosen:
     all_opinions = opinions(reader)
     facts = _facts(reader, ids)
     failed = {id: why for id, row in facts.items() if (why := _failure(row, all_opinions[id], choice.below))}
-    tried: dict[str, tuple[int, int]] = {}
-    for episode_id, row in facts.items():
-        attempts, failures = tried.get(row["task_id"], (0, 0))
-        tried[row["task_id"]] = (attempts + 1, failures + (episode_id in failed))
+    attempts = Counter(row["task_id"] for row in facts.values())
+    failures = Counter(facts[id]["task_id"] for id in failed)
+    tried = {task_id: (count, failures[task_id]) for task_id, count in attempts.items()}
     if choice.feedback:
         ids = [id for id in ids if all_opinions[id].kinds & set(choice.feedback)]
     if choice.failures:

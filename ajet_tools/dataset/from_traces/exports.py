@@ -154,13 +154,6 @@ class AttemptsJob(Job):
 
     def members(self) -> dict[tuple[str, str], list[str]]:
         """By task. Tasks of another tool's traces are told apart by what was asked."""
-        task_keys = self._task_ids()
-        groups: dict[tuple[str, str], list[str]] = {}
-        for episode_id in self.episode_ids:
-            groups.setdefault(task_keys[episode_id], []).append(episode_id)
-        return groups
-
-    def _task_ids(self) -> dict[str, tuple[str, str]]:
         sql = "SELECT episode_id, run_id, task_id FROM episodes WHERE episode_id IN (SELECT unnest(?::VARCHAR[]))"
         keys: dict[str, tuple[str, str]] = {}
         foreign: list[str] = []
@@ -172,7 +165,10 @@ class AttemptsJob(Job):
             traced = next(traced_tasks(record, foreign=True), None)
             if traced is not None:
                 keys[record.episode.episode_id] = ("text", traced.key)
-        return {id: keys.get(id, ("episode", id)) for id in self.episode_ids}
+        groups: dict[tuple[str, str], list[str]] = {}
+        for episode_id in self.episode_ids:
+            groups.setdefault(keys.get(episode_id, ("episode", episode_id)), []).append(episode_id)
+        return groups
 
     def groups(self, *, feedback: bool = False, trained: bool = False) -> Iterator[list[Record]]:
         for records in super().groups(feedback=True, trained=trained):

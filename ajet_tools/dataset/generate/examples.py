@@ -15,7 +15,6 @@ from typing import Any
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
-from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.schema import OURS, query_of
 from ajet_tools.dataset.files.blocks import Row, text_of
@@ -92,7 +91,7 @@ def select_seeds(
 
 def task_id_of(values: dict[str, object]) -> str:
     """The id of the task that a row is; provenance is no part of it."""
-    return to_task(TaskRow("row", {k: v for k, v in values.items() if k != "provenance"}), {}).task_id
+    return to_task(Row("row", {k: v for k, v in values.items() if k != "provenance"}), {}).task_id
 
 
 def as_example(row: Row) -> Example:
