@@ -166,4 +166,4 @@ class Growing:
 
     @staticmethod
     def _rows_in(directory: Directory) -> list[Row]:
-        return list(read(directory.train())) if directory.train().exists() else []
+        return list(read(directory.train)) if directory.train.exists() else []

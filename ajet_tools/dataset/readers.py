@@ -124,7 +124,7 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
     if run.failure is not None:
         raise run.failure
     log.info("data_generation: %d rows, in %s", run.result.accepted, directory.path)
-    files = {path.stem: path for path in (directory.train(), directory.validation()) if path.exists()}
+    files = {path.stem: path for path in (directory.train, directory.validation) if path.exists()}
     write_whole(directory.path / _DONE, json.dumps({path.name: _digest_of_path(path) for path in files.values()}))
     return files
 

@@ -84,12 +84,7 @@ class Directory:
         self.path = path
         self.own = path / ".expand"
         self.cache = self.own / "replies.sqlite"
-
-    def train(self) -> Path:
-        return self.path / "train.jsonl"
-
-    def validation(self) -> Path:
-        return self.path / "validation.jsonl"
+        self.train, self.validation = path / "train.jsonl", path / "validation.jsonl"
 
     def begun(self) -> dict[str, Any] | None:
         """The settings of the run to be resumed; None if there is none."""
@@ -108,7 +103,7 @@ class Directory:
         """Raises ConfigError where something of another run is there."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"--out {self.path} is a file, but must be a directory")
-        there = next((p for p in (self.own / "run.json", self.train(), self.validation()) if p.exists()), None)
+        there = next((p for p in (self.own / "run.json", self.train, self.validation) if p.exists()), None)
         if there is not None and not resume:
             raise ConfigError(
                 f"{there} already exists; continue it with --resume, or choose another directory with --out"
@@ -153,7 +148,7 @@ def write(
     documents: Sequence[Mapping[str, object]] = (),
 ) -> list[Path]:
     """Write what there is, each file whole; a split without a row gets none. Returns the files."""
-    splits = {"train": (directory.train(), result.train), "validation": (directory.validation(), result.validation)}
+    splits = {"train": (directory.train, result.train), "validation": (directory.validation, result.validation)}
     files: list[tuple[Path, Sequence[Mapping[str, object]]]] = [
         *splits.values(),
         (directory.path / "rejected.jsonl", [rejected.as_row() for rejected in result.rejected]),

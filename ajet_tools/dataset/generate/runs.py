@@ -248,25 +248,22 @@ async def _run(
 def _stop_on_signals(generation: Generation[Any]) -> Iterator[None]:
     """Only the main thread hears them."""
     loop = asyncio.get_running_loop()
-    heard = (signal.SIGINT, signal.SIGTERM)
 
-    def remove() -> None:
+    def hear(change: Callable[[signal.Signals], object]) -> None:
         with suppress(ValueError, NotImplementedError, RuntimeError):
-            for signal_number in heard:
-                loop.remove_signal_handler(signal_number)
+            for signal_number in (signal.SIGINT, signal.SIGTERM):
+                change(signal_number)
 
     def request_stop(signal_number: signal.Signals) -> None:
-        remove()
+        hear(loop.remove_signal_handler)
         generation.stopped_by = signal_number
         generation.stop.set()
 
-    with suppress(ValueError, NotImplementedError, RuntimeError):
-        for signal_number in heard:
-            loop.add_signal_handler(signal_number, request_stop, signal_number)
+    hear(lambda signal_number: loop.add_signal_handler(signal_number, request_stop, signal_number))
     try:
         yield
     finally:
-        remove()
+        hear(loop.remove_signal_handler)
 
 
 def grow(
