@@ -223,10 +223,7 @@ class Splitter:
         return set(self._counts)
 
     def sides(self, block: Block, keys: pl.Series | Sequence[str]) -> npt.NDArray[np.integer[Any]]:
-        """The sides of the next rows, by their `keys_of`, or the keys of rows that they go with; a numpy array.
-
-        Raises TaskError.
-        """
+        """The sides of the next rows, by their keys or those of rows that they go with (an array). Raises TaskError."""
         if self._stratify is None:
             return _sides(_places(self._seed, keys), self.fractions)
         texts = keys if isinstance(keys, pl.Series) else pl.Series(map(encodable, keys), dtype=pl.String)

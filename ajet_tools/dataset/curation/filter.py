@@ -112,10 +112,7 @@ class _Condition:
         return self.holds(None if value is ABSENT else value)
 
     def holds_of_texts(self, texts: pl.Series, *, exact: bool) -> npt.NDArray[np.int8]:
-        """Of values as a column of text shows them: 1 or 0, and -1 where that depends on what a value is.
-
-        `exact`: they are text.
-        """
+        """Of values as a column of text shows them (`exact`: they are text): 1, 0, or -1 where their kind decides."""
         result = pl.repeat(0, len(texts), dtype=pl.Int8, eager=True)
         unsure = None
         if self.needle is not None:

@@ -85,9 +85,8 @@ def prepare(
 ) -> Corpus:
     """The documents that were read, in chunks of `size` characters, on their sides.
 
-    `validation` is the share of the chunks that is kept for it; None is a tenth where there are five documents.
-
-    Raises ConfigError where there is nothing to keep apart.
+    `validation` is the share of the chunks that is kept for it; None is a tenth where there are five documents. Raises
+    ConfigError where there is nothing to keep apart.
     """
     by_digest: dict[str, Document] = {}
     copies, unreadable = list[tuple[str, str]](), list[Unreadable]()

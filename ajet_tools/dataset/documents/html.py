@@ -32,10 +32,7 @@ _CSS_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def html_blocks(path: Path, data: bytes, encoding: str | None = None) -> Iterator[Block]:
-    """The blocks of a page; `data` is its content. Its own declaration says how it is encoded, else UTF-8.
-
-    Raises TaskError where that is not so.
-    """
+    """The blocks of a page, whose content is encoded as it declares, else as UTF-8. Raises TaskError if it is not."""
     try:
         from bs4 import BeautifulSoup
         from bs4.dammit import EncodingDetector

@@ -127,11 +127,9 @@ def read_documents(
 
 
 def read_document(path: Path, *, name: str | None = None, encoding: str | None = None) -> Document:
-    """One document; `-` is stdin, as Markdown.
+    """One document; `-` is stdin, as Markdown. `encoding` is that of texts without a mark of their own, else UTF-8.
 
     Raises TaskError that says what is wrong with it, MissingExtra where its reader is not installed.
-
-    `encoding` is that of text, Markdown and HTML files without a mark of their own; by default UTF-8.
     """
     kind = SUFFIXES.get(path.suffix.lower(), "text") if str(path) != "-" else "stdin"
     try:

@@ -183,10 +183,7 @@ class TableBlock:
         return pl.Series(["[" if valid else None for valid in array.is_valid().to_pylist()], dtype=pl.String)
 
     def frame(self, dtype: pl.Struct) -> pl.DataFrame:
-        """Columns as a frame: those of that struct type that there are, with the types of the table.
-
-        Raises Irregular where polars has no such type.
-        """
+        """Those columns of that struct type that there are, as a frame. Raises Irregular where polars lacks a type."""
         names = [wanted_field.name for wanted_field in dtype.fields if wanted_field.name in self.table.fields]
         data = self.data.select(names or self.data.schema.names[:1])
         if "decimal256" in str(data.schema):  # which polars does not have

@@ -125,10 +125,7 @@ def _grouped(lines: pl.Series, paths: Mapping[str, bool]) -> list[npt.NDArray[np
 
 
 def json_at(lines: pl.Series, path: Path) -> pl.Series | None:
-    """The value of each line at a path, as JSON in a polars series of text: null where there is none.
-
-    None where DuckDB cannot read a line (half a surrogate pair).
-    """
+    """The JSON of each line at a path, null where there is none; None where DuckDB cannot read a line."""
     import duckdb
 
     pointer = "".join(f"/{name.replace('~', '~0').replace('/', '~1')}" for name in path).replace("'", "''")

@@ -201,10 +201,7 @@ def _answer(
 
 
 def _value(liked: object) -> Any:
-    """What an output that people liked says is the answer, where a rule can tell: `42` of `So the answer is 42.`
-
-    None where none can.
-    """
+    """What a liked output says is the answer, where a rule can tell: `42` of `So the answer is 42.`; else None."""
     if not isinstance(liked, str):
         return liked
     final = final_of(liked)
@@ -310,10 +307,7 @@ class TaskPool:
         verdict: Mapping[str, object] | None = None,
         split: str = "train",
     ) -> None:
-        """One more episode of a task, on a split of its run.
-
-        `failure` says why it counts as failed, `verdict` what a rubric's grader said.
-        """
+        """One more episode of a task: why it counts as failed, what a rubric's grader said, and its run's split."""
         if traced.problem:
             self.rejected.append(rejected_row(traced.task, traced.episode_id, traced.problem))
             return

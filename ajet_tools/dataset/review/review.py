@@ -168,17 +168,8 @@ class Review:
             yield LineBlock("", pl.Series("line", [line[:-1].decode() for line in some], pl.String), numbers)
             number += len(some)
 
-    def fitting(
-        self,
-        wanted: Filter,
-        only: Only = "all",
-        *,
-        stop: threading.Event,
-    ) -> list[int] | None:
-        """The numbers of the rows that fit; None where it was stopped.
-
-        Raises ConfigError for a field that no row has.
-        """
+    def fitting(self, wanted: Filter, only: Only = "all", *, stop: threading.Event) -> list[int] | None:
+        """The numbers of the rows that fit; None if it was stopped. Raises ConfigError for a field that no row has."""
         fitting_numbers: list[int] = []
         table = next(iter(tables_of(self.source, self.mapping)), None)
         for block in self._scan(stop):
