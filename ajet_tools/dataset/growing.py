@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
@@ -31,7 +30,7 @@ from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.from_traces.choice import Choice, choose
 from ajet_tools.dataset.generate.examples import read_seeds
-from ajet_tools.dataset.generate.learning import LearningValue, Policy
+from ajet_tools.dataset.generate.learning import LearningValue, Policy, seed_of
 from ajet_tools.dataset.generate.output import Directory, digest_of
 from ajet_tools.dataset.generate.records import GenerationConfig, NoProgress
 from ajet_tools.dataset.generate.runs import grow
@@ -111,10 +110,9 @@ class Growing:
         seeds = [row for row, task in zip(known, self._as_tasks(known), strict=True) if task.task_id in failed]
         seeds = seeds if len(seeds) > 1 else known
         validation = file_of(config, "validation")
-        chance = hashlib.blake2b(f"{config.trainer_common.seed}/{step}".encode(), digest_size=4).digest()
         generation = generation_config(config, [], file_of(config, "training"), validation)
         assert isinstance(generation, GenerationConfig), "it is one where there are no documents"
-        seed = int.from_bytes(chance, "big")
+        seed = seed_of(config.trainer_common.seed, step)
         generation = dataclasses.replace(generation, count=settings.tasks, validation=0.0, seed=seed)
         directory = Directory(self._folder / f"step_{step:06d}-{digest_of(seeds)}")
         directory.check(resume=True)

@@ -18,6 +18,7 @@ from ajet_sdk.secret_keys import masked
 from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.curation.forms import LEAST, Forms
+from ajet_tools.dataset.curation.stats import ordered
 from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.files.values import answer_of, value_at
 
@@ -132,7 +133,7 @@ def _card(seen: _Seen, facts: Facts) -> Iterator[str]:
     for note in facts.notes:
         yield from (f"> {_one_line(note)}", "")
     yield from _counts(seen, facts)
-    yield from _table("Refused", ("reason", "rows"), [(r, f"{n:,}") for r, n in _ranked(facts.refused)])
+    yield from _table("Refused", ("reason", "rows"), [(r, f"{n:,}") for r, n in ordered(facts.refused)])
     yield from _lineage(seen)
     yield from _lengths(seen)
     yield from _diversity(seen, facts)
@@ -155,12 +156,12 @@ def _counts(seen: _Seen, facts: Facts) -> Iterator[str]:
         rows.append(("refused", f"{sum(facts.refused.values()):,}"))
     yield from _table("Counts", ("", ""), rows)
     for title, counter in seen.counters.items():
-        yield from _table(title, ("", "rows"), [(name, f"{n:,}") for name, n in _ranked(counter)[:20]])
+        yield from _table(title, ("", "rows"), [(name, f"{n:,}") for name, n in ordered(counter)[:20]])
 
 
 def _lineage(seen: _Seen) -> Iterator[str]:
     """From which splits the sources of the rows are, and whether a row to learn comes from one to validate on."""
-    rows = [(name, of, f"{n:,}") for name, counts in seen.lineage.items() for of, n in _ranked(counts)]
+    rows = [(name, of, f"{n:,}") for name, counts in seen.lineage.items() for of, n in ordered(counts)]
     if all(of == "not known" for _, of, _ in rows):
         return
     yield from _table("Lineage", ("rows in", "made of tasks in", "rows"), rows)
@@ -213,10 +214,6 @@ def _examples(seen: _Seen) -> Iterator[str]:
         shown = _cut(text) + (f"\n→ {_cut(_show(answer))}" if answer is not None else "")
         fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall(r"`+", shown)), default=0))
         yield from (f"{fence}text", shown, fence, "")
-
-
-def _ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

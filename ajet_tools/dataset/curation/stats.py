@@ -73,12 +73,12 @@ class Field:
 
     def as_json(self) -> dict[str, object]:
         distinct = len(self.values) if not self.others else f">{len(self.values)}"
-        kinds = dict(_ordered(self.kinds))
+        kinds = dict(ordered(self.kinds))
         return {"present": self.present, "kinds": kinds, "distinct": distinct, "common": dict(self.common())}
 
     def common(self, most: int = _SHOWN) -> list[tuple[str, int]]:
         """The values that come more than once, as JSON, and how often."""
-        return [(text, number) for text, number in _ordered(self.values)[:most] if number > 1]
+        return [(text, number) for text, number in ordered(self.values)[:most] if number > 1]
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Stats:
             "chars": self.chars.as_json(),
             "words": self.words.as_json(),
             "answer_chars": self.answer_chars.as_json(),
-            "languages": dict(_ordered(self.languages)),
+            "languages": dict(ordered(self.languages)),
             "fields": {name: part.as_json() for name, part in self.fields.items()},
         }
         if self.by:
@@ -202,5 +202,6 @@ def _name(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 
 
-def _ordered(counts: Mapping[Any, int]) -> Sequence[tuple[Any, int]]:
+def ordered(counts: Mapping[Any, int]) -> Sequence[tuple[Any, int]]:
+    """The most frequent first, of equals by name."""
     return sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))

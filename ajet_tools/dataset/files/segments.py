@@ -9,7 +9,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import pyarrow as pa
 
@@ -36,7 +35,7 @@ class Shape:
 
 
 class Segments:
-    """Rows go in by `add`; `finish` gives the files."""
+    """Rows go in by `add`; `finish` gives the files, `abandon` closes the last one."""
 
     def __init__(self, folder: Path, shape: Shape, shard_bytes: int) -> None:
         """`folder` is there, and the files are made in it; each of about `shard_bytes` where that is not 0."""
@@ -46,14 +45,9 @@ class Segments:
         self._empty = 0
         """Rows without a key, before any that has one."""
 
-    def __enter__(self) -> Segments:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def abandon(self) -> None:
         if self._file is not None:
-            self._file.abandon()
+            self._file.writer.close()
 
     def add(self, block: Block) -> None:
         """Raises TaskError where the rows do not go into one table with those before."""
@@ -127,7 +121,7 @@ class _TableFile:
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
         try:
-            self._writer = pq.ParquetWriter(path, columns.schema, compression="zstd", dictionary_pagesize_limit=1 << 17)
+            self.writer = pq.ParquetWriter(path, columns.schema, compression="zstd", dictionary_pagesize_limit=1 << 17)
         except NotImplementedError as error:  # of Arrow: an object without fields
             raise TaskError(f"Parquet does not hold these columns, write .jsonl: {error}") from error
 
@@ -142,11 +136,8 @@ class _TableFile:
         waiting, self._waiting = self._waiting, []
         self._rows = self._bytes = 0
         if waiting:
-            self._writer.write_table(pa.Table.from_batches(waiting, self.columns.schema))
+            self.writer.write_table(pa.Table.from_batches(waiting, self.columns.schema))
 
     def close(self) -> None:
         self._flush()
-        self._writer.close()
-
-    def abandon(self) -> None:
-        self._writer.close()
+        self.writer.close()

@@ -94,7 +94,8 @@ class Writer:
             folder = self._draft_path("tables")
             folder.mkdir()
             (folder / "begun").open("w").close()
-            self._segments = self._open.enter_context(Segments(folder, self._shape, self._shard_bytes))
+            self._segments = Segments(folder, self._shape, self._shard_bytes)
+            self._open.callback(self._segments.abandon)
             return
         self._file = self._open.enter_context(self._draft.open("w+b"))
         if self._format == "jsonl.gz":

@@ -75,10 +75,6 @@ class TraceRun:
     """Why the model was asked no more; what was not graded is left out."""
 
 
-def _ignore(what: str, done: int, of: int) -> None:
-    """Tells nobody."""
-
-
 def from_traces(
     sources: Sources,
     to: Kind,
@@ -87,7 +83,7 @@ def from_traces(
     options: Options | None = None,
     *,
     grader: EpisodeGrader | None = None,
-    progress: Progress = _ignore,
+    progress: Progress = lambda what, done, of: None,
 ) -> TraceRun:
     """Write the dataset, whole or not at all, to a path (its suffix says the format) or `-`.
 
@@ -148,7 +144,7 @@ class _RowBuilder:
         choice: Choice | None,
         options: Options | None,
         grader: EpisodeGrader | None,
-        progress: Progress = _ignore,
+        progress: Progress = lambda what, done, of: None,
     ) -> None:
         self._sources, self._choice, self._options = sources, choice or Choice(), options or Options()
         self._progress = progress

@@ -112,12 +112,13 @@ class LearningValue:
         return measured
 
     def _attempt(self, task: Task, number: int) -> Attempt:
-        own_seed, shared = _seed_of(self.seed, task.task_id, number), _seed_of(self.seed, task.task_id, "group")
+        own_seed, shared = seed_of(self.seed, task.task_id, number), seed_of(self.seed, task.task_id, "group")
         group = f"{task.task_id}/{shared}"
         return Attempt(task, "", group, number, 0, "val", None if self.seed is None else own_seed, shared)
 
 
-def _seed_of(*parts: object) -> int:
+def seed_of(*parts: object) -> int:
+    """A seed of 32 bits that depends on these alone."""
     text = "/".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from ajet_sdk.judges.agreement import wilson
 from ajet_tools.dataset.files.blocks import json_line
 from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.review.journal import Journal, Mark, digest_of_line, journal_beside
 from ajet_tools.dataset.review.save import BY_HAND, rejected_beside
 
@@ -125,6 +126,5 @@ def error_lines(errors: Sequence[ErrorEstimate], files: Sequence[Path]) -> list[
 
 
 def _verdict(values: Mapping[str, object]) -> Mapping[str, object] | None:
-    provenance = values.get("provenance")
-    verdict = provenance.get("verdict") if isinstance(provenance, Mapping) else None
+    verdict = value_at(values, "provenance.verdict")
     return verdict if isinstance(verdict, Mapping) and isinstance(verdict.get("ok"), bool) else None
