@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -117,28 +117,23 @@ class _Columns:
         """Rows that only themselves tell whether they are tasks."""
         self.answered_oddly = np.zeros(len(block), bool)
         """Rows whose answer is a list, an object or no whole number."""
-        self._blank: dict[str, _Mask] = {}
-        """Of a column, where it has nothing but white space."""
         self._inner = np.zeros(len(block), bool)
         self._signs = np.full(len(block), "", "U1")
+        blank: dict[str, _Mask] = {}
+        """Of a column, where it has nothing but white space."""
         for structure, indices in self.groups:
-            self._look_at(structure, indices)
-
-    def _look_at(self, structure: Structure | None, indices: npt.NDArray[np.integer[Any]]) -> None:
-        if structure is None or not self._is_plain(structure):
-            return
-        name = asking(structure)
-        if name is None or (name,) not in self._columns:
-            return
-        if name not in self._blank:
-            self._blank[name] = _blank(self._columns[(name,)])
-        self.unclear[indices] = self._blank[name][indices]
-        metadata = structure.get("metadata")
-        inner = isinstance(metadata, dict) and "answer" in metadata
-        kind = kind_at(structure, ("metadata", "answer") if inner else ("answer",))
-        self._inner[indices] = inner
-        self._signs[indices] = _SIGNS.get(kind, "")
-        self.answered_oddly[indices] = kind not in ("null", *_SIGNS)
+            name = asking(structure) if structure is not None and self._is_plain(structure) else None
+            if structure is None or name is None or (name,) not in self._columns:
+                continue
+            if name not in blank:
+                blank[name] = _blank(self._columns[(name,)])
+            self.unclear[indices] = blank[name][indices]
+            metadata = structure.get("metadata")
+            inner = isinstance(metadata, dict) and "answer" in metadata
+            kind = kind_at(structure, ("metadata", "answer") if inner else ("answer",))
+            self._inner[indices] = inner
+            self._signs[indices] = _SIGNS.get(kind, "")
+            self.answered_oddly[indices] = kind not in ("null", *_SIGNS)
 
     def _is_plain(self, structure: Structure) -> bool:
         """Columns show its task and its answers."""

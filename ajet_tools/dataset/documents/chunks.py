@@ -38,14 +38,6 @@ class Chunk:
             at += len(_show(block)) + len(_BETWEEN)
         return self.blocks[max(0, bisect_right(starts, offset) - 1)]
 
-    @property
-    def heading(self) -> str:
-        return self.blocks[0].heading
-
-    @property
-    def page(self) -> int | None:
-        return self.blocks[0].page
-
 
 def chunks_of(document: Document, size: int) -> Iterator[Chunk]:
     """The document in pieces of at most `size` characters; a table or code longer than that is a piece of its own.

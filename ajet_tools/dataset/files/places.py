@@ -186,11 +186,6 @@ class Columns:
         some = {name: (place.type, place.notes, place.noted, place.metadata) for name, place in self.fields.items()}
         return list(some.items()), dict(self.metadata)
 
-    @property
-    def with_bytes(self) -> list[str]:
-        """Columns that hold bytes, such as images, at any depth."""
-        return [name for name, place in self.fields.items() if "binary" in str(place.type)]
-
     def labels_at(self, path: Sequence[str]) -> list[str]:
         """The names of the class labels at a path, also of a list of them; none of another column."""
         place: Place | None = self.row

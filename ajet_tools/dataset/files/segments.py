@@ -76,18 +76,17 @@ class Segments:
         file.write(data)
 
     def finish(self, path: Path, rows: int) -> list[Path]:
-        """The files, for `path`. Raises TaskError where the rows do not fit into one table."""
+        """The files, for `path`, written once more where they have not all columns.
+
+        Raises TaskError where the rows do not fit into one table.
+        """
+        import pyarrow.parquet as pq
+
         columns = self._shape.columns
         if columns is None:
             columns = merged(self._shape.tables) if self._shape.tables else Columns(path.name, Place(fields={}))
         if rows and not len(columns.schema):
             raise TaskError(f"every row for {path} is empty, which Parquet cannot store")
-        return self._files(columns)
-
-    def _files(self, columns: Columns) -> list[Path]:
-        """The files, written once more where they have not all these columns."""
-        import pyarrow.parquet as pq
-
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -27,7 +27,7 @@ from ajet_tools.dataset.from_traces.sources import Sources
 from ajet_tools.dataset.from_traces.tasks import TaskPool, has_placeholder, rejected_row, traced_tasks
 from ajet_tools.dataset.verify.verdict import RowVerdict
 from ajet_tools.trace.export import tokens
-from ajet_tools.trace.export.job import Job, Record
+from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.messages import write_messages
 from ajet_tools.trace.export.target import opened
 from ajet_tools.trace.export.trl import write_preferences
@@ -241,26 +241,23 @@ class _RowBuilder:
 
     def _fill_pool(self) -> TaskPool:
         pool, job = TaskPool(self._corrections.disputed), self.job(Job, self._chosen.ids)
-        for record in chain.from_iterable(job.groups(feedback=True)):
-            self._add_to_pool(record, pool)
+        for whole in chain.from_iterable(job.groups(feedback=True)):
+            episode_id = whole.episode.episode_id
+            verdict, verdict_record = self._verdicts.get(episode_id), self._verdict(episode_id)
+            if self._grader is not None and verdict is None:
+                continue
+            foreign = whole.episode.run_id in self._sources.foreign_runs
+            record, _ = self._corrections.settle(whole, REDACTED)  # a task whose answer was redacted is rejected
+            tasks = list(traced_tasks(record, foreign=foreign, accept_output=self._options.accept_outputs))
+            if not tasks:
+                self.made.left_out["episodes without a task"] += 1
+            for traced in tasks:
+                if verdict is not None and not verdict.ok:
+                    pool.rejected.append(rejected_row(traced.task, episode_id, verdict.reason, verdict_record))
+                else:
+                    pool.add(traced, self._chosen.failed.get(episode_id), verdict_record, self._split(episode_id))
         self.count(job)
         return pool
-
-    def _add_to_pool(self, record: Record, pool: TaskPool) -> None:
-        episode_id = record.episode.episode_id
-        verdict, verdict_record = self._verdicts.get(episode_id), self._verdict(episode_id)
-        if self._grader is not None and verdict is None:
-            return
-        foreign = record.episode.run_id in self._sources.foreign_runs
-        record, _ = self._corrections.settle(record, REDACTED)  # a task whose answer was redacted is rejected
-        tasks = list(traced_tasks(record, foreign=foreign, accept_output=self._options.accept_outputs))
-        if not tasks:
-            self.made.left_out["episodes without a task"] += 1
-        for traced in tasks:
-            if verdict is not None and not verdict.ok:
-                pool.rejected.append(rejected_row(traced.task, episode_id, verdict.reason, verdict_record))
-            else:
-                pool.add(traced, self._chosen.failed.get(episode_id), verdict_record, self._split(episode_id))
 
     def messages(self) -> Iterator[dict[str, object]]:
         """A row for each conversation of the best episodes of each task; a corrected reply is the person's."""

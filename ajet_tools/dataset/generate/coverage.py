@@ -209,15 +209,11 @@ class Coverage:
             return []
         return [form for form, rows in self._forms.most_common(_AVOIDED) if rows >= _REPEATED]
 
-    @property
-    def is_low(self) -> bool:
-        """Of the last `WINDOW` rows, a smaller share than `least_new` has a new form."""
-        return len(self._recent) == WINDOW and sum(self._recent) < self._least_new * WINDOW
-
     def collapse(self) -> str | None:
         """After each call: what is wrong, when it is seen first. Raises Collapsed when it is so `WINDOW` rows later."""
         rows = self._forms.total()
-        if not self.is_low or self.seeds_repeat:
+        is_low = len(self._recent) == WINDOW and sum(self._recent) < self._least_new * WINDOW
+        if not is_low or self.seeds_repeat:
             return None
         summary = (
             f"of the last {WINDOW} rows {sum(self._recent)} have a new form (the others repeat one of "

@@ -59,7 +59,8 @@ def select_seeds(
             provenance = row.values.get("provenance")
             known = provenance if isinstance(provenance, dict) else {}
             row = replace(row, values={**row.values, "provenance": {**known, "splits": sorted(filter(None, splits))}})
-        if row.stored is not None and (binary := row.stored.columns.with_bytes):
+        fields = row.stored.columns.fields if row.stored is not None else {}
+        if binary := [name for name, place in fields.items() if "binary" in str(place.type)]:
             raise TaskError(
                 f"{row.where} has bytes in {', '.join(binary)}, which a model that writes rows does not make. "
                 f'Leave them out: ajet dataset filter {name} --sql "SELECT * EXCLUDE ({", ".join(binary)}) FROM rows" '

@@ -154,8 +154,8 @@ class FromDocs(Generation[DocsAttempt]):
         prompt = config.prompt(kind)
         text = prompt.render(
             document=chunk.document.name,
-            heading=chunk.heading,
-            page=chunk.page,
+            heading=chunk.blocks[0].heading,
+            page=chunk.blocks[0].page,
             passage=chunk.text,
             count=count,
             language=language,

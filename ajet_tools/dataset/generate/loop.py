@@ -184,7 +184,9 @@ class Generation(ABC, Generic[A]):
 
     @property
     def _endpoints(self) -> list[ModelClient]:
-        return [self.endpoint, *endpoints_of(self.checks.verifier), *self._screen.endpoints]
+        meanings = self.checks.meanings
+        embedders = [meanings.embedder] if meanings is not None else []
+        return [self.endpoint, *endpoints_of(self.checks.verifier), *embedders]
 
     def describe_wait(self, slow: float = 10.0) -> str:
         """The reason why the endpoints' requests wait, as in `ModelClient.describe_wait`."""

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.tasks.lineage import plain_text
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.forms import form_of, given_away
@@ -46,11 +45,6 @@ class Screen:
         for key, text in self._seeds.items():
             self._near.add(key, text)
         self._whole_seeds = Leaks(list(self._seeds.items()), share=0.9, common=1) if self._seeds else None
-
-    @property
-    def endpoints(self) -> list[ModelClient]:
-        """The endpoints that compute embeddings."""
-        return [self._meanings.embedder] if self._meanings is not None else []
 
     async def learn_seeds(self) -> None:
         """Embed the seeds, before the first row is paid for. Raises as `MeaningIndex.vectors`."""
