@@ -94,6 +94,8 @@ _TOKEN = re.compile(
     re.S,
 )
 
+_ESCAPE, _ESCAPED = re.compile(r"\\(.)", re.S), {"n": "\n", "t": "\t", '"': '"', "'": "'", "\\": "\\"}
+
 
 def _tokens(text: str) -> list[Token]:
     tokens: list[Token] = []
@@ -111,7 +113,7 @@ def _tokens(text: str) -> list[Token]:
         if any("\ud800" <= c <= "\udfff" for c in body):
             raise FilterError("half a surrogate pair is not a character", at)
         if match["quoted"]:
-            tokens.append(Token("quoted", re.sub(r"\\(.)", _unescaped, body[1:-1], flags=re.S), at))
+            tokens.append(Token("quoted", _ESCAPE.sub(lambda m: _ESCAPED.get(m[1], m[0]), body[1:-1]), at))
         elif match["operator"]:
             tokens.append(Token("operator", "=" if body == "==" else body, at))
         elif body in ("(", ")", ","):
@@ -120,10 +122,6 @@ def _tokens(text: str) -> list[Token]:
             tokens.append(Token("word", body, at))
         at = match.end()
     return tokens
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return {"n": "\n", "t": "\t", '"': '"', "'": "'", "\\": "\\"}.get(match[1], match[0])
 
 
 class _Parser:

@@ -12,6 +12,7 @@ from markdown_it import MarkdownIt
 Kind = Literal["heading", "text", "table", "code"]
 
 _PAGE_NUMBER = re.compile(r"(?:page )?(?:\d+|[ivxl]+)(?: (?:of|/) \d+)?|[-–] \d+ [-–]", re.IGNORECASE)
+_FRONT_MATTER = re.compile(r"---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|$)", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _MARKDOWN = MarkdownIt("commonmark").enable("table").disable(["inline", "reference"])
 _KINDS: Mapping[str, Kind] = {"heading_open": "heading", "table_open": "table", "fence": "code"}
@@ -68,7 +69,8 @@ def plain_blocks(text: str, page: int | None = None, heading: str = "") -> Itera
 
 def markdown_blocks(text: str) -> Iterator[Block]:
     """Headings, paragraphs and lists, tables and fenced code of Markdown; front matter and comments are left out."""
-    headings, source = Headings(), _COMMENT.sub("", _strip_front_matter(text))
+    front_matter = _FRONT_MATTER.match(text)
+    headings, source = Headings(), _COMMENT.sub("", text[front_matter.end() :] if front_matter else text)
     lines, tokens = source.split("\n"), _MARKDOWN.parse(source)
     for at, token in enumerate(tokens):
         if token.level or token.map is None:
@@ -80,8 +82,3 @@ def markdown_blocks(text: str) -> Iterator[Block]:
         if kind == "heading":
             headings.enter(int(token.tag[1]), body)
         yield Block(kind, body, heading=headings.path)
-
-
-def _strip_front_matter(text: str) -> str:
-    match = re.match(r"---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|$)", text, re.DOTALL)
-    return text[match.end() :] if match else text

@@ -35,13 +35,6 @@ class Held:
     group: int
     """Documents of one group have much of their text in common."""
 
-    def as_row(self) -> dict[str, object]:
-        """The document as `documents.jsonl` holds it."""
-        document = self.document
-        return {"document": document.name, "digest": document.digest, "format": document.format,
-                "characters": document.characters, "pages": document.pages, "chunks": len(self.chunks),
-                "side": self.side, "group": self.group}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Corpus:
@@ -74,10 +67,15 @@ class Corpus:
         return _hash("\n".join(sorted(entry.document.digest for entry in self.held)))
 
     def as_rows(self) -> list[dict[str, object]]:
+        """The documents as `documents.jsonl` holds them."""
+        rows: list[dict[str, object]] = [
+            {"document": entry.document.name, "digest": entry.document.digest, "format": entry.document.format,
+             "characters": entry.document.characters, "pages": entry.document.pages, "chunks": len(entry.chunks),
+             "side": entry.side, "group": entry.group} for entry in self.held
+        ]  # fmt: skip
         left_out = [(name, f"is a copy of {original}") for name, original in self.copies]
         left_out += [(entry.name, entry.problem) for entry in self.unreadable]
-        problems: list[dict[str, object]] = [{"document": name, "problem": problem} for name, problem in left_out]
-        return [*(entry.as_row() for entry in self.held), *problems]
+        return rows + [{"document": name, "problem": problem} for name, problem in left_out]
 
 
 def prepare(

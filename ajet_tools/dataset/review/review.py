@@ -251,17 +251,12 @@ class Review:
                 self.decisions[number] = decision
             else:
                 self.decisions.pop(number, None)
-        self._note(decisions)
-
-    def _note(self, decisions: Mapping[int, Decision]) -> None:
-        """On disk, where that is possible."""
-        if not self.is_kept:
-            return
-        try:
-            noted = {number: (self._digest(number), decision) for number, decision in decisions.items()}
-            self.journal.add(noted, self._sample)
-        except ConfigError as error:
-            self.unkept = error
+        if self.is_kept:
+            try:
+                noted = {number: (self._digest(number), decision) for number, decision in decisions.items()}
+                self.journal.add(noted, self._sample)
+            except ConfigError as error:
+                self.unkept = error
 
     def _digest(self, number: int) -> str:
         return digest_of_line(self.spool.line(number))
