@@ -35,7 +35,7 @@ from ajet_tools.dataset.generate.output import Directory, digest_of
 from ajet_tools.dataset.generate.records import GenerationConfig, NoProgress
 from ajet_tools.dataset.generate.runs import grow
 from ajet_tools.dataset.readers import Rows, file_of, generation_config, job_rows, open_writer
-from ajet_tools.dataset.verify import Verify
+from ajet_tools.dataset.verify.combined import Verify
 
 _GENERATION = "task_reader.data_generation"
 

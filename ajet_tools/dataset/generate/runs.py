@@ -34,8 +34,8 @@ from ajet_tools.dataset.generate.output import Directory, Estimate, digest_of, w
 from ajet_tools.dataset.generate.records import Checks, DocsConfig, GenerationConfig, GenerationResult
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.paraphrase import Paraphrases
-from ajet_tools.dataset.verify import Verify, open_verification
-from ajet_tools.dataset.verify.combined import Check, checks_of
+from ajet_tools.dataset.verify import open_verification
+from ajet_tools.dataset.verify.combined import Check, Verify, checks_of
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.generate.learning import LearningValue

@@ -28,9 +28,7 @@ from ajet_tools.dataset.verify.agreement import AgreementVerifier
 from ajet_tools.dataset.verify.combined import PARTS, CombinedVerifier, VerifierPart, Verify, split_spec
 from ajet_tools.dataset.verify.judge import JudgeVerifier, LlmVerifier
 from ajet_tools.dataset.verify.program import ProgramVerifier
-from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
-
-__all__ = ["VERIFIERS", "RowVerdict", "Verifier", "Verify", "open_verification", "open_verifier"]
+from ajet_tools.dataset.verify.verdict import Verifier
 
 VERIFIERS = ("agreement:K", "judge:FILE:NAME", "code", "llm", "none")
 

@@ -98,8 +98,5 @@ def _compare(ran: Ran, answer: str, whose: str, details: Mapping[str, object], *
 
 def _describe_run(ran: Ran) -> dict[str, object]:
     """What is kept of a program that ran; no times, so that the same run gives the same record."""
-    return {"failure": ran.failure, "stdout": ran.stdout[-_LONGEST:], "stderr": _last(ran)}
-
-
-def _last(ran: Ran) -> str:
-    return next((line for line in reversed(ran.stderr.splitlines()) if line.strip()), "")[:_LONGEST]
+    last = next((line for line in reversed(ran.stderr.splitlines()) if line.strip()), "")
+    return {"failure": ran.failure, "stdout": ran.stdout[-_LONGEST:], "stderr": last[:_LONGEST]}

@@ -16,8 +16,8 @@ from ajet_sdk.engines.budget import Budget, BudgetSpent, Price
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.verify import Verify, open_verification
-from ajet_tools.dataset.verify.combined import KINDS, CombinedVerifier, VerifierPart, checks_of, split_spec
+from ajet_tools.dataset.verify import open_verification
+from ajet_tools.dataset.verify.combined import KINDS, CombinedVerifier, VerifierPart, Verify, checks_of, split_spec
 from ajet_tools.dataset.verify.verdict import RowVerdict
 
 WRITER = """
