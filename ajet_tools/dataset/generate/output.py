@@ -1,8 +1,9 @@
-"""A run of `expand` on disk: the directory that it writes, what it costs before, and how it is resumed.
+"""A run of `expand` or `from-docs` on disk: the directory that it writes, what it costs before, and how it is resumed.
 
 OUT/train.jsonl        accepted rows, each with its provenance
-OUT/validation.jsonl   the same, from seeds of their own
+OUT/validation.jsonl   the same, from seeds or documents of their own
 OUT/rejected.jsonl     refused rows, each with the reason
+OUT/documents.jsonl    every document: its side, its length, or what is wrong with it
 OUT/README.md          the dataset card
 OUT/.expand/           run.json (what was begun) and replies.sqlite (every reply that was paid for)
 """

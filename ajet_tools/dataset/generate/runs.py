@@ -1,10 +1,6 @@
-"""A whole run of `expand` or `from-docs`, from seeds or documents to files: what a command and a training job call.
+"""A whole run of `expand` or `from-docs`, from seeds or documents to the files that `output` lists.
 
-OUT/train.jsonl        accepted rows, each with its provenance
-OUT/validation.jsonl   the same, from seeds or documents of their own
-OUT/rejected.jsonl     refused rows, each with the reason
-OUT/documents.jsonl    every document: its side, its length, or what is wrong with it
-OUT/README.md          the dataset card
+It is what a command and a training job call.
 """
 
 from __future__ import annotations
