@@ -71,8 +71,8 @@ class RowFile:
         """The rows of these numbers, as far as there are."""
         numbers = list(numbers)
         query = "SELECT * FROM rows WHERE number IN (SELECT value FROM json_each(?)) AND number < ?"
-        found = {number: row for number, *row in self._rows.execute(query, (str(numbers), self._count))}
-        return [Row(found[number][0], json.loads(found[number][1])) for number in numbers if number in found]
+        known = {number: row for number, *row in self._rows.execute(query, (str(numbers), self._count))}
+        return [Row(known[number][0], json.loads(known[number][1])) for number in numbers if number in known]
 
     def row(self, number: int) -> Row:
         return self.rows([number])[0]
