@@ -274,9 +274,9 @@ class _RowBuilder:
 
     def _worth(self, episode_id: str) -> tuple[float, ...]:
         """Sorts the best episode of a task to the front: corrected, then liked, then rewarded; of equals the oldest."""
-        said = self._chosen.opinions[episode_id]
-        liked = 0.5 if said.score is None else said.score
-        return -float(said.correction is not None), -liked, -self._chosen.rewards.get(episode_id, 0.0)
+        opinion = self._chosen.opinions[episode_id]
+        liked = 0.5 if opinion.score is None else opinion.score
+        return -float(opinion.correction is not None), -liked, -self._chosen.rewards.get(episode_id, 0.0)
 
     def preferences(self) -> Iterator[dict[str, object]]:
         """Pairs of better and worse attempts of one task, and corrections; the same pair once."""

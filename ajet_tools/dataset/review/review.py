@@ -132,7 +132,7 @@ class Review:
                 self._restore(number, waiting.pop(0))
         self.lost = sum(map(len, by_digest.values()))
         if self.is_kept:
-            self.journal.replace({number: (self._digest(number), said) for number, said in self.decisions.items()})
+            self.journal.replace({number: (self._digest(number), each) for number, each in self.decisions.items()})
 
     @property
     def is_kept(self) -> bool:
