@@ -18,6 +18,8 @@ from ajet_sdk.trace.limits import Limits
 log = logging.getLogger("ajet")
 
 _ROTATE = ("64MB", "1d")
+_ESCAPES = re.compile(r"(?:\\+u(?!00[0-7])[0-9a-fA-F]{4})+")
+"""Characters that are not ASCII, as JSON (or JSON in a text of JSON) escapes them."""
 
 
 class ObservationSettings:
@@ -70,12 +72,12 @@ def _masking(mask: Sequence[str] | Callable[[str], str] | None) -> Callable[[str
             patterns = [re.compile(part) for part in parts]
         except re.error as error:
             raise ConfigError(f"mask takes regular expressions: {error} in {error.pattern!r}") from None
-        return lambda text: _without(text, patterns)
+        return lambda text: _without(_unescaped(text), patterns)
     failed: list[str] = []
 
     def masked(text: str) -> str:
         try:
-            return str(mask(text))
+            return str(mask(_unescaped(text)))
         except Exception as error:  # noqa: BLE001  a user's function
             if not failed:
                 failed.append(repr(error))
@@ -85,6 +87,17 @@ def _masking(mask: Sequence[str] | Callable[[str], str] | None) -> Callable[[str
             return REMOVED
 
     return masked
+
+
+def _unescaped(text: str) -> str:
+    def slashes(run: re.Match[str]) -> str:  # an escape's are a power of two, those of the text before it a multiple
+        return "\\" * (2 * (len(run[0]) & len(run[0]) - 1) + 1)
+
+    def spelled(escapes: re.Match[str]) -> str:
+        units = re.sub(r"\\+", slashes, escapes[0]).encode().decode("unicode_escape")
+        return units.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+    return _ESCAPES.sub(spelled, text)
 
 
 def _without(text: str, patterns: Sequence[re.Pattern[str]]) -> str:

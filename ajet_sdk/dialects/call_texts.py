@@ -21,30 +21,40 @@ _PARTS = {
 """Keys of the parts themselves. Whatever is under another key, such as a tool's arguments, is the user's."""
 _SCHEMAS = {"parameters", "schema", "inputSchema", "parametersJsonSchema", "responseSchema", "responseJsonSchema"}
 _SCHEMA_VALUES = frozenset({"type", "required", "$ref"})
-_SPELLED = {"logprobs", "logprobsResult", "promptLogprobs", "tokenIds", "promptTokenIds"}
+_GIVEN = {"input", "args", "arguments", "metadata", "response", "structuredContent"}
+"""Keys of parts whose numbers are the user's too."""
+_SPELLED = {"logprobs", "logprobsResult", "promptLogprobs", "tokenIds", "promptTokenIds", "events"}
 """Each name stands for its spelling in snake_case too."""
 
 
-def map_texts(value: object, text: Callable[[str], str], spared: frozenset[str] = frozenset()) -> object:
-    """A value of JSON with this done to each of its texts; keys stay, and the texts at the spared ones."""
+def map_texts(
+    value: object, text: Callable[[str], str], spared: frozenset[str] = frozenset(), *, numbers: bool = True
+) -> object:
+    """A value of JSON with this done to each of its texts and, as texts, numbers; keys and what is at the spared ones
+    stay."""
     if isinstance(value, str):
         return text(value)
+    if numbers and type(value) in (int, float):
+        return value if (masked := text(str(value))) == str(value) else masked
     if isinstance(value, Mapping):
         return {
-            k: v if k in spared and not isinstance(v, Mapping) else map_texts(v, text, spared) for k, v in value.items()
+            k: v if k in spared and not isinstance(v, Mapping) else map_texts(v, text, spared, numbers=numbers)
+            for k, v in value.items()
         }
-    return [map_texts(item, text, spared) for item in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [map_texts(item, text, spared, numbers=numbers) for item in value]
+    return value
 
 
 def map_call(value: object, text: Callable[[str], str], within: str = "") -> object:
     """A part of a call, the one at the key `within`, with this done to the texts that the protocol does not define.
 
-    Log-probabilities and ids of tokens spell the text once more, and are left out.
+    Log-probabilities, ids of tokens and pieces of a broken stream spell the text once more, and are left out.
     """
     if isinstance(value, (list, tuple)):
         return [map_call(item, text, within) for item in value]
     if not isinstance(value, Mapping):
-        return map_texts(value, text)
+        return map_texts(value, text, numbers=False)
     kind = f"{within} {value.get('type')} {value.get('role')}".lower()
     of_tool = any(word in kind for word in ("tool", "function", "_call"))
     call: dict[str, object] = {}
@@ -57,5 +67,6 @@ def map_call(value: object, text: Callable[[str], str], within: str = "") -> obj
         elif name in _PARTS and not (name == "input" and isinstance(item, Mapping)):  # which are a tool's arguments
             call[key] = map_call(item, text, key)
         else:
-            call[key] = map_texts(item, text, _SCHEMA_VALUES if name in _SCHEMAS else frozenset())
+            schema = _SCHEMA_VALUES if name in _SCHEMAS else frozenset[str]()
+            call[key] = map_texts(item, text, schema, numbers=name in _GIVEN)
     return call

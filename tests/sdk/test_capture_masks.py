@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ajet_sdk.agent.context import observer
 from ajet_sdk.capture.observe import trace
 from ajet_sdk.capture.settings import ObservationSettings
+from ajet_sdk.dialects.observed import join_parts
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.trace.encoding import REMOVED
 from ajet_sdk.trace.reader import episodes, open_trace
@@ -141,6 +142,51 @@ def test_what_spells_a_reply_by_tokens_is_not_stored_beside_its_masked_text() ->
     masked = settings([r"\d{4}"]).clean_call({"logprobs": True, "choices": [choice]})
     message = {"role": "assistant", "content": REMOVED}
     assert masked == {"logprobs": True, "choices": [{"message": message, "token_ids": None, "logprobs": None}]}
+
+
+@given(st.text('aü\n"\\/', max_size=8), st.integers(1, 3))
+def test_a_text_is_masked_however_deep_json_escapes_it(text: str, depth: int) -> None:
+    secret, nested = "José 😀 Núñez", text
+    for level in range(depth):
+        nested = json.dumps({"owner": nested if level else secret + text})
+    masked = settings([secret]).clean(nested)
+    for _ in range(depth):
+        masked = json.loads(masked)["owner"]
+    assert masked == REMOVED + text
+
+
+@pytest.mark.parametrize("escaped", [r"\u0022", r"\u000a", r"\u005c"])
+def test_escapes_that_json_needs_stay(escaped: str) -> None:
+    assert settings(["no"]).clean(f'{{"a": "{escaped}"}}') == f'{{"a": "{escaped}"}}'
+
+
+def test_a_lone_surrogate_is_stored_as_text() -> None:
+    assert settings(["no"]).clean(r"\ud83d é").encode() == "\N{REPLACEMENT CHARACTER} é".encode()
+
+
+def test_pieces_of_a_stream_that_broke_off_are_left_out() -> None:
+    pieces = [{"type": "response.output_text.delta", "delta": half} for half in ("41111111", "11111111")]
+    reply = join_parts([*pieces])
+    assert reply["events"] == pieces
+    assert settings([r"\d{16}"]).clean_call(reply) == reply | {"events": None}
+
+
+def test_numbers_that_a_user_wrote_are_masked_and_those_of_the_protocol_stay() -> None:
+    card, masked = 4111111111111111, settings([r"\b\d{16}\b"])
+    assert masked.clean({"card": card, "cards": [card], "paid": True, "count": 12}) == {
+        "card": REMOVED, "cards": [REMOVED], "paid": True, "count": 12,
+    }  # fmt: skip
+    tool = {"type": "tool_use", "id": "t", "name": "pay", "input": {"card": card, "count": 1}}
+    call = {"content": [tool], "usage": {"input_tokens": card}, "created": card}
+    assert masked.clean_call(call) == call | {"content": [tool | {"input": {"card": REMOVED, "count": 1}}]}
+    paid = {"functionResponse": {"name": "pay", "response": {"card": card}}}
+    assert masked.clean_call({"parts": [paid, {"functionCall": {"name": "pay", "args": {"card": card}}}]}) == {
+        "parts": [
+            {"functionResponse": {"name": "pay", "response": {"card": REMOVED}}},
+            {"functionCall": {"name": "pay", "args": {"card": REMOVED}}},
+        ]
+    }
+    assert masked.clean_call({"structuredContent": {"card": card}}) == {"structuredContent": {"card": REMOVED}}
 
 
 def test_names_of_tools_of_events_stay(tmp_path: Path) -> None:
