@@ -188,7 +188,7 @@ def check(
             if entry.count > len(entry.ids):
                 echo(f"  and {entry.count - len(entry.ids):,} more")
         if where in audits:
-            _print_audit(where, audits[where])
+            _print_audit(str(where), audits[where])
     if not sound:
         raise typer.Exit(1)
 
@@ -227,7 +227,7 @@ def audit_(
         if dump.unreadable > len(dump.problems):
             echo(f"and {counted(dump.unreadable - len(dump.problems), 'row')} more")
         if dump.calls:
-            _print_audit(files[0], dump.audit)
+            _print_audit("the other rows" if dump.unreadable else str(files[0]), dump.audit)
         else:
             echo("nothing was checked: no call could be read")
         for split in dump.splits[:3]:
@@ -238,7 +238,7 @@ def audit_(
         raise typer.Exit(1)
 
 
-def _print_audit(where: Path, audited: Audit) -> None:
+def _print_audit(where: str, audited: Audit) -> None:
     if not audited.differs:
         forward = f", {audited.rows['weights']:,} with the weights" if "weights" in audited.rows else ""
         calls = counted(audited.rows["calls"], "call")

@@ -8,6 +8,7 @@ from datetime import datetime
 from itertools import groupby
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import ValidationError
 
 from ajet_sdk.tasks.json_rows import BadRows, Row
@@ -47,7 +48,8 @@ def sampled_call(
     trainable: bool = True,
     at: datetime = UNKNOWN_TIME,
 ) -> Call:
-    """A call; ids are None where they are not known. Raises ValueError unless each has its log-probability, or none."""
+    """A call; ids are None where they are not known. Raises ValueError unless each has its log-probability, or none,
+    and where one is negative."""
     agree(f"call {index}: log-probabilities", logprobs, len(output_ids or ()), "sampled tokens")
     return Call(
         call_id=stable_id("call", episode_id, index),
@@ -58,12 +60,18 @@ def sampled_call(
         policy_version=version,
         request={"messages": list(messages)} if messages else {},
         response={} if reply is None else {"choices": [{"index": 0, "message": reply}]},
-        prompt_ids=None if prompt_ids is None else np.asarray(prompt_ids, np.int32),
-        output_ids=None if output_ids is None else np.asarray(output_ids, np.int32),
+        prompt_ids=_ids(prompt_ids),
+        output_ids=_ids(output_ids),
         logprobs=None if logprobs is None else np.asarray(logprobs, np.float32),
         started_at=at,
         ended_at=at,
     )
+
+
+def _ids(ids: Sequence[int] | None) -> npt.NDArray[np.int32] | None:
+    if ids and (odd := next((i for i in (min(ids), max(ids)) if not 0 <= i < 2**31), None)) is not None:
+        raise ValueError(f"{odd} is no token id")
+    return None if ids is None else np.asarray(ids, np.int32)
 
 
 def scored(
@@ -79,6 +87,8 @@ def scored(
     size = len(call.output_ids)
     given = [advantages] * size if isinstance(advantages, int | float) else advantages
     agree(f"call {call.index}: advantages", given, size, "sampled tokens")
+    if not np.isfinite(given).all():
+        raise ValueError(f"call {call.index}: an advantage is not a finite number")
     agree(f"call {call.index}: the trainer's log-probabilities", logprobs, size, "sampled tokens")
     agree(f"call {call.index}: entropies", entropy, size, "sampled tokens")
     unknown = np.full(size, np.nan, np.float32)

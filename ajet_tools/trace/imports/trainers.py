@@ -186,6 +186,8 @@ def _rollout(episode_id: str, row: _Rollout, attempt: int) -> Parsed:
         agree("completion_mask", row.mask, len(row.input_ids))
         agree("old_log_probs", row.logprobs, len(row.input_ids))
         tokens, mask, logprobs = row.input_ids, row.mask or [], row.logprobs
+        if mask[:1] not in ([], [0.0]):
+            raise ValueError("completion_mask is on token 0, which no model sampled")
     else:
         agree("mask", row.mask, len(row.completion_ids), "completion tokens")
         agree("logprobs", row.logprobs, len(row.completion_ids), "completion tokens")

@@ -132,6 +132,16 @@ def test_events_of_agent_lightning(tmp_path: Path) -> None:
     assert (call.output_ids.tolist(), call.logprobs.tolist()) == ([5, 6], [-0.5, -0.5])
 
 
+def test_of_refused_rows_it_is_not_said_that_nothing_differs(tmp_path: Path) -> None:
+    rows = SOUND["trl"]()
+    rows[0]["completion_mask"] = [0]
+    file = tmp_path / "dump.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    told = CliRunner().invoke(app, ["audit", str(file)])
+    assert told.exit_code == 1
+    assert "completion_mask for 1 of 6 tokens" in told.output and "the other rows: recomputed" in told.output
+
+
 def test_an_attempt_with_a_reward_and_no_request_is_counted(tmp_path: Path) -> None:
     rows = SOUND["agent-lightning-v1"]()
     reward = next(row for row in rows if row["event_type"] == "reward")
@@ -169,6 +179,10 @@ BROKEN: list[tuple[str, Callable[[list[dict[str, Any]]], object], str]] = [
     ("trl", of("old_log_probs", [-0.5]), "old_log_probs for 1 of 6 tokens"),
     ("trl", of("advantage", -2.0), "advantages of a group: dump.jsonl line 1"),
     ("trl", of("advantage", [0, 1, 1, 1, 0, 1]), "token 1 was not sampled and has the advantage 1"),
+    ("trl", of("advantage", float("nan")), "call 0: an advantage is not a finite number"),
+    ("trl", of("input_ids", [-100, 2, 3, 4, 5, 6]), "-100 is no token id"),
+    ("trl", of("input_ids", [1, 2, 3, 4, 5, 2**40]), "1099511627776 is no token id"),
+    ("trl", of("completion_mask", [1, 0, 1, 1, 0, 1]), "completion_mask is on token 0, which no model sampled"),
     ("trl", lambda rows: rows[2]["logprobs"].pop(), "logprobs for 1 of 2 completions"),
     ("rllm", of("trajectories.0.steps.0.logprobs", [-0.5]), "log-probabilities for 1 of 2 sampled tokens"),
     ("rllm", of("trajectories.0.steps.0.logprobs", [-0.5, 1e-3]), "log-probabilities: dump.jsonl line 1, call 0"),
