@@ -333,11 +333,12 @@ def _missing(row: _Row, text: str, known: Vocabulary) -> str | None:
     calls = _listed(message)
     reasoning = message.get("reasoning_content")
     ended_as_told = row["error"] is None and not row["cut_tokens"] and row["finish_reason"] is not None
-    if not calls and not reasoning and isinstance(content, str) and ended_as_told:
+    is_bare = content is None and not any(value for name, value in message.items() if name != "role")
+    if (is_bare or (not calls and not reasoning and isinstance(content, str))) and ended_as_told:
         last = _ids((row["output_ids"] or [])[-1:]).tolist()
         ended = "".join(known.decode([i]) for i in last if known.is_special(i))
         plain = {text, text.removesuffix(ended)}
-        return None if content in plain else repr(content)
+        return None if content in plain or (is_bare and not text.removesuffix(ended).strip()) else repr(content)
     pieces = [content, reasoning, *(str(_called(call)[0]) for call in calls)]
     return next((repr(piece) for piece in pieces if isinstance(piece, str) and piece.strip() not in text), None)
 

@@ -63,6 +63,13 @@ def test_calls_as_they_were_sampled_pass_and_edited_ones_do_not(tmp_path: Path, 
     assert len(texts(audited(tmp_path / "twice", SPELT[spelling], ASKED, ASKED))) == 1
 
 
+@pytest.mark.parametrize(("spelt", "stored"), [(SPELT["hermes"], ["None"]), ("4", ["None"]), ("", []), (" \n", [])])
+def test_a_reply_whose_content_and_calls_were_removed_does_not_pass(
+    tmp_path: Path, spelt: str, stored: list[str]
+) -> None:
+    assert texts(audited(tmp_path, spelt)) == stored
+
+
 def test_a_spelling_that_cannot_be_read_is_not_checked(tmp_path: Path) -> None:
     result = audited(tmp_path, "CALL weather OF Köln FOR 2", ASKED)
     assert texts(result) == []
