@@ -33,7 +33,7 @@ _READ = 4000
 
 
 def answer_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Of the sound episodes: the mean length of outputs, the share with the most frequent phrase of five words, and the
+    """Of the sound episodes: the mean length of outputs, the share with the most frequent phrase, and the
     mean of each reward with weight 0."""
     sound = [e for e in episodes if e.status == "succeeded" and e.output is not None]
     texts = [text for e in sound if (text := answer_text(e.output))]
@@ -61,8 +61,13 @@ def answer_text(output: object) -> str:
 
 
 def phrases(text: str) -> set[str]:
-    """The phrases of five words at the beginning of an answer, in lower case."""
+    """The phrases of five words at the beginning of an answer, in lower case; an answer of two to four words is one.
+
+    A single word is none: it is often the outcome of an environment ("goal").
+    """
     words = text[:_READ].lower().split()
+    if 1 < len(words) < _WORDS:
+        return {" ".join(words)}
     return {" ".join(words[i : i + _WORDS]) for i in range(len(words) - _WORDS + 1)}
 
 

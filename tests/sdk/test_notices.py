@@ -96,6 +96,12 @@ def test_what_is_measured_of_answers() -> None:
     assert found["train/reward"] == 1.0, "a weight of 0 counts nothing"
 
 
+def test_a_refusal_of_a_few_words_is_a_phrase_and_an_outcome_of_one_word_is_none() -> None:
+    refusals = [episode("I do not know.", 1.0)] * 3 + [episode("42", 0.0)]
+    assert episode_metrics("train", refusals)["train/phrase_share"] == 0.75
+    assert "train/phrase_share" not in episode_metrics("train", [episode("goal", 1.0)] * 4)
+
+
 def test_a_run_says_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer, caplog.at_level(logging.WARNING, "ajet"):
         writer.put(Run(run_id="r"))

@@ -134,11 +134,12 @@ def _change(
     attempted = step_episodes(reader, run_id, split, step, decoding, before=True)
     metrics = {name: dict(points) for name, points in metric_points(reader, run_id).items()}
     findings = [*_reward(before, after)]
-    if split == "train" and differ(rewards(before), rewards(after)):
+    moved = list(measures(before, after))
+    if split == "train" and (moved or differ(rewards(before), rewards(after))):
         findings += _update(metrics, earlier)
     findings += changes_of_tasks([reader], attempted, after) if attempted else apart(reader, after)
     findings += [*(_signal(before, after) if split == "train" else ())]
-    findings += [*failures(before, after), *measures(before, after), *_split_causes(reader, before, after, trace)]
+    findings += [*failures(before, after), *moved, *_split_causes(reader, before, after, trace)]
     if split == "train":
         findings += [*_metrics(reader, run_id, metrics, earlier, step), *_ledger(reader, run_id, earlier, step)]
     findings += suspects(start, after, first)

@@ -153,7 +153,7 @@ def reasons(reader: TraceReader, run: RunOverview, verdict: Verdict) -> list[str
         *_moved(history),
         *unstable(history).values(),
         *_past_best(verdict),
-        *([f"try a lower trainer_common.optim.lr (here {max(history['train/lr'].values()):.3g})"]
+        *([f"try a lower trainer_common.optim.lr (steps had up to {max(history['train/lr'].values()):.3g})"]
           if verdict.word == "collapsed" and history.get("train/lr") else []),
     ]  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,12 @@ def test_each_change_of_behaviour_is_told_with_its_episodes(tmp_path: Path, kind
         assert len(told) == 1
     if kind == "unread":
         assert kind not in changes(write(tmp_path / "same.duckdb", [does, does]), 2)
+
+
+def test_the_update_is_told_where_only_behaviour_changed(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.duckdb", [varied, lambda t, a: replace(varied(t, a), finish="length")],
+                 [{"train/lr": 0.05}])  # fmt: skip
+    assert changes(path, 2)["update"] == ["the update in between is that of step 1: learning rate 0.05"]
 
 
 def test_metrics_of_training(tmp_path: Path) -> None:
