@@ -112,15 +112,14 @@ class JobOptions:
 
 @dataclass(frozen=True)
 class AgentOptions(JobOptions):
-    """A job that trains nothing, with what answers its agent."""
+    """A job that trains nothing, with what answers its agent.
 
-    model: Annotated[
-        str | None,
-        Option(
-            help="Model name at the endpoint (or at OPENAI_BASE_URL), a local directory, a Hugging Face name, or a "
-            "name of `ajet model list`."
-        ),
-    ] = None
+    Args:
+        model: Model name at the endpoint (or at OPENAI_BASE_URL), a local directory, a Hugging Face name, or a name of
+            `ajet model list`.
+    """
+
+    model: str | None = None
     base_url: Annotated[str | None, key_option("model.base_url")] = None
     api_key_env: Annotated[str | None, key_option("model.api_key_env")] = None
     scripted: Annotated[str | None, key_option("model.scripted", metavar="FILE:FUNCTION")] = None

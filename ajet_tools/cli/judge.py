@@ -109,19 +109,11 @@ def attack_target(
         ),
     ] = None,
     *,
-    tasks: Annotated[
-        Path | None, Option(metavar="FILE", help="Tasks to cheat on. Default: two that come with ajet.")
-    ] = None,
+    tasks: Annotated[Path | None, Option(metavar="FILE")] = None,
     limit: Annotated[int, Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")] = 2,
-    conf: Annotated[
-        Path | None, Option("--conf", "-c", help="A config file: its judge if none is named, its model.")
-    ] = None,
-    threshold: Annotated[
-        float | None, Option(help="A reward above this counts. Default: the judge's min_score, else 0.")
-    ] = None,
-    own_model: Annotated[
-        bool, Option("--own-model", help="Ask the model of an LLM judge itself, in place of one that quotes answers.")
-    ] = False,
+    conf: Annotated[Path | None, Option("--conf", "-c")] = None,
+    threshold: float | None = None,
+    own_model: Annotated[bool, Option("--own-model")] = False,
     concurrency: Annotated[int, Option(min=1, help="Maximum number of concurrent judgements.")] = 8,
     as_json: AsJson = False,
 ) -> None:
@@ -132,6 +124,12 @@ def attack_target(
     read the tests and to write the verdict. An environment gets calls of tools that it does not offer, forged results
     and rewards. The model of an LLM judge is replaced by a scripted one that finds each answer wrong and quotes it.
     None of the outputs does the task. Exit code 1 where one earned a reward, 2 where no verdict could be had.
+
+    Args:
+        tasks: Tasks to cheat on. Default: two that come with ajet.
+        conf: A config file: its judge if none is named, its model.
+        threshold: A reward above this counts. Default: the judge's min_score, else 0.
+        own_model: Ask the model of an LLM judge itself, in place of one that quotes answers.
 
     \b
     ajet judge attack code

@@ -40,20 +40,12 @@ if TYPE_CHECKING:
 
 def filter_(
     source: Source,
-    expression: Annotated[
-        str | None, Argument(metavar="[EXPR]", help="Expression, such as 'metadata.level>=3'.")
-    ] = None,
+    expression: Annotated[str | None, Argument(metavar="[EXPR]")] = None,
     *,
     out: Out = "-",
-    language: Annotated[
-        list[str] | None, Option(metavar="CODE", help="Only this language: en, zh, de, ...; und: unknown. Repeatable.")
-    ] = None,
-    sql: Annotated[
-        str | None, Option(metavar="SELECT", help="Write the result of this SELECT over the table `rows` instead.")
-    ] = None,
-    judge: Annotated[
-        str | None, Option(metavar="FILE:NAME", help="Only rows whose own answer gets full marks from this judge.")
-    ] = None,
+    language: Annotated[list[str] | None, Option(metavar="CODE")] = None,
+    sql: Annotated[str | None, Option(metavar="SELECT")] = None,
+    judge: Annotated[str | None, Option(metavar="FILE:NAME")] = None,
     min_reward: Annotated[float | None, Option(help="With --judge: minimum reward, instead of full marks.")] = None,
     rejected: Annotated[Path | None, Option(metavar="FILE", help="File for the rows that are left out.")] = None,
     rows: RowOptions,
@@ -70,6 +62,12 @@ def filter_(
     language are columns there, and functions of a column. --sql takes a whole SELECT.
 
     Rows that a judge fails on are left out, and the exit code is 1.
+
+    Args:
+        expression: Expression, such as 'metadata.level>=3'.
+        language: Only this language: en, zh, de, ...; und: unknown. Repeatable.
+        sql: Write the result of this SELECT over the table `rows` instead.
+        judge: Only rows whose own answer gets full marks from this judge.
 
     \b
     ajet dataset filter tasks.jsonl 'metadata.level>=3 not text~"train"' -o hard.jsonl

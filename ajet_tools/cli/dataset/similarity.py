@@ -65,12 +65,7 @@ def dedup(
     out: Out = "-",
     similarity: Similarity = 0.8,
     exact: Annotated[bool, Option("--exact", help="Only exact copies, ignoring case, spaces and quotes.")] = False,
-    keep: Annotated[
-        str,
-        Option(
-            help="Which row of a cluster to keep: first, last, longest, shortest, answered, max:FIELD or min:FIELD."
-        ),
-    ] = "first",
+    keep: str = "first",
     ignore_numbers: IgnoreNumbers = False,
     embeddings: Embeddings = None,
     meaning: Meaning = 0.9,
@@ -84,6 +79,9 @@ def dedup(
     by edit distance; texts under 100 characters must be closer, and other numbers make another task. Candidates are
     found by their rarest 8-grams: with up to 15 % of the characters edited over 99 % are found, with 20 % 97 %. Rows
     that are alike by way of a third are one cluster. The report names for each row the one that stays.
+
+    Args:
+        keep: Which row of a cluster to keep: first, last, longest, shortest, answered, max:FIELD or min:FIELD.
 
     \b
     ajet dataset dedup tasks.jsonl --out clean.jsonl --report repeats.jsonl

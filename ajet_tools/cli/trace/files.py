@@ -133,13 +133,8 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
 
 def check(
     path: Where = None,
-    deep: Annotated[
-        bool, Option("--deep", help="Also recompute prompts, texts, advantages, ledger and metrics of each training.")
-    ] = False,
-    weights: Annotated[
-        bool,
-        Option("--weights", help="--deep, and log-probabilities by the run's model and checkpoints (needs torch)."),
-    ] = False,
+    deep: Annotated[bool, Option("--deep")] = False,
+    weights: Annotated[bool, Option("--weights")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a trace for consistency and list violations with their ids. Exits with 1 if there are any.
@@ -153,6 +148,10 @@ def check(
     --weights also loads the run's first model and its checkpoints beside the trace, a version at a time, and compares
     log-probabilities of 32 calls of each version with theirs (within 0.001, in 16 bits within 0.25), and the gradient
     norm of the step that began with it.
+
+    Args:
+        deep: Also recompute prompts, texts, advantages, ledger and metrics of each training.
+        weights: --deep, and log-probabilities by the run's model and checkpoints (needs torch).
 
     \b
     ajet trace check

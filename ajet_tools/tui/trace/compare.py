@@ -22,7 +22,6 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widgets import Static
 
-from ajet_sdk.errors import AjetError
 from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import number
 from ajet_tools.trace.compare.attempts import (
@@ -109,10 +108,6 @@ class CompareScreen(TraceScreen):
         await self._show()
         if not reloaded:
             self.action_divergence(1)
-
-    def show_failure(self, error: AjetError) -> None:
-        super().show_failure(error)
-        self.show_empty(str(error))
 
     async def _show(self) -> None:
         if not self.attempts:

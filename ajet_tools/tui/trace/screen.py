@@ -233,6 +233,8 @@ class TraceScreen(Screen[None]):
     app: TraceViewer
     PATIENCE_FACTOR: ClassVar[float] = 1.0
     """Above 1, changes may be shown so many times later."""
+    EMPTY_HEAD: ClassVar[str] = ""
+    """What stands in `#head` while there is nothing to show, a format of the screen."""
     DEFAULT_CSS = """
     TraceScreen #empty { height: 1fr; padding: 1 2; display: none; }
     TraceScreen.empty #empty { display: block; }
@@ -284,14 +286,16 @@ class TraceScreen(Screen[None]):
             self._reading = False
 
     def show_failure(self, error: AjetError) -> None:
-        """Why it could not be read: found at each change, and shown where it is another one."""
+        """Why it could not be read: found at each change, and shown where it is another one, or in `#empty`."""
         self.app.show_new_error(error)
+        if self.query("#empty"):
+            self.show_empty(str(error))
 
-    def show_empty(self, why: str, head: str = "") -> None:
+    def show_empty(self, why: str) -> None:
         """Say in `#empty` why there is nothing to show; the screen has the class `empty` from now on."""
         self.add_class("empty")
         self.query_one("#empty", Static).update(Text(visible(why)))
-        self.query_one("#head", Static).update(Text(head))
+        self.query_one("#head", Static).update(Text(self.EMPTY_HEAD.format(self)))
 
     def on_trace_changed(self) -> None:
         self.load()

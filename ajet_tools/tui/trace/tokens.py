@@ -16,7 +16,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Static
 
-from ajet_sdk.errors import AjetError
 from ajet_sdk.reporting.output import visible
 from ajet_tools.text.clean import kind_of, one_line
 from ajet_tools.trace.queries.episodes import attempts_of
@@ -33,6 +32,7 @@ from ajet_tools.tui.widgets.token_text import TokenText, tone_styles
 class TokensScreen(TraceScreen):
     """One timeline of an episode at a time; the cursor on `token`, where it is given."""
 
+    EMPTY_HEAD = "episode {0.episode_id}"
     DEFAULT_CSS = """
     TokensScreen #head { height: auto; max-height: 2; padding: 0 1; background: $surface; }
     TokensScreen.empty Legend, TokensScreen.empty TokenText, TokensScreen.empty TokenPanel { display: none; }
@@ -103,7 +103,7 @@ class TokensScreen(TraceScreen):
         opener = self._opener()
         self.opened = opened
         if not len(opened.tokens):
-            self._show_nothing(_explain_empty(opened))
+            self.show_empty(_explain_empty(opened))
             return
         if opener in opened.tokens.openers:  # timelines may have come before the one that is shown
             self.timeline = opened.tokens.openers.index(opener)
@@ -140,13 +140,6 @@ class TokensScreen(TraceScreen):
             self.view = view.with_advantages(values)
             self.text.update_view(self.view)
             self._describe()
-
-    def show_failure(self, error: AjetError) -> None:
-        super().show_failure(error)
-        self._show_nothing(str(error))
-
-    def _show_nothing(self, why: str) -> None:
-        self.show_empty(why, f"episode {self.episode_id}")
 
     # Showing
 

@@ -50,10 +50,6 @@ class Prompt(Vertical):
         prompt: Prompt
         text: str
 
-        @property
-        def control(self) -> Prompt:
-            return self.prompt
-
     def __init__(
         self,
         label: str,
