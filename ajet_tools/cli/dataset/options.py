@@ -19,8 +19,7 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.tasks.json_rows import BadRows
-from ajet_tools.cli.options import AsJson as AsJson
-from ajet_tools.cli.options import print_json as print_json
+from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.tables import read_blocks, tables_of

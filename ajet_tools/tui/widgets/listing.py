@@ -17,9 +17,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from ajet_sdk.errors import AjetError
-from ajet_tools.tui.widgets.listing_rows import PAGE, PAGES, find_column, fit_widths
-from ajet_tools.tui.widgets.listing_rows import Column as Column
-from ajet_tools.tui.widgets.listing_rows import Rows as Rows
+from ajet_tools.tui.widgets.listing_rows import PAGE, PAGES, Column, Rows, find_column, fit_widths
 from ajet_tools.tui.widgets.long_text import RowView
 
 _GUTTER = 5
