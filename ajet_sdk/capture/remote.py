@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from urllib.request import ProxyHandler, Request, build_opener
 
 from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, ObservedExchange, Recorder, Verdict
@@ -58,9 +58,7 @@ def for_other_process(active: ActiveEpisode) -> ActiveEpisode:
     """The same episode for another process. It can be pickled."""
     models: frozenset[str] = getattr(getattr(active.recorder, "spec", None), "policy_models", frozenset())
     recorder: Recorder = RemoteRecorder(active.base_url if active.gateway_url else "", active.api_key, models)
-    return ActiveEpisode(
-        active.episode_id, recorder, active.gateway_url, active.api_key, active.phase, active.reroutes, active.guard
-    )
+    return replace(active, recorder=recorder, in_client=False, pid=os.getpid(), process_groups=set())
 
 
 def in_this_process(active: ActiveEpisode) -> ActiveEpisode:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
-from ajet_sdk.config.schema import ModelSource, Section, key, section, wrong
+from ajet_sdk.config.schema import ONE_OR_MORE, ModelSource, Section, key, section, wrong
 
 
 class MultiTurn(Section):
@@ -38,15 +37,9 @@ class ValKwargs(Section):
         "reported beside it.",
     )
     num_repeat: int = key(1, "Sampled attempts per validation task if `trainer_common.val_pass_n` is not set.", ge=1)
-    opponent: list[str | ModelSource] | None = key(
+    opponent: Annotated[list[str | ModelSource] | None, ONE_OR_MORE] = key(
         None, "Opponents during validation, as in `rollout.opponent`; null: the same as in training.", min_length=1
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_opponent(cls, data: Any) -> object:
-        single = isinstance(data, Mapping) and isinstance(data.get("opponent"), (str, Mapping))
-        return {**data, "opponent": [data["opponent"]]} if single else data
 
     @property
     def greedy(self) -> bool:
@@ -74,7 +67,7 @@ class Rollout(Section):
         False, "Leave tool calls unparsed in the text of a reply; the same as `model.tool_call_parser: none`."
     )
     max_env_worker: int = key(64, "Number of episodes run concurrently.", ge=1)
-    trainable_targets: list[str] | None = key(
+    trainable_targets: Annotated[list[str] | None, ONE_OR_MORE] = key(
         None,
         "Target tag or list of tags to train, overriding those of the workflow; null: the workflow's.",
         min_length=1,
@@ -85,7 +78,7 @@ class Rollout(Section):
         "attempts at a task use the same choice. null: all targets.",
         ge=1,
     )
-    opponent: list[str | ModelSource] | None = key(
+    opponent: Annotated[list[str | ModelSource] | None, ONE_OR_MORE] = key(
         None,
         "What plays the agents that are not trained. From a list, one is chosen at random for each task of a "
         "step. Each is `checkpoint@40` (a step of this experiment; `@0`: the initial model; `@latest`; `@any`: a "
@@ -209,19 +202,10 @@ class Rollout(Section):
         ge=0,
     )
 
-    @model_validator(mode="before")
+    @field_validator("compute_madness_checklist", mode="before")
     @classmethod
-    def _lists(cls, data: object) -> object:
-        """Accept a single target or opponent as a list, and no checklist as an empty list."""
-        if not isinstance(data, Mapping):
-            return data
-        data = dict(data)
-        for name in ("trainable_targets", "opponent"):
-            if isinstance(data.get(name), (str, Mapping)):
-                data[name] = [data[name]]
-        if data.get("compute_madness_checklist", "") in (None, "None"):
-            data["compute_madness_checklist"] = []
-        return data
+    def _no_checklist(cls, value: object) -> object:
+        return [] if value in (None, "None") else value
 
     @model_validator(mode="after")
     def _seats(self) -> Rollout:

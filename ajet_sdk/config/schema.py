@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -50,6 +50,10 @@ def _no_bool(value: object, field: FieldInfo | None) -> object:
 def key(default: Any, description: str, **limits: Any) -> Any:
     """A config key: its default, what it does, and the limits of its value."""
     return Field(default=default, description=description, **limits)
+
+
+ONE_OR_MORE = BeforeValidator(lambda value: [value] if isinstance(value, (str, Mapping)) else value)
+"""Accept a single text or section as a list."""
 
 
 def section(of: type[Section], description: str) -> Any:

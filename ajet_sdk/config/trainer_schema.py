@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import model_validator
 
-from ajet_sdk.config.schema import Section, key, section, wrong
+from ajet_sdk.config.schema import ONE_OR_MORE, Section, key, section, wrong
 from ajet_sdk.types import Json
 
 RewardEstimator = Literal["grpo", "rloo", "opo", "reinforce_plus_plus"]
@@ -224,7 +224,7 @@ class TrainerCommon(Section):
     )
     nnodes: int = key(1, "Machines (clusters).", ge=1)
     n_gpus_per_node: int = key(8, "GPUs per machine (clusters).", ge=0)
-    logger: list[Literal["console", "tensorboard", "wandb", "swanlab"]] = key(
+    logger: Annotated[list[Literal["console", "tensorboard", "wandb", "swanlab"]], ONE_OR_MORE] = key(
         ["console", "tensorboard"], "Logger or list of loggers for metrics, in addition to the trace."
     )
     algorithm: Algorithm = section(Algorithm, "Learning algorithm and its data.")
@@ -318,10 +318,3 @@ class TrainerCommon(Section):
                 "needs ratio_base: trainer {got}; with ratio_base: sampler the policy ratio itself is that correction",
             )
         return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_logger(cls, data: object) -> object:
-        if isinstance(data, Mapping) and isinstance(data.get("logger"), str):
-            return {**data, "logger": [data["logger"]]}
-        return data
