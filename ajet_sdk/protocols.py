@@ -183,19 +183,15 @@ class Engine(Protocol):
     async def answer(self, ask: Ask) -> Answer:
         """Raises RequestRefused (400), ContextOverflow, EngineUnavailable. Cancelling frees what the request holds, and
         raises SamplingCancelled where it is known what was drawn."""
-        ...
 
     async def count(self, ask: Ask) -> int:
         """Number of prompt tokens. Raises as `answer`."""
-        ...
 
     def forget(self, episode_id: str) -> None:
         """Free what is cached for a finished episode (ids, KV)."""
-        ...
 
     async def aclose(self) -> None:
         """Stop and free everything."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +227,6 @@ class Sampler(Protocol):
 
         Cancelled, it raises SamplingCancelled where it knows what was drawn.
         """
-        ...
 
     def forget(self, session: str) -> None: ...
 
@@ -259,7 +254,6 @@ class Tokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of one token."""
-        ...
 
 
 class Client(Protocol):
@@ -272,11 +266,9 @@ class Client(Protocol):
 
     async def taken(self, whole: bool = False) -> bool:
         """Wait until the client has read what was sent (with `whole`, to the last byte); False if it disconnected."""
-        ...
 
     def unread(self) -> int:
         """Bytes sent that the client has not read."""
-        ...
 
 
 class TraceReader(Protocol):
@@ -285,11 +277,9 @@ class TraceReader(Protocol):
     @property
     def spent(self) -> float:
         """CPU seconds that live runs have spent on this reader's queries."""
-        ...
 
     def query(self, sql: str, parameters: Sequence[object] = (), stop: Stop | None = None) -> pa.Table:
         """One SELECT or EXPLAIN, read-only, interrupted after 30 s or when `stop` is set. Raises QueryError."""
-        ...
 
     def close(self) -> None: ...
 
@@ -304,7 +294,6 @@ class Growth(Protocol):
 
     def due(self, step: int) -> bool:
         """Whether to add tasks after this step."""
-        ...
 
     async def grow(
         self, step: int, attempt: Callable[[Sequence[Any]], Awaitable[list[Episode]]]
@@ -313,11 +302,9 @@ class Growth(Protocol):
 
         `attempt` runs attempts with the current policy.
         """
-        ...
 
     def tasks(self, step: int) -> Sequence[Task]:
         """The added tasks in effect at a step (from 1)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,23 +53,18 @@ class Recorder(Protocol):
 
     def answers(self, model: str) -> Verdict:
         """Whether the policy answers a captured request for `model`; "ambiguous": the gateway answers with an error."""
-        ...
 
     def observed(self, exchange: ObservedExchange) -> None:
         """Record a request that passed through."""
-        ...
 
     def happened(self, event: Event) -> None:
         """Record what the agent did beside its LLM calls."""
-        ...
 
     def takes_handle(self, agent: str) -> None:
         """The workflow has a handle for an agent."""
-        ...
 
     def fail(self, error: AjetError) -> None:
         """Keep an error that is the episode's."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +134,6 @@ class Observer(Protocol):
 
     def episode(self, name: str, arguments: Mapping[str, object]) -> AbstractContextManager[Observed]:
         """Make the block one episode. An exception is recorded as the episode's failure and passes on."""
-        ...
 
 
 current_episode: ContextVar[ActiveEpisode | None] = ContextVar("ajet_current_episode", default=None)

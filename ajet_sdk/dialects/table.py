@@ -30,19 +30,16 @@ class Dialect(Protocol):
     @property
     def form(self) -> Completions:
         """Chat completions or text completions."""
-        ...
 
     @property
     def fields(self) -> Fields:
         """How each field is treated; empty for completions."""
-        ...
 
     def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
         """The request in the format of completions. Raises RequestRefused if it is malformed or can't be honoured.
 
         `stored` has what `response` stored for earlier calls of the open episode.
         """
-        ...
 
     def streams(self, body: Mapping[str, object]) -> bool: ...
 
@@ -50,17 +47,14 @@ class Dialect(Protocol):
 
     def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
         """The response as server-sent events; the last one completes the reply."""
-        ...
 
     @property
     def media_type(self) -> str:
         """The content type of a stream."""
-        ...
 
     @property
     def waiting(self) -> bytes:
         """Keep-alive bytes of a stream, sent until the answer is there."""
-        ...
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> Json: ...
 

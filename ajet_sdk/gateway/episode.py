@@ -118,15 +118,12 @@ class InFlight(Protocol):
 
     def confirm(self, read: bool) -> None:
         """The client has read the reply to its end, or will not."""
-        ...
 
     def cancel(self) -> None:
         """The episode is over."""
-        ...
 
     def close(self) -> None:
         """Record it if nobody has, and wait no longer for the engine."""
-        ...
 
 
 class OpenEpisode:

@@ -34,15 +34,12 @@ class Runner(Protocol):
 
     def settle(self, **fields: object) -> None:
         """Set fields of the episode."""
-        ...
 
     def attempt_task(self) -> WorkflowTask:
         """The task for `compute_reward`."""
-        ...
 
     def reserved_arguments(self, opened: OpenEpisode, function: object, output: object = None) -> dict[str, object]:
         """The values of the reserved parameters of a judge; `function` is None for an object."""
-        ...
 
 
 async def judge_episode(runner: Runner, output: object) -> Verdict:
