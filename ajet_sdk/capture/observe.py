@@ -11,9 +11,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from ajet_sdk.agent.context import ActiveEpisode, ObservedExchange, Verdict, current_episode, observer
@@ -38,7 +37,7 @@ _AGAIN = 60.0
 """Seconds until the next file is tried again."""
 
 
-class trace:
+class trace(AbstractContextManager["trace"]):
     """Observe a deployed agent: record its LLM calls in a trace file, and never reroute, delay or break them.
 
     Call it once at start-up, or use it as a context manager. Every call of a decorated workflow is an episode; calls
@@ -82,10 +81,7 @@ class trace:
         observer.set(self._observation)
         atexit.register(self.close)
 
-    def __enter__(self) -> trace:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def flush(self, timeout: float = 10.0) -> None:

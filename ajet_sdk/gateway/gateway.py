@@ -10,7 +10,6 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext, suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -126,7 +125,7 @@ class Gateway:
     def __enter__(self) -> Gateway:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self, work: Coroutine[object, object, None]) -> Future[None]:

@@ -11,8 +11,9 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ajet_sdk.errors import ConfigError, MissingExtra
@@ -39,7 +40,7 @@ _SHOWN = ("val/reward", "val/greedy_reward", "val/loss")
 _KNOWN = ("console", "tensorboard", *TRACKERS)
 
 
-class Loggers:
+class Loggers(AbstractContextManager["Loggers"]):
     """Logs metrics by step to the trace and to the loggers in `names`.
 
     wandb and swanlab get the run's name, project and config from its row in the trace. Raises ConfigError for an
@@ -203,12 +204,7 @@ class Loggers:
         except OSError as lost:
             log.warning("The learning curve could not be drawn: %s", lost)
 
-    def __enter__(self) -> Loggers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         self.close(error)
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, TypeVar
 from uuid import uuid4
@@ -63,7 +64,7 @@ def take_over(*places: Path) -> None:
             _LOG.warning("The journal that a killed process left beside %s could not be read yet: %s", trace, error)
 
 
-class TraceWriter:
+class TraceWriter(AbstractContextManager["TraceWriter"]):
     """Owns a trace file and writes records to it in batches, off the caller's path.
 
     `put` never waits for the disk: what waits to be written is bounded by count and bytes. With `on_error="raise"` (a
@@ -250,9 +251,6 @@ class TraceWriter:
             self._changed.notify_all()
         self._thread.join(timeout=None if self._raises else _CLOSE_SECONDS)
         self._raise_failure()
-
-    def __enter__(self) -> TraceWriter:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
