@@ -93,7 +93,7 @@ class Carried:
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         added = _environment(self._active)
-        previous = {name: os.environ.get(name) for name in added}
+        previous = {name: os.environ[name] for name in added.keys() & os.environ.keys()}
         os.environ.update(added)
         token = current_episode.set(self._active)
         try:
@@ -101,11 +101,9 @@ class Carried:
                 return self._fn(*args, **kwargs)
         finally:
             current_episode.reset(token)
-            for name, value in previous.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            for name in added.keys() - previous.keys():
+                os.environ.pop(name, None)
+            os.environ.update(previous)
 
 
 def _process_submit(original: Callable[..., object], hooks: Hooks) -> Callable[..., object]:

@@ -164,7 +164,8 @@ def decide(
         return plan
     if plan is None:
         refuse_inference(active, method, url, headers, body)
-    variable = _placeholder_of(url, headers)
+    sent = (placeholder_in(headers.get(name) or "") for name in KEY_HEADERS)
+    variable = next(filter(None, sent), placeholder_in(url))
     error = None if variable is None else unset_key(active, method, url, variable)
     if error is None:
         return plan
@@ -197,11 +198,6 @@ def reads_body(method: str, url: str) -> bool:
     """Whether `decide` may read the body of a request."""
     parts = urlsplit(url)
     return method == "POST" and (endpoint(parts.path, parts.query).dialect is not None or is_local_inference(url))
-
-
-def _placeholder_of(url: str, headers: Mapping[str, str]) -> str | None:
-    """The variable whose placeholder is the key of a request."""
-    return next(filter(None, (placeholder_in(headers.get(name) or "") for name in KEY_HEADERS)), placeholder_in(url))
 
 
 def _is_ours(url: str, headers: Mapping[str, str], active: ActiveEpisode) -> bool:

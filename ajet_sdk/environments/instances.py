@@ -342,10 +342,6 @@ class _Template:
 
 def _first_of(connection: socket.socket) -> bytes:
     """The first line that arrives; empty where the other end closes before."""
-    data = b""
-    while not data.endswith(b"\n"):
-        part = connection.recv(65536)
-        if not part:
-            return b""
-        data += part
-    return data
+    with connection.makefile("rb") as lines:
+        line = lines.readline()
+    return line if line.endswith(b"\n") else b""

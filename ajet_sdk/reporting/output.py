@@ -35,11 +35,8 @@ def visible(text: str) -> str:
 
 
 def _shown(c: str) -> str:
-    return c if c in _KEPT or c in _JOINERS or c.isprintable() or _plain(c) else _spelled(c)
-
-
-def _plain(character: str) -> bool:
-    return unicodedata.category(character) not in _HIDDEN
+    plain = c in _KEPT or c in _JOINERS or c.isprintable() or unicodedata.category(c) not in _HIDDEN
+    return c if plain else _spelled(c)
 
 
 def _spelled(character: str) -> str:

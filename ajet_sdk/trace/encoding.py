@@ -41,11 +41,7 @@ def scrub(value: object) -> Any:
 
     A text that is an address loses its password and keys; other texts stay as they are.
     """
-    return masked(value, REMOVED, _without_keys)
-
-
-def _without_keys(text: str, by: str) -> str:
-    return public(text, by) if is_address(text) else text
+    return masked(value, REMOVED, lambda text, by: public(text, by) if is_address(text) else text)
 
 
 def storable(value: object) -> Any:
