@@ -140,21 +140,14 @@ def _print(episodes: Sequence[Episode], engine: Engine) -> None:
             "" if episode.output is None else escape(_short(str(episode.output), 40)),
         )
     console.print(table)
-    for episode, split in splits:
-        console.print(
-            f"Split in episode {episode.episode_id}: {split.cause} at token {split.at_token}; "
-            f"{split.extra_tokens} additional tokens to train. {split.hint}",
-            markup=False,
-            soft_wrap=True,
-        )
-    for episode in episodes:
-        if episode.status != "succeeded":
-            console.print(
-                f"\nEpisode {episode.episode_id}, task {episode.task.task_id}: {episode.error}",
-                markup=False,
-                soft_wrap=True,
-            )
-    for line in [*failures_by_cause(episodes), *failure_messages(episodes, cause=False)]:
+    lines = [
+        f"Split in episode {episode.episode_id}: {split.cause} at token {split.at_token}; "
+        f"{split.extra_tokens} additional tokens to train. {split.hint}"
+        for episode, split in splits
+    ]
+    for failed in (episode for episode in episodes if episode.status != "succeeded"):
+        lines.append(f"\nEpisode {failed.episode_id}, task {failed.task.task_id}: {failed.error}")
+    for line in [*lines, *failures_by_cause(episodes), *failure_messages(episodes, cause=False)]:
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -91,20 +91,18 @@ class RemoteEngine:
         for name in ("logprobs", "top_logprobs"):
             if body.get(name) is None:
                 body.pop(name, None)
-        body["temperature"] = sampling.temperature
-        if sampling.top_p != 1.0 or "top_p" in ask.named:  # some models refuse any value of it
-            body["top_p"] = sampling.top_p
-        if sampling.top_k > 0:
-            body["top_k"] = sampling.top_k
-        if sampling.stop:
-            body["stop"] = list(sampling.stop)
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
-        if sampling.n != 1:
-            body["n"] = sampling.n
         limit = "max_completion_tokens" if self._newer_limit or "max_completion_tokens" in ask.named else "max_tokens"
-        if sampling.max_tokens is not None:
-            body[limit] = sampling.max_tokens
+        optional = {
+            "temperature": sampling.temperature,
+            # Some models refuse any value of it.
+            "top_p": sampling.top_p if sampling.top_p != 1.0 or "top_p" in ask.named else None,
+            "top_k": sampling.top_k if sampling.top_k > 0 else None,
+            "stop": list(sampling.stop) or None,
+            "seed": sampling.seed,
+            "n": sampling.n if sampling.n != 1 else None,
+            limit: sampling.max_tokens,
+        }
+        body |= {name: value for name, value in optional.items() if value is not None}
         if with_ids:
             body["return_token_ids"] = True
             # A vLLM server takes what is left out from the model's generation_config: say it all.

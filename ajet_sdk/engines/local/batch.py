@@ -33,7 +33,6 @@ _Places = npt.NDArray[np.int64]
 
 @dataclass(eq=False, slots=True)
 class _Joiner:
-    continuation: Continuation
     row: int
     begin: int
     """Prompt tokens that are already computed."""
@@ -122,7 +121,7 @@ class RunningBatch:
         copies: list[tuple[int, int, int]] = []
         for continuation in continuations:
             row, source, shared = self._table.seat(continuation)
-            joiners.append(_Joiner(continuation, row, shared, len(continuation.request.prompt) - shared))
+            joiners.append(_Joiner(row, shared, len(continuation.request.prompt) - shared))
             if source >= 0:
                 copies.append((source, row, shared))
         if copies:

@@ -13,7 +13,7 @@ of size D); a model hands in and gets back [B, H, T, D].
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TypeVar
+from typing import TypeVar, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -33,19 +33,6 @@ _ROWS_EACH = 4
 """Rows at most, for each continuation that may run: those that rest are searched for shared prefixes."""
 
 _Index = npt.NDArray[np.int64] | slice
-
-_COLUMNS: dict[str, type[np.generic]] = {
-    "state": np.int8,
-    "length": np.int64,
-    "limit": np.int64,
-    "start": np.int64,
-    "used": np.int64,
-    "temperature": np.float32,
-    "top_p": np.float32,
-    "top_k": np.int64,
-    "min_p": np.float32,
-    "seed": np.uint64,
-}
 
 
 class CacheRows:
@@ -223,6 +210,10 @@ class CacheRows:
             setattr(self, name, _grow(getattr(self, name), common, (rows,)))
         self.continuations = self.continuations[:common] + [None] * (rows - common)
         self._owner = self._owner[:common] + [None] * (rows - common)
+
+
+_COLUMNS = {name: get_args(get_args(hint)[1])[0] for name, hint in get_type_hints(CacheRows).items()}
+"""The arrays of `CacheRows` with one element per row, and their types."""
 
 
 def _grow(array: npt.NDArray[D], rows: int, shape: tuple[int, ...]) -> npt.NDArray[D]:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -95,7 +96,6 @@ class TinkerTrainer:
         self.seconds = seconds
         """How long a request may take."""
         self.loss = loss_of_service(settings.loss, scaling)
-        self._base: SdkWeights | None = None
 
     def step(
         self,
@@ -217,19 +217,15 @@ class TinkerTrainer:
         return np.split(new_N.grad.numpy(), ends)
 
     def _reference(self, share: _Share) -> torch.Tensor:
-        if self._base is None:
-            self._base = self.service.base()
-        base = self._base
         self.costs.scored(sum(share.targets))
-        futures = [
-            base.logprobs(sample.timeline.token_ids[: size + 1].tolist())
-            for sample, size in zip(share.samples, share.targets, strict=True)
-        ]
-        return torch.from_numpy(
-            np.concatenate(
-                _trained(share, [wait(each, self.seconds, "log-probabilities of the reference") for each in futures])
-            )
-        )
+        ids = [s.timeline.token_ids[: size + 1] for s, size in zip(share.samples, share.targets, strict=True)]
+        futures = [self._base.logprobs(ids_T.tolist()) for ids_T in ids]
+        scored = [wait(each, self.seconds, "log-probabilities of the reference") for each in futures]
+        return torch.from_numpy(np.concatenate(_trained(share, scored)))
+
+    @cached_property
+    def _base(self) -> SdkWeights:
+        return self.service.base()
 
 
 def _trained(share: _Share, logprobs: list[Floats]) -> list[Floats]:
