@@ -63,6 +63,10 @@ class Problem:
     where: str
     message: str
 
+    @property
+    def level(self) -> Level:
+        return KINDS[self.kind][0]
+
 
 @dataclass
 class Report:
