@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,22 @@ def byte_alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(unprintable)}
+
+
+def exact_bytes(token: str, alphabet: Mapping[str, int] | None) -> bytes:
+    """The bytes behind a vocabulary's spelling: byte-level letters, or SentencePiece's with its byte fallback."""
+    if alphabet is not None:
+        known = [alphabet.get(letter) for letter in token]
+        return token.encode() if None in known else bytes(b for b in known if b is not None)
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("\u2581", " ").encode()  # SentencePiece's letter for a space
+
+
+def is_byte_level(tokenizer: str | bytes) -> bool:
+    """Whether the tokenizer of a `tokenizer.json` spells bytes as letters."""
+    state = json.loads(tokenizer)
+    return '"ByteLevel"' in json.dumps([state.get("decoder"), state.get("pre_tokenizer")])
 
 
 def _load(path: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -49,9 +65,8 @@ class HFTokenizer:
             name: str(value) for name, value in self.hf.special_tokens_map.items() if isinstance(value, str)
         }
         self._backend: tokenizers.Tokenizer | None = getattr(self.hf, "backend_tokenizer", None)
-        state = {} if self._backend is None else json.loads(self._backend.to_str())
-        self._byte_level = '"ByteLevel"' in json.dumps([state.get("decoder"), state.get("pre_tokenizer")])
-        self._alphabet = byte_alphabet()
+        byte_level = self._backend is not None and is_byte_level(self._backend.to_str())
+        self._alphabet = byte_alphabet() if byte_level else None
         self._special = frozenset(self.hf.all_special_ids) | {
             i for i, token in self.hf.added_tokens_decoder.items() if token.special
         }
@@ -96,11 +111,7 @@ class HFTokenizer:
         [token] = self.hf.convert_ids_to_tokens([token_id])
         if token is None:
             return b""
-        if self._byte_level:
-            return bytes(self._alphabet[c] for c in token)
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return bytes([int(token[3:5], 16)])
-        return str(token).replace("\u2581", " ").encode()
+        return exact_bytes(str(token), self._alphabet)
 
     def _turn_ends(self, path: str | None) -> set[int]:
         end: Any = self.hf.eos_token_id

@@ -293,7 +293,7 @@ def _episode(row: dict[str, Any], calls: Sequence[Call], rewards: Sequence[Rewar
 
 
 def _calls(table: pa.Table) -> dict[str, list[Call]]:
-    lists = {name: _arrays(table[name]) for name in ("prompt_suffix", "output_ids", "logprobs")}
+    lists = {name: arrays_of(table[name]) for name in ("prompt_suffix", "output_ids", "logprobs")}
     rows = table.drop_columns(list(lists)).to_pylist()
     whole = rebuild(stored_calls(table))
     by_episode: dict[str, list[Call]] = {}
@@ -305,7 +305,7 @@ def _calls(table: pa.Table) -> dict[str, list[Call]]:
 
 def stored_calls(table: pa.Table) -> list[Stored]:
     """Rows of `calls` -> what is stored of their prompts, for `rebuild`."""
-    prompts, outputs = _arrays(table["prompt_suffix"]), _arrays(table["output_ids"])
+    prompts, outputs = arrays_of(table["prompt_suffix"]), arrays_of(table["output_ids"])
     names = ["call_id", "parent_call_id", "prefix_len", "prefix_messages", "messages_suffix"]
     rows = table.select(names).to_pylist()
     return [Stored(**row, prompt_suffix=prompts[i], output_ids=outputs[i]) for i, row in enumerate(rows)]
@@ -321,7 +321,7 @@ def _call(row: dict[str, Any], lists: Mapping[str, Any], ids: npt.NDArray[np.int
     return Call(**{**plain, **parsed}, prompt_ids=prompt, output_ids=lists["output_ids"], logprobs=lists["logprobs"])
 
 
-def _arrays(column: pa.ChunkedArray) -> list[npt.NDArray[Any] | None]:
+def arrays_of(column: pa.ChunkedArray) -> list[npt.NDArray[Any] | None]:
     """A list column as numpy slices, without a Python object per token."""
     arrays: list[npt.NDArray[Any] | None] = []
     for chunk in column.chunks:

@@ -26,7 +26,8 @@ from ajet_tools.trace.compare.attempts import attempt_of
 from ajet_tools.trace.compare.changes import excerpt, parting
 from ajet_tools.trace.compare.diff import episode_at
 from ajet_tools.trace.episode.messages import fingerprint
-from ajet_tools.trace.queries.tokens import EpisodeFacts
+from ajet_tools.trace.queries.base import grouped
+from ajet_tools.trace.queries.records import Record
 
 _LEAST = 6
 """Characters from which on a name is the start of an id, and not a number."""
@@ -106,10 +107,8 @@ class _Request:
 
 def _requests(calls: Sequence[Call]) -> list[_Request]:
     """The requests that were answered."""
-    by_id: dict[str, list[Call]] = {}
-    for call in calls:
-        if call.phase == "rollout" and call.error is None and call.response.get("choices"):
-            by_id.setdefault(call.request_id or call.call_id, []).append(call)
+    answered = (c for c in calls if c.phase == "rollout" and c.error is None and c.response.get("choices"))
+    by_id = grouped(answered, lambda call: call.request_id or call.call_id)
     return [_Request(of[0].agent, of[0].request, tuple(of)) for of in by_id.values()]
 
 
@@ -280,9 +279,9 @@ def sample_forks(
     report = score_tasks(
         config, [task], k=k, of_validation=held_out, on_episode=on_episode, wrap=engine.over, check=engine.check
     )
-    original = attempt_of(EpisodeFacts(point.episode, True, {}, {}, None), {})
+    original = attempt_of(Record(point.episode))
     forks = []
     for episode in report.tasks[0].episodes:
-        forked = attempt_of(EpisodeFacts(engine.in_order(episode), True, {}, {}, None), {})
+        forked = attempt_of(Record(engine.in_order(episode)))
         forks.append(Fork(episode, engine.why_not(episode), parting(original, forked)))
     return report, forks

@@ -21,14 +21,11 @@ from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
-from ajet_sdk.tokens.huggingface import HFTokenizer, byte_alphabet
+from ajet_sdk.tokens.huggingface import HFTokenizer, byte_alphabet, exact_bytes, is_byte_level
 from ajet_sdk.tokens.template import ChatTemplate
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
-
-_SPACE = "\u2581"
-"""SentencePiece's letter for a space."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,16 @@ def vocabulary(
     raise ConfigError(
         f"the run's model.path {path} is not a directory here" if path else "the run's config names no model.path"
     )
+
+
+def known_vocabulary(
+    reader: TraceReader, run_id: str, tokenizer: Path | None = None, trace: Path | None = None
+) -> tuple[Vocabulary | None, str]:
+    """The `vocabulary`, or None and why the tokenizer is not at hand."""
+    try:
+        return vocabulary(reader, run_id, tokenizer, trace), ""
+    except ConfigError as error:
+        return None, str(error)
 
 
 def model_places(job: object, trace: Path | None) -> Iterator[Path]:
@@ -159,7 +166,7 @@ def _read(file: Path, changed: int) -> Vocabulary:
     added = backend.get_added_tokens_decoder()
     special = frozenset(i for i, token in added.items() if token.special)
     contents = {i: str(token.content).encode() for i, token in added.items()}
-    token_bytes = _look_up(backend, contents, _byte_level(file))
+    token_bytes = _look_up(backend, contents, byte_alphabet() if is_byte_level(file.read_bytes()) else None)
     return Vocabulary(token_bytes, special.__contains__, str(file), _template_beside(file))
 
 
@@ -177,33 +184,17 @@ def _template_beside(file: Path) -> ChatTemplate | None:
         return None
 
 
-def _look_up(backend: FastTokenizer, added: dict[int, bytes], byte_level: bool) -> Callable[[int], bytes]:
-    alphabet = byte_alphabet()
-    known = dict(added)
-
+def _look_up(
+    backend: FastTokenizer, known: dict[int, bytes], alphabet: Mapping[str, int] | None
+) -> Callable[[int], bytes]:
     def token_bytes(token_id: int) -> bytes:
         content = known.get(token_id)
         if content is None:
             token = backend.id_to_token(token_id) if token_id >= 0 else None
-            content = known[token_id] = b"" if token is None else _exact(token, alphabet if byte_level else None)
+            content = known[token_id] = b"" if token is None else exact_bytes(token, alphabet)
         return content
 
     return token_bytes
-
-
-def _exact(token: str, alphabet: dict[str, int] | None) -> bytes:
-    """The bytes behind a vocabulary's spelling: byte-level letters, or SentencePiece's with its byte fallback."""
-    if alphabet is not None:
-        known = [alphabet.get(letter) for letter in token]
-        return token.encode() if None in known else bytes(b for b in known if b is not None)
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
-    return token.replace(_SPACE, " ").encode()
-
-
-def _byte_level(file: Path) -> bool:
-    state: dict[str, object] = json.loads(file.read_bytes())
-    return '"ByteLevel"' in json.dumps([state.get("decoder"), state.get("pre_tokenizer")])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Nothing is written. An episode whose judging fails has no new reward; it is neve
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
@@ -23,6 +22,7 @@ from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.samples.build import build
 from ajet_sdk.trace.reader import episodes
 from ajet_sdk.types import Call, Episode
+from ajet_tools.trace.queries.base import grouped, rows
 
 _CHUNK = 256
 """Episodes, about, that are held at once."""
@@ -78,10 +78,7 @@ class Changes:
     @property
     def failures(self) -> dict[str, list[RejudgedEpisode]]:
         """Episodes that the new judge failed on, by cause, the most frequent first."""
-        by_cause: dict[str, list[RejudgedEpisode]] = defaultdict(list)
-        for verdict in self.verdicts:
-            if verdict.cause is not None:
-                by_cause[verdict.cause].append(verdict)
+        by_cause = grouped((v for v in self.verdicts if v.cause is not None), lambda v: str(v.cause))
         return dict(sorted(by_cause.items(), key=lambda item: -len(item[1])))
 
     def mean(self, which: str) -> float | None:
@@ -91,17 +88,12 @@ class Changes:
 
     def by_task(self) -> list[TaskChange]:
         """Means and change by task, the largest change first."""
-        tasks: dict[str, list[RejudgedEpisode]] = defaultdict(list)
-        for verdict in self.both:
-            tasks[verdict.task_id].append(verdict)
-        rows = list[TaskChange]()
-        for task_id, group in tasks.items():
+        changes = list[TaskChange]()
+        for task_id, group in grouped(self.both, lambda v: v.task_id).items():
             before, after = (float(np.mean([getattr(v, name) for v in group])) for name in ("before", "after"))
-            change = after - before
-            rows.append(
-                {"task_id": task_id, "episodes": len(group), "before": before, "after": after, "change": change}
-            )
-        return sorted(rows, key=lambda row: (-abs(row["change"]), row["task_id"]))
+            of = TaskChange(task_id=task_id, episodes=len(group), before=before, after=after, change=after - before)
+            changes.append(of)
+        return sorted(changes, key=lambda row: (-abs(row["change"]), row["task_id"]))
 
     def most_changed(self) -> list[RejudgedEpisode]:
         """Episodes whose reward changes, the largest change first."""
@@ -110,11 +102,8 @@ class Changes:
 
     def groups(self) -> dict[str, int]:
         """Groups with two attempts that both judges reward, and how many vary: before, after, lost and gained."""
-        grouped: dict[str, list[RejudgedEpisode]] = defaultdict(list)
-        for verdict in self.both:
-            grouped[verdict.group_id].append(verdict)
         counts = dict.fromkeys(("groups", "before", "after", "lost", "gained"), 0)
-        for group in grouped.values():
+        for group in grouped(self.both, lambda v: v.group_id).values():
             if len(group) < 2:
                 continue
             before, after = _varied(v.before for v in group), _varied(v.after for v in group)
@@ -157,14 +146,13 @@ def groups_of(
         SELECT episode_id, group_id, step, split FROM episodes WHERE run_id = ? AND NOT superseded
         ORDER BY started_at, episode_id"""
     wanted = None if episode_ids is None else set(episode_ids)
-    grouped: dict[object, list[str]] = {}
-    for row in reader.query(sql, [run_id]).to_pylist():
-        if wanted is None or row["episode_id"] in wanted:
-            key = (row["step"], row["split"]) if whole == "step" else row["group_id"] or row["episode_id"]
-            grouped.setdefault(key, []).append(row["episode_id"])
+    listed = (row for row in rows(reader, sql, run_id) if wanted is None or row["episode_id"] in wanted)
+    by_whole = grouped(
+        listed, lambda row: (row["step"], row["split"]) if whole == "step" else row["group_id"] or row["episode_id"]
+    )
     chunk: list[str] = []
-    for ids in grouped.values():
-        chunk += ids
+    for group in by_whole.values():
+        chunk += [row["episode_id"] for row in group]
         if len(chunk) >= _CHUNK:
             yield episodes(reader, episode_ids=chunk)
             chunk = []
@@ -225,9 +213,7 @@ async def rejudge(
 
 
 def _by_group(episodes: Sequence[Episode]) -> list[list[Episode]]:
-    groups: dict[str, list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        groups[episode.group_id or episode.episode_id].append(episode)
+    groups = grouped(episodes, lambda episode: episode.group_id or episode.episode_id)
     return [sorted(group, key=lambda episode: episode.attempt) for group in groups.values()]
 
 
@@ -297,14 +283,10 @@ def _bare(call: Call, number: int) -> Call:
 
 def _in_steps(side: Sequence[Episode], config: Config) -> dict[str, float]:
     """The advantages of episodes of several steps; episodes are compared within a step."""
-    algorithm = config.trainer_common.algorithm
-    steps: dict[object, list[Episode]] = defaultdict(list)
-    for episode in side:
-        steps[episode.step, episode.split].append(episode)
+    algorithm, rollout = config.trainer_common.algorithm, config.rollout
+    how = (algorithm.adv_estimator, algorithm.normalize_std, rollout.failure_reward, rollout.gamma)
     by_call: dict[str, float] = {}
-    for step in steps.values():
-        rollout = config.rollout
-        how = (algorithm.adv_estimator, algorithm.normalize_std, rollout.failure_reward, rollout.gamma)
+    for step in grouped(side, lambda episode: (episode.step, episode.split)).values():
         by_call |= advantages(step, *how)
     return by_call
 

@@ -16,8 +16,8 @@ from typer import Argument, Option
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.reporting.progress_bar import ProgressBar
-from ajet_sdk.trace.reader import calls_of, episodes, ledger_balance
-from ajet_sdk.types import Episode
+from ajet_sdk.trace.reader import ledger_balance
+from ajet_sdk.types import Call
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.trace.options import Fitting, NoPager, OfRun, Where, WhereOrRun
 from ajet_tools.text import tables as render
@@ -33,6 +33,7 @@ from ajet_tools.trace.queries.episodes import ListedEpisode
 from ajet_tools.trace.queries.experiments import Group, differing, seed_groups
 from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.queries.listing import Listing, open_listing
+from ajet_tools.trace.queries.records import records_of
 from ajet_tools.trace.queries.runs import REWARDS, LedgerTotal, RunOverview
 
 _CHUNK = 1000
@@ -222,11 +223,12 @@ def _show_run(reader: TraceReader, run_id: str, out: Console, full: bool) -> Non
 
 
 def _episode_json(reader: TraceReader, episode_id: str) -> Mapping[str, object]:
-    known = episodes(reader, episode_ids=[episode_id], superseded=True)
-    whole = known[0] if known else Episode(episode_id=episode_id, calls=tuple(calls_of(reader, episode_id)))
-    ended = {} if known else {"status": None, "ended_at": None}
-    ledger = queries.ledger_of_episode(reader, episode_id)
-    return {**whole.model_dump(mode="json"), **ended, "reward": whole.reward, "ledger": ledger}
+    [record] = records_of(reader, [episode_id], whole=True)
+    episode, place = record.episode, {call.call_id: i for i, call in enumerate(record.episode.calls)}
+    unended = {} if record.ended else {"run_id": "", "status": None, "ended_at": None}
+    booked = sorted(record.ledger, key=lambda entry: (place.get(entry.call_id, len(place)), entry.outcome))
+    ledger = [{"call_id": e.call_id, "outcome": e.outcome, "tokens": e.tokens} for e in booked]
+    return {**episode.model_dump(mode="json"), **unended, "reward": episode.reward, "ledger": ledger}
 
 
 def _show_episode(reader: TraceReader, episode_id: str, out: Console, full: bool) -> None:
@@ -263,35 +265,42 @@ def _print_blocks(out: Console, blocks: Iterable[Block], full: bool) -> None:
         out.print(block.render(markdown=False, unfolded=True, most=most, whole="--full shows all"))
 
 
+def _call_record(reader: TraceReader, call_id: str) -> tuple[Call, list[str]]:
+    """A call, and the outcomes of its tokens."""
+    [record] = records_of(reader, [queries.episode_of_call(reader, call_id)], whole=True)
+    [call] = [call for call in record.episode.calls if call.call_id == call_id]
+    return call, [f"{entry.outcome}: {entry.tokens}" for entry in record.ledger if entry.call_id == call_id]
+
+
 def _call_json(reader: TraceReader, call_id: str) -> Mapping[str, object]:
-    row = queries.call_row(reader, call_id)
-    texts = {"request": row["request"], "response": row["response"], "sampling": row["sampling"]}
-    parsed = {name: json.loads(text) for name, text in texts.items()}
-    return {**{k: v for k, v in row.items() if k != "messages"}, **parsed}
+    call, booked = _call_record(reader, call_id)
+    times = {"started_at": call.started_at, "ended_at": call.ended_at}
+    return {**call.model_dump(mode="json"), **times, "ledger": booked or None}
 
 
 def _show_call(reader: TraceReader, call_id: str, out: Console, full: bool) -> None:
-    row = queries.call_row(reader, call_id)
-    request = {name: value for name, value in json.loads(row["request"]).items() if name not in _SPOKEN}
+    call, booked = _call_record(reader, call_id)
+    request = {name: value for name, value in call.request.items() if name not in _SPOKEN}
+    logprob = None if call.logprobs is None or not len(call.logprobs) else float(call.logprobs.sum())
     out.print(
         render.fields(
             [
-                ("call", row["call_id"]),
-                ("episode", row["episode_id"]),
-                ("extends", row["parent_call_id"]),
-                ("agent", " ".join(filter(None, (row["agent"], row["target_tag"])))),
-                ("phase", row["phase"]),
-                ("trainable", row["trainable"]),
-                ("log-probability", f"{sum(row['logprobs']):.4f} in all" if row["logprobs"] else None),
-                ("sampling", row["sampling"]),
+                ("call", call.call_id),
+                ("episode", call.episode_id),
+                ("extends", call.parent_call_id),
+                ("agent", " ".join(filter(None, (call.agent, call.target_tag)))),
+                ("phase", call.phase),
+                ("trainable", call.trainable),
+                ("log-probability", None if logprob is None else f"{logprob:.4f} in all"),
+                ("sampling", json.dumps(call.sampling, ensure_ascii=False)),
                 ("request", json.dumps(request, ensure_ascii=False) if full else one_line(request, _LONGEST)),
-                ("started", row["started_at"]),
-                ("ended", row["ended_at"]),
-                ("ledger", ", ".join(row["ledger"] or [])),
+                ("started", call.started_at),
+                ("ended", call.ended_at),
+                ("ledger", ", ".join(booked)),
             ]
         )
     )
-    _print_blocks(out, call_blocks(read_overview(reader, row["episode_id"]), call_id), full)
+    _print_blocks(out, call_blocks(read_overview(reader, call.episode_id), call_id), full)
 
 
 def ledger(

@@ -12,8 +12,9 @@ from ajet_sdk.types import Episode, Reward
 from ajet_tools.dataset.from_traces.choice import Opinion, opinion
 from ajet_tools.dataset.from_traces.tasks import has_placeholder, traced_tasks
 from ajet_tools.trace.export.conversations import exchange_of, exchanges
-from ajet_tools.trace.export.job import Job, Record
+from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.queries.base import rows
+from ajet_tools.trace.queries.records import Record
 
 REDACTED = "corrections with personal data or a secret, now redacted"
 _REPLACED = "corrections that their author replaced"

@@ -20,7 +20,7 @@ from ajet_tools.dataset.verify.agreement import final_of, stands_in, votes
 from ajet_tools.dataset.verify.judge import graded
 from ajet_tools.dataset.verify.verdict import RowVerdict, independent
 from ajet_tools.trace.export.conversations import conversations
-from ajet_tools.trace.export.job import Record
+from ajet_tools.trace.queries.records import Record
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.verify.agreement import final_of
 from ajet_tools.dataset.verify.verdict import question_of
 from ajet_tools.trace.export.conversations import Conversation, conversations
-from ajet_tools.trace.export.job import Record
+from ajet_tools.trace.queries.records import Record
 from ajet_tools.trace.redact_rules import KINDS
 
 Message = Mapping[str, object]

@@ -17,10 +17,12 @@ import numpy.typing as npt
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples.prefixes import common_prefix, common_start
-from ajet_sdk.types import Call
+from ajet_sdk.types import Call, Episode
 from ajet_tools.trace.decoding import shown
 from ajet_tools.trace.episode.messages import conversation
-from ajet_tools.trace.queries.tokens import EpisodeFacts, episode_facts, recomputed_advantages
+from ajet_tools.trace.queries.base import grouped
+from ajet_tools.trace.queries.records import Record, known_records, mean_of
+from ajet_tools.trace.queries.tokens import recomputed_advantages
 from ajet_tools.trace.tokens.layout import lay_out
 from ajet_tools.trace.tokens.view import episode_tokens
 
@@ -40,17 +42,9 @@ class ComparedMessage:
 class ComparedAttempt:
     """An episode as one of several that are compared."""
 
-    episode_id: str
-    run_id: str
-    task_id: str
-    question: str
-    attempt: int
-    step: int
-    split: str
+    episode: Episode
     status: str
     """`running` where it has not ended."""
-    cause: str
-    reward: float | None
     advantage: float | None
     """The mean over its trained tokens; None where none was trained."""
     recomputed: bool
@@ -61,6 +55,10 @@ class ComparedAttempt:
     """The token ids of each timeline."""
     homes: dict[str, int]
     """The timeline of each call that has ids."""
+
+    @property
+    def episode_id(self) -> str:
+        return self.episode.episode_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,33 +108,25 @@ _Floats = npt.NDArray[np.float32]
 
 def read_attempts(reader: TraceReader, episode_ids: Sequence[str]) -> list[ComparedAttempt]:
     """The episodes to compare, in the order asked. Raises QueryError where the trace knows nothing of one."""
-    facts = episode_facts(reader, *dict.fromkeys(episode_ids))
-    unknown = [f.episode.episode_id for f in facts if _trained(f) and not f.scores]
+    records = known_records(reader, episode_ids)
+    unknown = [r.episode.episode_id for r in records if _trained(r) and not r.trained]
     recomputed = recomputed_advantages(reader, *unknown) if unknown else {}
-    return [attempt_of(f, recomputed) for f in facts]
+    return [attempt_of(record, recomputed) for record in records]
 
 
-def attempt_of(facts: EpisodeFacts, recomputed: Mapping[str, _Floats]) -> ComparedAttempt:
+def attempt_of(record: Record, recomputed: Mapping[str, _Floats] | None = None) -> ComparedAttempt:
     """An episode prepared for comparison; `recomputed` has advantages by call where none were recorded."""
-    episode, tokens = facts.episode, episode_tokens(facts)
-    values = [scores.advantages for scores in facts.scores.values()]
-    if not values:
+    episode, tokens = record.episode, episode_tokens(record)
+    values = [scores.advantages for scores in record.scores.values()]
+    if not values and recomputed:
         values = [recomputed[call.call_id] for call in episode.calls if call.call_id in recomputed]
     return ComparedAttempt(
-        episode_id=episode.episode_id,
-        run_id=episode.run_id,
-        task_id=episode.task.task_id,
-        question=episode.task.main_query,
-        attempt=episode.attempt,
-        step=episode.step,
-        split=episode.split,
-        status=episode.status if facts.ended else "running",
-        cause=episode.cause or "",
-        reward=episode.reward,
-        advantage=_mean(values),
-        recomputed=bool(values) and not facts.scores,
+        episode=episode,
+        status=episode.status if record.ended else "running",
+        advantage=mean_of(values),
+        recomputed=bool(values) and not record.trained,
         sampled=sum(int(timeline.loss_mask.sum()) for timeline in tokens.merged.timelines),
-        trained=_trained(facts),
+        trained=_trained(record),
         messages=compared_messages(episode.calls),
         timelines=tuple(timeline.token_ids for timeline in tokens.merged.timelines),
         homes=dict(tokens.homes),
@@ -145,10 +135,7 @@ def attempt_of(facts: EpisodeFacts, recomputed: Mapping[str, _Floats]) -> Compar
 
 def compared_messages(calls: Sequence[Call]) -> tuple[ComparedMessage, ...]:
     """The conversation of an episode: each message once, those of several agents in the order of their calls."""
-    by_agent: dict[str, list[Call]] = {}
-    for call in calls:
-        if call.phase == "rollout":
-            by_agent.setdefault(call.agent, []).append(call)
+    by_agent = grouped((call for call in calls if call.phase == "rollout"), lambda call: call.agent)
     place = {call.call_id: i for i, call in enumerate(calls)}
     placed = [
         (place[message.call_id], ComparedMessage(message.role, agent, message.text, message.call_id))
@@ -158,14 +145,8 @@ def compared_messages(calls: Sequence[Call]) -> tuple[ComparedMessage, ...]:
     return tuple(entry for _, entry in sorted(placed, key=lambda pair: pair[0]))
 
 
-def _trained(facts: EpisodeFacts) -> int:
-    return sum(row.tokens for booked in facts.ledger.values() for row in booked if row.outcome == "trained")
-
-
-def _mean(values: Sequence[_Floats]) -> float | None:
-    """Over every value that is known; None where there is none."""
-    known = [array[np.isfinite(array)] for array in values]
-    return float(np.concatenate(known).mean()) if any(array.size for array in known) else None
+def _trained(record: Record) -> int:
+    return sum(entry.tokens for entry in record.ledger if entry.outcome == "trained")
 
 
 Kind = Literal["role", "same", "differs", "after", "left out"]

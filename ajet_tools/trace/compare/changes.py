@@ -7,7 +7,6 @@ pairs, with the interval of `paired`.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pvariance
@@ -17,8 +16,9 @@ from ajet_sdk.reporting.paired import paired
 from ajet_sdk.trace.reader import episodes
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace.compare.attempts import ComparedAttempt, Divergence, align, attempt_of
+from ajet_tools.trace.queries.base import grouped
+from ajet_tools.trace.queries.records import Record
 from ajet_tools.trace.queries.steps import StepEpisode
-from ajet_tools.trace.queries.tokens import EpisodeFacts
 
 SURE = 3.0
 """Standard errors from which two means differ."""
@@ -129,11 +129,7 @@ def apart(reader: TraceReader, attempts: Sequence[StepEpisode]) -> Iterator[Find
 
 def by_task(attempts: Sequence[StepEpisode]) -> dict[str, list[StepEpisode]]:
     """The attempts that have a reward, by task."""
-    tasks: dict[str, list[StepEpisode]] = defaultdict(list)
-    for episode in attempts:
-        if episode["reward"] is not None:
-            tasks[episode["task_id"]].append(episode)
-    return tasks
+    return grouped((e for e in attempts if e["reward"] is not None), lambda e: e["task_id"])
 
 
 def _partings(
@@ -142,7 +138,7 @@ def _partings(
     """Pairs of a best and a worst attempt, and where they part."""
     ids = list(dict.fromkeys(e["episode_id"] for pair in pairs for e in pair))
     whole = [e for reader in readers for e in episodes(reader, episode_ids=ids)] if ids else []
-    attempts = {e.episode_id: attempt_of(EpisodeFacts(e, True, {}, {}, None), {}) for e in whole}
+    attempts = {e.episode_id: attempt_of(Record(e)) for e in whole}
     for best, worst in pairs:
         a, b = attempts[best["episode_id"]], attempts[worst["episode_id"]]
         named = " and ".join(

@@ -6,7 +6,7 @@ fifth, and by no less than `_METRICS` says. What did not change is left out.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,7 +29,8 @@ from ajet_tools.trace.compare.changes import (
     rewards,
 )
 from ajet_tools.trace.compare.suspects import pushed, suspects
-from ajet_tools.trace.queries.runs import ledger_totals, metric_points
+from ajet_tools.trace.queries.base import grouped
+from ajet_tools.trace.queries.runs import ledger_by_step, metric_points
 from ajet_tools.trace.queries.steps import StepEpisode, Steps, rewards_by_step, step_episodes, trained_calls
 from ajet_tools.trace.splits import by_cause, splits_of
 
@@ -191,10 +192,7 @@ def _signal(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iter
 
 
 def _groups(episodes: Sequence[StepEpisode]) -> list[list[StepEpisode]]:
-    groups: dict[str, list[StepEpisode]] = defaultdict(list)
-    for episode in episodes:
-        if episode["reward"] is not None:
-            groups[episode["group_id"]].append(episode)
+    groups = grouped((e for e in episodes if e["reward"] is not None), lambda e: e["group_id"])
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -230,12 +228,9 @@ def _metrics(reader: TraceReader, run_id: str, metrics: _Metrics, before: int, s
 
 def _ledger(reader: TraceReader, run_id: str, before: int, step: int) -> Iterator[Finding]:
     """Why more of the sampled tokens were not trained."""
-    sides: dict[int, dict[str, float]] = {before: {}, step: {}}
-    for row in ledger_totals(reader, run_id, by_step=True):
-        if row["step"] in sides:
-            sides[row["step"]][row["outcome"]] = row["tokens"]
-    text = discarded(sides[step])
-    if text and text.split(":")[0] != discarded(sides[before]).split(":")[0]:
+    by_step = ledger_by_step(reader, run_id)
+    text = discarded(by_step.get(step, {}))
+    if text and text.split(":")[0] != discarded(by_step.get(before, {})).split(":")[0]:
         yield Finding("ledger", text)
 
 

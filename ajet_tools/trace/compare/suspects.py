@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import NormalDist, fmean, pstdev
 
 from ajet_sdk.dialects.message_parts import parts_of, reply_messages
@@ -29,27 +28,25 @@ _REPLIES = 5
 """Replies below which a term is not counted."""
 
 
-@dataclass(frozen=True)
-class _Rewarded:
+_Answers = list[tuple[StepEpisode, str]]
+
+
+def _answers(episodes: Sequence[StepEpisode]) -> tuple[_Answers, _Answers]:
     """The answers of a step: of the episodes with at least half of the highest reward, and of the others."""
-
-    good: list[tuple[StepEpisode, str]]
-    others: list[tuple[StepEpisode, str]]
-
-    @classmethod
-    def of(cls, episodes: Sequence[StepEpisode]) -> _Rewarded:
-        known = [e for e in episodes if e["reward"] is not None and e["output"] not in (None, "null")]
-        best = max((e["reward"] or 0.0 for e in known), default=0.0)
-        answers = [(e, answer_text(json.loads(e["output"] or "null"))) for e in known]
-        good = [(e, text) for e, text in answers if best > 0 and (e["reward"] or 0.0) >= best / 2]
-        return cls(good, [(e, text) for e, text in answers if (e, text) not in good])
+    known = [e for e in episodes if e["reward"] is not None and e["output"] not in (None, "null")]
+    best = max((e["reward"] or 0.0 for e in known), default=0.0)
+    good, others = _Answers(), _Answers()
+    for e in known:
+        side = good if best > 0 and (e["reward"] or 0.0) >= best / 2 else others
+        side.append((e, answer_text(json.loads(e["output"] or "null"))))
+    return good, others
 
 
 def suspects(start: Sequence[StepEpisode], after: Sequence[StepEpisode], since: int) -> Iterator[Finding]:
     """Signs of reward hacking in `after`, compared with `start`, the episodes of the run's first step `since`."""
-    first, now = _Rewarded.of(start), _Rewarded.of(after)
-    if len(now.good) >= LEAST_COUNT:
-        yield from _in_common(first, now, since)
+    (first, _), (good, others) = _answers(start), _answers(after)
+    if len(good) >= LEAST_COUNT:
+        yield from _in_common(first, good, others, since)
     yield from _held_out(start, after, since)
 
 
@@ -63,30 +60,28 @@ def _signs(text: str) -> set[tuple[str, str]]:
     return signs
 
 
-def _in_common(first: _Rewarded, now: _Rewarded, since: int) -> Iterator[Finding]:
+def _in_common(first: _Answers, good: _Answers, others: _Answers, since: int) -> Iterator[Finding]:
     """The answer, else the phrase, else the length that most rewarded episodes of several tasks have in common."""
     having: dict[tuple[str, str], list[StepEpisode]] = defaultdict(list)
-    for episode, text in now.good:
+    for episode, text in good:
         for sign in _signs(text):
             having[sign].append(episode)
-    seen = [Counter(s for _, text in part for s in _signs(text)) for part in (first.good, now.others)]
+    seen = [Counter(s for _, text in part for s in _signs(text)) for part in (first, others)]
     ordered = sorted(having.items(), key=lambda item: (list(_VERBS).index(item[0][0]), -len(item[1]), item[0][1]))
     for sign, episodes in ordered:
         kind, text = sign
-        part = len(episodes) / len(now.good)
-        before, others = (
-            count[sign] / max(1, len(of)) for count, of in zip(seen, (first.good, now.others), strict=True)
-        )
+        part = len(episodes) / len(good)
+        before, rest = (count[sign] / max(1, len(of)) for count, of in zip(seen, (first, others), strict=True))
         if part < _SHARE or part - before < _GAIN or len({e["task_id"] for e in episodes}) < 2:
             continue
-        if len(now.others) >= LEAST_COUNT and part - others < _GAIN:
+        if len(others) >= LEAST_COUNT and part - rest < _GAIN:
             continue
         what = _VERBS[kind].format(text if kind == "length" else _quoted(text))
-        rest = f"; {seen[1][sign]} of {len(now.others)} answers without reward" if now.others else ""
+        without = f"; {seen[1][sign]} of {len(others)} answers without reward" if others else ""
         yield Finding(
             "suspect",
-            f"{len(episodes)} of {len(now.good)} rewarded answers {what} ({before:.0%} at step {since}"
-            f"{rest}): does the judge reward what you want?",
+            f"{len(episodes)} of {len(good)} rewarded answers {what} ({before:.0%} at step {since}"
+            f"{without}): does the judge reward what you want?",
             before,
             part,
             tuple(e["episode_id"] for e in episodes),

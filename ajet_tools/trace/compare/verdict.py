@@ -6,6 +6,7 @@ A difference counts where it exceeds two standard errors of both means, each ove
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
@@ -14,7 +15,7 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.notices import discarded, unstable, warning_signs
 from ajet_tools.text.clean import counted
 from ajet_tools.trace.queries.base import rows
-from ajet_tools.trace.queries.runs import RunOverview, failures_in_words, ledger_totals, metric_points
+from ajet_tools.trace.queries.runs import RunOverview, failures_in_words, ledger_by_step, metric_points
 
 MOVED = ("learned", "learned?", "worse", "collapsed")
 """Verdicts that a run can have before it has finished; without one, its status is the word."""
@@ -167,17 +168,11 @@ def _past_best(verdict: Verdict) -> Iterator[str]:
 
 
 def _untrained_steps(reader: TraceReader, run_id: str) -> Iterator[str]:
-    by_step: dict[int, dict[str, float]] = {}
-    for row in ledger_totals(reader, run_id, by_step=True):
-        by_step.setdefault(row["step"], {})[row["outcome"]] = row["tokens"]
+    by_step = ledger_by_step(reader, run_id)
     without = [step for step, of in by_step.items() if of.get("zero_advantage") and not of.get("trained")]
     if without:
         yield f"{_steps(without)}: all attempts at a task had the same reward, so that nothing was trained"
-    totals: dict[str, float] = {}
-    for of in by_step.values():
-        for outcome, tokens in of.items():
-            totals[outcome] = totals.get(outcome, 0) + tokens
-    if lost := discarded(totals):
+    if lost := discarded(sum(map(Counter, by_step.values()), Counter[str]())):
         yield lost
 
 

@@ -225,62 +225,58 @@ def _fork(fork: Fork, overview: EpisodeOverview, ids: Mapping[str, str]) -> Bloc
 def _feedback(overview: EpisodeOverview) -> dict[str, list[str]]:
     """Feedback by call; of the whole episode under the empty id."""
     by_call: dict[str, list[str]] = {}
-    for row in overview.feedback:
-        score = "" if row["score"] is None else f"{number(row['score'])} "
-        remarks = [row["comment"] or "", f"corrected: {row['correction']}" if row["correction"] else ""]
-        text = f"{score}by {row['author'] or 'someone'}, {row['at']:%Y-%m-%d %H:%M}"
-        by_call.setdefault(row["call_id"] or "", []).append("\n".join(part for part in (text, *remarks) if part))
+    for given in overview.record.feedback:
+        score = "" if given.score is None else f"{number(given.score)} "
+        remarks = [given.comment or "", f"corrected: {given.correction}" if given.correction else ""]
+        text = f"{score}by {given.author or 'someone'}, {given.at:%Y-%m-%d %H:%M}"
+        by_call.setdefault(given.call_id or "", []).append("\n".join(part for part in (text, *remarks) if part))
     return by_call
 
 
 def _rewards_of(overview: EpisodeOverview, call_id: str | None) -> list[Part]:
     """The rewards that name a call; for None those that name none."""
     parts = []
-    for row in overview.rewards:
-        if row["call_id"] == call_id or (call_id is None and row["call_id"] not in overview.calls):
-            weight = f" × {number(row['weight'])}" if row["weight"] != 1 else ""
-            of = f" of agent {row['agent']}" if row["agent"] else ""
-            name = row["name"] if call_id is None or row["name"] == "reward" else f"reward {row['name']}"
-            parts.append(Part("text", row["reason"] or "", f"{name} {number(row['value'])}{weight}{of}"))
+    for reward in overview.episode.rewards:
+        if reward.call_id == call_id or (call_id is None and reward.call_id not in overview.calls):
+            weight = f" × {number(reward.weight)}" if reward.weight != 1 else ""
+            of = f" of agent {reward.agent}" if reward.agent else ""
+            name = reward.name if call_id is None or reward.name == "reward" else f"reward {reward.name}"
+            parts.append(Part("text", reward.reason or "", f"{name} {number(reward.value)}{weight}{of}"))
     return parts
 
 
 def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
     """The blocks before an episode's conversation: its task and how it ended."""
-    row = overview.row
-    if row is None:
-        yield Block("about", f"episode {overview.episode_id}", "", "", (Part("note", _UNFINISHED[overview.status]),))
+    episode = overview.episode
+    if not overview.record.ended:
+        yield Block("about", f"episode {episode.episode_id}", "", "", (Part("note", _UNFINISHED[overview.status]),))
         yield from _feedback_blocks(overview)
         return
-    outcomes = ", ".join(f"{counted(tokens, 'token')} {outcome}" for outcome, tokens in overview.totals().items())
-    measured: Mapping[str, object] = json.loads(row["metrics"] or "{}")
-    metrics = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-                        for name, value in measured.items())  # fmt: skip
     pairs = [
-        ("episode", row["episode_id"]),
-        ("run", row["run_id"]),
-        ("group", f"{row['group_id']}, attempt {row['attempt']}" if row["group_id"] else ""),
-        ("task", overview.task.get("task_id") or row["task_id"]),
-        ("ended", f"{row['ended_at']:%Y-%m-%d %H:%M:%S} UTC" if row["ended_at"] else ""),
-        ("ledger", outcomes),
-        ("metrics", metrics),
+        ("episode", episode.episode_id),
+        ("run", episode.run_id),
+        ("group", f"{episode.group_id}, attempt {episode.attempt}" if episode.group_id else ""),
+        ("task", episode.task.task_id),
+        ("ended", f"{episode.ended_at:%Y-%m-%d %H:%M:%S} UTC"),
+        ("ledger", ", ".join(f"{counted(n, 'token')} {outcome}" for outcome, n in overview.totals().items())),
+        ("metrics", ", ".join(f"{name} {value:g}" for name, value in episode.metrics.items())),
     ]
     facts = "\n".join(f"{name:<8} {value}" for name, value in pairs if value)
-    yield Block("about", f"episode {row['status']}", _STATUS.get(row["status"], ""), "", (Part("text", facts),))
-    if row["error"] or row["cause"]:
-        of = " (not the agent's doing)" if row["infrastructure"] else ""
-        yield Block("error", f"error: {row['cause'] or 'unknown'}{of}", "red", "", (Part("error", row["error"] or ""),))
+    yield Block("about", f"episode {episode.status}", _STATUS.get(episode.status, ""), "", (Part("text", facts),))
+    if episode.error or episode.cause:
+        of = " (not the agent's doing)" if episode.infrastructure else ""
+        title = f"error: {episode.cause or 'unknown'}{of}"
+        yield Block("error", title, "red", "", (Part("error", episode.error or ""),))
     yield from _feedback_blocks(overview)
-    output = row["output"]
-    if output not in (None, "null"):
-        text = output[1:-1] if output.startswith('"') and "\\" not in output else output
+    output = episode.output
+    if output is not None:
+        text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
         yield Block("output", "output", "", "", (Part("text", text),))
-    events = json.loads(row["events"] or "[]")
-    if events:
-        looked_up = sum(event["kind"] == "retrieval" for event in events)
-        kinds = {"tool call": len(events) - looked_up, "retrieval": looked_up}
+    if episode.events:
+        looked_up = sum(event.kind == "retrieval" for event in episode.events)
+        kinds = {"tool call": len(episode.events) - looked_up, "retrieval": looked_up}
         title = ", ".join(counted(n, kind) for kind, n in kinds.items() if n)
-        yield Block("events", title, "magenta", "", tuple(_event(Event(**event)) for event in events))
+        yield Block("events", title, "magenta", "", tuple(map(_event, episode.events)))
 
 
 def _event(event: Event) -> Part:
@@ -301,7 +297,7 @@ def _feedback_blocks(overview: EpisodeOverview) -> Iterator[Block]:
     """Rewards and feedback of the whole episode."""
     rewards = _rewards_of(overview, None)
     if rewards:
-        yield Block("rewards", f"reward {number(overview.reward)}", "", "", tuple(rewards))
+        yield Block("rewards", f"reward {number(overview.episode.reward)}", "", "", tuple(rewards))
     texts = _feedback(overview).get("", ())
     if texts:
         yield Block("feedback", "feedback", "", "", tuple(Part("note", text) for text in texts))

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
 from ajet_sdk.dialects.message_parts import request_messages
-from ajet_sdk.samples.splits import HINTS, Side, explain
+from ajet_sdk.samples.splits import HINTS
 from ajet_sdk.samples.timelines import Decode, Merged, merge
 from ajet_sdk.tokens.template import ChatTemplate, clean
 from ajet_sdk.types import Call, Phase, Split, Timeline
-from ajet_tools.trace.episode.messages import Fingerprints, fingerprint, replies
+from ajet_tools.trace.episode.messages import Fingerprints, replies
 
 _DIFFERENCE = 6
 """Tokens of each side that are shown where two calls part."""
@@ -198,146 +199,89 @@ def _spans(merged: Merged, branches: Sequence[Branch], calls: Mapping[str, Call]
     return spans
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A branch of calls without ids, while it grows."""
-
-    calls: list[str]
-    trunk: tuple[str, ...]
-    after: str | None
-    fork: Fork | None
-
-
-class _Calls:
-    """The earlier calls of one agent by their messages, to find the one that a call without ids extends."""
-
-    def __init__(self) -> None:
-        self._ended: dict[int, Call] = {}
-        self._said: dict[int, Call] = {}
-        self._responses: dict[str, Call] = {}
-        self._fingerprints = Fingerprints()
-        self.last: Call | None = None
-
-    def _prefixes(self, raws: Sequence[object], start: int = 0) -> list[int]:
-        hashes = [start]
-        for raw in raws:
-            hashes.append(hash((hashes[-1], self._fingerprints.of(raw))))
-        return hashes[1:]
-
-    def extended(self, call: Call) -> Call | None:
-        """The call whose messages and reply this one's begin with, the furthest; or the one that it names."""
-        named = call.request.get("previous_response_id")
-        if isinstance(named, str) and named in self._responses:
-            return self._responses[named]
-        return next(
-            (self._ended[p] for p in reversed(self._prefixes(request_messages(call.request))) if p in self._ended), None
-        )
-
-    def expected(self, call: Call) -> tuple[Call | None, int]:
-        """The last call with most messages in common, else the last; and how many."""
-        prefixes = self._prefixes(request_messages(call.request))
-        for n in range(len(prefixes), 0, -1):
-            if prefixes[n - 1] in self._said:
-                return self._said[prefixes[n - 1]], n
-        return self.last, 0
-
-    def add(self, call: Call) -> None:
-        prefixes = self._prefixes(request_messages(call.request))
-        self._said.update(dict.fromkeys(prefixes, call))
-        whole = self._prefixes(replies(call), prefixes[-1] if prefixes else 0)
-        if whole:
-            self._ended.setdefault(whole[-1], call)
-        response_id = call.response.get("id")
-        if isinstance(response_id, str):
-            self._responses[response_id] = call
-        self.last = call
-
-
 def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch]:
-    """Branches of the calls that have no ids."""
+    """Branches of the calls that have no ids, as they merge with the others by their messages."""
     chains = {call_id: branch.chain[: branch.chain.index(call_id) + 1] for branch in placed for call_id in branch.calls}
     if len(chains) == len(calls):
         return []
-    by_agent: dict[tuple[str, Phase], list[Call]] = defaultdict(list)
-    for call in sorted(calls, key=lambda c: (c.started_at, c.index, c.call_id)):
-        by_agent[call.agent, call.phase].append(call)
+    numbered = {call.call_id: call for call in _numbered(calls)}
+    merged = merge(list(numbered.values()))
+    before = {call_id: earlier for timeline in merged.timelines for earlier, call_id in pairwise(timeline.call_ids)}
+    splits = {split.call_id: split for split in merged.splits}
+    runs: dict[str, list[str]] = {}  # the calls of a branch, by its last one
+    for call_id in dict.fromkeys(call_id for timeline in merged.timelines for call_id in timeline.call_ids):
+        if call_id not in chains:
+            run = [] if call_id in splits else runs.pop(before.get(call_id, ""), [])
+            run.append(call_id)
+            runs[call_id] = run
     branches: list[Branch] = []
-    for (agent, phase), theirs in by_agent.items():
-        for draft in _drafts(theirs, chains):
-            number = len(placed) + len(branches)
-            call_ids = tuple(draft.calls)
-            branches.append(
-                Branch(number, None, agent, phase, call_ids, draft.trunk, after=draft.after, fork=draft.fork)
-            )
+    for run in runs.values():
+        trunk, first, above = list[str](), numbered[run[0]], before.get(run[0])
+        while above is not None and above not in chains:
+            trunk.append(above)
+            above = before.get(above)
+        chain = (*chains.get(above or "", ()), *reversed(trunk))
+        split = splits.get(run[0]) if trunk or not chain else None  # what goes on from ids is no fork
+        fork = None if split is None else _fork_by_messages(split, trunk[0] if trunk else None, numbered)
+        after = chain[-1] if chain else None if fork is None else fork.parent_call_id
+        number = len(placed) + len(branches)
+        branches.append(Branch(number, None, first.agent, first.phase, tuple(run), chain, after=after, fork=fork))
     return branches
 
 
-def _drafts(calls: Sequence[Call], chains: Mapping[str, tuple[str, ...]]) -> list[_Draft]:
-    """The branches of one agent's calls without ids; `chains` are those of the calls that have them."""
-    earlier, drafts, home = _Calls(), list[_Draft](), dict[str, _Draft]()
-    for call in calls:
-        if call.call_id not in chains:
-            before = earlier.extended(call)
-            draft = home.get(before.call_id) if before else None
-            if before and draft and draft.calls[-1] == before.call_id:
-                draft.calls.append(call.call_id)
-            else:
-                draft = _open(call, before, earlier, draft, chains)
-                drafts.append(draft)
-            home[call.call_id] = draft
-        earlier.add(call)
-    return drafts
+def _fork_by_messages(split: Split, above: str | None, numbered: Mapping[str, Call]) -> Fork:
+    """Why a branch of calls without ids does not go on in one; `above` has the call that others go on from too."""
+    parent, at, cause, hint = above or split.parent_call_id, split.at_token, split.cause, split.hint
+    said = [number for ids in _ids(numbered[parent]) for number in ids] if parent else []
+    if above is not None:
+        at, cause, hint = len(said), "parallel_branch", HINTS["parallel_branch"]
+    elif parent is not None and not set(said) & {*_ids(numbered[split.call_id])[0]}:
+        parent, at, cause, hint = None, 0, "new_conversation", HINTS["new_conversation"]
+    return Fork(split.call_id, parent, at, "message", cause, hint, extra_tokens=0)
 
 
-def _open(
-    call: Call, before: Call | None, earlier: _Calls, draft: _Draft | None, chains: Mapping[str, tuple[str, ...]]
-) -> _Draft:
-    """A new branch, and why the call does not go on in the one of the call before it."""
-    if before is not None:
-        chain = (*draft.trunk, *draft.calls[: draft.calls.index(before.call_id) + 1]) if draft else ()
-        n = len(request_messages(before.request)) + len(replies(before))
-        fork = _by_messages(call, before, n, "parallel_branch") if draft else None
-        return _Draft([call.call_id], chains.get(before.call_id, chain), before.call_id, fork)
-    expected, n = earlier.expected(call)
-    if expected is None:
-        return _Draft([call.call_id], (), None, None)
-    if n == 0 and not _share(expected, call):
-        return _Draft([call.call_id], (), None, _by_messages(call, None, 0, "new_conversation"))
-    fork = _by_messages(call, expected, n, *_cause(expected, call))
-    return _Draft([call.call_id], (), expected.call_id, fork)
+def _ids(call: Call) -> tuple[list[int], list[int]]:
+    assert call.prompt_ids is not None and call.output_ids is not None
+    return call.prompt_ids.tolist(), call.output_ids.tolist()
 
 
-def _share(old: Call, new: Call) -> bool:
-    """Whether two calls have a message in common."""
-    return not {*map(fingerprint, request_messages(old.request)), *map(fingerprint, replies(old))}.isdisjoint(
-        map(fingerprint, request_messages(new.request))
-    )
+def _numbered(calls: Sequence[Call]) -> Iterator[Call]:
+    """The calls with numbers in place of token ids: one for each message, equal for messages that say the same."""
+    fingerprints, numbers, odd = Fingerprints(), dict[object, int](), set[int]()
+    responses: dict[str, list[int]] = {}
 
+    def number(message: object) -> int:
+        key = fingerprints.of(message)
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            odd.update(() if _is_usual(message) else (numbers[key],))
+        return numbers[key]
 
-def _by_messages(call: Call, parent: Call | None, at: int, cause: str, hint: str = "") -> Fork:
-    parent_id = None if parent is None else parent.call_id
-    return Fork(call.call_id, parent_id, at, "message", cause, hint or HINTS[cause], extra_tokens=0)
-
-
-def _cause(old: Call, new: Call) -> tuple[str, str]:
-    sides = _side(old), _side(new)
-    return explain(sides[0], sides[1]) if sides[0] and sides[1] else ("unknown", HINTS["unknown"])
-
-
-def _side(call: Call) -> Side | None:
-    """A call as `explain` compares it; None where its messages are not of the usual form."""
-    messages, reply = request_messages(call.request), replies(call)
-    if not all(isinstance(message, Mapping) for message in (*messages, *reply[:1])):
-        return None
-    try:
-        return Side(
-            messages=[clean(message) for message in messages if isinstance(message, Mapping)],
-            tools=call.request.get("tools"),
-            options=call.request.get("chat_template_kwargs") or {},
-            reply=clean(reply[0]) if reply and isinstance(reply[0], Mapping) else None,
+    for call in sorted(calls, key=lambda c: (c.started_at, c.index, c.call_id)):
+        sides = request_messages(call.request), replies(call)
+        asked, answered = ([number(message) for message in side] for side in sides)
+        usual = odd.isdisjoint(asked) and odd.isdisjoint(answered)
+        asked = [*responses.get(str(call.request.get("previous_response_id")), ()), *asked]
+        answered = answered or [numbers.setdefault(call.call_id, len(numbers))]  # from which no call goes on
+        if isinstance(response_id := call.response.get("id"), str):
+            responses[response_id] = [*asked, *answered]
+        yield call.model_copy(
+            update={
+                "prompt_ids": np.array(asked, np.int32),
+                "output_ids": np.array(answered, np.int32),
+                "logprobs": None,
+                "request": {**call.request, "messages": sides[0] if usual else None},
+                "response": {"choices": [{"message": message} for message in sides[1][:1]]} if usual else {},
+            }
         )
+
+
+def _is_usual(message: object) -> bool:
+    """Whether a message has the form that causes are told from."""
+    try:
+        return isinstance(message, Mapping) and bool(clean(message))
     except (AttributeError, TypeError):
-        return None
+        return False
 
 
 def _attach(branches: Sequence[Branch]) -> list[Branch]:

@@ -10,34 +10,32 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from ajet_sdk.dialects.message_parts import parts_of
-from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.trace.reader import open_trace
-from ajet_sdk.types import Episode, Feedback, Timeline
+from ajet_sdk.types import Episode, Feedback
 from ajet_tools.text.clean import kind_of
-from ajet_tools.trace.decoding import Vocabulary, shown, token_text, vocabulary
+from ajet_tools.trace.decoding import Vocabulary, known_vocabulary, shown
 from ajet_tools.trace.export.conversations import Conversation, conversations
-from ajet_tools.trace.export.job import Job, Record
-
-_Floats = npt.NDArray[np.float32]
+from ajet_tools.trace.export.job import Job
+from ajet_tools.trace.queries.records import Record
+from ajet_tools.trace.tokens.view import EpisodeTokens, TokenView, timeline_view
 
 
 def write(job: Job, file: BinaryIO) -> None:
     """One page with a section for each episode."""
-    known = lru_cache(maxsize=4)(lambda run_id: _vocabulary(job, run_id))
+    known = lru_cache(maxsize=4)(lambda run_id: known_vocabulary(job.reader, run_id, trace=job.trace))
     file.write(START.encode())
     for record in job.records(whole=True):
-        for part in _section(record, known(record.episode.run_id)):
+        for part in _section(record, *known(record.episode.run_id)):
             file.write(part.encode("utf-8", "replace"))
         job.wrote(record)
     file.write(END.encode())
@@ -45,22 +43,16 @@ def write(job: Job, file: BinaryIO) -> None:
 
 def cell(episode: Episode, directory: Path | None) -> str:
     """An episode as a frame of its own for a notebook's cell; `directory` has the trace that it is in, if one has."""
-    record, known = Record(episode), "the trace that has its tokenizer is not known"
     parts: list[str] = []
     if directory is not None and (directory / "trace.duckdb").exists():
         with open_trace(directory) as reader:
             job = Job(reader, [episode.episode_id], redact=False, trace=directory / "trace.duckdb")
             for loaded in job.records(whole=True):
-                parts += _section(loaded, _vocabulary(job, loaded.episode.run_id))
-    page = START + "".join(parts or _section(record, known)) + END
+                parts += _section(loaded, *known_vocabulary(reader, loaded.episode.run_id, trace=job.trace))
+    page = (
+        START + "".join(parts or _section(Record(episode), None, "the trace that has its tokenizer is not known")) + END
+    )
     return f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: 30em; border: 0"></iframe>'
-
-
-def _vocabulary(job: Job, run_id: str) -> Vocabulary | str:
-    try:
-        return vocabulary(job.reader, run_id, trace=job.trace)
-    except ConfigError as error:
-        return str(error)
 
 
 def _esc(value: object) -> str:
@@ -68,7 +60,7 @@ def _esc(value: object) -> str:
     return html.escape(visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)))
 
 
-def _section(record: Record, known: Vocabulary | str) -> Iterator[str]:
+def _section(record: Record, known: Vocabulary | None, why_ids: str) -> Iterator[str]:
     episode = record.episode
     yield f"<section><h2>Episode {_esc(episode.episode_id)}</h2>"
     yield _facts(_head(record))
@@ -78,7 +70,7 @@ def _section(record: Record, known: Vocabulary | str) -> Iterator[str]:
     yield from _feedback(record.feedback)
     for number, conversation in enumerate(conversations(episode), 1):
         yield from _conversation(number, conversation)
-    yield from _timelines(record, known)
+    yield from _timelines(EpisodeTokens(record, merge(record.episode.calls), known, why_ids))
     yield "</section>"
 
 
@@ -86,7 +78,7 @@ def _head(record: Record) -> list[tuple[str, object]]:
     episode = record.episode
     task = episode.task.main_query or episode.task.init_messages or episode.task.task_id
     return [
-        ("run", episode.run_id),
+        ("run", episode.run_id if record.ended else None),
         ("task", task),
         ("status", episode.status if record.ended else "not ended"),
         ("cause", episode.cause),
@@ -137,36 +129,31 @@ def _conversation(number: int, conversation: Conversation) -> Iterator[str]:
         yield f'<div class="message {style}"><b>{_esc(role)}</b>{whose}<pre>{body}</pre></div>'
 
 
-def _timelines(record: Record, known: Vocabulary | str) -> Iterator[str]:
-    if record.redacted:
+def _timelines(tokens: EpisodeTokens) -> Iterator[str]:
+    if tokens.record.redacted:
         yield "<p><i>Text of this episode was redacted; its tokens are left out because they would reveal it.</i></p>"
         return
-    timelines = merge(record.episode.calls).timelines
-    if timelines and isinstance(known, str):
-        yield f"<p><i>Tokens are shown as ids: {_esc(known)}</i></p>"
-    trained = {scores.call_id: scores.advantages for scores in record.trained}
-    for number, timeline in enumerate(timelines, 1):
+    if len(tokens) and tokens.known is None:
+        yield f"<p><i>Tokens are shown as ids: {_esc(tokens.why_ids)}</i></p>"
+    for number, timeline in enumerate(tokens.merged.timelines):
         masked = int(timeline.loss_mask.sum())
         size = f"{len(timeline.token_ids):,} tokens, {masked:,} sampled"
         version = "" if timeline.policy_version is None else f", policy version {timeline.policy_version}"
-        yield f"<h3>Timeline {number}, agent {_esc(timeline.agent)} <small>{size}{version}</small></h3>"
+        yield f"<h3>Timeline {number + 1}, agent {_esc(timeline.agent)} <small>{size}{version}</small></h3>"
         yield '<div class="tokens">'
-        yield from _tokens(timeline, known, trained)
+        yield from _tokens(timeline_view(tokens, number))
         yield "</div>"
 
 
-def _tokens(timeline: Timeline, known: Vocabulary | str, trained: Mapping[str, _Floats]) -> Iterator[str]:
-    ids = timeline.token_ids.tolist()
-    spelled = None if isinstance(known, str) else token_text(ids, known)
-    advantages = _advantages(timeline, trained)
-    largest = float(np.nanmax(np.abs(advantages), initial=0.0)) or 1.0
-    for i, token in enumerate(ids):
-        text = f"{token} " if spelled is None else spelled.of(i)
+def _tokens(view: TokenView) -> Iterator[str]:
+    largest = float(np.nanmax(np.abs(view.advantage), initial=0.0)) or 1.0
+    for i, token in enumerate(view.ids.tolist()):
+        text = f"{token} " if view.spelled is None else view.spelled.of(i)
         body = "".join("<wbr>\u23ce\n" if c == "\n" else html.escape(shown(c)) for c in text) or "\u00b7"
-        if not timeline.loss_mask[i]:
+        if not view.mask[i]:
             yield f'<span title="id {token}, prompt">{body}</span>'
             continue
-        logprob, advantage = float(timeline.logprobs[i]), float(advantages[i])
+        logprob, advantage = float(view.sampler[i]), float(view.advantage[i])
         style, title = "", f"id {token}, sampled"
         if np.isfinite(logprob):
             style += f"--l:{100 * (1 - np.exp(min(logprob, 0.0))):.0f}%;"
@@ -176,15 +163,6 @@ def _tokens(timeline: Timeline, known: Vocabulary | str, trained: Mapping[str, _
             style += f"--{kind}:{100 * abs(advantage) / largest:.0f}%;"
             title += f", advantage {advantage:.4g}"
         yield f'<span class="m" style="{style}" title="{title}">{body}</span>'
-
-
-def _advantages(timeline: Timeline, trained: Mapping[str, _Floats]) -> _Floats:
-    advantages = np.full(len(timeline.token_ids), np.nan, np.float32)
-    for span in timeline.spans:
-        known = trained.get(span.call_id)
-        if known is not None and len(known) == span.end - span.start:
-            advantages[span.start : span.end] = known
-    return advantages
 
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.trace.reader import calls_of, episodes
-from ajet_sdk.types import Call, Episode, Event, Feedback, LedgerEntry, Reward, Task, Trained
+from ajet_sdk.types import Call, Event, Feedback, Reward, Task
+from ajet_tools.trace.export.target import json_line
 from ajet_tools.trace.queries.base import rows
+from ajet_tools.trace.queries.records import Record, records_of
 from ajet_tools.trace.redact import Redactor
 
 _CHUNK = 64
@@ -40,6 +41,17 @@ class Job:
         """Count what was written of an episode."""
         self.written.add(record.episode.episode_id)
         self.rows += rows
+
+    def write(self, file: BinaryIO, record: Record, rows: Iterable[object]) -> None:
+        """Write a line of JSON for each row of an episode; one without any has no chat."""
+        lines = 0
+        for row in rows:
+            file.write(json_line(row))
+            lines += 1
+        if lines:
+            self.wrote(record, lines)
+        else:
+            self.left_out["episodes without a chat reply"] += 1
 
     def records(self, *, whole: bool = False) -> Iterator[Record]:
         """Each episode in the order of `episode_ids`; `whole`: with all that the trace has, and those not ended too."""
@@ -90,7 +102,7 @@ class Job:
     def _read(self, ids: list[str], **wanted: bool) -> list[Record]:
         """The records of some episodes; in halves where they are too much for one answer."""
         try:
-            records = _records(self.reader, ids, **wanted)
+            records = records_of(self.reader, ids, **wanted)
         except QueryError as error:
             if len(ids) == 1 or "larger than" not in str(error):
                 raise
@@ -105,47 +117,6 @@ class Job:
         for record in cleaned:
             self.redacted.update(record.redacted)
         return cleaned
-
-
-def _records(
-    reader: TraceReader, ids: list[str], *, whole: bool = False, feedback: bool = False, trained: bool = False
-) -> list[Record]:
-    known = {e.episode_id: e for e in episodes(reader, episode_ids=ids, superseded=True)}
-    remarks = _by_episode(reader, Feedback, "feedback", ids, '"at", feedback_id') if feedback or whole else {}
-    booked = _by_episode(reader, LedgerEntry, "ledger", ids, "step, call_id, outcome") if whole else {}
-    scored = _by_episode(reader, Trained, "trained", ids, "step, call_id") if trained or whole else {}
-    sql = "SELECT episode_id FROM episodes WHERE superseded AND episode_id IN (SELECT unnest(?::VARCHAR[]))"
-    superseded = {row["episode_id"] for row in rows(reader, sql, ids)} if whole else set()
-    records = []
-    for episode_id in dict.fromkeys(ids):
-        episode, ended = known.get(episode_id), True
-        if episode is None and whole:
-            episode, ended = Episode(episode_id=episode_id, calls=tuple(calls_of(reader, episode_id))), False
-        if episode is not None:
-            records.append(
-                Record(
-                    episode=episode,
-                    ended=ended,
-                    feedback=tuple(remarks.get(episode_id, ())),
-                    ledger=tuple(booked.get(episode_id, ())),
-                    trained=tuple(scored.get(episode_id, ())),
-                    superseded=episode_id in superseded,
-                )
-            )
-    return records
-
-
-_Model = TypeVar("_Model", Feedback, LedgerEntry, Trained)
-
-
-def _by_episode(
-    reader: TraceReader, model: type[_Model], table: str, ids: list[str], order: str
-) -> dict[str, list[_Model]]:
-    sql = f"SELECT * FROM {table} WHERE episode_id IN (SELECT unnest(?::VARCHAR[])) ORDER BY {order}"
-    grouped: dict[str, list[_Model]] = {}
-    for row in rows(reader, sql, ids):
-        grouped.setdefault(row["episode_id"], []).append(model.model_validate(row))
-    return grouped
 
 
 def redacted_record(record: Record) -> Record:
@@ -176,18 +147,3 @@ _Written = TypeVar("_Written", Task, Call, Event, Reward, Feedback)
 
 def _redacted(record: _Written, redactor: Redactor, *fields: str) -> _Written:
     return record.model_copy(update={name: redactor.value(getattr(record, name)) for name in fields})
-
-
-@dataclass(frozen=True)
-class Record:
-    """An episode with what was said of it and what became of its tokens, where that was asked for."""
-
-    episode: Episode
-    ended: bool = True
-    """False: the trace has only its calls."""
-    feedback: tuple[Feedback, ...] = ()
-    ledger: tuple[LedgerEntry, ...] = ()
-    trained: tuple[Trained, ...] = ()
-    superseded: bool = False
-    redacted: Mapping[str, int] = field(default_factory=dict)
-    """How many values of each kind were replaced in it."""

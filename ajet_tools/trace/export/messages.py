@@ -16,8 +16,6 @@ from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import json_line
 
-NO_CHAT = "episodes without a chat reply"
-
 
 def about(episode: Episode, agent: str | None = None, call_id: str | None = None) -> dict[str, object]:
     """The fields that every row has of its episode: ids, status, reward."""
@@ -39,29 +37,24 @@ def about(episode: Episode, agent: str | None = None, call_id: str | None = None
 def write_messages(job: Job, file: BinaryIO) -> None:
     """A line for each conversation: `messages`, `tools`, and in `calls` which messages are replies of which call."""
     for record in job.records():
-        dialogues = conversations(record.episode)
-        index = {call.call_id: call.index for call in record.episode.calls}
-        for conversation in dialogues:
-            calls = [{"call_id": c, "index": index[c], "message": place} for c, place in conversation.turns]
-            row = {"messages": conversation.messages, "tools": conversation.tools}
-            file.write(json_line({**row, **about(record.episode, conversation.agent), "calls": calls}))
-        if dialogues:
-            job.wrote(record, len(dialogues))
-        else:
-            job.left_out[NO_CHAT] += 1
+        job.write(file, record, _conversation_rows(record.episode))
+
+
+def _conversation_rows(episode: Episode) -> Iterator[dict[str, object]]:
+    index = {call.call_id: call.index for call in episode.calls}
+    for conversation in conversations(episode):
+        calls = [{"call_id": c, "index": index[c], "message": place} for c, place in conversation.turns]
+        row = {"messages": conversation.messages, "tools": conversation.tools}
+        yield {**row, **about(episode, conversation.agent), "calls": calls}
 
 
 def write_sharegpt(job: Job, file: BinaryIO) -> None:
     """A line for each conversation, in the form that LLaMA-Factory and Axolotl read."""
     for record in job.records():
-        dialogues = conversations(record.episode)
-        for conversation in dialogues:
-            form = sharegpt(conversation.messages, conversation.tools)
-            file.write(json_line({**form, **about(record.episode, conversation.agent)}))
-        if dialogues:
-            job.wrote(record, len(dialogues))
-        else:
-            job.left_out[NO_CHAT] += 1
+        rows = (
+            {**sharegpt(c.messages, c.tools), **about(record.episode, c.agent)} for c in conversations(record.episode)
+        )
+        job.write(file, record, rows)
 
 
 _ROLES = {"system": "system", "developer": "system", "user": "human", "assistant": "gpt", "tool": "observation"}

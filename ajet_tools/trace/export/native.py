@@ -17,21 +17,21 @@ import numpy.typing as npt
 
 from ajet_sdk.samples.prefixes import PLACE
 from ajet_sdk.types import Call, Episode
-from ajet_tools.trace.export.job import Job, Record
+from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import json_line
 from ajet_tools.trace.queries.base import rows
+from ajet_tools.trace.queries.records import Record
 from ajet_tools.trace.redact import Redactor
 
 VERSION = 1
 HEADER = "ajet_trace"
-_CHUNK = 500
 _ARRAYS = ("prompt_ids", "output_ids", "logprobs")
 
 
 def write(job: Job, file: BinaryIO) -> None:
     """The header, the runs of the episodes, the episodes."""
     file.write(json_line({HEADER: VERSION}))
-    for run_id in _runs(job):
+    for run_id in sorted({run_id for run_id, _ in job.members()}):
         _write_run(job, run_id, file)
     for record in job.records(whole=True):
         without_ids = bool(record.redacted)
@@ -39,15 +39,6 @@ def write(job: Job, file: BinaryIO) -> None:
             job.left_out["episodes written without token ids, because their text was redacted"] += 1
         file.write(json_line(_episode_line(record, without_ids)))
         job.wrote(record)
-
-
-def _runs(job: Job) -> list[str]:
-    run_ids: dict[str, None] = {}
-    for start in range(0, len(job.episode_ids), _CHUNK * 10):
-        ids = list(job.episode_ids[start : start + _CHUNK * 10])
-        sql = "SELECT DISTINCT run_id FROM episodes WHERE episode_id IN (SELECT unnest(?::VARCHAR[])) ORDER BY run_id"
-        run_ids |= {row["run_id"]: None for row in rows(job.reader, sql, ids)}
-    return list(run_ids)
 
 
 def _write_run(job: Job, run_id: str, file: BinaryIO) -> None:

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from ajet_sdk.dialects.message_parts import reply_of
 from ajet_sdk.samples.prefixes import PLACE
-from ajet_sdk.types import Call, Episode, Event
+from ajet_sdk.types import Call, Episode, Event, Reward
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import json_line
 
@@ -29,7 +29,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 _WHOLE = "ajet.message"
 
-_REQUEST = {
+REQUEST = {
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",
     "top_k": "gen_ai.request.top_k",
@@ -93,7 +93,7 @@ def call_attributes(
         **_numbered("llm.output_messages", [] if reply is None else [reply]),
     }
     used = {**call.request, **call.sampling}
-    attributes |= {name: used.get(key) for key, name in _REQUEST.items()}
+    attributes |= {name: used.get(key) for key, name in REQUEST.items()}
     if messages is not None:
         attributes["gen_ai.input.messages"] = _json([from_message(m) for m in messages])
     if reply is not None:
@@ -255,7 +255,7 @@ def write(job: Job, file: BinaryIO) -> None:
 
 def _request(episode: Episode) -> dict[str, object]:
     tools = (_tool_span(event, n, episode) for n, event in enumerate(episode.events))
-    spans = [_root(episode), *(_span(call, episode) for call in episode.calls), *tools]
+    spans = [_root(episode), *(_call_span(call, episode) for call in episode.calls), *tools]
     resource = {"service.name": "ajet", "ajet.run_id": episode.run_id}
     scope = {"name": "ajet", "version": "1"}
     schema = f"https://opentelemetry.io/schemas/{SEMCONV}"
@@ -281,25 +281,38 @@ def _root(episode: Episode) -> dict[str, object]:
         "ajet.reward": episode.reward,
         **_openinference("CHAIN", episode.task.main_query, episode.output),
     }
-    failed = episode.status != "succeeded"
+    error = None if episode.status == "succeeded" else episode.error or episode.status
+    span = _span(episode, episode.episode_id, "invoke_workflow", attributes, episode, error)
+    return {**span, "events": [_evaluation(reward, episode) for reward in episode.rewards]}
+
+
+def _span(
+    episode: Episode,
+    of: str,
+    name: str,
+    attributes: Mapping[str, object],
+    at: Episode | Call | Event,
+    error: str | None,
+) -> dict[str, object]:
+    """A span of what `of` names, at its times; all but the episode's own stand below that."""
     return {
         "traceId": _trace_id(episode),
-        "spanId": _span_id(episode.episode_id),
-        "name": "invoke_workflow",
-        "kind": _INTERNAL,
-        "startTimeUnixNano": nanos(episode.started_at),
-        "endTimeUnixNano": nanos(episode.ended_at),
+        "spanId": _span_id(of),
+        **({} if of == episode.episode_id else {"parentSpanId": _span_id(episode.episode_id)}),
+        "name": name,
+        "kind": _CLIENT if isinstance(at, Call) else _INTERNAL,
+        "startTimeUnixNano": nanos(at.started_at),
+        "endTimeUnixNano": nanos(at.ended_at),
         "attributes": _attributes(attributes),
-        "events": [_evaluation(reward.model_dump(), episode) for reward in episode.rewards],
-        "status": {"code": _ERROR, "message": episode.error or episode.status} if failed else {"code": _OK},
+        "status": {"code": _OK} if error is None else {"code": _ERROR, "message": error},
     }
 
 
-def _evaluation(reward: dict[str, object], episode: Episode) -> dict[str, object]:
+def _evaluation(reward: Reward, episode: Episode) -> dict[str, object]:
     attributes = {
-        "gen_ai.evaluation.name": reward["name"],
-        "gen_ai.evaluation.score.value": reward["value"],
-        "gen_ai.evaluation.explanation": reward["reason"],
+        "gen_ai.evaluation.name": reward.name,
+        "gen_ai.evaluation.score.value": reward.value,
+        "gen_ai.evaluation.explanation": reward.reason,
     }
     at = nanos(episode.ended_at)
     return {"name": "gen_ai.evaluation.result", "timeUnixNano": at, "attributes": _attributes(attributes)}
@@ -308,7 +321,7 @@ def _evaluation(reward: dict[str, object], episode: Episode) -> dict[str, object
 _APART = ("episode_id", "prompt_ids", "output_ids", "logprobs", "request", "response", *PLACE)
 
 
-def _span(call: Call, episode: Episode) -> dict[str, object]:
+def _call_span(call: Call, episode: Episode) -> dict[str, object]:
     messages = call.request.get("messages")
     asked = messages if isinstance(messages, list) and all(isinstance(m, dict) for m in messages) else None
     choice = _only_choice(call)
@@ -322,17 +335,7 @@ def _span(call: Call, episode: Episode) -> dict[str, object]:
         bare = {name: value for name, value in choice.items() if name != "message"}
         plain["response"] = {**call.response, "choices": [bare]}
     attributes = {**call_attributes(call, asked, reply), "ajet.call": _json_with_times(plain)}
-    return {
-        "traceId": _trace_id(episode),
-        "spanId": _span_id(call.call_id),
-        "parentSpanId": _span_id(episode.episode_id),
-        "name": f"chat {call.model}".strip(),
-        "kind": _CLIENT,
-        "startTimeUnixNano": nanos(call.started_at),
-        "endTimeUnixNano": nanos(call.ended_at),
-        "attributes": _attributes(attributes),
-        "status": {"code": _ERROR, "message": call.error} if call.error else {"code": _OK},
-    }
+    return _span(episode, call.call_id, f"chat {call.model}".strip(), attributes, call, call.error or None)
 
 
 def _tool_span(event: Event, place: int, episode: Episode) -> dict[str, object]:
@@ -349,18 +352,9 @@ def _tool_span(event: Event, place: int, episode: Episode) -> dict[str, object]:
         "ajet.event": event.kind,
     }
     linked = _HEX_32.fullmatch(event.trace_id or "") and _HEX_16.fullmatch(event.span_id or "")
-    return {
-        "traceId": _trace_id(episode),
-        "spanId": _span_id(f"{episode.episode_id}/event/{place}"),
-        "parentSpanId": _span_id(episode.episode_id),
-        "name": f"{operation} {event.name}",
-        "kind": _INTERNAL,
-        "startTimeUnixNano": nanos(event.started_at),
-        "endTimeUnixNano": nanos(event.ended_at),
-        "attributes": _attributes(attributes),
-        "links": [{"traceId": event.trace_id, "spanId": event.span_id}] if linked else [],
-        "status": {"code": _ERROR, "message": event.error} if event.error else {"code": _OK},
-    }
+    of, name = f"{episode.episode_id}/event/{place}", f"{operation} {event.name}"
+    links = [{"traceId": event.trace_id, "spanId": event.span_id}] if linked else []
+    return {**_span(episode, of, name, attributes, event, event.error or None), "links": links}
 
 
 def _only_choice(call: Call) -> dict[str, object] | None:
@@ -373,16 +367,15 @@ def _only_choice(call: Call) -> dict[str, object] | None:
 
 def _trace_id(episode: Episode) -> str:
     """The episode's own id where it has that form, else a hash of it."""
-    episode_id = episode.episode_id
-    return (
-        episode_id
-        if _HEX_32.fullmatch(episode_id)
-        else hashlib.blake2b(episode_id.encode("utf-8", "replace"), digest_size=16).hexdigest()
-    )
+    return episode.episode_id if _HEX_32.fullmatch(episode.episode_id) else _digest(episode.episode_id, 16)
 
 
 def _span_id(source_id: str) -> str:
-    return hashlib.blake2b(source_id.encode("utf-8", "replace"), digest_size=8).hexdigest()
+    return _digest(source_id, 8)
+
+
+def _digest(text: str, size: int) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=size).hexdigest()
 
 
 def _attributes(values: Mapping[str, object]) -> list[dict[str, object]]:

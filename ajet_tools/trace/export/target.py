@@ -28,9 +28,6 @@ def opened(target: Path | BinaryIO) -> Iterator[BinaryIO]:
     draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from error
-    try:
         with draft.open("wb") as file:
             yield file
             file.flush()

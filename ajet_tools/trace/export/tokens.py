@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.types import Episode, Timeline
-from ajet_tools.trace.export.job import Job, Record
+from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.messages import about
+from ajet_tools.trace.queries.records import Record
 from ajet_tools.trace.queries.tokens import recomputed_advantages
 
 _Floats = npt.NDArray[np.float32]

@@ -10,9 +10,10 @@ from typing import BinaryIO
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Episode
 from ajet_tools.trace.export.conversations import Conversation, Exchange, conversations, exchanges
-from ajet_tools.trace.export.job import Job, Record
-from ajet_tools.trace.export.messages import NO_CHAT, about
+from ajet_tools.trace.export.job import Job
+from ajet_tools.trace.export.messages import about
 from ajet_tools.trace.export.target import json_line
+from ajet_tools.trace.queries.records import Record
 
 _KEPT = ("name", "tool_call_id", "reasoning_content", "thinking")
 
@@ -23,17 +24,14 @@ def write_prompts(job: Job, file: BinaryIO) -> None:
     So a loss on completions alone counts each reply once, in the context in which it was given.
     """
     for record in job.records():
-        rows = 0
-        for exchange in exchanges(record.episode):
-            row = {"prompt": _plain(exchange.messages), "completion": _plain([exchange.reply])}
-            call = exchange.call
-            of = {**about(record.episode, call.agent, call.call_id), "call_id": call.call_id}
-            file.write(json_line({**row, "tools": _tools(exchange.tools), **of}))
-            rows += 1
-        if rows:
-            job.wrote(record, rows)
-        else:
-            job.left_out[NO_CHAT] += 1
+        job.write(file, record, (_prompt_row(record.episode, exchange) for exchange in exchanges(record.episode)))
+
+
+def _prompt_row(episode: Episode, exchange: Exchange) -> dict[str, object]:
+    row = {"prompt": _plain(exchange.messages), "completion": _plain([exchange.reply])}
+    call = exchange.call
+    of = {**about(episode, call.agent, call.call_id), "call_id": call.call_id}
+    return {**row, "tools": _tools(exchange.tools), **of}
 
 
 def write_preferences(job: Job, file: BinaryIO) -> None:

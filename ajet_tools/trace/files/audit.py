@@ -32,6 +32,7 @@ from ajet_tools.trace.decoding import Vocabulary, vocabulary
 from ajet_tools.trace.files.compared import CHECKS
 from ajet_tools.trace.files.recomputed import TABLES
 from ajet_tools.trace.files.weights import differing, gradient, weights_of
+from ajet_tools.trace.queries.base import grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def audit(path: Path, *more: Path, tokenizer: Path | None = None, weights: bool 
     with open_trace(path, *more) as reader, duckdb.connect() as db:
         rows = _load(reader, db)
         for name, sql in CHECKS.items():
-            differs += _differences(name, db.execute(sql).fetchall())
+            differs += first_of_each_run(name, db.execute(sql).fetchall())
         unchecked += [Unchecked(*row) for row in db.execute(_UNCHECKED).fetchall()]
         for (run,) in db.execute("SELECT run_id FROM runs ORDER BY started").fetchall():
             wrong, reasons = _texts(reader, db, run, path, tokenizer)
@@ -109,11 +110,9 @@ def _load(reader: TraceReader, db: duckdb.DuckDBPyConnection) -> dict[str, int]:
     return count
 
 
-def _differences(name: str, rows: Sequence[tuple[object, ...]]) -> list[Differs]:
+def first_of_each_run(name: str, rows: Sequence[tuple[object, ...]]) -> list[Differs]:
     """The first row of each run, of rows (run, id, expected, stored) in order."""
-    by_run: dict[str, list[tuple[object, ...]]] = {}
-    for row in rows:
-        by_run.setdefault(str(row[0] or ""), []).append(row)
+    by_run = grouped(rows, lambda row: str(row[0] or ""))
     return [
         Differs(name, run, str(mine[0][1]), str(mine[0][2]), str(mine[0][3]), len(mine)) for run, mine in by_run.items()
     ]
@@ -143,7 +142,7 @@ def _weights(reader: TraceReader, run: str, trace: Path) -> tuple[list[Differs],
     if missing:
         listed = ", ".join(map(str, sorted(missing)))
         unchecked.append(Unchecked("weights", run, f"versions {listed}: no weights at hand, or sampled with limits"))
-    return _differences("weights", differs), unchecked, sum(compared.values())
+    return first_of_each_run("weights", differs), unchecked, sum(compared.values())
 
 
 _TEXTS = ("prompts", "texts", "templates")
@@ -194,7 +193,7 @@ def _texts(
     if unread := len(wrong.pop(_UNREAD)):
         reason = f"tool calls of {counted(unread, 'message')} cannot be read from the sampled tokens"
         unchecked.append(Unchecked("texts", run, reason))
-    return [difference for name, rows in wrong.items() for difference in _differences(name, rows)], unchecked
+    return [difference for name, rows in wrong.items() for difference in first_of_each_run(name, rows)], unchecked
 
 
 class _Row(TypedDict):

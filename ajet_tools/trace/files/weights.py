@@ -101,9 +101,11 @@ def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, floa
     steps = rows(reader, _STEP, run, weights.version, weights.adapter is not None)
     if not steps:
         return None
+    import torch
+
     step, size = steps[0]["step"], steps[0]["size"]
     model = _load(weights, trains=True)
-    if model.dtype != _float32():
+    if model.dtype != torch.float32:
         return None
     for row in reader.query(_TRAINED, [run, step]).to_pylist():
         _backward(model, row, steps[0]["low"], steps[0]["high"], size)
@@ -128,12 +130,6 @@ WHERE run_id = ? AND before = ? AND (config->>'$.ajet.model.lora.enabled' = 'tru
 _TRAINED = """
 SELECT prompt_ids, output_ids, c.logprobs, t.advantages, coalesce((sampling->>'$.temperature')::DOUBLE, 1) AS heat
 FROM trained t JOIN calls_full c USING (call_id) WHERE t.run_id = ? AND t.step = ? ORDER BY call_id"""
-
-
-def _float32() -> object:
-    import torch
-
-    return torch.float32
 
 
 def _backward(model: PreTrainedModel, row: Mapping[str, Any], low: float | None, high: float, size: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +11,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.text.clean import counted
-from ajet_tools.trace.files.audit import Audit, Differs, Unchecked, audit
+from ajet_tools.trace.files.audit import Audit, Differs, Unchecked, audit, first_of_each_run
 from ajet_tools.trace.imports import SourceFormat, import_files
 from ajet_tools.trace.queries.base import rows
 
@@ -79,13 +78,13 @@ WITH means AS (
         ON w.episode_id = e.episode_id AND (w.agent IS NULL OR w.agent = c.agent)
     WHERE e.group_id <> '' GROUP BY ALL)"""
 _ORDER = f"""{_MEANS}
-SELECT a.run_id AS run, a.episode_id AS id, a.advantage::VARCHAR AS stored, 'at least ' || b.advantage
-    || ' for reward ' || a.reward || ', since another attempt of its group has that for ' || b.reward AS expected
+SELECT a.run_id, a.episode_id, 'at least ' || b.advantage || ' for reward ' || a.reward
+    || ', since another attempt of its group has that for ' || b.reward AS expected, a.advantage::VARCHAR
 FROM means a JOIN means b USING (run_id, step, group_id, agent)
 WHERE a.reward > b.reward AND a.advantage < b.advantage - 1e-5 ORDER BY a.step, group_id, a.episode_id"""
 _SUM = f"""{_MEANS}
-SELECT run_id AS run, min(episode_id) AS id, sum(advantage)::VARCHAR AS stored, 'a sum of 0 over the '
-    || count(*) || ' attempts of group ' || group_id AS expected
+SELECT run_id, min(episode_id), 'a sum of 0 over the ' || count(*) || ' attempts of group ' || group_id,
+    sum(advantage)::VARCHAR
 FROM means GROUP BY run_id, step, group_id, agent
 HAVING count(*) > 1 AND abs(sum(advantage)) > 1e-4 * (1 + max(abs(advantage))) ORDER BY step, group_id"""
 _SPLITS = """
@@ -96,12 +95,7 @@ WHERE "index" > first AND extends_call_id IS NULL ORDER BY episode_id, "index" "
 
 
 def _advantages(reader: TraceReader, sql: str) -> list[Differs]:
-    listed = rows(reader, sql)
-    by_run = [(run, list(mine)) for run, mine in groupby(listed, key=lambda row: row["run"])]
-    return [
-        Differs("advantages of a group", run, mine[0]["id"], mine[0]["expected"], mine[0]["stored"], len(mine))
-        for run, mine in by_run
-    ]
+    return first_of_each_run("advantages of a group", [tuple(row.values()) for row in rows(reader, sql)])
 
 
 def _named(reader: TraceReader, id: str, places: Mapping[str, str]) -> str:

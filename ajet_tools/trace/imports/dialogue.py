@@ -118,10 +118,8 @@ def _indexed(span: Span) -> Dialogue | None:
 def _indexed_message(item: Mapping[str, object], role: str) -> Message:
     content = item.get("content")
     message: Message = {"role": item.get("role") or role, "content": content}
-    calls = item.get("tool_calls")
-    if isinstance(calls, Mapping):
-        ordered = [calls[key] for key in sorted(calls, key=lambda k: int(k) if str(k).isdigit() else 0)]
-        message["tool_calls"] = [_call(call) for call in ordered if isinstance(call, Mapping)]
+    if isinstance(item.get("tool_calls"), Mapping):
+        message["tool_calls"] = [_call(call) for call in _objects(_numbered(item["tool_calls"]))]
     if item.get("tool_call_id"):
         message["tool_call_id"] = item["tool_call_id"]
     if item.get("reasoning"):

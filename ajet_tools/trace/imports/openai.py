@@ -14,21 +14,10 @@ from pydantic import BaseModel, ValidationError
 
 from ajet_sdk.tasks.json_rows import BadRows, Row
 from ajet_sdk.types import Call, Episode, JsonView, Reward
+from ajet_tools.trace.export.messages import about
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
 
-_OURS = (
-    "episode_id",
-    "run_id",
-    "group_id",
-    "task_id",
-    "attempt",
-    "step",
-    "split",
-    "decoding",
-    "status",
-    "agent",
-    "reward",
-)
+_OURS = tuple(about(Episode()))
 
 
 def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
@@ -143,22 +132,19 @@ def _rewards(values: Sequence[Mapping[str, object]]) -> tuple[Reward, ...]:
 
 def _request(value: Mapping[str, object]) -> Mapping[str, object] | None:
     """The request: `request`, `input`, or the batch API's `body`."""
-    for name in ("request", "input", "body"):
-        candidate = value.get(name)
-        if isinstance(candidate, Mapping):
-            body = candidate.get("body")
-            return body if isinstance(body, Mapping) else candidate
-    return None
+    return _body(value, "request", "input", "body")
 
 
 def _response(value: Mapping[str, object]) -> Mapping[str, object] | None:
     """The response: `response` (in the batch API beside its HTTP status), or a bare completion."""
-    for name in ("response", "output"):
-        candidate = value.get(name)
-        if isinstance(candidate, Mapping):
-            body = candidate.get("body")
-            return body if isinstance(body, Mapping) else candidate
-    return value if isinstance(value.get("choices"), list) else None
+    bare = value if isinstance(value.get("choices"), list) else None
+    return bare if (body := _body(value, "response", "output")) is None else body
+
+
+def _body(value: Mapping[str, object], *names: str) -> Mapping[str, object] | None:
+    outer = next((part for name in names if isinstance(part := value.get(name), Mapping)), None)
+    body = outer.get("body") if outer is not None else None
+    return body if isinstance(body, Mapping) else outer
 
 
 _TOP = ("request", "input", "body", "response", "output", "error", "episode_id", "choices")

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from ajet_sdk.capture.spans import INPUTS, KINDS, OUTPUTS, event_of, first_of, parsed
 from ajet_sdk.tasks.json_rows import BadRows, Row
 from ajet_sdk.types import Call, Episode, Event, Ids, Reward, Task
+from ajet_tools.trace.export.otlp import REQUEST
 from ajet_tools.trace.imports.dialogue import Dialogue, dialogue_of, is_call_kind
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
 from ajet_tools.trace.imports.spans import Span, Spool, flat, spans_of, total_cost
@@ -98,23 +99,11 @@ def _is_call(span: Span) -> bool:
     return any(name in of for name in known) or dialogue_of(span) is not None
 
 
-_SAMPLING = {
-    "gen_ai.request.temperature": "temperature",
-    "gen_ai.request.top_p": "top_p",
-    "gen_ai.request.top_k": "top_k",
-    "gen_ai.request.max_tokens": "max_tokens",
-    "gen_ai.request.seed": "seed",
-    "gen_ai.request.frequency_penalty": "frequency_penalty",
-    "gen_ai.request.presence_penalty": "presence_penalty",
-    "gen_ai.request.stop_sequences": "stop",
-}
-
-
 def _call(span: Span, dialogue: Dialogue | None, episode_id: str, index: int, parents: Mapping[str, Span]) -> Call:
     of = span.attributes
     model = of.get("gen_ai.response.model") or of.get("gen_ai.request.model") or of.get("llm.model_name")
     model = model or of.get("langfuse.observation.model.name") or ""
-    sampling = {name: of[key] for key, name in _SAMPLING.items() if key in of}
+    sampling = {name: of[key] for name, key in REQUEST.items() if key in of}
     invoked = parsed(first_of(of, ("llm.invocation_parameters", "langfuse.observation.model.parameters")))
     sampling |= invoked if isinstance(invoked, dict) else {}
     request: dict[str, object] = {"messages": dialogue.messages} if dialogue else {}

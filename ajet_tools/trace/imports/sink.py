@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -38,43 +38,30 @@ class Sink:
         self.path = path
         self.episodes = self.calls = self.already = 0
         self._writer = TraceWriter(path)
-        self._waiting: list[Parsed] = []
+        self._waiting: list[tuple[Parsed, Episode]] = []
         self._superseded: list[str] = []
         self._runs = set(self._column("SELECT run_id FROM runs"))
         self._measured = set(self._column("SELECT DISTINCT run_id FROM metrics"))
 
     def put(self, parsed: Parsed) -> None:
-        if parsed.run is not None:
-            self._put_run(parsed.run)
-        self._put_metrics(parsed.metrics)
+        if parsed.run is not None and parsed.run.run_id not in self._runs:
+            self._writer.put(parsed.run)
+            self._runs.add(parsed.run.run_id)
+        self._writer.put(*(metric for metric in parsed.metrics if metric.run_id not in self._measured))
         if parsed.episode is not None:
-            self._waiting.append(parsed)
+            self._waiting.append((parsed, parsed.episode))
             if len(self._waiting) >= _CHUNK:
                 self._flush()
-
-    def close(self) -> None:
-        self._flush()
-        self._writer.close()
-        if self._superseded:
-            _mark(self.path, self._superseded)
 
     def __enter__(self) -> Sink:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
-            self.close()
-        else:
-            self._writer.close()
-
-    def _put_run(self, run: Run) -> None:
-        if run.run_id not in self._runs:
-            self._writer.put(run)
-            self._runs.add(run.run_id)
-
-    def _put_metrics(self, metrics: Sequence[Metric]) -> None:
-        fresh = [metric for metric in metrics if metric.run_id not in self._measured]
-        self._writer.put(*fresh)
+            self._flush()
+        self._writer.close()
+        if kind is None and self._superseded:
+            _mark(self.path, self._superseded)
 
     def _column(self, sql: str, *parameters: object) -> list[str]:
         return list(self._writer.query(sql, parameters).column(0).to_pylist())
@@ -88,18 +75,14 @@ class Sink:
         chunk, self._waiting = self._waiting, []
         if not chunk:
             return
-        episodes = [parsed.episode for parsed in chunk if parsed.episode is not None]
-        ended = self._known("episodes", "episode_id", [episode.episode_id for episode in episodes])
-        calls = self._known("calls", "call_id", [call.call_id for episode in episodes for call in episode.calls])
-        for parsed in chunk:
-            self._put_episode(parsed, ended, calls)
+        ended = self._known("episodes", "episode_id", [episode.episode_id for _, episode in chunk])
+        calls = self._known("calls", "call_id", [call.call_id for _, episode in chunk for call in episode.calls])
+        for parsed, episode in chunk:
+            self._put_episode(parsed, episode, ended, calls)
         if not self._writer.flush(None):
             raise TraceError(f"the import could not be written to {self.path}; see the log")
 
-    def _put_episode(self, parsed: Parsed, ended: set[str], calls: set[str]) -> None:
-        episode = parsed.episode
-        if episode is None:
-            return
+    def _put_episode(self, parsed: Parsed, episode: Episode, ended: set[str], calls: set[str]) -> None:
         fresh = [call for call in place_all(episode.calls) if call.call_id not in calls]
         if episode.episode_id in ended or (not parsed.ended and not fresh):
             self.already += 1

@@ -46,10 +46,6 @@ class Span:
     order: int = 0
     """Where a source numbers its spans."""
 
-    def plain(self) -> dict[str, object]:
-        """A JSON object, which `Span(**...)` restores."""
-        return asdict(self)
-
 
 def spans_of(value: Mapping[str, object]) -> Iterator[Span]:
     """The spans of one JSON object. Raises ValueError, TypeError or KeyError for one that is not of a known form."""
@@ -59,9 +55,11 @@ def spans_of(value: Mapping[str, object]) -> Iterator[Span]:
         for group in groups:
             yield from _otlp(_object(group, "resourceSpans"))
     elif "rollout_id" in value and "span_id" in value:
-        yield _lightning(value)
+        trace = f"{value['rollout_id']}:{value.get('attempt_id', '')}"
+        value = {**value, "status": _object(value.get("status"), "status")}
+        yield _sdk(value, value, trace, _integer(value.get("sequence_id") or 0))
     elif isinstance(context, Mapping) and "trace_id" in context:
-        yield _sdk(value, context)
+        yield _sdk(value, context, _hex(context["trace_id"]))
     else:
         raise ValueError("it has no resourceSpans, no context with a trace_id, no rollout_id")
 
@@ -163,15 +161,15 @@ def _nanos(value: object) -> int | None:
     return _integer(value) if value not in (None, "", 0, "0") else None
 
 
-def _sdk(value: Mapping[str, object], context: Mapping[str, object]) -> Span:
-    status = value.get("status") or {}
-    code = status.get("status_code") if isinstance(status, Mapping) else value.get("status_code")
-    code = code or value.get("status_code")
-    message = status.get("description") if isinstance(status, Mapping) else None
-    message = message or value.get("status_message")
+def _sdk(value: Mapping[str, object], ids: Mapping[str, object], trace: str, order: int = 0) -> Span:
+    """A span as the SDK writes it, also in agent-lightning's store."""
+    status = value.get("status")
+    status = status if isinstance(status, Mapping) else {}
+    code = status.get("status_code") or value.get("status_code")
+    message = status.get("description") or value.get("status_message")
     return Span(
-        trace=_hex(context["trace_id"]),
-        span_id=_hex(context["span_id"]),
+        trace=trace,
+        span_id=_hex(ids["span_id"]),
         parent_id=_hex(value.get("parent_id")) or None,
         name=str(value.get("name", "")),
         start=moment(value.get("start_time")),
@@ -180,24 +178,7 @@ def _sdk(value: Mapping[str, object], context: Mapping[str, object]) -> Span:
         attributes=flat(_object(value.get("attributes"), "attributes")),
         events=_events(value.get("events")),
         resource=flat(_object(_object(value.get("resource"), "resource").get("attributes"), "attributes")),
-    )
-
-
-def _lightning(value: Mapping[str, object]) -> Span:
-    status = _object(value.get("status"), "status")
-    failed = str(status.get("status_code", "")).upper() == "ERROR"
-    return Span(
-        trace=f"{value['rollout_id']}:{value.get('attempt_id', '')}",
-        span_id=_hex(value["span_id"]),
-        parent_id=_hex(value.get("parent_id")) or None,
-        name=str(value.get("name", "")),
-        start=moment(value.get("start_time")),
-        end=moment(value.get("end_time")),
-        error=str(status.get("description") or "error") if failed else None,
-        attributes=flat(_object(value.get("attributes"), "attributes")),
-        events=_events(value.get("events")),
-        resource=flat(_object(_object(value.get("resource"), "resource").get("attributes"), "attributes")),
-        order=_integer(value.get("sequence_id") or 0),
+        order=order,
     )
 
 
@@ -256,7 +237,7 @@ class Spool:
 
     def add(self, span: Span) -> None:
         self._file.execute("INSERT OR IGNORE INTO traces (trace) VALUES (?)", (span.trace,))
-        text = json.dumps(span.plain())
+        text = json.dumps(asdict(span))
         self._file.execute("INSERT INTO spans SELECT place, ? FROM traces WHERE trace = ?", (text, span.trace))
 
     def traces(self) -> Iterator[tuple[str, list[Span]]]:

@@ -1,19 +1,16 @@
 """Every SQL statement that the tools ask of a trace, as functions of a reader."""
 
 from ajet_tools.trace.queries.base import Found, episode_of_call, find, find_run
-from ajet_tools.trace.queries.calls import call_row, ledger_of_episode
 from ajet_tools.trace.queries.episodes import episode_ids
 from ajet_tools.trace.queries.runs import failures, ledger_totals, metrics, overview
 
 __all__ = [
     "Found",
-    "call_row",
     "episode_ids",
     "episode_of_call",
     "failures",
     "find",
     "find_run",
-    "ledger_of_episode",
     "ledger_totals",
     "metrics",
     "overview",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
@@ -90,6 +90,18 @@ def episode_of_call(reader: TraceReader, call_id: str) -> str:
 def rows(reader: TraceReader, sql: str, *parameters: object) -> list[Any]:
     """The rows of one SELECT, each a dict by column; the function that asks gives them their TypedDict."""
     return list(rows_of(reader.query(sql, list(parameters))))
+
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+def grouped(items: Iterable[_V], key: Callable[[_V], _K]) -> dict[_K, list[_V]]:
+    """Items by their key, keys in the order in which they come first."""
+    groups: dict[_K, list[_V]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 _FEW = 64

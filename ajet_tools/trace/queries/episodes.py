@@ -57,17 +57,9 @@ def attempts_of(reader: TraceReader, episode_id: str) -> list[str]:
 
     Those that a resume rolled back stand with each other, and not among those that took their place.
     """
-    matches = rows(
-        reader,
-        """
-        SELECT e.episode_id FROM episodes e, (FROM episodes WHERE episode_id = $1) AS one
-        WHERE e.run_id = one.run_id AND e.step = one.step AND e.split = one.split
-          AND (e.group_id = one.group_id AND e.group_id <> '' AND e.superseded = one.superseded
-               OR e.episode_id = $1)
-        ORDER BY e.attempt, e.started_at, e.episode_id""",
-        episode_id,
-    )
-    return [row["episode_id"] for row in matches] or [episode_id]
+    group = "e.group_id = this.group_id AND e.group_id <> '' AND e.superseded = this.superseded"
+    same = f"e.step = this.step AND ({group} OR e.episode_id = $1)"
+    return _beside(reader, episode_id, same, "e.attempt, e.started_at") or [episode_id]
 
 
 def compared_with(reader: TraceReader, episode_id: str) -> list[str]:
@@ -75,29 +67,23 @@ def compared_with(reader: TraceReader, episode_id: str) -> list[str]:
     attempts = attempts_of(reader, episode_id)
     if len(attempts) > 1:
         return attempts
-    matches = rows(
-        reader,
-        """
-        SELECT e.episode_id FROM episodes e, (FROM episodes WHERE episode_id = $1) AS one
-        WHERE e.run_id = one.run_id AND e.task.task_id = one.task.task_id AND e.split = one.split
-          AND e.decoding IS NOT DISTINCT FROM one.decoding AND NOT e.superseded AND e.episode_id <> $1
-        ORDER BY e.step DESC, e.attempt, e.episode_id""",
-        episode_id,
-    )
-    return attempts + [row["episode_id"] for row in matches]
+    same = """e.task.task_id = this.task.task_id AND e.decoding IS NOT DISTINCT FROM this.decoding
+        AND NOT e.superseded AND e.episode_id <> $1"""
+    return attempts + _beside(reader, episode_id, same, "e.step DESC, e.attempt")
 
 
 def step_of(reader: TraceReader, episode_id: str) -> list[str]:
     """The episodes of an episode's step, of the same split; of those that a resume rolled back as `attempts_of`."""
-    matches = rows(
-        reader,
-        """
-        SELECT e.episode_id FROM episodes e, (FROM episodes WHERE episode_id = $1) AS one
-        WHERE e.run_id = one.run_id AND e.step = one.step AND e.split = one.split AND e.superseded = one.superseded
-        ORDER BY e.started_at, e.episode_id""",
-        episode_id,
-    )
-    return [row["episode_id"] for row in matches] or [episode_id]
+    same = "e.step = this.step AND e.superseded = this.superseded"
+    return _beside(reader, episode_id, same, "e.started_at") or [episode_id]
+
+
+def _beside(reader: TraceReader, episode_id: str, same: str, order: str) -> list[str]:
+    """The episodes of the same run and split as `this` for which a condition holds."""
+    sql = f"""
+        SELECT e.episode_id FROM episodes e, (FROM episodes WHERE episode_id = $1) AS this
+        WHERE e.run_id = this.run_id AND e.split = this.split AND {same} ORDER BY {order}, e.episode_id"""
+    return [row["episode_id"] for row in rows(reader, sql, episode_id)]
 
 
 _MOST = 1000

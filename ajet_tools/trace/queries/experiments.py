@@ -12,7 +12,7 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.paired import paired
 from ajet_sdk.samples.prefixes import common_start
 from ajet_tools.text.clean import flat_keys, short_ids
-from ajet_tools.trace.queries.base import rows
+from ajet_tools.trace.queries.base import grouped, rows
 from ajet_tools.trace.queries.runs import REWARDS, Curve, Panel, RunOverview
 
 _IDENTITY = ("config_file", "ajet.experiment_name", "ajet.experiment_dir")
@@ -163,9 +163,8 @@ class Standing(TypedDict):
 
 def leaderboard(reader: TraceReader, runs: Sequence[RunOverview], task_id: str) -> list[Standing]:
     """Who solves a task best: of each run that attempted it the last step, the best first, of equals the newest."""
-    names, steps = run_names(runs), dict[str, list[TaskReward]]()
-    for row in task_rewards(reader, [*names], task_id):
-        steps.setdefault(row["run_id"], []).append(row)
+    names = run_names(runs)
+    steps = grouped(task_rewards(reader, [*names], task_id), lambda row: row["run_id"])
     table = [_standing(names[run_id], steps[run_id]) for run_id in names if run_id in steps]
     return sorted(table, key=lambda standing: standing["reward"], reverse=True)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypedDict
 
 from ajet_sdk.protocols import TraceReader
@@ -132,6 +133,14 @@ def ledger_totals(
         *values,
         list(OUTCOMES),
     )
+
+
+def ledger_by_step(reader: TraceReader, run_id: str) -> dict[int, dict[str, float]]:
+    """Step -> outcome -> tokens of a run."""
+    by_step: dict[int, dict[str, float]] = {}
+    for row in ledger_totals(reader, run_id, by_step=True):
+        by_step.setdefault(row["step"], {})[row["outcome"]] = row["tokens"]
+    return by_step
 
 
 def overview(reader: TraceReader, run_id: str | None = None) -> list[RunOverview]:
@@ -383,10 +392,6 @@ def _thin(points: Points, columns: int) -> Points:
     thinned: list[tuple[int, float]] = []
     for start in range(0, len(points), size):
         stretch = points[start : start + size]
-        low, high = min(stretch, key=_value), max(stretch, key=_value)
+        low, high = min(stretch, key=itemgetter(1)), max(stretch, key=itemgetter(1))
         thinned += sorted({low, high})
     return thinned
-
-
-def _value(point: tuple[int, float]) -> float:
-    return point[1]

@@ -70,11 +70,11 @@ def _search(
     cancelled: Callable[[], bool] | None,
 ) -> Iterator[Hit]:
     only = None if within is None else frozenset(within)
-    finder = _Finder(re.compile(re.escape(needle), re.I))
+    look, seen = re.compile(re.escape(needle), re.I), set[int]()
     for episode in episodes_with(reader, needle, run_id):
         if only is None or episode["episode_id"] in only:
             texts = (("task", episode["task"]), ("output", episode["output"]), ("error", episode["error"]))
-            yield from finder.hits(episode["episode_id"], None, texts)
+            yield from _hits(look, seen, episode["episode_id"], None, texts)
     spans = call_spans(reader, _SPAN)
     done, of = 0, sum(size for _, size in spans)
     for i, (span, size) in enumerate(spans):
@@ -84,7 +84,7 @@ def _search(
             reader.close()  # DuckDB keeps what it has read of a file for as long as it is open
         for row in calls_with(reader, needle, span, run_id):
             if only is None or row["episode_id"] in only:
-                yield from finder.hits(row["episode_id"], row["call_id"], _texts(row))
+                yield from _hits(look, seen, row["episode_id"], row["call_id"], _texts(row))
         done += size
         if progress:
             progress(done, of)
@@ -100,22 +100,15 @@ def _texts(row: CallTexts) -> Iterator[tuple[str, str | None]]:
     yield "error", row["error"]
 
 
-class _Finder:
-    """Searches texts one by one and remembers those with a hit."""
-
-    def __init__(self, look: re.Pattern[str]) -> None:
-        self._look = look
-        self._seen: set[int] = set()
-
-    def hits(self, episode_id: str, call_id: str | None, texts: Iterable[tuple[str, str | None]]) -> Iterator[Hit]:
-        for where, text in texts:
-            match = self._look.search(text) if text else None
-            if text is None or match is None:
-                continue
-            known = hash((episode_id, where, text))
-            if known not in self._seen:
-                self._seen.add(known)
-                yield Hit(episode_id, call_id, where, *_snippet(text, match.start(), match.end()))
+def _hits(
+    look: re.Pattern[str], seen: set[int], episode_id: str, call_id: str | None, texts: Iterable[tuple[str, str | None]]
+) -> Iterator[Hit]:
+    """The hits in some texts but for those `seen`, which has the texts with a hit."""
+    for where, text in texts:
+        match = look.search(text) if text else None
+        if text and match and (known := hash((episode_id, where, text))) not in seen:
+            seen.add(known)
+            yield Hit(episode_id, call_id, where, *_snippet(text, match.start(), match.end()))
 
 
 def _snippet(text: str, start: int, end: int) -> tuple[str, int, int]:

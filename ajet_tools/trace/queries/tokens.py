@@ -1,89 +1,21 @@
-"""Everything that the trace knows of the tokens of episodes: calls, ledger, what the trainer saw, and the group."""
+"""Advantages computed again from a group's stored rewards, and the policy version that a step trained."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples.build import build
-from ajet_sdk.trace.reader import calls_of, episodes
+from ajet_sdk.trace.reader import episodes
 from ajet_sdk.types import Episode, Json, JsonView
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.episodes import attempts_of, step_of
 
 _Floats = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Booked:
-    """A row of the ledger: what became of so many tokens of a call."""
-
-    outcome: str
-    tokens: int
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """A training step's values for each sampled token of a call; NaN where unknown."""
-
-    advantages: _Floats
-    logprobs: _Floats
-    entropy: _Floats
-
-
-@dataclass(frozen=True, eq=False)
-class EpisodeFacts:
-    """One episode as the trace knows it."""
-
-    episode: Episode
-    """With its calls. Of an episode that has not ended only these are known, and its run by inference."""
-    ended: bool
-    ledger: Mapping[str, Sequence[Booked]]
-    """By call; what was trained comes first, then what was cut off."""
-    scores: Mapping[str, Scores]
-    """By call; none for a call that was not trained, or in a file from before they were kept."""
-    step_version: int | None
-    """The policy version that was trained at the episode's step."""
-    mark: tuple[int, ...] = field(default=())
-    """Changes when the trace knows more; see `mark_of`."""
-
-
-def episode_facts(reader: TraceReader, *episode_ids: str) -> list[EpisodeFacts]:
-    """The facts of each episode, in the given order. Raises QueryError if the trace does not have one of them."""
-    known = {e.episode_id: e for e in episodes(reader, episode_ids=list(episode_ids), superseded=True)}
-    ledger, scores = _ledger(reader, episode_ids), _scores(reader, episode_ids)
-    versions = {key: _step_version(reader, *key) for key in {_step_of(e) for e in known.values()}}
-    result = []
-    for episode_id in episode_ids:
-        episode = known.get(episode_id) or _running(reader, episode_id)
-        ended = episode_id in known
-        mine = {call.call_id for call in episode.calls}
-        result.append(
-            EpisodeFacts(
-                episode=episode,
-                ended=ended,
-                ledger={call_id: booked for call_id, booked in ledger.items() if call_id in mine},
-                scores={call_id: scored for call_id, scored in scores.items() if call_id in mine},
-                step_version=versions[_step_of(episode)] if ended else None,
-                mark=mark_of(reader, episode_id),
-            )
-        )
-    return result
-
-
-def mark_of(reader: TraceReader, *episode_ids: str) -> tuple[int, ...]:
-    """How many rows the trace has of some episodes: a cheap way to see that there is something new."""
-    sql = " UNION ALL ".join(
-        f"SELECT {i} AS i, count(*) AS n FROM {table} WHERE list_contains($1, episode_id)"
-        for i, table in enumerate(("calls", "episodes", "rewards", "ledger", "trained"))
-    )
-    return tuple(row["n"] for row in rows(reader, f"FROM ({sql}) ORDER BY i", list(episode_ids)))
 
 
 def recomputed_advantages(reader: TraceReader, *episode_ids: str) -> dict[str, _Floats]:
@@ -119,7 +51,7 @@ def _compared(reader: TraceReader, episode_id: str) -> tuple[list[Episode], Json
 def _of_compared(reader: TraceReader, compared: Sequence[Episode], settings: Json) -> dict[str, _Floats]:
     if not compared or settings.pop("use_kl_in_reward", False):  # of which the trace has no values
         return {}
-    batch = build(compared, policy_version=_step_version(reader, *_step_of(compared[0])), **settings)
+    batch = build(compared, policy_version=trained_version(reader, compared[0]), **settings)
     lengths = {c.call_id: len(c.output_ids) for e in compared for c in e.calls if c.output_ids is not None}
     recomputed: dict[str, _Floats] = {}
     for sample in batch.samples:
@@ -148,53 +80,8 @@ def _settings(config: JsonView) -> Json:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _step_of(episode: Episode) -> tuple[str, int, str]:
-    return episode.run_id, episode.step, episode.split
-
-
-def _running(reader: TraceReader, episode_id: str) -> Episode:
-    """An episode of which there are only calls yet."""
-    calls = calls_of(reader, episode_id)
-    if not calls:
-        raise QueryError(f"the trace has no episode {episode_id}; `ajet trace ls` lists them")
-    newest = rows(reader, "SELECT run_id FROM runs ORDER BY status = 'running' DESC, started_at DESC LIMIT 1")
-    return Episode(
-        episode_id=episode_id,
-        run_id=newest[0]["run_id"] if newest else "",
-        calls=tuple(calls),
-        started_at=min(call.started_at for call in calls),
-        ended_at=max(call.ended_at for call in calls),
-    )
-
-
-def _ledger(reader: TraceReader, episode_ids: Sequence[str]) -> dict[str, list[Booked]]:
-    by_call: dict[str, list[Booked]] = {}
-    for row in rows(
-        reader,
-        """
-        SELECT call_id, outcome, tokens FROM ledger WHERE list_contains($1, episode_id)
-        ORDER BY call_id, outcome <> 'trained', outcome <> 'truncated', outcome""",
-        list(episode_ids),
-    ):
-        by_call.setdefault(row["call_id"], []).append(Booked(row["outcome"], row["tokens"]))
-    return by_call
-
-
-def _scores(reader: TraceReader, episode_ids: Sequence[str]) -> dict[str, Scores]:
-    table = reader.query(
-        "SELECT call_id, advantages, logprobs, entropy FROM trained WHERE list_contains($1, episode_id) ORDER BY step",
-        [list(episode_ids)],
-    )
-    columns = {name: table[name].combine_chunks() for name in ("advantages", "logprobs", "entropy")}
-    by_call: dict[str, Scores] = {}
-    for i, call_id in enumerate(table["call_id"].to_pylist()):
-        values = {n: c[i].values.to_numpy(zero_copy_only=False).astype(np.float32) for n, c in columns.items()}
-        by_call[call_id] = Scores(**values)
-    return by_call
-
-
-def _step_version(reader: TraceReader, run_id: str, step: int, split: str) -> int | None:
-    """The policy version that a step trained: what the step before it left, else the newest that sampled in it.
+def trained_version(reader: TraceReader, episode: Episode) -> int | None:
+    """The policy version that an episode's step trained: what the one before left, else the newest that sampled in it.
 
     An evaluation or a trial belongs to the version that its own step left.
     """
@@ -206,9 +93,9 @@ def _step_version(reader: TraceReader, run_id: str, step: int, split: str) -> in
              WHERE run_id = $1 AND name = 'train/policy_version' AND (step < $2 OR step = $2 AND $3 <> 'train')),
             (SELECT max(policy_version) FROM calls WHERE episode_id IN
                 (SELECT episode_id FROM episodes WHERE run_id = $1 AND step = $2 AND split = $3))) AS version""",
-        run_id,
-        step,
-        split,
+        episode.run_id,
+        episode.step,
+        episode.split,
     )
     version: int | None = matches[0]["version"]
     return version

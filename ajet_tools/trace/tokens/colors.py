@@ -12,6 +12,7 @@ from ajet_sdk.types import OUTCOMES
 from ajet_tools.trace.tokens.view import TokenView
 
 _Codes = npt.NDArray[np.int8]
+_Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +71,15 @@ def _mask(view: TokenView) -> ColorScale:
 
 
 def _logprob(view: TokenView) -> ColorScale:
-    edges, labels = np.log([0.9, 0.5, 0.1, 0.01]), ("p ≥ 0.9", "≥ 0.5", "≥ 0.1", "≥ 0.01", "< 0.01")
-    return _sequence("log-probability", view, view.sampler, -edges, labels, negated=True)
+    indices = np.searchsorted(-np.log([0.9, 0.5, 0.1, 0.01]), -view.sampler)
+    levels = _in_order("p ≥ 0.9", "≥ 0.5", "≥ 0.1", "≥ 0.01", "< 0.01")
+    return _scale(view, "log-probability", view.sampler, indices, levels)
 
 
 def _entropy(view: TokenView) -> ColorScale:
     note = "" if np.isfinite(view.entropy).any() else "no entropy was recorded"
-    labels = ("< 0.1 nats", "< 0.5", "< 1", "< 2", "≥ 2")
-    return _sequence("entropy", view, view.entropy, np.array([0.1, 0.5, 1.0, 2.0]), labels, note=note)
-
-
-def _sequence(
-    name: str,
-    view: TokenView,
-    values: npt.NDArray[np.float32],
-    edges: npt.NDArray[np.float64],
-    labels: Sequence[str],
-    *,
-    negated: bool = False,
-    note: str = "",
-) -> ColorScale:
-    levels = (_PROMPT, _UNKNOWN, *(Level(label, f"scale{i}") for i, label in enumerate(labels)))
-    indices = np.searchsorted(edges, -values if negated else values, side="left" if negated else "right")
-    return ColorScale(name, levels, _placed(view, values, indices), note)
+    indices = np.searchsorted([0.1, 0.5, 1.0, 2.0], view.entropy, side="right")
+    return _scale(view, "entropy", view.entropy, indices, _in_order("< 0.1 nats", "< 0.5", "< 1", "< 2", "≥ 2"), note)
 
 
 def _advantage(view: TokenView) -> ColorScale:
@@ -101,11 +88,9 @@ def _advantage(view: TokenView) -> ColorScale:
     half = float(np.abs(values).max()) / 2 if values.size else 0.0
     distinct = np.unique(values)
     if len(distinct) > 5:
-        return _signed("advantage", view, view.advantage, 0.0, half, note)
-    levels = (_PROMPT, _UNKNOWN, *(Level(f"{value:+.3g}", _tone(value, half)) for value in distinct.tolist()))
-    return ColorScale(
-        "advantage", levels, _placed(view, view.advantage, np.searchsorted(distinct, view.advantage)), note
-    )
+        return _signed(view, "advantage", view.advantage, 0.0, half, note)
+    levels = [Level(f"{value:+.3g}", _tone(value, half)) for value in distinct.tolist()]
+    return _scale(view, "advantage", view.advantage, np.searchsorted(distinct, view.advantage), levels, note)
 
 
 def _tone(value: float, half: float) -> str:
@@ -116,53 +101,51 @@ def _tone(value: float, half: float) -> str:
 
 def _gap(view: TokenView) -> ColorScale:
     note = "" if np.isfinite(view.gap).any() else "the trainer's log-probability was not recorded"
-    return _signed("trainer minus sampler log-probability", view, view.gap, 0.01, 0.1, note)
+    return _signed(view, "trainer minus sampler log-probability", view.gap, 0.01, 0.1, note)
 
 
-def _signed(
-    name: str, view: TokenView, values: npt.NDArray[np.float32], near: float, far: float, note: str
-) -> ColorScale:
+def _signed(view: TokenView, name: str, values: _Floats, near: float, far: float, note: str) -> ColorScale:
     """Values around 0: `near` and nearer counts as 0, `far` and farther as much."""
     zero = f"within {near:g}" if near else "0"
     labels = (f"≤ {-far:.3g}", f"< {-near:g}" if near else "< 0", zero, f"> {near:g}", f"≥ {far:.3g}")
-    tones = ("low2", "low1", "mid", "high1", "high2")
-    levels = (_PROMPT, _UNKNOWN, *(Level(label, tone) for label, tone in zip(labels, tones, strict=True)))
     size = np.abs(values)
     magnitudes = np.where(size > near, np.where(size >= max(far, 1e-12), 2, 1), 0)
-    return ColorScale(name, levels, _placed(view, values, 2 + np.sign(values) * magnitudes), note)
+    levels = list(map(Level, labels, ("low2", "low1", "mid", "high1", "high2")))
+    return _scale(view, name, values, 2 + np.sign(values) * magnitudes, levels, note)
 
 
 def _version(view: TokenView) -> ColorScale:
     known = np.where(view.version < 0, np.nan, view.version).astype(np.float32)
-    if view.step_version is None:
-        return _versions(view, known)
-    levels = (_PROMPT, _UNKNOWN, *(Level(word, f"scale{i}") for i, word in enumerate(_BEHIND)))
-    behind = np.clip(view.staleness, 0, len(_BEHIND) - 1)
-    versions = ", ".join(str(v) for v in np.unique(view.version[view.version >= 0]).tolist()[:6])
+    sampled = np.unique(view.version[view.version >= 0])
+    if view.step_version is None:  # the versions themselves, the newest apart
+        newest = sampled[::-1][:5].tolist()
+        older = sum((view.version <= version for version in newest[1:]), np.zeros(len(view), np.int64))
+        levels, note = _in_order(*(f"version {v}" for v in newest)), "which version was trained is not known"
+        return _scale(view, "policy version", known, older, levels, note)
+    levels = _in_order("current", "1 update behind", "2 behind", "3 behind", "4 or more behind")
+    versions = ", ".join(map(str, sampled.tolist()[:6]))
     note = f"sampled by version {versions or 'unknown'}; the step trained version {view.step_version}"
-    return ColorScale("policy version", levels, _placed(view, known, behind), note)
+    return _scale(view, "policy version", known, np.clip(view.staleness, 0, len(levels) - 1), levels, note)
 
 
-_BEHIND = ("current", "1 update behind", "2 behind", "3 behind", "4 or more behind")
+def _in_order(*labels: str) -> list[Level]:
+    return [Level(label, f"scale{i}") for i, label in enumerate(labels)]
 
 
-def _versions(view: TokenView, known: npt.NDArray[np.float32]) -> ColorScale:
-    """Where it is not known which version was trained: the versions themselves, the newest apart."""
-    distinct = np.unique(view.version[view.version >= 0])[::-1][:5]
-    levels = (_PROMPT, _UNKNOWN, *(Level(f"version {v}", f"scale{i}") for i, v in enumerate(distinct.tolist())))
-    place = np.zeros(len(view), np.int64)
-    for i, version in enumerate(distinct.tolist()):
-        place[view.version <= version] = i
-    return ColorScale("policy version", levels, _placed(view, known, place), "which version was trained is not known")
-
-
-def _placed(view: TokenView, values: npt.NDArray[np.float32], indices: npt.NDArray[np.generic]) -> _Codes:
-    """Levels as numbers: 0 a prompt's token, 1 unknown, then those found."""
+def _scale(
+    view: TokenView,
+    name: str,
+    values: _Floats,
+    indices: npt.NDArray[np.generic],
+    levels: Sequence[Level],
+    note: str = "",
+) -> ColorScale:
+    """Values in levels, `indices` into them; prompts and unknown values have levels of their own before these."""
     codes = np.zeros(len(view), np.int8)
     codes[view.sampled] = 1
     known = view.sampled & np.isfinite(values)
     codes[known] = 2 + indices[known].astype(np.int8)
-    return codes
+    return ColorScale(name, (_PROMPT, _UNKNOWN, *levels), codes, note)
 
 
 _BY_NAME: dict[str, Callable[[TokenView], ColorScale]] = {

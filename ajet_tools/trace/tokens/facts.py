@@ -5,6 +5,7 @@ Where one would like to go in a timeline: masked-in spans, unlikely tokens, fork
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -149,12 +150,8 @@ def _trained(view: TokenView, token: int) -> str:
 
 def next_place(places: Sequence[int], at: int, back: bool = False) -> int | None:
     """The place after a token (before it, if `back`), around the end; None where there is none. Places ascend."""
-    if not places:
-        return None
-    if back:
-        before = [place for place in places if place < at]
-        return before[-1] if before else places[-1]
-    return next((place for place in places if place > at), places[0])
+    i = bisect_left(places, at) - 1 if back else bisect_right(places, at)
+    return places[i % len(places)] if places else None
 
 
 def next_ranked(ranked: Sequence[int], at: int, back: bool = False) -> int | None:

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples.timelines import Merged, merge
-from ajet_sdk.types import OUTCOMES, Call, Episode, Split, Timeline
-from ajet_tools.trace.decoding import Spelled, Vocabulary, token_text, vocabulary
-from ajet_tools.trace.queries.tokens import EpisodeFacts, episode_facts
+from ajet_sdk.types import OUTCOMES, Call, Episode, LedgerEntry, Split, Timeline, Trained
+from ajet_tools.trace.decoding import Spelled, Vocabulary, known_vocabulary, token_text
+from ajet_tools.trace.queries.base import grouped
+from ajet_tools.trace.queries.records import Record, known_records
+from ajet_tools.trace.queries.tokens import trained_version
 
 _Floats = npt.NDArray[np.float32]
 _Ints = npt.NDArray[np.int32]
@@ -51,22 +52,38 @@ class Fork:
 
 
 @dataclass(frozen=True, eq=False)
-class PromptBuilder:
+class EpisodeTokens:
     """An episode merged into timelines."""
 
-    facts: EpisodeFacts
+    record: Record
+    """With its ledger and what was trained."""
     merged: Merged
-    openers: tuple[str, ...]
-    """The call that opened each timeline."""
-    without_ids: tuple[Call, ...]
-    """Calls of which the engine gave no ids: they stand in no timeline."""
+    known: Vocabulary | None = None
+    why_ids: str = ""
+    """Why there are ids instead of text; empty where there is text."""
+    step_version: int | None = None
+    """The policy version that was trained at the episode's step."""
 
     def __len__(self) -> int:
         return len(self.merged.timelines)
 
     @cached_property
     def calls(self) -> Mapping[str, Call]:
-        return {call.call_id: call for call in self.facts.episode.calls}
+        return {call.call_id: call for call in self.record.episode.calls}
+
+    @property
+    def without_ids(self) -> int:
+        """Calls of which the engine gave no ids: they stand in no timeline."""
+        return sum(call.prompt_ids is None or call.output_ids is None for call in self.record.episode.calls)
+
+    @cached_property
+    def openers(self) -> Sequence[str]:
+        """The call that opened each timeline."""
+        opened = {split.call_id for split in self.merged.splits}
+        return [
+            next((call_id for call_id in reversed(timeline.call_ids) if call_id in opened), timeline.call_ids[0])
+            for timeline in self.merged.timelines
+        ]
 
     @cached_property
     def homes(self) -> Mapping[str, int]:
@@ -77,43 +94,37 @@ class PromptBuilder:
                 by_call[call_id] = i
         return by_call
 
+    @cached_property
+    def booked(self) -> Mapping[str, Sequence[LedgerEntry]]:
+        """The ledger by call; what was trained comes first, then what was cut off."""
+        ordered = sorted(self.record.ledger, key=lambda e: (e.outcome != "trained", e.outcome != "truncated"))
+        return grouped(ordered, lambda entry: entry.call_id)
 
-def episode_tokens(facts: EpisodeFacts, known: Vocabulary | None = None) -> PromptBuilder:
+    @cached_property
+    def scores(self) -> Mapping[str, Trained]:
+        return self.record.scores
+
+
+def episode_tokens(
+    record: Record, known: Vocabulary | None = None, why_ids: str = "", step_version: int | None = None
+) -> EpisodeTokens:
     """Merge an episode's calls; with its vocabulary the causes of splits that only the text tells are told too."""
-    calls = facts.episode.calls
+    calls = record.episode.calls
     merged = merge(calls, known.decode, known.template) if known else merge(calls)
-    opened = {split.call_id for split in merged.splits}
-    openers = tuple(
-        next((call_id for call_id in reversed(timeline.call_ids) if call_id in opened), timeline.call_ids[0])
-        for timeline in merged.timelines
-    )
-    without = tuple(call for call in calls if call.prompt_ids is None or call.output_ids is None)
-    return PromptBuilder(facts, merged, openers, without)
-
-
-@dataclass(frozen=True, eq=False)
-class Opened:
-    """An episode ready to be looked at."""
-
-    tokens: PromptBuilder
-    known: Vocabulary | None
-    why_ids: str
-    """Why there are ids instead of text; empty where there is text."""
+    return EpisodeTokens(record, merged, known, why_ids, step_version)
 
 
 def open_tokens(
     reader: TraceReader, episode_id: str, tokenizer: Path | None = None, trace: Path | None = None
-) -> Opened:
+) -> EpisodeTokens:
     """Read an episode, its run's tokenizer and its timelines; for `tokenizer` and `trace` see `vocabulary`.
 
     Raises QueryError where the trace knows nothing of the episode. A tokenizer that cannot be loaded is no error.
     """
-    facts = episode_facts(reader, episode_id)[0]
-    try:
-        known, why = vocabulary(reader, facts.episode.run_id, tokenizer, trace), ""
-    except ConfigError as error:
-        known, why = None, str(error)
-    return Opened(episode_tokens(facts, known), known, why)
+    [record] = known_records(reader, [episode_id])
+    version = trained_version(reader, record.episode) if record.ended else None
+    known, why = known_vocabulary(reader, record.episode.run_id, tokenizer, trace)
+    return episode_tokens(record, known, why, version)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +150,6 @@ class TokenView:
     advantage: _Floats
     entropy: _Floats
     version: _Ints
-    staleness: _Ints
     outcome: npt.NDArray[np.int8]
     """A place in `ajet_sdk.types.OUTCOMES`; -1 for prompts and where nothing is booked yet."""
     turns: tuple[Turn, ...]
@@ -155,6 +165,12 @@ class TokenView:
     def gap(self) -> _Floats:
         """Trainer minus sampler log-probability."""
         return self.trainer - self.sampler
+
+    @cached_property
+    def staleness(self) -> _Ints:
+        """Updates between the version that sampled a token and the one that was trained."""
+        behind = -1 if self.step_version is None else np.where(self.version >= 0, self.step_version - self.version, -1)
+        return np.broadcast_to(behind, self.version.shape).astype(np.int32)
 
     @cached_property
     def span_starts(self) -> npt.NDArray[np.int64]:
@@ -179,38 +195,41 @@ class TokenView:
         return dataclasses.replace(self, advantage=advantage, recomputed=True)
 
 
-def timeline_view(episode: PromptBuilder, index: int, known: Vocabulary | None = None) -> TokenView:
+def timeline_view(episode: EpisodeTokens, index: int) -> TokenView:
     """One timeline of an episode as columns; without a vocabulary its tokens have no text."""
-    timeline = episode.merged.timelines[index]
-    size = len(timeline.token_ids)
-    turns = _turns(episode, index, timeline)
-    columns = _Columns(size)
-    for place, turn in enumerate(turns):
-        columns.add(place, turn, episode.facts)
-    ids = timeline.token_ids
+    timeline, known = episode.merged.timelines[index], episode.known
+    ids, size, turns = timeline.token_ids, len(timeline.token_ids), _turns(episode, index, timeline)
     special = np.zeros(size, np.bool_)
     if known is not None:
         special = np.isin(ids, [i for i in np.unique(ids).tolist() if known.is_special(i)])
-    newest = episode.facts.step_version
-    behind = np.where((columns.version >= 0) & (newest is not None), (newest or 0) - columns.version, -1)
-    return TokenView(
+    sampler, trainer, advantage, entropy = (np.full(size, np.nan, np.float32) for _ in range(4))
+    view = TokenView(
         index=index,
         agent=timeline.agent,
         phase=turns[-1].call.phase,
-        episode=episode.facts.episode,
+        episode=episode.record.episode,
         ids=ids,
         spelled=token_text(ids.tolist(), known) if known else None,
         special=special,
         mask=timeline.loss_mask,
-        staleness=behind.astype(np.int32),
+        sampled=np.zeros(size, np.bool_),
+        turn=np.full(size, -1, np.int32),
+        sampler=sampler,
+        trainer=trainer,
+        advantage=advantage,
+        entropy=entropy,
+        version=np.full(size, -1, np.int32),
+        outcome=np.full(size, -1, np.int8),
         turns=turns,
         forks=_forks(episode, index, turns),
-        step_version=newest,
-        **vars(columns),
+        step_version=episode.step_version,
     )
+    for number, turn in enumerate(turns):
+        _fill(view, number, turn, episode)
+    return view
 
 
-def _turns(episode: PromptBuilder, index: int, timeline: Timeline) -> tuple[Turn, ...]:
+def _turns(episode: EpisodeTokens, index: int, timeline: Timeline) -> tuple[Turn, ...]:
     turns = []
     for call_id in timeline.call_ids:
         call = episode.calls[call_id]
@@ -220,42 +239,30 @@ def _turns(episode: PromptBuilder, index: int, timeline: Timeline) -> tuple[Turn
     return tuple(turns)
 
 
-class _Columns:
-    """The columns of a view that its turns fill in."""
-
-    def __init__(self, size: int) -> None:
-        self.sampled = np.zeros(size, np.bool_)
-        self.turn = np.full(size, -1, np.int32)
-        self.sampler = np.full(size, np.nan, np.float32)
-        self.trainer = np.full(size, np.nan, np.float32)
-        self.advantage = np.full(size, np.nan, np.float32)
-        self.entropy = np.full(size, np.nan, np.float32)
-        self.version = np.full(size, -1, np.int32)
-        self.outcome = np.full(size, -1, np.int8)
-
-    def add(self, number: int, turn: Turn, facts: EpisodeFacts) -> None:
-        place = slice(turn.start, turn.end)
-        fresh = self.turn[: turn.end]
-        fresh[fresh < 0] = number
-        self.turn[place] = number
-        self.sampled[place] = True
-        if turn.call.logprobs is not None:
-            self.sampler[place] = turn.call.logprobs
-        if turn.call.policy_version is not None:
-            self.version[place] = turn.call.policy_version
-        at = turn.start
-        for booked in facts.ledger.get(turn.call.call_id, ()):
-            self.outcome[at : min(at + booked.tokens, turn.end)] = OUTCOMES.index(booked.outcome)
-            at += booked.tokens
-        scores = facts.scores.get(turn.call.call_id)
-        if scores is not None and len(scores.logprobs) == turn.end - turn.start:
-            self.trainer[place] = scores.logprobs
-            self.entropy[place] = scores.entropy
-            if turn.own:
-                self.advantage[place] = scores.advantages
+def _fill(view: TokenView, number: int, turn: Turn, episode: EpisodeTokens) -> None:
+    """Fill in what a turn brought."""
+    place, call = slice(turn.start, turn.end), turn.call
+    fresh = view.turn[: turn.end]
+    fresh[fresh < 0] = number
+    view.turn[place] = number
+    view.sampled[place] = True
+    if call.logprobs is not None:
+        view.sampler[place] = call.logprobs
+    if call.policy_version is not None:
+        view.version[place] = call.policy_version
+    at = turn.start
+    for booked in episode.booked.get(call.call_id, ()):
+        view.outcome[at : min(at + booked.tokens, turn.end)] = OUTCOMES.index(booked.outcome)
+        at += booked.tokens
+    scores = episode.scores.get(call.call_id)
+    if scores is not None and len(scores.logprobs) == turn.end - turn.start:
+        view.trainer[place] = scores.logprobs
+        view.entropy[place] = scores.entropy
+        if turn.own:
+            view.advantage[place] = scores.advantages
 
 
-def _forks(episode: PromptBuilder, index: int, turns: Sequence[Turn]) -> tuple[Fork, ...]:
+def _forks(episode: EpisodeTokens, index: int, turns: Sequence[Turn]) -> tuple[Fork, ...]:
     """Where a timeline was opened, and where others left it, by place."""
     mine = {turn.call.call_id for turn in turns}
     size = turns[-1].end

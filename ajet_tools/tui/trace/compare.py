@@ -34,7 +34,7 @@ from ajet_tools.trace.compare.attempts import (
     columns_of,
     read_attempts,
 )
-from ajet_tools.trace.queries.tokens import mark_of
+from ajet_tools.trace.queries.records import mark_of
 from ajet_tools.tui.trace.screen import TraceScreen
 from ajet_tools.tui.widgets.long_text import LineView, fit_text
 
@@ -123,20 +123,24 @@ class CompareScreen(TraceScreen):
         shown = self.shown
         self.chosen = max(0, min(self.chosen, len(shown) - 1))
         divergences = [self._divergences[self.attempts.index(attempt)] for attempt in shown]
-        runs = len({attempt.run_id for attempt in self.attempts}) > 1
+        runs = len({attempt.episode.run_id for attempt in self.attempts}) > 1
         self.query_one(ColumnHeads).show(shown, divergences, fit_columns(self.size.width)[1], self.chosen, runs)
         self.query_one("#head", Static).update(Text(self._line(), no_wrap=True, overflow="ellipsis"))
 
     def _line(self) -> str:
         """The compared episodes, and which are visible."""
-        tasks = {attempt.task_id for attempt in self.attempts}
+        tasks = {attempt.episode.task.task_id for attempt in self.attempts}
         last = self.first + len(self.shown) - 2
         count = (
             f"{len(self.attempts)} episodes" if len(self.attempts) > 1 else "only 1 episode: nothing to compare it with"
         )
         beside = f"{self.first + 1}" if last == self.first else f"{self.first + 1} to {last + 1}"
         seen = f", 1 beside {beside}" if len(self.shown) < len(self.attempts) else ""
-        what = f"{len(tasks)} different tasks" if len(tasks) > 1 else one_line(self.attempts[0].question, 200)
+        what = (
+            f"{len(tasks)} different tasks"
+            if len(tasks) > 1
+            else one_line(self.attempts[0].episode.task.main_query, 200)
+        )
         return f"{count}{seen} · {what}"
 
     async def on_resize(self) -> None:
@@ -270,10 +274,11 @@ class ColumnHeads(Static):
 def _head(
     attempt: ComparedAttempt, divergence: Divergence | None, column: int, width: int, runs: bool
 ) -> list[tuple[str, str]]:
-    run = f"run {attempt.run_id[:8]} " if runs else ""
-    name = f"{attempt.episode_id[:12]}  {run}attempt {attempt.attempt}, step {attempt.step}"
-    reward = "no reward" if attempt.reward is None else f"reward {number(attempt.reward)}"
-    status = f"{attempt.status}, {reward}{f', {attempt.cause}' if attempt.cause else ''}"
+    run = f"run {attempt.episode.run_id[:8]} " if runs else ""
+    name = f"{attempt.episode_id[:12]}  {run}attempt {attempt.episode.attempt}, step {attempt.episode.step}"
+    episode = attempt.episode
+    reward = "no reward" if episode.reward is None else f"reward {number(episode.reward)}"
+    status = f"{attempt.status}, {reward}{f', {episode.cause}' if episode.cause else ''}"
     recomputed = " (recomputed)" if attempt.recomputed else ""
     advantage = "no advantage" if attempt.advantage is None else f"advantage {attempt.advantage:+.3g}{recomputed}"
     tokens = f"{attempt.sampled:,} tokens sampled, {attempt.trained:,} trained"

@@ -127,7 +127,7 @@ class CallTree(LineView, can_focus=True):
 
     def _line(self, row: TreeRow | None, overview: EpisodeOverview) -> Text:
         if row is None:
-            reward = "" if overview.reward is None else f"  reward {number(overview.reward)}"
+            reward = "" if overview.episode.reward is None else f"  reward {number(overview.episode.reward)}"
             return Text(f"episode  {overview.status}{reward}")
         indent = "  " * min(row.depth, _DEEPEST)
         branch = overview.tree.branches[row.branch]

@@ -21,7 +21,7 @@ from ajet_sdk.reporting.output import visible
 from ajet_sdk.trace.feedback import give
 from ajet_sdk.types import Feedback
 from ajet_tools.text.clean import one_line
-from ajet_tools.trace.queries.calls import FeedbackRow, feedback_of
+from ajet_tools.trace.queries.records import feedback_of
 from ajet_tools.tui.base import Dialog
 from ajet_tools.tui.trace.screen import TraceViewer
 
@@ -149,15 +149,15 @@ def _author() -> str:
         return ""
 
 
-def render_feedback(rows: Sequence[FeedbackRow]) -> Text:
+def render_feedback(rows: Sequence[Feedback]) -> Text:
     """Feedback as text: author, time, comment."""
     shown = Text()
     for row in rows:
-        head = [row["author"] or "nobody named", f"{row['at']:%Y-%m-%d %H:%M}"]
-        head += [f"score {row['score']:g}"] if row["score"] is not None else []
-        head += [f"on call {row['call_id'][:12]}"] if row["call_id"] else []
+        head = [row.author or "nobody named", f"{row.at:%Y-%m-%d %H:%M}"]
+        head += [f"score {row.score:g}"] if row.score is not None else []
+        head += [f"on call {row.call_id[:12]}"] if row.call_id else []
         shown.append(one_line("  ".join(head)) + "\n", style="bold")
-        for name in ("comment", "correction"):
-            if row[name]:
-                shown.append(f"  {'' if name == 'comment' else 'should be: '}{one_line(row[name], 400)}\n")
+        for before, text in (("", row.comment), ("should be: ", row.correction)):
+            if text:
+                shown.append(f"  {before}{one_line(text, 400)}\n")
     return shown if rows else Text("no feedback yet", style="dim")

@@ -19,11 +19,12 @@ from textual.widgets import Static
 from ajet_sdk.reporting.output import visible
 from ajet_tools.text.clean import kind_of, one_line
 from ajet_tools.trace.queries.episodes import attempts_of
-from ajet_tools.trace.queries.tokens import mark_of, recomputed_advantages
+from ajet_tools.trace.queries.records import mark_of
+from ajet_tools.trace.queries.tokens import recomputed_advantages
 from ajet_tools.trace.tokens.colors import SHADINGS, ColorScale
 from ajet_tools.trace.tokens.facts import facts_of, fork_words, found, lowest, next_place, next_ranked, why, widest_gaps
 from ajet_tools.trace.tokens.layout import labels
-from ajet_tools.trace.tokens.view import Opened, TokenView, open_tokens, timeline_view
+from ajet_tools.trace.tokens.view import EpisodeTokens, TokenView, open_tokens, timeline_view
 from ajet_tools.tui.trace.screen import TraceScreen
 from ajet_tools.tui.widgets.prompt import Prompt
 from ajet_tools.tui.widgets.token_text import TokenText, tone_styles
@@ -69,7 +70,8 @@ class TokensScreen(TraceScreen):
         self.timeline = timeline
         self.token = token
         self.title = f"tokens of {episode_id[:12]}"
-        self.opened: Opened | None = None
+        self.opened: EpisodeTokens | None = None
+        self._mark: tuple[int, ...] = ()
         self.view: TokenView | None = None
         self._matches: list[int] = []
         self._needle = ""
@@ -95,30 +97,30 @@ class TokensScreen(TraceScreen):
     # Reading
 
     async def read(self) -> None:
-        known = self.opened.tokens.facts.mark if self.opened else ()
-        if known and await self.app.ask(mark_of, self.episode_id) == known:
+        mark = await self.app.ask(mark_of, self.episode_id)
+        if mark == self._mark:
             return
         opened = await self.app.ask(open_tokens, self.episode_id, self.app.tokenizer, self.app.path)
         reloaded = self.opened is not None
         opener = self._opener()
-        self.opened = opened
-        if not len(opened.tokens):
+        self.opened, self._mark = opened, mark
+        if not len(opened):
             self.show_empty(_explain_empty(opened))
             return
-        if opener in opened.tokens.openers:  # timelines may have come before the one that is shown
-            self.timeline = opened.tokens.openers.index(opener)
+        if opener in opened.openers:  # timelines may have come before the one that is shown
+            self.timeline = opened.openers.index(opener)
         await self._show(keep=reloaded)
 
     def _opener(self) -> str:
         if self.opened is None or self.view is None:
             return ""
-        return self.opened.tokens.openers[self.view.index]
+        return self.opened.openers[self.view.index]
 
     async def _show(self, *, keep: bool = False) -> None:
         """Show the timeline from its start, or (`keep`) what is now known of the one that is shown."""
         assert self.opened is not None
-        self.timeline = max(0, min(self.timeline, len(self.opened.tokens) - 1))
-        self.view = await asyncio.to_thread(timeline_view, self.opened.tokens, self.timeline, self.opened.known)
+        self.timeline = max(0, min(self.timeline, len(self.opened) - 1))
+        self.view = await asyncio.to_thread(timeline_view, self.opened, self.timeline)
         self._ranked.clear()
         self.remove_class("empty")
         if keep:
@@ -233,12 +235,12 @@ class TokensScreen(TraceScreen):
         self._describe()
 
     async def action_timeline(self, step: int) -> None:
-        if self.opened is None or not len(self.opened.tokens):
+        if self.opened is None or not len(self.opened):
             return
-        if len(self.opened.tokens) == 1:
+        if len(self.opened) == 1:
             self.app.notify("the episode has only one timeline", timeout=2)
             return
-        self.timeline = (self.timeline + step) % len(self.opened.tokens)
+        self.timeline = (self.timeline + step) % len(self.opened)
         self.token, self._matches = 0, []
         await self._show()
 
@@ -273,21 +275,20 @@ class TokensScreen(TraceScreen):
             await self.app.action_back()
 
 
-def _head(opened: Opened, view: TokenView) -> str:
+def _head(opened: EpisodeTokens, view: TokenView) -> str:
     """One line on the timeline: whose, how long, how much of it is trained, and why there are ids instead of text."""
-    tokens = opened.tokens
-    episode = tokens.facts.episode
-    parts = [f"timeline {view.index + 1} of {len(tokens)}", f"agent {one_line(view.agent, 24)}"]
+    episode, without = opened.record.episode, opened.without_ids
+    parts = [f"timeline {view.index + 1} of {len(opened)}", f"agent {one_line(view.agent, 24)}"]
     parts += [f"{view.phase}" if view.phase != "rollout" else "", f"{len(view):,} tokens"]
     parts.append(f"{int(view.mask.sum()):,} masked in")
-    parts.append(f"step {episode.step} ({kind_of(episode)})" if tokens.facts.ended else "still running")
-    parts.append(f"{len(tokens.without_ids)} calls without ids" if tokens.without_ids else "")
+    parts.append(f"step {episode.step} ({kind_of(episode)})" if opened.record.ended else "still running")
+    parts.append(f"{without} calls without ids" if without else "")
     line = " · ".join(part for part in parts if part)
     return f"{line}\nids, not text: {one_line(opened.why_ids, 300)}" if opened.why_ids else line
 
 
-def _explain_empty(opened: Opened) -> str:
-    calls = opened.tokens.facts.episode.calls
+def _explain_empty(opened: EpisodeTokens) -> str:
+    calls = opened.record.episode.calls
     if not calls:
         return "The episode made no calls, so there are no tokens to show."
     return (

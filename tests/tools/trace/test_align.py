@@ -11,6 +11,7 @@ from rich.cells import cell_len
 
 from ajet_sdk.samples.prefixes import common_start
 from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.types import Episode
 from ajet_tools.trace.compare.attempts import ComparedAttempt, ComparedMessage, align, columns_of, read_attempts
 
 SAID = st.builds(
@@ -26,9 +27,8 @@ TALKS = st.lists(SAID, max_size=5).map(tuple)
 def attempt(messages: tuple[ComparedMessage, ...], ids: list[int] | None = None, name: str = "e") -> ComparedAttempt:
     timelines = () if ids is None else (np.array(ids, np.int32),)
     return ComparedAttempt(
-        episode_id=name, run_id="r", task_id="t", question="q", attempt=0, step=0, split="train", status="succeeded",
-        cause="", reward=None, advantage=None, recomputed=False, sampled=0, trained=0, messages=messages,
-        timelines=timelines, homes={} if ids is None else {"c": 0},
+        Episode(episode_id=name), status="succeeded", advantage=None, recomputed=False, sampled=0, trained=0,
+        messages=messages, timelines=timelines, homes={} if ids is None else {"c": 0},
     )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def test_attempts_as_the_trace_has_them(token_trace: Any) -> None:
     good, bad, running = read_attempts(open_trace(token_trace.file), ["good", "bad", "running"])
     assert [m.text for m in good.messages] == ["Café?", "Let me see.", "Well?", "Très bien."]
     assert [m.role for m in good.messages] == ["user", "assistant", "user", "assistant"]
-    assert good.reward == 1.0 and good.advantage == 0.5 and not good.recomputed and good.trained == good.sampled
+    assert good.episode.reward == 1.0 and good.advantage == 0.5 and not good.recomputed and good.trained == good.sampled
     assert bad.advantage is not None and bad.advantage < 0 and bad.recomputed and bad.trained < bad.sampled
     assert running.status == "running" and running.advantage is None
     parted = align(good, bad)

@@ -21,6 +21,7 @@ from ajet_tools.trace import queries
 from ajet_tools.trace.files.check import check
 from ajet_tools.trace.locate import open_located, open_named
 from ajet_tools.trace.queries.listing import open_listing
+from ajet_tools.trace.queries.records import records_of
 from ajet_tools.trace.queries.search import search
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.episodes import EpisodesScreen
@@ -59,9 +60,9 @@ def test_processes_that_live_are_read_as_one_run_and_followed(tmp_path: Path, no
         [1, 2],
         [1, 2, 3, 4, 5],
     ]
-    whole = queries.call_row(reader, "c-c1")
-    assert whole["prompt_ids"] == [1, 2, 3, 4, 5] and len(json.loads(whole["messages"])) == 3
-    assert whole["ledger"] == ["trained: 1"]
+    [record] = records_of(reader, ["c"], whole=True)
+    assert [(entry.outcome, entry.tokens) for entry in record.ledger if entry.call_id == "c-c1"] == [("trained", 1)]
+    assert len(record.episode.calls[1].request["messages"]) == 3
     assert queries.find(reader, "c-c1").kind == "call"
     assert {hit.episode_id for hit in search(reader, "question of B", "run1")} == {"b"}
 

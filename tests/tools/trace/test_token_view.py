@@ -18,10 +18,11 @@ from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import OUTCOMES, Call, Episode, Reward, Run
+from ajet_sdk.types import OUTCOMES, Call, Episode, LedgerEntry, Reward, Run, Trained
 from ajet_tools.trace.decoding import shown, spell, token_text, vocabulary
 from ajet_tools.trace.queries.episodes import attempts_of
-from ajet_tools.trace.queries.tokens import Booked, EpisodeFacts, Scores, episode_facts, recomputed_advantages
+from ajet_tools.trace.queries.records import Record
+from ajet_tools.trace.queries.tokens import recomputed_advantages
 from ajet_tools.trace.tokens.colors import SHADINGS, shade
 from ajet_tools.trace.tokens.facts import facts_of, fork_words, found, lowest, next_place, next_ranked, why, widest_gaps
 from ajet_tools.trace.tokens.layout import labels, lay_out
@@ -77,8 +78,7 @@ def test_masked_in_tokens_are_the_sampled_ones_once_and_values_stand_at_their_to
         calls.append(Call(call_id=f"c{i}", episode_id="e", prompt_ids=prompt, output_ids=output, **more))
         said.append([*prompt, *output])
     cut = {c.call_id: data.draw(st.integers(0, len(c.output_ids))) for c in calls if c.output_ids is not None}
-    facts = facts_with(calls, cut)
-    tokens = episode_tokens(facts)
+    tokens = episode_tokens(record_with(calls, cut), step_version=9)
     seen: list[int] = []
     for index in range(len(tokens)):
         view = timeline_view(tokens, index)
@@ -110,21 +110,31 @@ def test_masked_in_tokens_are_the_sampled_ones_once_and_values_stand_at_their_to
     assert sorted(seen) == sorted(int(o) for c in calls if c.trainable for o in c.output_ids)  # type: ignore[union-attr]
 
 
-def facts_with(calls: list[Call], cut: dict[str, int]) -> EpisodeFacts:
-    ledger = {c.call_id: [Booked("trained", cut[c.call_id]), Booked("truncated", 99)] for c in calls}
-    scores = {
-        c.call_id: Scores(c.output_ids.astype(np.float32), -c.output_ids.astype(np.float32) - 1, c.logprobs)
-        for c in calls
-        if c.output_ids is not None and c.logprobs is not None
-    }
-    return EpisodeFacts(Episode(episode_id="e", calls=tuple(calls)), True, ledger, scores, step_version=9)
+def record_with(calls: list[Call], cut: dict[str, int]) -> Record:
+    of: dict[str, Any] = {"run_id": "", "step": 0, "episode_id": "e"}
+    parts = (("trained", lambda c: cut[c.call_id]), ("truncated", lambda c: 99))
+    return Record(
+        Episode(episode_id="e", calls=tuple(calls)),
+        ledger=tuple(LedgerEntry(call_id=c.call_id, outcome=o, tokens=n(c), **of) for c in calls for o, n in parts),
+        trained=tuple(
+            Trained(
+                call_id=c.call_id,
+                advantages=c.output_ids.astype(np.float32),
+                logprobs=-c.output_ids.astype(np.float32) - 1,
+                entropy=c.logprobs,
+                **of,
+            )
+            for c in calls
+            if c.output_ids is not None and c.logprobs is not None
+        ),
+    )
 
 
 def view_of(trace: Any, name: str, index: int = 0) -> TokenView:
     reader = open_trace(trace.file)
     opened = open_tokens(reader, name)
     assert not opened.why_ids
-    return timeline_view(opened.tokens, index, opened.known)
+    return timeline_view(opened, index)
 
 
 def test_a_trained_timeline_as_it_was_recorded(token_trace: Any) -> None:
@@ -204,12 +214,12 @@ def test_advantages_that_were_not_recorded_are_recomputed_and_say_so(token_trace
 def test_a_running_episode_one_without_ids_and_one_without_calls(token_trace: Any) -> None:
     reader = open_trace(token_trace.file)
     running = open_tokens(reader, "running")
-    view = timeline_view(running.tokens, 0, running.known)
-    assert not running.tokens.facts.ended and why(view, len(view) - 1).startswith("not booked yet")
-    assert len(open_tokens(reader, "blind").tokens) == 0 and len(open_tokens(reader, "blind").tokens.without_ids) == 1
-    assert len(open_tokens(reader, "mute").tokens) == 0
+    view = timeline_view(running, 0)
+    assert not running.record.ended and why(view, len(view) - 1).startswith("not booked yet")
+    assert len(open_tokens(reader, "blind")) == 0 and open_tokens(reader, "blind").without_ids == 1
+    assert len(open_tokens(reader, "mute")) == 0
     with pytest.raises(QueryError, match="no episode nothing"):
-        episode_facts(reader, "nothing")
+        open_tokens(reader, "nothing")
 
 
 def test_jumps(token_trace: Any) -> None:
@@ -224,7 +234,7 @@ def test_jumps(token_trace: Any) -> None:
     assert next_place([3, 9], 3) == 9 and next_place([3, 9], 9) == 3 and next_place([3, 9], 3, back=True) == 9
     assert view.spelled is not None and view.spelled.of(found(view, "WELL")[0]) == "W"
     assert found(view, "") == [] and found(view, "nowhere") == []
-    ids = timeline_view(open_tokens(open_trace(token_trace.file), "good").tokens, 0)
+    ids = timeline_view(replace(open_tokens(open_trace(token_trace.file), "good"), known=None), 0)
     assert found(ids, "257") == np.flatnonzero(ids.ids == 257).tolist() and labels(ids)[0] == "256 "
 
 
@@ -304,7 +314,7 @@ def test_where_a_tokenizer_is_looked_for_and_what_is_said_where_there_is_none(tm
         vocabulary(reader, "r", broken)
     opened = open_tokens(reader, "e", trace=experiment)
     assert opened.known is None and "models/tiny" in opened.why_ids
-    assert labels(timeline_view(opened.tokens, 0)) == ["1 ", "2 "]
+    assert labels(timeline_view(opened, 0)) == ["1 ", "2 "]
     above = tokenizer_file(tmp_path / "models" / "tiny", "byte level")
     assert vocabulary(reader, "r", trace=experiment).source == str(above.resolve() / "tokenizer.json")
     beside = tokenizer_file(experiment / "checkpoint" / "r" / "model", "byte level")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -13,8 +12,8 @@ from textual.widgets import Input, Static, TextArea
 
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, Episode, Run
-from ajet_tools.trace.queries.calls import feedback_of
+from ajet_sdk.types import Call, Episode, Feedback, Run
+from ajet_tools.trace.queries.records import feedback_of
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.feedback import FeedbackScreen
 from tests.waiting import settled
@@ -44,7 +43,7 @@ async def asked(
             yield pilot, app.screen
 
 
-def given(trace: Path) -> list[dict[str, Any]]:
+def given(trace: Path) -> list[Feedback]:
     with open_trace(trace) as reader:
         return feedback_of(reader, "e1")[::-1]
 
@@ -61,10 +60,10 @@ async def test_thumb_comment_and_correction_are_kept_and_shown_again(trace: Path
         await settled(pilot)
         assert pilot.app.screen is not screen
     [row] = given(trace)
-    assert (row["author"], row["score"], row["comment"], row["correction"]) == ("ada", 0.0, "[b]bad", "42")
+    assert (row.author, row.score, row.comment, row.correction) == ("ada", 0.0, "[b]bad", "42")
     async with asked(trace) as (_, screen):
         said = str(screen.query_one("#given Static").render())
-        assert "ada" in said and f"{row['at']:%Y-%m-%d %H:%M}" in said and "[b]bad" in said and "should be: 42" in said
+        assert "ada" in said and f"{row.at:%Y-%m-%d %H:%M}" in said and "[b]bad" in said and "should be: 42" in said
 
 
 @pytest.mark.slow
@@ -74,7 +73,7 @@ async def test_a_score_of_ones_own_on_a_call(trace: Path) -> None:
         await pilot.press(*"0.5", "enter")
         await settled(pilot)
     [row] = given(trace)
-    assert row["score"] == 0.5 and row["call_id"] == "c1" and row["comment"] is None
+    assert row.score == 0.5 and row.call_id == "c1" and row.comment is None
 
 
 @pytest.mark.slow
