@@ -7,8 +7,8 @@ Text that can be read on its background, whatever style a theme, a table or a ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
 from typing import Any, ClassVar, TypeVar
 
 from rich.segment import Segment
@@ -57,7 +57,7 @@ class ViewerApp(App[None]):
         yield SystemCommand("Light or dark", "Change between the light and the dark theme", self.action_toggle_dark)
         yield SystemCommand("Theme", "Choose among all themes", self.action_change_theme)
         yield SystemCommand("Save a picture", "This screen as an SVG file", self.deliver_screenshot)
-        yield SystemCommand("Quit", "Leave the view", self._run_later("quit", self))
+        yield SystemCommand("Quit", "Leave the view", partial(self.call_later, self.run_action, "quit", self))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         palette_commands = list(self.palette_commands())
@@ -72,17 +72,12 @@ class ViewerApp(App[None]):
         known = {command.title for command in palette_commands}
         for (does, action), (node, of) in keys.items():
             if does not in known:
-                yield SystemCommand(does, f"key {' '.join(of)}", self._run_later(action, node))
-
-    def _run_later(self, action: str, node: object) -> Callable[[], None]:
-        def act() -> None:
-            self.call_later(self.run_action, action, node)
-
-        return act
+                act = partial(self.call_later, self.run_action, action, node)
+                yield SystemCommand(does, f"key {' '.join(of)}", act)
 
     def action_keys(self) -> None:
         if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen.of(self.screen))
+            self.push_screen(HelpScreen(self.screen))
 
     def action_toggle_dark(self) -> None:
         self.theme = DARK if self.current_theme.dark is False else LIGHT
@@ -138,8 +133,6 @@ class Dialog(ModalScreen[Result]):
 
 _OWN, _EVERYWHERE = "this screen", "everywhere"
 
-Keys = list[tuple[str, list[tuple[str, str]]]]
-
 
 class HelpScreen(Dialog[None]):
     """Every key that works on the screen behind, those of the focused part first."""
@@ -151,13 +144,9 @@ class HelpScreen(Dialog[None]):
         Binding("escape,question_mark,q,f1,enter", "dismiss", "Close", show=False),
     ]
 
-    def __init__(self, keys: Keys) -> None:
-        super().__init__()
-        self.keys = keys
-
-    @classmethod
-    def of(cls, screen: Screen[Any]) -> HelpScreen:
+    def __init__(self, screen: Screen[Any]) -> None:
         """The help for a screen: what is bound there now."""
+        super().__init__()
         groups: dict[str, dict[tuple[str, str], list[str]]] = {}
         for active in screen.active_bindings.values():
             binding = active.binding
@@ -169,7 +158,7 @@ class HelpScreen(Dialog[None]):
             if shown not in keys:
                 keys.append(shown)
         order = sorted(groups, key=lambda of: (of != _OWN, of != _EVERYWHERE))
-        return cls([(of, [(" ".join(keys), what) for (what, _), keys in groups[of].items()]) for of in order])
+        self.keys = [(of, [(" ".join(keys), what) for (what, _), keys in groups[of].items()]) for of in order]
 
     def compose(self) -> ComposeResult:
         with VerticalScroll() as box:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -171,11 +172,7 @@ def _summary(run: TraceRun, sources: Sources, out: str, apart: Path | None) -> d
 
 
 def _by_reason(run: TraceRun) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for row in run.rejected:
-        reason = "rejected by the rubric" if "verdict" in row else str(row["reason"])
-        counts[reason] = counts.get(reason, 0) + 1
-    return counts
+    return Counter("rejected by the rubric" if "verdict" in row else str(row["reason"]) for row in run.rejected)
 
 
 def _lines(

@@ -91,8 +91,12 @@ class CompareScreen(TraceScreen):
     @property
     def shown(self) -> list[ComparedAttempt]:
         """The attempts in sight, the reference first."""
-        count = fit_columns(self.size.width)[0] - 1
-        return [*self.attempts[:1], *self.attempts[self.first : self.first + count]]
+        return [*self.attempts[:1], *self.attempts[self.first : self.first + self._beside]]
+
+    @property
+    def _beside(self) -> int:
+        """How many columns fit beside the reference."""
+        return fit_columns(self.size.width)[0] - 1
 
     async def read(self) -> None:
         if not self.episode_ids:
@@ -173,15 +177,13 @@ class CompareScreen(TraceScreen):
 
     def action_page(self, step: int) -> None:
         """Other attempts beside the reference."""
-        count = max(1, fit_columns(self.size.width)[0] - 1)
-        if len(self.attempts) <= count + 1:
+        if len(self.attempts) <= self._beside + 1:
             self.app.notify("all are in sight", timeout=2)
-            return
-        self._page_to(self.first + step * count)
+        else:
+            self._page_to(self.first + step * self._beside)
 
     def _page_to(self, first: int) -> None:
-        count = max(1, fit_columns(self.size.width)[0] - 1)
-        self.first = max(1, min(first, len(self.attempts) - count))
+        self.first = max(1, min(first, len(self.attempts) - self._beside))
         self.side.show(self.shown, fit_columns(self.size.width)[1])
         self._describe()
 

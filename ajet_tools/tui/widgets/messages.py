@@ -176,6 +176,13 @@ class Messages(LineView, can_focus=True):
             self._sum_heights()
         return changed
 
+    def _measure_lines(self, n: int, step: int, lines: int) -> None:
+        """Measure blocks from one on, downwards or upwards, until they fill so many lines."""
+        while 0 <= n < len(self.blocks) and lines > 0:
+            self._measure(n)
+            lines -= self._heights[n]
+            n += step
+
     def _place(self) -> tuple[int, int]:
         """The block at the upper edge, and which of its lines."""
         return self._at(self.scroll_offset.y)
@@ -192,16 +199,8 @@ class Messages(LineView, can_focus=True):
             return
         self._measure(block)
         offset = max(0, min(offset, self._heights[block] - 1))
-        n, seen = block, -offset
-        while n < len(self.blocks) and seen < 2 * self._page:
-            self._measure(n)
-            seen += self._heights[n]
-            n += 1
-        n, seen = block - 1, 0
-        while n >= 0 and seen < self._page:
-            self._measure(n)
-            seen += self._heights[n]
-            n -= 1
+        self._measure_lines(block, 1, 2 * self._page + offset)
+        self._measure_lines(block - 1, -1, self._page)
         self._scrolling = True
         try:
             self.virtual_size = Size(self.size.width, self._starts[-1])
@@ -235,11 +234,7 @@ class Messages(LineView, can_focus=True):
 
     def action_last(self) -> None:
         """To the very end, the last lines at the lower edge."""
-        n, seen = len(self.blocks) - 1, 0
-        while n >= 0 and seen < self._page:
-            self._measure(n)
-            seen += self._heights[n]
-            n -= 1
+        self._measure_lines(len(self.blocks) - 1, -1, self._page)
         self._go(*self._at(max(0, self._starts[-1] - self._page)))
         self.cursor = max(0, len(self.blocks) - 1)
         if self.blocks:
