@@ -80,12 +80,10 @@ class _Response:
     content: bytes
 
 
-class _NoResponse(Exception):
+def _no_response(url: str, reason: str, refused: bool = False) -> EngineUnavailable:
     """A connection or a response that did not come to be; `refused`: there was no connection at all."""
-
-    def __init__(self, reason: str, refused: bool) -> None:
-        super().__init__(reason)
-        self.refused = refused
+    message = f"{url} could not be reached ({reason}); check the base URL and that the server runs"
+    return EngineUnavailable(message, refused=refused)
 
 
 class _Direct:
@@ -124,15 +122,15 @@ class _Direct:
                 received = await response.read()
                 return _Response(str(response.url), response.status, response.reason or "", response.headers, received)
         except aiohttp.ConnectionTimeoutError as error:
-            raise _NoResponse(f"ConnectTimeout: no connection within {_CONNECT_SECONDS:g} s", False) from error
+            raise _no_response(url, f"ConnectTimeout: no connection within {_CONNECT_SECONDS:g} s") from error
         except asyncio.TimeoutError as error:
-            raise _NoResponse(f"ReadTimeout: no answer within {self._timeout:g} s", False) from error
+            raise _no_response(url, f"ReadTimeout: no answer within {self._timeout:g} s") from error
         except aiohttp.ClientError as error:
             if not isinstance(error, aiohttp.ClientConnectorError):
-                raise _NoResponse(f"{type(error).__name__}: {error}", False) from error
+                raise _no_response(url, f"{type(error).__name__}: {error}") from error
             number = error.errno or 0
             reason = os.strerror(number) if number in errno.errorcode else error.strerror  # not a failed look-up's
-            raise _NoResponse(str(reason), True) from error
+            raise _no_response(url, str(reason), True) from error
 
     async def aclose(self) -> None:
         if self._opened is not None:
@@ -170,7 +168,8 @@ class _Httpx:
         try:
             response = await self._client.request(method, url, content=content)
         except httpx.TransportError as error:
-            raise _NoResponse(f"{type(error).__name__}: {error}", isinstance(error, httpx.ConnectError)) from error
+            refused = isinstance(error, httpx.ConnectError)
+            raise _no_response(url, f"{type(error).__name__}: {error}", refused) from error
         at = str(response.url)
         return _Response(at, response.status_code, response.reason_phrase, response.headers, response.content)
 
@@ -246,13 +245,7 @@ class Endpoint:
     async def _request(self, method: str, route: str, content: bytes | None, model: str) -> dict[str, Any]:
         url, loop = below(self._address, route), asyncio.get_running_loop()
         client = self._clients.get(loop) or self._clients.setdefault(loop, self._open())
-        try:
-            response = await client.send(method, url, content)
-        except _NoResponse as failure:
-            raise EngineUnavailable(
-                f"{url} could not be reached ({failure}); check the base URL and that the server runs",
-                refused=failure.refused,
-            ) from failure.__cause__
+        response = await client.send(method, url, content)
         if response.status < 400:
             try:
                 parsed = json_value(response.content)

@@ -77,8 +77,7 @@ class Pace:
         while True:
             if self._not_before or self._interval:
                 await self._wait_turn()
-            if self._halted is not None:
-                raise self._halted
+            self.check_halted()
             self._sent[request] = time.monotonic()
             try:
                 answer = await attempt()
