@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ajet_sdk.dialects.anthropic_requests import MESSAGE_FIELDS, read
 from ajet_sdk.dialects.finish import Finish
-from ajet_sdk.dialects.json import Stored, arguments_of, json_bytes, json_text
+from ajet_sdk.dialects.json import Stored, arguments_of, event_bytes, json_text
 from ajet_sdk.dialects.openai_chat import ChatDialect, pieces
 from ajet_sdk.types import Json
 
@@ -76,16 +76,16 @@ class Messages(ChatDialect):
         """The message as server-sent events, block by block."""
         usage = {**response["usage"], "output_tokens": 0}
         start = {**response, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        events = [_event({"type": "message_start", "message": start}), self.waiting]
+        events = [event_bytes({"type": "message_start", "message": start}), self.waiting]
         for index, block in enumerate(response["content"]):
             opened, deltas = _opened(block)
-            events.append(_event({"type": "content_block_start", "index": index, "content_block": opened}))
+            events.append(event_bytes({"type": "content_block_start", "index": index, "content_block": opened}))
             for delta in deltas:
-                events.append(_event({"type": "content_block_delta", "index": index, "delta": delta}))
-            events.append(_event({"type": "content_block_stop", "index": index}))
+                events.append(event_bytes({"type": "content_block_delta", "index": index, "delta": delta}))
+            events.append(event_bytes({"type": "content_block_stop", "index": index}))
         end = {name: response[name] for name in ("stop_reason", "stop_sequence")}
-        events.append(_event({"type": "message_delta", "delta": end, "usage": response["usage"]}))
-        events.append(_event({"type": "message_stop"}))
+        events.append(event_bytes({"type": "message_delta", "delta": end, "usage": response["usage"]}))
+        events.append(event_bytes({"type": "message_stop"}))
         return events
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> Json:
@@ -96,7 +96,7 @@ class Messages(ChatDialect):
         return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
     def error_event(self, error: Json) -> bytes:
-        return _event(error)
+        return event_bytes(error)
 
     def count(self, tokens: int) -> Json:
         return {"input_tokens": tokens}
@@ -145,7 +145,3 @@ def _opened(block: Json) -> tuple[Json, list[Json]]:
         return {**block, "thinking": "", "signature": ""}, [*deltas, signed]
     spelt = json_text(block["input"])
     return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(spelt)]
-
-
-def _event(value: Json) -> bytes:
-    return b"event: " + str(value["type"]).encode() + b"\ndata: " + json_bytes(value) + b"\n\n"

@@ -23,6 +23,11 @@ def json_bytes(value: object) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
+def event_bytes(event: JsonView) -> bytes:
+    """A server-sent event that has the name of its type."""
+    return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"
+
+
 def json_value(data: bytes | str) -> Any:
     """Parse JSON. Raises ValueError, RecursionError."""
     try:

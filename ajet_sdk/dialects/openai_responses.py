@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ajet_sdk.dialects.fields import COMPLETIONS, Field, fields, refuse
-from ajet_sdk.dialects.json import Stored, json_bytes
+from ajet_sdk.dialects.json import Stored, event_bytes
 from ajet_sdk.dialects.openai_chat import ChatDialect, pieces
 from ajet_sdk.dialects.response_items import ItemReader, items_of, qualified
 from ajet_sdk.errors import RequestRefused
@@ -127,7 +127,10 @@ class Responses(ChatDialect):
         return response_events(response)
 
     def error_event(self, error: Json) -> bytes:
-        return error_event(error)
+        """An error in the middle of a stream: the fields of the event, and the object that OpenAI's clients raise."""
+        inner = error["error"]
+        details = {name: inner.get(name) for name in ("code", "message", "param")}
+        return event_bytes({"type": "error", **details, "error": inner, "sequence_number": 0})
 
 
 RESPONSES = Responses()
@@ -284,18 +287,7 @@ def response_events(response: Json) -> list[bytes]:
         events.append({"type": "response.output_item.done", **at, "item": item})
     events.append({"type": f"response.{response['status']}", "response": response})
     numbers = itertools.count()
-    return [_bytes({**event, "sequence_number": next(numbers)}) for event in events]
-
-
-def error_event(error: Json) -> bytes:
-    """An error in the middle of a stream: the fields of the event, and the object that OpenAI's clients raise."""
-    inner = error["error"]
-    details = {name: inner.get(name) for name in ("code", "message", "param")}
-    return _bytes({"type": "error", **details, "error": inner, "sequence_number": 0})
-
-
-def _bytes(event: Event) -> bytes:
-    return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"
+    return [event_bytes({**event, "sequence_number": next(numbers)}) for event in events]
 
 
 def _deltas(kind: str, text: str, done: str, **common: object) -> Iterator[Event]:

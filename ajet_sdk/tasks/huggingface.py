@@ -68,7 +68,8 @@ def path_rows(path: Path, name: str) -> Iterator[Row]:
 def _local_rows(path: Path, split: str) -> Iterator[Row]:
     files = [path] if path.is_file() else _files(path, split)
     columns = partitions(path if path.is_dir() else path.parent, files)
-    return (_with_columns(row, columns[file]) for file in files for row in _file_rows(file))
+    rows = ((file, json_rows(file) if file.suffix in (".json", ".jsonl") else _table_rows(file)) for file in files)
+    return (_with_columns(row, columns[file]) for file, of_file in rows for row in of_file)
 
 
 def _files(folder: Path, split: str) -> list[Path]:
@@ -81,12 +82,6 @@ def _files(folder: Path, split: str) -> list[Path]:
 
 def _with_columns(row: Row, columns: dict[str, object]) -> Row:
     return replace(row, values={**columns, **row.values}) if columns and isinstance(row.values, dict) else row
-
-
-def _file_rows(file: Path) -> Iterator[Row]:
-    if file.suffix in (".json", ".jsonl"):
-        return json_rows(file)
-    return _table_rows(file)
 
 
 def _table_rows(file: Path) -> Iterator[Row]:
