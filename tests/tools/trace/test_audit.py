@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from ajet_sdk.run import train
 from ajet_sdk.trace.schema import COLUMNS
-from ajet_tools.cli.trace.files import app
+from ajet_tools.cli.app import app
 from ajet_tools.trace.files.audit import audit
 from tests.tiny_models import save_tiny
 from tests.tools.trace.audited_runs import discuss, job, trained
@@ -237,7 +237,7 @@ def test_an_edit_of_a_metric_is_found(path: Path) -> None:
 
 def test_the_command_names_the_row_and_exits_with_1(path: Path) -> None:
     run = CliRunner()
-    passed = run.invoke(app, ["check", "--deep", str(path)])
+    passed = run.invoke(app, ["trace", "check", "--deep", str(path)])
     assert passed.exit_code == 0 and "recomputed, nothing differs" in passed.output
     with duckdb.connect(str(path)) as connection:
         connection.execute("UPDATE trained SET advantages = list_transform(advantages, lambda a: -a)")
@@ -245,12 +245,12 @@ def test_the_command_names_the_row_and_exits_with_1(path: Path) -> None:
             "SELECT arg_min(call_id, (c.step, c.episode_id, c.index)) FROM trained JOIN ("
             "SELECT call_id, e.step, episode_id, index FROM calls JOIN episodes e USING (episode_id)) c USING (call_id)"
         ).fetchall()
-    shallow = run.invoke(app, ["check", str(path)])
+    shallow = run.invoke(app, ["trace", "check", str(path)])
     assert shallow.exit_code == 1 and shallow.output.startswith("edited: edited after it was written (")
-    failed = run.invoke(app, ["check", "--deep", str(path)])
+    failed = run.invoke(app, ["trace", "check", "--deep", str(path)])
     assert failed.exit_code == 1
     assert first in failed.output and "expected" in failed.output and "stored" in failed.output
-    told = json.loads(run.invoke(app, ["check", "--deep", "--json", str(path)]).output)
+    told = json.loads(run.invoke(app, ["trace", "check", "--deep", "--json", str(path)]).output)
     differs = {entry["check"]: entry["row"] for entry in told["audits"][0]["differs"]}
     assert not told["sound"] and differs == {"advantages": first, "metrics": "train/loss in step 1"}
 

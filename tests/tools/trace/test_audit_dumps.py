@@ -137,7 +137,7 @@ def test_of_refused_rows_it_is_not_said_that_nothing_differs(tmp_path: Path) -> 
     rows[0]["completion_mask"] = [0]
     file = tmp_path / "dump.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    told = CliRunner().invoke(app, ["audit", str(file)])
+    told = CliRunner().invoke(app, ["trace", "audit", str(file)])
     assert told.exit_code == 1
     assert "completion_mask for 1 of 6 tokens" in told.output and "the other rows: recomputed" in told.output
 
