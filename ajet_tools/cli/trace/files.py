@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import datetime, timezone
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -247,9 +246,13 @@ def _print_audit(where: str, audited: Audit) -> None:
         echo(f"{entry.check} of run {entry.run[:12]}: {one_line(entry.row)}{more}")
         echo(f"  expected {one_line(entry.expected)}")
         echo(f"  stored   {one_line(entry.stored)}")
-    for key, runs in groupby(audited.unchecked, lambda entry: (entry.check, entry.reason)):
-        named = ", ".join(entry.run[:12] for entry in runs if entry.run)
-        echo(f"not checked{', run ' * bool(named)}{named}: {key[0]}: {one_line(key[1])}")
+    unchecked: dict[tuple[str, str], list[str]] = {}
+    for why in audited.unchecked:
+        unchecked.setdefault((why.check, why.reason), []).append(why.run[:12])
+    for (check, reason), runs in unchecked.items():
+        more = f" and {len(runs) - 3:,} more" if len(runs) > 3 else ""
+        named = f", run {', '.join(runs[:3])}{more}" if any(runs) else ""
+        echo(f"not checked{named}: {check}: {one_line(reason)}")
 
 
 def _traces(path: Path | None) -> dict[Path, list[Path]]:

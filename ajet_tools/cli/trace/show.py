@@ -118,7 +118,8 @@ def _print_ls(
         out.print(str(where), style="dim", soft_wrap=True)
         rows = [_row("run", run_ids[str(r["run_id"])], r, shown) for r in runs[:_RUNS]]
         out.print(render.table(rows, out.width))
-        out.print("; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True)
+        if means:
+            out.print("; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True)
         if seeds:
             rows = [
                 {"runs": of.name, "seeds": len(of.runs), of.of or "reward": of.mean, "low": of.low, "high": of.high}

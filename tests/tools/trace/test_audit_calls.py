@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, Episode, Run
+from ajet_sdk.types import Call, Episode, Run, now
+from ajet_tools.cli.app import app
 from ajet_tools.trace.files.audit import Audit, audit
 
 pytestmark = pytest.mark.slow
@@ -68,6 +70,19 @@ def test_a_reply_whose_content_and_calls_were_removed_does_not_pass(
     tmp_path: Path, spelt: str, stored: list[str]
 ) -> None:
     assert texts(audited(tmp_path, spelt)) == stored
+
+
+def test_a_service_of_many_files_is_told_in_few_lines(tmp_path: Path) -> None:
+    path, run = tmp_path / "trace.duckdb", CliRunner()
+    times: dict[str, Any] = {"started_at": now(), "ended_at": now()}
+    with TraceWriter(path) as writer:
+        for i in range(5):
+            call = Call(call_id=f"c{i}", episode_id=f"e{i}", **times)
+            episode = Episode(episode_id=f"e{i}", run_id=f"r{i}", **times)
+            writer.put(Run(run_id=f"r{i}", backbone="trace", status="finished", **times), episode, call)
+    told = run.invoke(app, ["trace", "check", "--deep", str(path)]).output
+    assert told.count("not checked") == told.count("run r0, r1, r2 and 2 more") == 3, told
+    assert "\n\n\n" not in run.invoke(app, ["trace", "ls", str(path)]).output
 
 
 def test_a_spelling_that_cannot_be_read_is_not_checked(tmp_path: Path) -> None:
