@@ -97,7 +97,7 @@ def _unescaped(text: str) -> str:
         units = re.sub(r"\\+", slashes, escapes[0]).encode().decode("unicode_escape")
         return units.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
-    return _ESCAPES.sub(spelled, text)
+    return _ESCAPES.sub(spelled, text) if "\\u" in text else text
 
 
 def _without(text: str, patterns: Sequence[re.Pattern[str]]) -> str:
