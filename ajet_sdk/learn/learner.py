@@ -45,7 +45,7 @@ class Learner:
     tokenizer: HFTokenizer
 
     def estimate(self, config: Config, *, steps: int, val_episodes: int) -> str:
-        """Estimated time of the rest of the run, as text."""
+        """What the run takes, as text: episodes and memory."""
         sampled = isinstance(self.sampler, LocalSampler)
         return str(estimate(config, self.trainer, steps=steps, val_episodes=val_episodes, sampled=sampled))
 
