@@ -23,17 +23,10 @@ class Costs:
 
     def sampled(self, prompt: int, replies: Sequence[int], cached: int = 0) -> None:
         """A request over a prompt of that many tokens, `cached` of them from the prefix cache."""
-        self._add(prefilled=max(0, prompt - cached), cached=cached, sampled=sum(replies))
+        self.add(prefilled=max(0, prompt - cached), cached=cached, sampled=sum(replies))
 
-    def scored(self, tokens: int) -> None:
-        """A forward pass, which costs as a prefill does."""
-        self._add(prefilled=tokens)
-
-    def trained(self, tokens: int) -> None:
-        """A forward and backward pass."""
-        self._add(trained=tokens)
-
-    def _add(self, **tokens: int) -> None:
+    def add(self, **tokens: int) -> None:
+        """Count tokens by kind: a forward pass costs as a prefill does, one with a backward pass is `trained`."""
         with self._lock:
             for name, count in tokens.items():
                 self.tokens[name] += count

@@ -153,7 +153,7 @@ class TinkerTrainer:
 
     def _forward(self, share: _Share) -> list[Floats]:
         data = [share.datum(i, np.ones(len(at), np.float32)) for i, at in enumerate(share.at)]
-        self.costs.scored(sum(share.targets))
+        self.costs.add(prefilled=sum(share.targets))
         return _trained(share, wait(self.service.forward(data), self.seconds, f"forward of update {self.updates + 1}"))
 
     def _update(self, share: _Share, old: list[Floats] | None, tally: Tally, *, first: bool) -> torch.Tensor:
@@ -175,7 +175,7 @@ class TinkerTrainer:
                 weights, imitates = share.weights[i] * factors[i], loss == "cross_entropy"
                 values_i = weights if imitates else weights * sample.advantages[at]
                 data.append(share.datum(i, values_i, None if imitates else sample.timeline.logprobs[at]))
-        self.costs.trained(sum(share.targets))
+        self.costs.add(trained=sum(share.targets))
         learnt = self.service.forward_backward(data, loss, bounds)
         settings = self.settings
         adam = Adam(settings.lr_after(self.updates), settings.betas, settings.weight_decay, settings.grad_clip)
@@ -217,7 +217,7 @@ class TinkerTrainer:
         return np.split(new_N.grad.numpy(), ends)
 
     def _reference(self, share: _Share) -> torch.Tensor:
-        self.costs.scored(sum(share.targets))
+        self.costs.add(prefilled=sum(share.targets))
         ids = [s.timeline.token_ids[: size + 1] for s, size in zip(share.samples, share.targets, strict=True)]
         futures = [self._base.logprobs(ids_T.tolist()) for ids_T in ids]
         scored = [wait(each, self.seconds, "log-probabilities of the reference") for each in futures]
