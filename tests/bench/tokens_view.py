@@ -148,7 +148,7 @@ async def measure(directory: Path) -> dict[str, tuple[float, float]]:
         words = app.screen.query_one(TokenText)
         assert words.view is not None and abs(len(words.view) - TOKENS) < TURNS
         for name, action in (("line", "by_line(3)"), ("page", "by_page(1)")):
-            words.move(0)
+            words.action_move(0)
             await app.frame()
             began = clocks()
             for _ in range(FRAMES):
