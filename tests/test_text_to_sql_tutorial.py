@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import random
-import re
 import sqlite3
 import subprocess
 import sys
@@ -28,7 +26,6 @@ from ajet_tools.dataset.similarity.held_out import near_copies
 HERE = Path(__file__).parents[1] / "tutorial" / "example_text_to_sql"
 MODULES = (
     "families",
-    "other_values",
     "questions",
     "shop",
     "spider",
@@ -109,19 +106,6 @@ def test_questions_are_held_out_and_so_are_families(tutorial: Import) -> None:
     for name in HELD_OUT:
         assert near_copies(learnt, tasks[name]) == []
         assert not {row["answer"] for row in sets[name]} & {row["answer"] for row in sets["train"] + sets["new"]}
-
-
-def test_other_values_are_copied_into_the_query_and_are_none_of_the_shops(tutorial: Import) -> None:
-    module, shop, database = tutorial("other_values"), tutorial("shop"), tutorial("shop").databases()[0]
-    assert not {*shop.CITIES} & {*module.PLACES} and not {*shop.CATEGORIES} & {f"{name}s" for name in module.THINGS}
-    for row in rows_of("train")[::10]:
-        question, query = str(row["question"]), str(row["answer"])
-        asked, replied = module.with_other_values(question, query, random.Random(question))
-        assert module.VALUE.sub("", query) == module.VALUE.sub("", replied)  # the same query of another value
-        values = {value for _, _, value in module.VALUE.findall(replied)}
-        assert all(value in asked for value in values) and not {*shop.CITIES, *shop.CATEGORIES} & values
-        assert (asked == question) == (replied == query) == (not re.search("city =|category =|products.name =", query))
-        database.query(replied)  # it runs, and gives no rows
 
 
 @pytest.mark.slow
