@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.learn.trainer import Trainer
 
-_GAPS = 1.35
-"""Memory that an allocator takes for a step's blocks, over their sizes: glibc's 1.3 to 1.5, in runs of a 135M model."""
+_GAPS = 1.15
+"""Memory that an allocator takes for a step's blocks, over their sizes: glibc's, in runs of a 135M model."""
 
 
 @dataclass(frozen=True, slots=True)

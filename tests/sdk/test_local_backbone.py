@@ -19,7 +19,7 @@ from ajet_sdk.backbones.shared.training import _complete
 from ajet_sdk.backbones.shared.validation import validations_left
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
-from ajet_sdk.learn.trainer import TrainerSettings
+from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Task
@@ -333,3 +333,18 @@ def test_a_step_is_whole_when_it_is_stopped() -> None:
 
     asyncio.run(stopped())
     assert events == ["updated", "booked"]
+
+
+@pytest.mark.slow
+def test_every_step_is_trained_in_one_thread(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """glibc keeps a heap for each thread: two that take turns hold a step's activations twice."""
+    threads: list[int] = []
+    step = Trainer.step
+
+    def counted(*arguments: Any) -> dict[str, float]:
+        threads.append(threading.get_ident())
+        return step(*arguments)
+
+    monkeypatch.setattr(Trainer, "step", counted)
+    train(job(tmp_path, tiny_model, total_steps=4, test_freq=1), workflow=talk, judge=length)
+    assert len(threads) > 1 and len(set(threads)) == 1

@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -96,6 +97,7 @@ class TrainingRun:
         self.common = job.config.trainer_common
         self.learner = learner
         self.sampler, self.trainer, self.tokenizer = learner.sampler, learner.trainer, learner.tokenizer
+        self._thread = ThreadPoolExecutor(1, "trainer")
         self.rollouts = Rollouts(job, gateway, writer, learner.engine)
         self.validation = Validation(self.rollouts, loggers, total)
         self.checkpoints = checkpoint_base(job.config) / job.run_id
@@ -254,7 +256,7 @@ class TrainingRun:
         whole = self._build(episodes, estimator="opd")  # all that the policy sampled
         async with self.sampler.exclusive():
             score = self.trainer.reference_logprobs
-            reference = await asyncio.to_thread(score, whole.samples, self._sampling(episodes))
+            reference = await self._train(score, whole.samples, self._sampling(episodes))
         equal = without_signal(episodes, self._build(episodes).ledger) if self.common.algorithm.divides else ()
         rewarded, kl = less_kl(episodes, whole.samples, reference, self.common.kl_loss_coef, equal)
         metrics = {name: value for name, value in whole.metrics.items() if name.startswith("train/reward")}
@@ -271,7 +273,7 @@ class TrainingRun:
         """One trainer step, with exclusive use of the model or while the next batch runs."""
         if not self.config.rollout.max_staleness:
             async with self.sampler.exclusive():
-                learnt = await asyncio.to_thread(self.trainer.step, samples, sampling, scores, None, replay)
+                learnt = await self._train(self.trainer.step, samples, sampling, scores, None, replay)
                 self.sampler.policy_version = self.trainer.updates
             return learnt
         loop, updates_left = asyncio.get_running_loop(), self.trainer.settings.updates_of(samples)
@@ -287,13 +289,17 @@ class TrainingRun:
         def on_update() -> None:
             asyncio.run_coroutine_threadsafe(publish(), loop).result()
 
-        return await asyncio.to_thread(self.trainer.step, samples, sampling, scores, on_update, replay)
+        return await self._train(self.trainer.step, samples, sampling, scores, on_update, replay)
+
+    async def _train(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call a method of the trainer, always in the same thread: glibc keeps a heap for each, with what it freed."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def _measure_loss(self) -> None:
         if self.stored is not None and self.stored.held_out:
             samples = await asyncio.to_thread(self.stored.held_out_samples, self.tokenizer)
             async with self.sampler.exclusive():
-                loss = await asyncio.to_thread(self.trainer.imitation_loss, samples)
+                loss = await self._train(self.trainer.imitation_loss, samples)
             self.loggers.log(self.done, {"val/loss": loss})
 
     def _begin_next_batch(self, step: int, updates_left: int) -> None:

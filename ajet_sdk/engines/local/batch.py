@@ -20,6 +20,7 @@ from ajet_sdk.engines.local.forward import causal_mask, forward_of
 from ajet_sdk.engines.local.logits import process
 from ajet_sdk.engines.local.requests import Continuation, StopWatch, TokenDraw, draw, most_likely, uniform
 from ajet_sdk.errors import EngineError
+from ajet_sdk.memory import return_freed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,7 +65,9 @@ class RunningBatch:
 
     def clear(self) -> None:
         """Forget every conversation, and free the memory."""
-        self._cache.drop()
+        if self._cache.rows:
+            self._cache.drop()
+            return_freed()
         self._forward.refresh()
         self._table.clear()
         self._changed()
