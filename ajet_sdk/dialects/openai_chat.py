@@ -339,7 +339,11 @@ SECRETS = frozenset(("api_key", "api-key", "apikey", "authorization", "headers",
 
 def remove_secrets(body: Json) -> Json:
     """A copy of the body without the keys and headers that some proxies accept there."""
-    return {name: value for name, value in body.items() if name.lower() not in SECRETS}
+    cleaned = dict(body)
+    for name in body:
+        if name.lower() in SECRETS:
+            del cleaned[name]
+    return cleaned
 
 
 def _chat_deltas(choice: Json) -> Iterator[Json]:

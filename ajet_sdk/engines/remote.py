@@ -92,17 +92,19 @@ class RemoteEngine:
             if body.get(name) is None:
                 body.pop(name, None)
         limit = "max_completion_tokens" if self._newer_limit or "max_completion_tokens" in ask.named else "max_tokens"
-        optional = {
-            "temperature": sampling.temperature,
-            # Some models refuse any value of it.
-            "top_p": sampling.top_p if sampling.top_p != 1.0 or "top_p" in ask.named else None,
-            "top_k": sampling.top_k if sampling.top_k > 0 else None,
-            "stop": list(sampling.stop) or None,
-            "seed": sampling.seed,
-            "n": sampling.n if sampling.n != 1 else None,
-            limit: sampling.max_tokens,
-        }
-        body |= {name: value for name, value in optional.items() if value is not None}
+        body["temperature"] = sampling.temperature
+        if sampling.top_p != 1.0 or "top_p" in ask.named:  # some models refuse any value of it
+            body["top_p"] = sampling.top_p
+        if sampling.top_k > 0:
+            body["top_k"] = sampling.top_k
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        if sampling.n != 1:
+            body["n"] = sampling.n
+        if sampling.max_tokens is not None:
+            body[limit] = sampling.max_tokens
         if with_ids:
             body["return_token_ids"] = True
             # A vLLM server takes what is left out from the model's generation_config: say it all.
@@ -126,12 +128,13 @@ class RemoteEngine:
         sampling = ask.sampling
         limited = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
         known = sampling.temperature == 1.0 and not limited and not sampling.processed
-        each = zip(read.choices, reply["choices"], ids, strict=True)
-        choices = tuple(_choice(choice, raw.get("message"), i, ask.logprobs, known) for choice, raw, i in each)
+        choices = list[Choice]()
+        for choice, raw, i in zip(read.choices, reply["choices"], ids, strict=True):
+            choices.append(_choice(choice, raw.get("message"), i, ask.logprobs, known))
         prompt = read.choices[0].prompt_token_ids if read.prompt_token_ids is None else read.prompt_token_ids
         if prompt is not None and len(prompt) != usage.get("prompt_tokens", len(prompt)):
             prompt = None
-        return Answer(choices, read.model or self.model, prompt, self.policy_version, usage)
+        return Answer(tuple(choices), read.model or self.model, prompt, self.policy_version, usage)
 
     async def count(self, ask: Ask) -> int:
         """As the server counts: it is asked for one token. Raises as `answer` does."""

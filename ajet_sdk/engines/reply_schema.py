@@ -211,7 +211,9 @@ def checked_answer(answer: Answer, ask: Ask, source: str) -> Answer:
         raise EngineUnavailable(
             f"{source} answered {route} with {len(answer.choices)} choices, and n is {ask.sampling.n}"
         )
-    choices = [_checked_choice(choice, route, f"{source}, choice {i}") for i, choice in enumerate(answer.choices)]
+    choices = list[Choice]()
+    for index, choice in enumerate(answer.choices):
+        choices.append(_checked_choice(choice, route, f"{source}, choice {index}"))
     prompt = None if answer.prompt_ids is None else _ids(answer.prompt_ids, f"{source}, prompt")
     return replace(answer, choices=tuple(choices), prompt_ids=prompt)
 

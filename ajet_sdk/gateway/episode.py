@@ -41,10 +41,14 @@ class SamplingOverride:
 
 def override(sampling: Sampling, overrides: SamplingOverride | None, *, max_tokens: int | None) -> Sampling:
     """`sampling` with a run's own parameters in place of the agent's, and the reply's length limited."""
-    named = {name: getattr(overrides, name, None) for name in ("temperature", "top_p", "top_k")}
-    changed: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    if overrides is not None and overrides.greedy:
-        changed["temperature"] = 0.0
+    changed = dict[str, Any]()
+    if overrides is not None:
+        for name in ("temperature", "top_p", "top_k"):
+            value = getattr(overrides, name)
+            if value is not None:
+                changed[name] = value
+        if overrides.greedy:
+            changed["temperature"] = 0.0
     if max_tokens is not None and (sampling.max_tokens is None or max_tokens < sampling.max_tokens):
         changed["max_tokens"] = max_tokens
     return replace(sampling, **changed) if changed else sampling
