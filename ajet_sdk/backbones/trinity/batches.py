@@ -7,6 +7,7 @@ what was explored in one step, no more and no less.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,6 +94,12 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
         return {"multiple_of": 1}
 
 
+def _share(experiences: Sequence[Experience], ranks: int) -> None:
+    total = sum(int(experience.action_mask.sum()) for experience in experiences)
+    for experience in experiences:
+        experience.returns = torch.full_like(experience.advantages, ranks / max(1, total))
+
+
 class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
     """Reads exactly one explored step, leaves out what is too old, and tells the driver what is trained.
 
@@ -125,9 +132,7 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
                 experience.action_mask = torch.zeros_like(experience.action_mask)
                 experience.advantages = torch.zeros_like(experience.advantages)
             rows += [{**call, "outcome": outcome} for call in trained]
-        total = sum(int(experience.action_mask.sum()) for experience in batch)
-        for experience in batch:
-            experience.returns = torch.full_like(experience.advantages, self.ranks / max(1, total))
+        _share(batch, self.ranks)
         await mailbox_of(self._run_id).put.remote("trained", {"step": step, "calls": rows})
         metrics: dict[str, object] = {"train/timelines": float(sum(bool(e.info.get("trained")) for e in batch))}
         metrics |= token_metrics((row["outcome"], row["tokens"]) for row in rows)
