@@ -232,10 +232,10 @@ def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch
 def _fork_by_messages(split: Split, above: str | None, numbered: Mapping[str, Call]) -> Fork:
     """Why a branch of calls without ids does not go on in one; `above` has the call that others go on from too."""
     parent, at, cause, hint = above or split.parent_call_id, split.at_token, split.cause, split.hint
-    said = [number for ids in _ids(numbered[parent]) for number in ids] if parent else []
+    earlier = [number for ids in _ids(numbered[parent]) for number in ids] if parent else []
     if above is not None:
-        at, cause, hint = len(said), "parallel_branch", HINTS["parallel_branch"]
-    elif parent is not None and not set(said) & {*_ids(numbered[split.call_id])[0]}:
+        at, cause, hint = len(earlier), "parallel_branch", HINTS["parallel_branch"]
+    elif parent is not None and not set(earlier) & {*_ids(numbered[split.call_id])[0]}:
         parent, at, cause, hint = None, 0, "new_conversation", HINTS["new_conversation"]
     return Fork(split.call_id, parent, at, "message", cause, hint, extra_tokens=0)
 
