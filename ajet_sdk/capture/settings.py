@@ -39,6 +39,8 @@ class ObservationSettings:
         path = Path(path)
         if not isinstance(sample, Real) or not 0 <= sample <= 1:
             raise ConfigError(f"sample is a share from 0 to 1 (got {sample!r})")
+        if not isinstance(durable, bool):
+            raise ConfigError(f"durable is True or False (got {durable!r})")
         single = path.suffix == ".duckdb" and not path.is_dir()
         if single and (rotate or keep):
             raise ConfigError(f"rotate and keep are for a directory of trace files, and {path} is one file")

@@ -521,6 +521,7 @@ def test_a_share_of_the_episodes_is_recorded(elsewhere: OpenEpisode, tmp_path: P
         ({"keep": "0 files"}, "keep is a limit above 0"),
         ({"sample": 2.0}, "sample is a share from 0 to 1"),
         ({"sample": "x"}, "sample is a share from 0 to 1 .got 'x'"),
+        ({"durable": "yes"}, "durable is True or False .got 'yes'"),
         ({"mask": ["("]}, "mask takes regular expressions"),
         ({"mask": 3}, "mask takes regular expressions as texts, or a function .got 3"),
         ({"mask": ["a", b"b"]}, "mask takes regular expressions as texts"),

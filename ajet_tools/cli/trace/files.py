@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from typer import Argument, Option
 
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.errors import ConfigError, TraceError
 from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import echo, visible
 from ajet_sdk.trace.limits import age, bytes_of, size
@@ -146,7 +146,7 @@ def check(
     names the first row that differs. What it cannot compute (a tokenizer that is not at hand) is listed as not checked.
     --weights also loads the run's first model and its checkpoints beside the trace, a version at a time, and compares
     log-probabilities of 32 calls of each version with theirs (within 0.001, in 16 bits within 0.25), and the gradient
-    norm of the step that began with it.
+    norm of the step that began with it. It fails where there are no weights to compare with.
 
     Args:
         deep: Also recompute prompts, texts, advantages, ledger and metrics of each training.
@@ -187,6 +187,8 @@ def check(
                 echo(f"  and {entry.count - len(entry.ids):,} more")
         if where in audits:
             _print_audit(str(where), audits[where])
+    if weights and not any(entry.rows.get("weights") for entry in audits.values()):
+        raise TraceError("--weights compared no call; name the directory with the run's checkpoints")
     if not sound:
         raise typer.Exit(1)
 

@@ -16,6 +16,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from ajet_sdk.errors import TraceError
 from ajet_sdk.run import train
 from ajet_sdk.trace.schema import COLUMNS
 from ajet_tools.cli.app import app
@@ -301,6 +302,8 @@ def test_a_recipes_model_is_that_of_the_runs_seed_whatever_the_link_says(
     unknown = audit(trace, weights=True)
     assert unknown.differs == () and unknown.rows["weights"] == 0
     assert any(entry.check == "weights" and "no weights at hand" in entry.reason for entry in unknown.unchecked)
+    command = CliRunner().invoke(app, ["trace", "check", "--weights", str(trace)])
+    assert isinstance(command.exception, TraceError) and "--weights compared no call" in str(command.exception)
 
 
 def test_the_gradient_of_an_adapter_is_that_of_its_checkpoint(tmp_path: Path, model: Path) -> None:
