@@ -76,7 +76,7 @@ def test_a_question_is_answered_and_what_is_new_is_seen(trace: Path) -> None:
 def test_what_takes_too_much_is_one_message_and_the_next_question_is_answered(trace: Path, asked: list[bytes]) -> None:
     with closing(SqlProcess(trace)) as process:
         for sql in HUGE:
-            limits = r"needs more memory than a query may have|larger than 512 MiB|stopped after"  # whichever comes first
+            limits = r"needs more memory than a query may have|larger than 512 MiB|stopped after"  # whichever is first
             with pytest.raises(QueryError, match=limits) as caught:
                 process.ask(sql)
             assert "\n" not in str(caught.value)
