@@ -71,7 +71,7 @@ if importlib.util.find_spec("fcntl") is None:
         "ajet runs on Linux and macOS. On Windows, install and run it in WSL: "
         "https://learn.microsoft.com/windows/wsl/install"
     )
-    if sys.argv[:1] == ["-m"]:  # `python -m ajet`, which imports the package before it runs it
+    if sys.argv[:1] == ["-m"]:  # `python -m ajet` imports the package first
         raise SystemExit(f"Error: {_refusal}")
     raise ImportError(_refusal)
 
@@ -121,10 +121,10 @@ _PATHS = {
     "ajet.utils.robust_dashscope": "agent.agentscope",
     "ajet.workflow": "agent.workflow",
 }
-"""Import paths of AgentJet's, and where their names are here: programs written for it run unchanged.
+"""Import paths of AgentJet, each with the module that has its names here, so that programs for AgentJet run unchanged.
 
-They are modules without a file, known to the import system from here on. So `ajet.workflow` stays the decorator as an
-attribute, and `from ajet.workflow import Workflow` works.
+They are registered as modules without a file: the attribute `ajet.workflow` stays the decorator, while
+`from ajet.workflow import Workflow` works.
 """
 
 __version__ = "0.1.0"
@@ -142,7 +142,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Path(ModuleType):
-    """A module path of AgentJet's: its names are ours, loaded when asked for."""
+    """A module path of AgentJet; its names are loaded on first use."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

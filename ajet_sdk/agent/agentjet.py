@@ -1,4 +1,4 @@
-"""Names that programs written for AgentJet import beside the class API; `ajet` has the table of their import paths."""
+"""Names that programs for AgentJet import besides the class API; `ajet` maps their import paths to this module."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ dynamic_import = load_object
 
 
 class EnvServiceJudge(BaseJudge):
-    """AgentJet's reward of the environment's score: 1 + score / 2 where it is at least 1, a success, else score / 2."""
+    """Rewards the environment's score as AgentJet does: 1 + score / 2 for a success (score >= 1), else score / 2."""
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
-        """Raises ConfigError where the task has no environment, EnvironmentUnavailable where it gives no score."""
+        """Raises ConfigError without an environment, EnvironmentUnavailable without a score."""
         if workflow_task.gym_env is None:
             raise ConfigError(
                 f"task {workflow_task.task_id} has no environment to score it; set task_reader.env_service.env_url"
@@ -34,17 +34,17 @@ class EnvServiceJudge(BaseJudge):
 
 
 class BaseTaskReader:
-    """A reader of tasks: derive from it and write both methods."""
+    """Base class of task readers; a subclass implements both methods."""
 
     def __init__(self, reader_config: Any = None) -> None:
         self.reader_config = reader_config
 
     def get_training_tasks(self) -> list[Task]:
-        """The tasks to train on."""
+        """Return the training tasks."""
         raise NotImplementedError(f"{type(self).__name__} has no `get_training_tasks`")
 
     def get_validation_tasks(self) -> list[Task]:
-        """The tasks to validate on."""
+        """Return the validation tasks."""
         raise NotImplementedError(f"{type(self).__name__} has no `get_validation_tasks`")
 
 
@@ -55,11 +55,11 @@ def create_external_llm_fn(
     base_url: str | None = None,
     api_key: str | None = None,
 ) -> Callable[..., dict[str, str]]:
-    """A blocking function from messages to the reply's message, for judges.
+    """Return a blocking function from messages to the reply's message, for judges.
 
-    Without `base_url` it asks OPENAI_BASE_URL, else DashScope. Without `api_key` it takes the keys of DASHSCOPE_API_KEY
-    and DASHSCOPE_API_KEY_BACKUP (several are separated by `|`) or that of OPENAI_API_KEY. The function raises
-    EngineUnavailable where the model answers with none of the keys. Raises ConfigError where there is no key.
+    The endpoint defaults to OPENAI_BASE_URL, else DashScope. The keys default to those of DASHSCOPE_API_KEY and
+    DASHSCOPE_API_KEY_BACKUP (separated by `|`), else OPENAI_API_KEY. The function raises EngineUnavailable if the
+    request fails with every key. Raises ConfigError without a key.
     """
     keys = [api_key] if api_key else dashscope_keys() or [key for key in [user_key("OPENAI_API_KEY")] if key]
     if not keys:

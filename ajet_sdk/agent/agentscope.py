@@ -1,8 +1,8 @@
-"""AgentScope's chat models over a `Model`, in the installed major version, and AgentScope Tuner's own signatures.
+"""Adapts AgentScope: chat models over a `Model`, for the installed major version, and AgentScope Tuner's signatures.
 
 AgentScope Tuner calls `workflow_func(task, model, auxiliary_models)` and
-`judge_func(task, response, auxiliary_models)`. `task` is the row as a dict, the models are AgentScope's chat models,
-and what comes back is an output with `reward`, `response` and `metrics`.
+`judge_func(task, response, auxiliary_models)`. `task` is the dataset row as a dict, the models are AgentScope chat
+models, and the output has `reward`, `response` and `metrics`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def chat_model(model: Model, *, context_size: int) -> Any:
-    """An AgentScope `OpenAIChatModel` that asks `model`, whole replies and one try a call. Raises MissingExtra."""
-    # One try per call: the gateway says itself when another makes sense, and each would be a call of its own.
+    """Return an AgentScope `OpenAIChatModel` for `model`, without streaming and retries. Raises MissingExtra."""
+    # No retries: the gateway retries itself, and each retry here would be recorded as a call.
     if _major() >= 2:
         from agentscope.credential import OpenAICredential
         from agentscope.model import OpenAIChatModel
@@ -53,7 +53,7 @@ def _major() -> int:
 
 
 def _first_major() -> Any:
-    """The 1.x class, which also takes messages from DashScope's formatters: programs for AgentJet use these."""
+    """The 1.x class, extended to accept messages from DashScope's formatters, which programs for AgentJet use."""
     from agentscope.model import OpenAIChatModel
 
     class PolicyChatModel(OpenAIChatModel):  # type: ignore[misc]
@@ -64,7 +64,7 @@ def _first_major() -> Any:
 
 
 def _openai_form(message: dict[str, object]) -> dict[str, object]:
-    """A message of DashScope's form, whose parts have no type (`{"text": …}`, `{"image": …}`), as OpenAI's."""
+    """Convert a DashScope message, whose parts have no type (`{"text": …}`, `{"image": …}`), to OpenAI's format."""
     parts = message.get("content")
     if not isinstance(parts, list) or all(isinstance(part, dict) and "type" in part for part in parts if part):
         return message if parts != [] else {**message, "content": None}
@@ -83,7 +83,7 @@ def _openai_part(part: dict[str, object]) -> dict[str, object]:
 
 
 class TaskRow(dict[str, Any]):
-    """A task as the row of a dataset: its metadata, and the question by each of the usual names of its column."""
+    """A task as a dataset row: its metadata, and the question under every usual column name."""
 
     def __init__(self, task: Task) -> None:
         super().__init__({**task.metadata, "main_query": task.main_query, "task_id": task.task_id})
@@ -97,9 +97,9 @@ class TaskRow(dict[str, Any]):
 def arguments(
     wanted: Container[str], task: Task, agent: Callable[..., Model], config: Config, output: object = None
 ) -> dict[str, Any]:
-    """The requested arguments of AgentScope Tuner's signatures, by name; `agent` makes the `Model` of an agent.
+    """The arguments of AgentScope Tuner's signatures by name; `agent` makes the `Model` of an agent.
 
-    Raises MissingExtra where a model is wanted and AgentScope is not installed.
+    Models are made only if `wanted`. Raises MissingExtra for a model without AgentScope.
     """
     size, values = config.rollout.max_model_len, dict[str, object](task=TaskRow(task))
     values["logger"] = logging.getLogger("ajet.workflow")
@@ -115,13 +115,13 @@ def arguments(
 
 
 def is_output(value: object) -> bool:
-    """Whether it is AgentScope Tuner's `WorkflowOutput` or `JudgeOutput`, known by its fields."""
+    """Whether a value is AgentScope Tuner's `WorkflowOutput` or `JudgeOutput`, judged by its fields."""
     fields = getattr(type(value), "model_fields", None)
     return isinstance(fields, Mapping) and set(fields) in ({"reward", "response", "metrics"}, {"reward", "metrics"})
 
 
 def plain(value: Any) -> Any:
-    """AgentScope's outputs and 1.x messages as dictionaries; anything else as it is."""
+    """Convert AgentScope's outputs and 1.x messages to dictionaries; return other values unchanged."""
     if is_output(value):
         return {name: plain(getattr(value, name)) for name in type(value).model_fields}
     if type(value).__module__.startswith("agentscope.") and hasattr(value, "to_dict"):
@@ -130,7 +130,7 @@ def plain(value: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """`RobustDashScopeChatModel`, made when it is asked for: its base class is AgentScope's."""
+    """Define `RobustDashScopeChatModel` on first use, as its base class comes from AgentScope."""
     if name != "RobustDashScopeChatModel":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _major() >= 2:
@@ -138,18 +138,12 @@ def __getattr__(name: str) -> Any:
             "RobustDashScopeChatModel exists in AgentScope 1.x only; with 2.x use "
             "agentscope.model.DashScopeChatModel with max_retries"
         )
-    globals()[name] = _robust()
-    return globals()[name]
-
-
-def _robust() -> object:
     from agentscope.model import DashScopeChatModel
 
     class RobustDashScopeChatModel(DashScopeChatModel):  # type: ignore[misc]
-        """DashScope's model, asked up to `max_try` times, with the next key of the environment each time.
+        """DashScope's model with up to `max_try` attempts, each with the next key of `dashscope_keys`.
 
-        Keys are in DASHSCOPE_API_KEY and DASHSCOPE_API_KEY_BACKUP, several separated by `|`. Raises ConfigError where
-        there is none.
+        Raises ConfigError without a key.
         """
 
         def __init__(
@@ -171,6 +165,7 @@ def _robust() -> object:
                         raise
             raise AssertionError("unreachable")
 
+    globals()[name] = RobustDashScopeChatModel
     return RobustDashScopeChatModel
 
 

@@ -1,4 +1,4 @@
-"""The active episode: which one a call belongs to, whose agent asked, and who records it."""
+"""The active episode of a request, the identity of the agent that sends it, and the interface that records it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("ajet")
 
 @dataclass(frozen=True, slots=True)
 class ObservedExchange:
-    """One LLM request that passed through to its own endpoint, and what came back. It holds no header and no key."""
+    """An LLM request that passed through to its own endpoint, with the response, without headers and keys."""
 
     route: str
     model: str
@@ -58,24 +58,24 @@ class Recorder(Protocol):
         """Record a request that passed through."""
 
     def happened(self, event: Event) -> None:
-        """Record what the agent did beside its LLM calls."""
+        """Record an event besides the LLM calls, such as a tool call."""
 
     def takes_handle(self, agent: str) -> None:
-        """The workflow has a handle for an agent."""
+        """Note that the workflow uses a handle for an agent."""
 
     def fail(self, error: AjetError) -> None:
-        """Keep an error that is the episode's."""
+        """Record an error that fails the episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostGuard:
-    """How an episode handles LLM traffic that no hook sees. Can be pickled."""
+    """The policy of an episode for LLM traffic that no hook captures. Can be pickled."""
 
     action: Literal["error", "warn"] = "error"
     hosts: tuple[str, ...] = ()
-    """Hosts to watch besides those known."""
+    """Hosts to watch besides the known ones."""
     allowed: tuple[str, ...] = ()
-    """URLs that the agent may ask, each with all below it."""
+    """URLs that the agent may request, each with all paths below it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,25 +87,25 @@ class ActiveEpisode:
     gateway_url: str = ""
     """http://127.0.0.1:PORT, empty where the episode is only observed."""
     api_key: str = ""
-    """The key of captured requests; handles have one of their own."""
+    """The key of captured requests; handles have their own."""
     phase: Phase = "rollout"
     reroutes: bool = False
     """Captured requests may go to the gateway: the workflow runs, and has no `Model` handle."""
     guard: HostGuard | None = None
-    """What to do about LLM traffic that no hook sees; None: nothing."""
+    """The policy for LLM traffic that no hook captures; None: let it pass."""
     in_client: bool = False
-    """A hooked client is sending a request that was decided on: what it calls beneath is not looked at again."""
+    """A hooked client is sending a request; the hooks of the libraries below it let the request pass."""
     pid: int = field(default_factory=os.getpid)
     process_groups: set[int] = field(default_factory=set)
-    """Of the programs that `ajet.run_program` runs in it now."""
+    """Process groups of the running `ajet.run_program` calls."""
 
     @property
     def base_url(self) -> str:
-        """Where the policy answers captured requests."""
+        """The base URL at which the policy answers captured requests."""
         return f"{self.gateway_url}/episodes/{self.episode_id}/default/v1"
 
     def refuse(self, action: str, place: str) -> None:
-        """What the guard watches for happened. Raises UncapturedTraffic, the episode's fault, unless it only warns."""
+        """Fail the episode with UncapturedTraffic, or log a warning, as the guard says."""
         if self.guard is None:
             return
         message = (
@@ -124,7 +124,7 @@ class ActiveEpisode:
 
 
 class Observed(Protocol):
-    """An observed call of a decorated function; set `output` before the block ends."""
+    """An observed call of a decorated function; its block sets `output`."""
 
     output: object
 
@@ -133,7 +133,7 @@ class Observer(Protocol):
     """Records a deployed agent."""
 
     def episode(self, name: str, arguments: Mapping[str, object]) -> AbstractContextManager[Observed]:
-        """Make the block one episode. An exception is recorded as the episode's failure and passes on."""
+        """Record the block as an episode. An exception is recorded as its failure and raised again."""
 
 
 current_episode: ContextVar[ActiveEpisode | None] = ContextVar("ajet_current_episode", default=None)
@@ -154,13 +154,13 @@ class _ProcessWide:
 
 
 observer = _ProcessWide()
-"""Set while `ajet.trace` is on: a decorated function called outside of an episode makes itself an observed one. It is
-the whole process's, for a server's requests come in tasks and threads that do not descend from where it was begun."""
+"""Set while `ajet.trace` is on: calls of decorated functions outside of an episode are then recorded as episodes. It is
+process-wide because a server handles requests in tasks and threads that don't inherit a context variable."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """Who asks: one path segment of a handle's base URL, so that it needs no state and survives processes."""
+    """The agent that sends a request. The base URL of a handle has it, so that processes need no shared state."""
 
     agent: str = "default"
     target_tag: str | None = None
@@ -168,7 +168,7 @@ class AgentIdentity:
     debug_model: str | None = None
 
     def segment(self) -> str:
-        """`villager;target=wolf;trainable=0;debug=gpt-4o`, percent-encoded, absent parts left out."""
+        """Encode as a path segment: `villager;target=wolf;trainable=0;debug=gpt-4o`, without absent parts."""
         parts = [quote(self.agent, safe="")]
         if self.target_tag is not None:
             parts.append("target=" + quote(self.target_tag, safe=""))
@@ -181,7 +181,7 @@ class AgentIdentity:
     @staticmethod
     @lru_cache(maxsize=1024)
     def parse(segment: str) -> AgentIdentity:
-        """The inverse of `segment`, on the raw (still encoded) text."""
+        """Decode a path segment that is still percent-encoded."""
         agent, _, parameters = segment.partition(";")
         named = dict(parse_qsl(parameters, separator=";", keep_blank_values=True)) if parameters else {}
         return AgentIdentity(

@@ -1,17 +1,17 @@
-"""`@workflow` and `@judge`: they tag a function and leave it callable as before.
+"""`@workflow` and `@judge`, which tag a function; it can still be called directly.
 
 A run fills the function's parameters by name:
 
     task      the Task (annotated `str`: its main_query)
     model     a Model handle for the policy (annotated `str`: the policy's name, or the parameter's default)
     env       the environment of the task
-    episode   the Episode: its ids before, its output and calls for a judge
-    output    what the workflow returned (judges only)
-    episodes  those of one group, in the order of their attempts (judges with `group=True` only)
+    episode   the Episode: its ids; for a judge also its output and calls
+    output    the workflow's return value (judges only)
+    episodes  the episodes of a group, in the order of their attempts (judges with `group=True` only)
 
-Any other name is a key of the task's metadata, else a field of the Task, else the parameter's own default. A workflow's
-single string parameter that is left gets `main_query`, and so does a judge's that has a usual name of it (`question`,
-`query`, `prompt`, `problem`, `instruction`). What nothing fills is a SignatureError before the first episode.
+Any other name is a key of the task's metadata, else a field of the Task, else the parameter keeps its default. A single
+remaining parameter gets `main_query`: in a workflow if it is a string, in a judge if it has a usual name (`question`,
+`query`, `prompt`, `problem`, `instruction`). A parameter without a value is a SignatureError before the first episode.
 """
 
 from __future__ import annotations
@@ -43,28 +43,27 @@ _STRINGS = (str, "str", str | None, "str | None", "Optional[str]", inspect.Param
 
 @dataclass(frozen=True)
 class Spec:
-    """A decorated function: how to call it, and the decorator's arguments."""
+    """A decorated function with its parameters and the decorator's arguments."""
 
     kind: Kind
     name: str
     function: Callable[..., object]
     parameters: Mapping[str, inspect.Parameter] = field(repr=False)
-    """Annotations are resolved where they can be."""
+    """With resolved annotations, where possible."""
     timeout: float | None = None
-    """Seconds; None: the run's own limit."""
+    """Seconds; None: the limit of the run."""
     trainable_targets: tuple[str, ...] | None = None
     group: bool = False
     """A judge of the whole group at once."""
 
     @property
     def uses_handle(self) -> bool:
-        """Whether it asks for a Model handle: then only calls made through it are the policy's."""
+        """Whether it takes a Model handle: then the policy answers only calls made through the handle."""
         return "model" in self.parameters and not _wants_text(self.parameters["model"])
 
     @property
     def tuner_names(self) -> frozenset[str]:
-        """The names that AgentScope Tuner gives, where the function has its signature: it takes `auxiliary_models`, or
-        the task as a dict."""
+        """AgentScope Tuner's argument names, if the function has its signature: `auxiliary_models`, or a task dict."""
         task = self.parameters.get("task")
         row = task is not None and (get_origin(task.annotation) or task.annotation) is dict
         return TUNER_NAMES if row or "auxiliary_models" in self.parameters else frozenset()
@@ -95,14 +94,14 @@ def workflow(
 ) -> F | Callable[[F], F]:
     """Mark a function, sync or async, as the agent to trace and train.
 
-    Its result is the output that judges see. A `Reward`, or a list of them, is the reward itself, and judges are then
-    skipped. A parameter is filled by the task's column of the same name.
+    Its result is the output that judges see; if it is a `Reward` or a list of them, judges are skipped. A parameter
+    gets the value of the task's column of the same name.
 
     Args:
-        function: the agent; None where the decorator is given arguments.
-        name: the name in traces; None: the function's.
+        function: the agent; None if the decorator has arguments.
+        name: the name in traces; None: the function's name.
         timeout: seconds after which an episode ends with status `timeout`; None: `rollout.timeout` of the config.
-        trainable_targets: the target tags whose calls are trained; None: all.
+        trainable_targets: target tags of the calls to train; None: all.
 
     Returns:
         The function, unchanged.
@@ -124,15 +123,15 @@ def judge(
 ) -> F | Callable[[F], F]:
     """Mark a function, sync or async, as the judge of an output.
 
-    It returns a number, a bool, a `Reward`, a list of `Reward`s, or `(reward, is_success)`. Anything else, None and NaN
-    included, fails the episode; it never becomes a reward of 0.
+    It returns a number, a bool, a `Reward`, a list of `Reward`s, or `(reward, is_success)`. Any other value, including
+    None and NaN, fails the episode instead of becoming a reward of 0.
 
     Args:
-        function: the judge; None where the decorator is given arguments.
-        name: the reward's name in traces; None: the function's.
-        timeout: seconds after which the verdict is a failure; None: `rollout.judge_timeout` of the config.
-        group: ask once for all attempts at a task, after the last. The function gets `episodes`, those that came to an
-            output, and returns a list with a verdict for each, in their order.
+        function: the judge; None if the decorator has arguments.
+        name: the reward's name in traces; None: the function's name.
+        timeout: seconds after which the judge fails; None: `rollout.judge_timeout` of the config.
+        group: call it once for all attempts at a task, after the last. The function gets `episodes`, those with an
+            output, and returns a list of verdicts in the same order.
 
     Returns:
         The function, unchanged.
@@ -197,13 +196,13 @@ def _tag(function: Any, tag: _Tag) -> Any:
 
 
 def _observe(wrapper: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> AbstractContextManager[Any]:
-    """An observed episode under `ajet.trace`; elsewhere nothing: in a run, a nested workflow joins the outer one."""
+    """An observed episode under `ajet.trace`; otherwise nothing, as a nested workflow of a run joins the outer one."""
     watching, tag = observer.get(), wrapper.__ajet__
     if watching is None or current_episode.get() is not None or tag.kind != "workflow":
         return nullcontext(SimpleNamespace())
     try:
         arguments = inspect.signature(wrapper).bind(*args, **kwargs).arguments
-    except TypeError:  # the call itself is about to raise it
+    except TypeError:  # the call raises it again
         arguments = dict(kwargs)
     return watching.episode(tag.name or _name_of(wrapper), arguments)
 
@@ -236,7 +235,7 @@ def _hints(function: Any) -> dict[str, object]:
     try:
         target = target if inspect.isroutine(target) else type(target).__call__
         return inspect.get_annotations(target, eval_str=True)  # get_type_hints differs on Python 3.10
-    except Exception:  # noqa: BLE001  a name that only type checkers import: the annotation stays a string
+    except Exception:  # noqa: BLE001  a name imported only for type checkers: the annotation stays a string
         return {}
 
 
@@ -245,7 +244,7 @@ def _names(kind: Kind) -> str:
 
 
 def spec_of(function: object, kind: Kind) -> Spec:
-    """The `Spec` of a decorated function, or of a plain one as if it were decorated bare. Raises SignatureError."""
+    """Return the `Spec` of a function, which need not be decorated. Raises SignatureError."""
     return (_cached if inspect.isfunction(function) else _spec_of)(function, kind)
 
 
@@ -261,7 +260,7 @@ def _spec_of(function: Any, kind: Kind) -> Spec:
 
 
 _cached = functools.lru_cache(maxsize=64)(_spec_of)
-"""A spec is asked for once an episode; resolving annotations takes a tenth of a short one."""
+"""Each episode needs the spec; resolving annotations takes a tenth of a short episode."""
 
 
 def _wants_text(parameter: inspect.Parameter) -> bool:
@@ -269,15 +268,12 @@ def _wants_text(parameter: inspect.Parameter) -> bool:
 
 
 def bind(spec: Spec, task: Task, reserved: Mapping[str, object]) -> dict[str, object]:
-    """Keyword arguments for one call: `reserved` holds the reserved names that the run has.
+    """Return the keyword arguments of a call; `reserved` has the values of the reserved names.
 
-    Raises SignatureError naming the parameters that nothing fills, and what there is.
+    Raises SignatureError that names the parameters without a value, and the available names.
     """
     arguments: dict[str, object] = {}
-    missing: list[inspect.Parameter] = []
-    for parameter in spec.parameters.values():
-        if not _fill(parameter, task, reserved, arguments):
-            missing.append(parameter)
+    missing = [p for p in spec.parameters.values() if not _fill(p, task, reserved, arguments)]
     texts = [p for p in missing if p.annotation in _STRINGS]
     candidates = texts if spec.kind == "workflow" else [p for p in missing if p.name in QUERY_COLUMNS]
     if task.main_query and len(missing) == len(candidates) == 1:

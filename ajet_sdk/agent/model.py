@@ -1,4 +1,4 @@
-"""The `Model` handle: a model to ask, in a run the policy as one agent of an episode."""
+"""`Model`: a handle of an LLM, which in a run is the policy as one agent of an episode."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
 TIMEOUT = 600.0
-"""Seconds that a handle waits for one reply."""
+"""Seconds that a handle waits for a reply."""
 
 STATUS_TIMEOUT = 10.0
 
 
 class Message(dict[str, Any]):
-    """An assistant message as a dict; its keys can be read as attributes too, None where absent."""
+    """An assistant message as a dict; keys are attributes too, with None for absent keys."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -34,9 +34,9 @@ class Message(dict[str, Any]):
 
 
 class Model:
-    """A model to ask: an OpenAI-compatible endpoint, its key and a name.
+    """A handle of an LLM: an OpenAI-compatible endpoint, its key and the model's name.
 
-    In a run it is the policy, as one agent of one episode. Any framework that takes a base URL can use it.
+    In a run it is the policy, as one agent of an episode. Any framework that takes a base URL can use it.
 
     Args:
         base_url: the endpoint, up to and including `/v1`.
@@ -55,16 +55,16 @@ class Model:
         return f"Model({self.name!r} at {public(self.base_url)})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Connections stay behind: in another process it is a handle of the same agent."""
+        """Pickle without the connections."""
         return functools.partial(Model, timeout=self.timeout), (self.base_url, self.api_key, self.name)
 
     def agent(
         self, name: str, target_tag: str | None = None, trainable: bool = True, debug_model: str | None = None
     ) -> Model:
-        """The same model as another agent of the episode; agents never share a timeline.
+        """Return a handle of the same model for another agent of the episode; agents never share a timeline.
 
-        `target_tag` is what `trainable_targets` names (the agent's name where None). A call outside of the targets goes
-        to `debug_model`. Raises EngineError for a model that is no episode's.
+        `trainable_targets` selects agents by `target_tag`, which defaults to the agent's name. `debug_model` answers
+        calls outside of the targets. Raises EngineError for a model without an episode.
         """
         head, separator, path = self.base_url.partition("/episodes/")
         pieces = path.split("/")
@@ -81,7 +81,7 @@ class Model:
     async def chat(
         self, messages: Sequence[JsonView], tools: Sequence[JsonView] | None = None, **params: object
     ) -> Message:
-        """The model's next message. `params` are those of `chat/completions`, except `stream`.
+        """Request the model's next message. `params` are those of `chat/completions`, except `stream`.
 
         Raises RequestRefused (400), ContextOverflow, EngineUnavailable (429 and 5xx after every retry), EngineError.
         """
@@ -91,7 +91,7 @@ class Model:
     async def complete(
         self, messages: Sequence[JsonView], tools: Sequence[JsonView] | None = None, **params: object
     ) -> Json:
-        """The whole reply of `chat/completions` as JSON, with its `usage`. Raises as `chat` does."""
+        """Request a reply and return its whole JSON, with `usage`. Raises the same errors as `chat`."""
         if params.get("stream"):
             raise RequestRefused("replies are returned whole; to stream, use openai() or async_openai()", "stream")
         if isinstance(messages, str):
@@ -105,11 +105,11 @@ class Model:
 
     @functools.cached_property
     def endpoint(self) -> Endpoint:
-        """The endpoint to which it sends requests."""
+        """The endpoint that receives its requests."""
         return Endpoint(self.base_url, self.api_key, timeout=self.timeout)
 
     def overflowed(self) -> bool:
-        """Whether a call of the episode did not fit the model's length. Asks the gateway; raises EngineUnavailable."""
+        """Ask the gateway whether a call of the episode exceeded the context length. Raises EngineUnavailable."""
         request = Request(f"{self.base_url}/episode", headers={"authorization": f"Bearer {self.api_key}"})
         try:
             with build_opener(ProxyHandler({})).open(request, timeout=STATUS_TIMEOUT) as response:
@@ -118,13 +118,13 @@ class Model:
             raise EngineUnavailable(f"the episode's gateway at {self.base_url} did not answer: {error}") from error
 
     def openai(self) -> OpenAI:
-        """An `openai.OpenAI` client for this model."""
+        """Return an `openai.OpenAI` client for this model."""
         import openai
 
         return openai.OpenAI(**self._client_arguments("DefaultHttpxClient"))
 
     def async_openai(self) -> AsyncOpenAI:
-        """An `openai.AsyncOpenAI` client for this model."""
+        """Return an `openai.AsyncOpenAI` client for this model."""
         import openai
 
         return openai.AsyncOpenAI(**self._client_arguments("DefaultAsyncHttpxClient"))
@@ -134,7 +134,7 @@ class Model:
         if is_loopback(self.base_url):
             import openai
 
-            # Plain HTTP: no proxy, and no certificates, for loading the system's takes 30 ms.
+            # Plain HTTP needs no proxy and no certificates; loading the system's takes 30 ms.
             arguments["http_client"] = getattr(openai, client)(
                 trust_env=False, verify=without_certificates(), timeout=self.timeout
             )

@@ -1,4 +1,4 @@
-"""The class API: a `Workflow` with `execute`, a `BaseJudge` with `compute_reward`, and what both are given.
+"""The class API: a `Workflow` with `execute`, a `BaseJudge` with `compute_reward`, and their arguments.
 
     class Math(ajet.Workflow):
         async def execute(self, workflow_task, tuner):
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class WorkflowTask(BaseModel):
-    """One attempt at a task, as `execute` gets it."""
+    """One attempt at a task, as passed to `execute`."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
@@ -45,11 +45,11 @@ class WorkflowTask(BaseModel):
     episode_uuid: str = ""
     observation_window: Json = Field(default_factory=dict)
     llm_inference_fn: Callable[..., Any] | None = None
-    """Always None: ask a model of the tuner's."""
+    """Always None; use a model of the tuner."""
     tokenizer: Any = None
-    """The engine's tokenizer, where it has one."""
+    """The engine's tokenizer, if it has one."""
     gym_env: Any = None
-    """The task's environment (`GymEnv`), where a service is configured."""
+    """The task's environment (`GymEnv`), if a service is configured."""
 
 
 class WorkflowOutput(BaseModel):
@@ -65,33 +65,33 @@ class WorkflowOutput(BaseModel):
 
 
 class Workflow(BaseModel):
-    """An agent as a class: derive from it and write `async def execute`. Every episode gets an instance of its own."""
+    """Base class of agents; a subclass implements `async def execute`. Each episode gets its own instance."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
     name: str = "ajet-workflow"
     trainable_targets: list[str] | None = None
-    """Target tags to train; None: every agent. Read whenever a model is asked of the tuner."""
+    """Target tags to train; None: all agents. Read each time the tuner makes a model."""
 
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
-        """Run the agent once. Raises NotImplementedError where a subclass leaves it out."""
+        """Run the agent once. Raises NotImplementedError unless overridden."""
         raise NotImplementedError(f"{type(self).__name__} has no `execute`")
 
 
 class BaseJudge:
-    """A judge as a class: made once per run with the config, asked for every output without a reward."""
+    """Base class of judges: created once per run with the config, called for each output without a reward."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
-        """The reward, or `(reward, is_success)`; sync or async."""
+        """Return the reward, or `(reward, is_success)`; may be async."""
         raise NotImplementedError(f"{type(self).__name__} has no `compute_reward`")
 
 
 @dataclass(frozen=True)
 class BaseUrlAndKey:
-    """An OpenAI-compatible endpoint, for programs that make their own requests."""
+    """An OpenAI-compatible endpoint, for programs that send their own requests."""
 
     base_url: str
     api_key: str
@@ -99,19 +99,19 @@ class BaseUrlAndKey:
 
 
 class ContextTracker:
-    """A workflow's own calls, readable while it runs."""
+    """The state of a workflow's calls while it runs."""
 
     def __init__(self, overflowed: Callable[[], bool]) -> None:
         self._overflowed = overflowed
 
     @property
     def context_overflow(self) -> bool:
-        """Whether a call did not fit the model's length."""
+        """Whether a call exceeded the context length."""
         return self._overflowed()
 
 
 class AjetTuner:
-    """Hands out the model under training, to each agent under its own name."""
+    """Provides the model under training to each agent, under the agent's name."""
 
     def __init__(
         self,
@@ -128,12 +128,12 @@ class AjetTuner:
         self._open_debug_model = open_debug_model
 
     def __reduce__(self) -> tuple[object, ...]:
-        """In another process it has the targets of now, and asks the gateway for what it cannot see from there."""
+        """Pickle with the current targets; the copy asks the gateway whether a call overflowed."""
         targets = self._targets()
         return _rebuild_tuner, (self.config, self._model, None if targets is None else tuple(targets))
 
     def get_context_tracker(self) -> ContextTracker:
-        """The episode's tracker; programs read `.context_overflow`."""
+        """Return the episode's tracker; programs read `.context_overflow`."""
         return self._tracker
 
     def as_agentscope_model(
@@ -142,10 +142,10 @@ class AjetTuner:
         target_tag: str = UNTAGGED,
         debug_model: object = None,
     ) -> Any:
-        """An AgentScope `OpenAIChatModel` for one agent, of the major version that is installed (1.x, 2.x).
+        """Return an AgentScope `OpenAIChatModel` for one agent, of the installed major version (1.x, 2.x).
 
-        Outside of the trainable targets it is `debug_model` instead: an AgentScope model as it is, or the name of a
-        model. Raises ConfigError where there is none, MissingExtra without AgentScope.
+        Outside of the trainable targets `debug_model` answers instead: an AgentScope model, which is returned as it is,
+        or the name of a model. Raises ConfigError if it is missing, MissingExtra without AgentScope.
         """
         model = self._answering(agent_name, target_tag, debug_model)
         size = self.config.rollout.max_model_len
@@ -157,7 +157,7 @@ class AjetTuner:
         target_tag: str = UNTAGGED,
         debug_model: object = "gpt-4o",
     ) -> Any:
-        """An `openai.AsyncOpenAI` whose `chat.completions.create` takes messages by position and needs no model."""
+        """Return an `openai.AsyncOpenAI` client whose `chat.completions.create` needs no model name."""
         model = self._answering(agent_name, target_tag, debug_model)
         if not isinstance(model, Model):
             return model
@@ -165,7 +165,7 @@ class AjetTuner:
         create = client.chat.completions.create
 
         def with_defaults(messages: Any, *, model: str = model.name, **parameters: Any) -> object:
-            if not parameters.get("tools"):  # an empty list is no list of tools to OpenAI
+            if not parameters.get("tools"):  # OpenAI rejects an empty list of tools
                 parameters = {k: v for k, v in parameters.items() if k not in ("tools", "tool_choice")}
             return create(messages=messages, model=model, **parameters)
 
@@ -178,14 +178,14 @@ class AjetTuner:
         target_tag: str = UNTAGGED,
         debug_model: str | None = None,
     ) -> BaseUrlAndKey:
-        """Base URL, key and model name for one agent, for any OpenAI-compatible client."""
+        """Return base URL, key and model name of one agent, for any OpenAI-compatible client."""
         model = self._answering(agent_name, target_tag, debug_model)
         return BaseUrlAndKey(model.base_url, model.api_key, model.name)
 
     def _answering(self, agent_name: str, target_tag: str, debug_model: Any) -> Any:
-        """The `Model` of an agent; outside of the targets, where the config names none, the code's own debug model.
+        """The `Model` of an agent; outside of the targets, the given debug model unless the config names an opponent.
 
-        Raises ConfigError where nothing answers it.
+        Raises ConfigError if no model answers the agent.
         """
         targets, rollout = self._targets(), self.config.rollout
         if targets is None or target_tag in targets:
@@ -205,7 +205,7 @@ class AjetTuner:
                 )
             if named is None:
                 return debug_model
-            self._open_debug_model(named)  # where it has no endpoint, say so now
+            self._open_debug_model(named)  # raises here if it has no endpoint
         return self._model.agent(agent_name, target_tag, trainable=False, debug_model=named)
 
 
@@ -216,12 +216,12 @@ def _rebuild_tuner(config: Config, model: Model, targets: tuple[str, ...] | None
 
 
 def is_workflow_class(workflow: object) -> TypeGuard[Workflow | type[Workflow]]:
-    """Whether it is a `Workflow` class or an instance of one, and not a function."""
+    """Whether a value is a `Workflow` class or instance."""
     return isinstance(workflow, Workflow) or (inspect.isclass(workflow) and issubclass(workflow, Workflow))
 
 
 def make_workflow(workflow: Workflow | type[Workflow]) -> Workflow:
-    """An instance for one episode: episodes run at once and set attributes on it. Raises SignatureError."""
+    """Return an instance for one episode, as concurrent episodes set attributes on it. Raises SignatureError."""
     instance = workflow() if isinstance(workflow, type) else workflow.model_copy()
     if type(instance).execute is Workflow.execute:
         raise SignatureError(f"workflow {type(instance).__name__} has no `execute(self, workflow_task, tuner)`")
@@ -234,7 +234,7 @@ def make_workflow(workflow: Workflow | type[Workflow]) -> Workflow:
 
 
 def check_signature(workflow: object, judge: object, task: Task, config: Config) -> None:
-    """Raise SignatureError where a run could not call the workflow or the judge for this task."""
+    """Raise SignatureError if a run could not call the workflow or the judge for this task."""
     placeholder = Model("", "", "policy")
     absent = frozenset() if config.task_reader.has_environment(task.env_type) else frozenset({"env"})
     if is_workflow_class(workflow):

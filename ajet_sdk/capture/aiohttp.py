@@ -1,4 +1,4 @@
-"""aiohttp."""
+"""Hook of aiohttp."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _ContentTee:
-    """An aiohttp stream reader that also passes what is read to `feed`."""
+    """An aiohttp stream reader that passes the bytes it reads to `feed`."""
 
     def __init__(self, inner: aiohttp.StreamReader, feed: Feed, done: Done) -> None:
         self._inner, self._feed, self._done = inner, feed, done
@@ -90,7 +90,7 @@ def patch_aiohttp(module: ModuleType, patches: Patches, fallback: Fallback) -> N
 def _arguments_to_gateway(
     session: object, reroute: Reroute, headers: Mapping[str, str], body: object, kwargs: Mapping[str, object]
 ) -> dict[str, object]:
-    """The agent's session is used, as it belongs to the loop; BasicAuth excludes an Authorization header."""
+    """Arguments for the agent's session, which belongs to the loop; BasicAuth excludes an Authorization header."""
     ours = reroute.headers({key: value for key, value in headers.items() if key.lower() != "content-type"})
     if getattr(session, "_default_auth", None) is not None:
         ours["x-api-key"] = ours.pop("authorization").removeprefix("Bearer ")
@@ -107,4 +107,4 @@ def _observe_aiohttp(passing: PassThrough, response: aiohttp.ClientResponse) -> 
         return
     reading: Any = _ContentTee(response.content, passing.feed, done)
     response.content = reading
-    weakref.finalize(response, done, False)  # closed before its end
+    weakref.finalize(response, done, False)  # if it is closed early

@@ -1,8 +1,8 @@
-"""Zero-edit capture: the HTTP clients' `send` is wrapped while a run or `ajet.trace` is on, and restored at its end.
+"""Installs the hooks of HTTP clients while a run or `ajet.trace` is on, and restores the originals at its end.
 
-Wrapped are the libraries of `LIBRARIES`, each only where it is imported, now or later. Threads
-and thread pools carry the active episode along, process pools too, and other processes get `OPENAI_BASE_URL` and
-`OPENAI_API_KEY`. Outside of an episode every wrapper calls straight through. This is the one place with module state.
+A library of `LIBRARIES` is wrapped once it is imported. Threads, thread pools and process pools inherit the active
+episode; other processes get `OPENAI_BASE_URL` and `OPENAI_API_KEY`. Outside of an episode a wrapper only calls the
+original. This is the only module with global state.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from types import ModuleType
 
 from ajet_sdk.agent.context import ActiveEpisode
 from ajet_sdk.capture.aiohttp import patch_aiohttp
-from ajet_sdk.capture.http_client import patch_http_client
+from ajet_sdk.capture.events import patch_mcp, patch_spans
+from ajet_sdk.capture.http_client import patch_http_client, patch_urllib3
 from ajet_sdk.capture.httpx import patch_httpx
 from ajet_sdk.capture.lm15 import patch_lm15
-from ajet_sdk.capture.mcp import patch_mcp
 from ajet_sdk.capture.patches import Patches
 from ajet_sdk.capture.processes import patch_threads_and_processes
 from ajet_sdk.capture.routing import Fallback
-from ajet_sdk.capture.spans import patch_spans
 from ajet_sdk.capture.uncaptured import patch_grpc, patch_sockets
-from ajet_sdk.capture.urllib3 import patch_urllib3
 
 LIBRARIES: dict[str, Callable[[ModuleType, Patches, Fallback], None]] = {
     "httpx": patch_httpx,
@@ -102,7 +100,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             loader, execute = spec.loader, spec.loader.exec_module
 
             def execute_and_patch(module: ModuleType) -> None:
-                loader.exec_module = execute  # type: ignore[method-assign]  # what is loaded again is patched no more
+                loader.exec_module = execute  # type: ignore[method-assign]  # a reload is not patched
                 execute(module)
                 self.patch(module)
 

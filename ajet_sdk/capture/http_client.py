@@ -1,4 +1,4 @@
-"""http.client, which urllib and many small clients use."""
+"""Hooks of http.client, which urllib and many small clients use, and of urllib3, which requests uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ajet_sdk.capture.patches import Patches
+from ajet_sdk.capture.patches import OwnClient, Patches
 from ajet_sdk.capture.routing import (
     Done,
     Fallback,
@@ -31,13 +31,13 @@ READS = ("read", "read1", "readline", "readinto")
 
 
 def read_along(response: http.client.HTTPResponse | urllib3.HTTPResponse, feed: Feed, done: Done) -> None:
-    """Pass to `feed` what is read of a response, whichever of its methods reads it."""
+    """Pass the bytes that any method of a response reads to `feed`."""
     inside = False
 
     def read_by(original: Callable[..., bytes | int]) -> Callable[..., bytes | int]:
         def read(*args: Any, **kwargs: object) -> bytes | int:
             nonlocal inside
-            if inside:  # one of the methods, called by another
+            if inside:  # called by another of the methods
                 return original(*args, **kwargs)
             inside = True
             try:
@@ -77,7 +77,7 @@ def patch_http_client(module: ModuleType, patches: Patches, fallback: Fallback) 
     underway: weakref.WeakKeyDictionary[http.client.HTTPConnection, http.client.HTTPConnection | PassThrough] = (
         weakref.WeakKeyDictionary()
     )
-    """By the agent's connection: the connection to the gateway, or the `PassThrough`."""
+    """The connection to the gateway, or the `PassThrough`, of each connection of the agent."""
 
     def request(
         self: http.client.HTTPConnection,
@@ -114,7 +114,7 @@ def patch_http_client(module: ModuleType, patches: Patches, fallback: Fallback) 
 
     def putrequest(self: http.client.HTTPConnection, method: str, url: str, *args: object, **kwargs: object) -> None:
         active = active_episode(fallback)
-        if active is not None:  # not beneath `request`: the body comes by `send`, behind what may be decided
+        if active is not None:  # not called by `request`: the body follows by `send`, too late to decide
             refuse_unread(active, method, _url(self, url))
         put(self, method, url, *args, **kwargs)
 
@@ -150,3 +150,50 @@ def _observe(passing: PassThrough, response: http.client.HTTPResponse) -> None:
     kind = response.headers.get("content-type", "")
     decode = gzip.decompress if response.headers.get("content-encoding") == "gzip" else None
     read_along(response, passing.feed, passing.ending(response.status, kind, decode))
+
+
+def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
+    pool = module.connectionpool.HTTPConnectionPool
+    original: Callable[..., urllib3.HTTPResponse] = pool.__dict__["urlopen"]
+
+    class Pools(module.PoolManager):  # type: ignore[misc]
+        close = module.PoolManager.clear
+
+    client = OwnClient(lambda: Pools(num_pools=4, maxsize=256))
+
+    def urlopen(
+        self: urllib3.HTTPConnectionPool,
+        method: str,
+        url: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        *args: object,
+        **kwargs: object,
+    ) -> urllib3.HTTPResponse:
+        active = active_episode(fallback)
+        if active is None:
+            return original(self, method, url, body, headers, *args, **kwargs)
+        sent_headers = {str(name).lower(): str(value) for name, value in (headers or self.headers or {}).items()}
+        whole = url if "://" in url else f"{self.scheme}://{self.host}:{self.port or ''}{url}"
+        plan = decide(active, method, whole, sent_headers, lambda: body)
+        with sending(active, plan):
+            if isinstance(plan, Reroute):
+                gateway, path = client.get().connection_from_url(plan.url), urlsplit(plan.url).path
+                return original(gateway, "POST", path, body, plan.headers(sent_headers), *args, **kwargs)
+            response = original(self, method, url, body, headers, *args, **kwargs)
+        if plan is not None:
+            _observe_urllib3(plan, response, response.data if kwargs.get("preload_content", True) else None)
+        return response
+
+    patches.replace(pool, "urlopen", urlopen)
+    patches.at_end(client.close)
+
+
+def _observe_urllib3(passing: PassThrough, response: urllib3.HTTPResponse, content: bytes | None) -> None:
+    """Record the body `content`, or if it is None, the body as it is read."""
+    done = passing.ending(response.status, response.headers.get("content-type", ""))
+    if content is None:
+        read_along(response, passing.feed, done)
+    else:
+        passing.feed(content)
+        done(True)

@@ -1,8 +1,7 @@
-"""Calls the gateway of this process directly, with requests and responses of httpx.
+"""Hooks of httpx and httpx2, which have the same API.
 
-None of a client's own work is done for such a request (authentication, redirects, cookies, a pool of connections).
-
-httpx and httpx2: one API under two names.
+A request to the gateway of this process needs no socket and skips the client's authentication, redirects, cookies and
+connection pool.
 """
 
 from __future__ import annotations
@@ -40,78 +39,9 @@ from ajet_sdk.gateway.process_door import ProcessClient, ResponsePart
 if TYPE_CHECKING:
     import httpx
 
-Ask = Callable[[Reroute, "httpx.Request", bool], "httpx.Response"]
-AskAsync = Callable[[Reroute, "httpx.Request", bool], Awaitable["httpx.Response"]]
-Streams = tuple[Callable[..., "httpx.SyncByteStream"], Callable[..., "httpx.AsyncByteStream"]]
-
-
-def asking(module: ModuleType) -> tuple[Ask, AskAsync]:
-    """`ask(plan, request, stream)` for the API of httpx in `module`, and the same as a coroutine.
-
-    The response is to the agent's own `request`, whose body and time limit count; it is read unless `stream`. They
-    raise the module's ReadTimeout, ConnectError (the gateway has stopped) and RemoteProtocolError (it broke off).
-    """
-    stream_of, astream_of = _streams(module)
-
-    def ask(plan: Reroute, request: httpx.Request, stream: bool) -> httpx.Response:
-        began, parts = time.perf_counter(), queue.SimpleQueue[ResponsePart | None]()
-        request.read()
-        client = _ask(module, plan, request, parts.put, stream)
-        patience = request.extensions.get("timeout", {}).get("read")
-
-        def next_part() -> ResponsePart:
-            try:
-                part = parts.get(timeout=patience)
-            except queue.Empty:
-                raise module.ReadTimeout(f"no answer within {patience:g} s", request=request) from None
-            return _taken(module, request, part, client)
-
-        try:
-            first = next_part()
-            if first.last and not stream:
-                return _response(module, request, first, began, content=first.body)
-            bodies = stream_of(_bodies(first, next_part), client.leave)
-            response = _response(module, request, first, began, stream=bodies)
-            if not stream:
-                response.read()
-        except BaseException:
-            client.leave()
-            raise
-        return response
-
-    async def aask(plan: Reroute, request: httpx.Request, stream: bool) -> httpx.Response:
-        began, parts = time.perf_counter(), _Inbox()
-        client = _ask(module, plan, request, parts.put, stream)
-        patience = request.extensions.get("timeout", {}).get("read")
-
-        async def next_part() -> ResponsePart:
-            try:
-                part = await parts.get(patience)
-            except TimeoutError:
-                raise module.ReadTimeout(f"no answer within {patience:g} s", request=request) from None
-            return _taken(module, request, part, client)
-
-        async def leave() -> None:
-            client.leave()
-
-        try:
-            first = await next_part()
-            if first.last and not stream:
-                return _response(module, request, first, began, content=first.body)
-            bodies = astream_of(_abodies(first, next_part), leave)
-            response = _response(module, request, first, began, stream=bodies)
-            if not stream:
-                await response.aread()
-        except BaseException:
-            client.leave()
-            raise
-        return response
-
-    return ask, aask
-
 
 class _Inbox:
-    """A queue from another thread to a task of this loop, without a task for each wait."""
+    """A queue from another thread to a task of this loop; waiting for a part creates no task."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -119,7 +49,7 @@ class _Inbox:
         self._waited: asyncio.Future[None] | None = None
 
     def put(self, part: ResponsePart | None) -> None:
-        with suppress(RuntimeError):  # the agent's loop is closed: nobody waits
+        with suppress(RuntimeError):  # the agent's loop is closed
             LoopCalls.for_loop(self._loop).call(self._arrive, part)
 
     def _arrive(self, part: ResponsePart | None) -> None:
@@ -145,73 +75,8 @@ class _Inbox:
         return self._parts.popleft()
 
 
-def _bodies(part: ResponsePart, next_part: Callable[[], ResponsePart]) -> Iterator[bytes]:
-    yield part.body
-    while not part.last:
-        part = next_part()
-        yield part.body
-
-
-async def _abodies(part: ResponsePart, next_part: Callable[[], Awaitable[ResponsePart]]) -> AsyncIterator[bytes]:
-    yield part.body
-    while not part.last:
-        part = await next_part()
-        yield part.body
-
-
-def _streams(module: Any) -> Streams:
-    """Classes of a response's stream, made of its chunks and of what closes it."""
-
-    class Stream(module.SyncByteStream):  # type: ignore[misc]
-        def __init__(self, chunks: Iterator[bytes], close: Callable[[], None]) -> None:
-            self.chunks, self.close = chunks, close
-
-        def __iter__(self) -> Iterator[bytes]:
-            return self.chunks
-
-    class AsyncStream(module.AsyncByteStream):  # type: ignore[misc]
-        def __init__(self, chunks: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> None:
-            self.chunks, self.aclose = chunks, close
-
-        def __aiter__(self) -> AsyncIterator[bytes]:
-            return self.chunks
-
-    return Stream, AsyncStream
-
-
-def _ask(
-    module: ModuleType,
-    plan: Reroute,
-    request: httpx.Request,
-    tell: Callable[[ResponsePart | None], None],
-    in_parts: bool,
-) -> ProcessClient:
-    assert plan.door is not None
-    try:
-        return plan.door.ask(plan.place, request.content, tell, plan.body, in_parts)
-    except RuntimeError as error:
-        raise module.ConnectError("the gateway has stopped", request=request) from error
-
-
-def _taken(
-    module: ModuleType, request: httpx.Request, part: ResponsePart | None, client: ProcessClient
-) -> ResponsePart:
-    if part is None:
-        raise module.RemoteProtocolError("the gateway closed the connection early", request=request)
-    client.take()
-    return part
-
-
-def _response(
-    module: ModuleType, request: httpx.Request, first: ResponsePart, began: float, **body: object
-) -> httpx.Response:
-    response: httpx.Response = module.Response(first.status, headers=first.headers, request=request, **body)
-    response.elapsed = timedelta(seconds=time.perf_counter() - began)
-    return response
-
-
 class _Httpx:
-    """The original `send` methods, their replacements, and clients for requests over a socket."""
+    """The original `send` methods, requests to the gateway of this process, and clients for those over a socket."""
 
     def __init__(self, module: ModuleType) -> None:
         self.module = module
@@ -223,13 +88,118 @@ class _Httpx:
         self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
             weakref.WeakKeyDictionary()
         )
-        self.stream, self.astream = _streams(self.module)
-        self.ask, self.aask = asking(self.module)
+
+        class Stream(module.SyncByteStream):  # type: ignore[misc,name-defined]
+            def __init__(self, chunks: Iterator[bytes], close: Callable[[], None]) -> None:
+                self.chunks, self.close = chunks, close
+
+            def __iter__(self) -> Iterator[bytes]:
+                return self.chunks
+
+        class AsyncStream(module.AsyncByteStream):  # type: ignore[misc,name-defined]
+            def __init__(self, chunks: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> None:
+                self.chunks, self.aclose = chunks, close
+
+            def __aiter__(self) -> AsyncIterator[bytes]:
+                return self.chunks
+
+        self.stream: Callable[..., httpx.SyncByteStream] = Stream
+        self.astream: Callable[..., httpx.AsyncByteStream] = AsyncStream
 
     def to_gateway(self, request: httpx.Request, plan: Reroute) -> httpx.Request:
         extensions = {key: value for key, value in request.extensions.items() if key == "timeout"}
         headers = plan.headers(request.headers)
         return self.request("POST", plan.url, headers=headers, content=request.content, extensions=extensions)
+
+    def ask(self, plan: Reroute, request: httpx.Request, stream: bool) -> httpx.Response:
+        """Send a request to the gateway of this process; its body and time limit count.
+
+        The response is read unless `stream`. Raises the module's ReadTimeout, ConnectError (the gateway has stopped)
+        and RemoteProtocolError (it closed the connection early).
+        """
+        began, parts = time.perf_counter(), queue.SimpleQueue[ResponsePart | None]()
+        request.read()
+        client = self._send_to_door(plan, request, parts.put, stream)
+        patience = request.extensions.get("timeout", {}).get("read")
+
+        def next_part() -> ResponsePart:
+            try:
+                part = parts.get(timeout=patience)
+            except queue.Empty:
+                raise self.module.ReadTimeout(f"no answer within {patience:g} s", request=request) from None
+            return self._accept(request, part, client)
+
+        def bodies(part: ResponsePart) -> Iterator[bytes]:
+            yield part.body
+            while not part.last:
+                part = next_part()
+                yield part.body
+
+        try:
+            first = next_part()
+            if first.last and not stream:
+                return self._response(request, first, began, content=first.body)
+            response = self._response(request, first, began, stream=self.stream(bodies(first), client.leave))
+            if not stream:
+                response.read()
+        except BaseException:
+            client.leave()
+            raise
+        return response
+
+    async def aask(self, plan: Reroute, request: httpx.Request, stream: bool) -> httpx.Response:
+        """As `ask`."""
+        began, parts = time.perf_counter(), _Inbox()
+        client = self._send_to_door(plan, request, parts.put, stream)
+        patience = request.extensions.get("timeout", {}).get("read")
+
+        async def next_part() -> ResponsePart:
+            try:
+                part = await parts.get(patience)
+            except TimeoutError:
+                raise self.module.ReadTimeout(f"no answer within {patience:g} s", request=request) from None
+            return self._accept(request, part, client)
+
+        async def bodies(part: ResponsePart) -> AsyncIterator[bytes]:
+            yield part.body
+            while not part.last:
+                part = await next_part()
+                yield part.body
+
+        async def leave() -> None:
+            client.leave()
+
+        try:
+            first = await next_part()
+            if first.last and not stream:
+                return self._response(request, first, began, content=first.body)
+            response = self._response(request, first, began, stream=self.astream(bodies(first), leave))
+            if not stream:
+                await response.aread()
+        except BaseException:
+            client.leave()
+            raise
+        return response
+
+    def _send_to_door(
+        self, plan: Reroute, request: httpx.Request, put: Callable[[ResponsePart | None], None], in_parts: bool
+    ) -> ProcessClient:
+        assert plan.door is not None
+        try:
+            return plan.door.ask(plan.place, request.content, put, plan.body, in_parts)
+        except RuntimeError as error:
+            raise self.module.ConnectError("the gateway has stopped", request=request) from error
+
+    def _accept(self, request: httpx.Request, part: ResponsePart | None, client: ProcessClient) -> ResponsePart:
+        if part is None:
+            raise self.module.RemoteProtocolError("the gateway closed the connection early", request=request)
+        client.take()
+        return part
+
+    def _response(self, request: httpx.Request, first: ResponsePart, began: float, **body: object) -> httpx.Response:
+        response: httpx.Response = self.module.Response(first.status, headers=first.headers, request=request, **body)
+        response.elapsed = timedelta(seconds=time.perf_counter() - began)
+        return response
 
     def own_async(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()

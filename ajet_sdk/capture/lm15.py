@@ -1,4 +1,4 @@
-"""lm15, the transports of DSPy 3.4 and later, which use sockets and asyncio streams."""
+"""Hook of lm15, the HTTP transports of DSPy 3.4 and later, which use sockets and asyncio streams."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 from ajet_sdk.agent.context import ActiveEpisode, ObservedExchange, Verdict, current_episode, observer
 from ajet_sdk.capture.hooks import HOOKS, installed
-from ajet_sdk.capture.remote import never_raise
+from ajet_sdk.capture.processes import never_raise
 from ajet_sdk.capture.settings import ObservationSettings
 from ajet_sdk.errors import AjetError
 from ajet_sdk.gateway.episode import observed_call
@@ -31,32 +31,31 @@ from ajet_sdk.types import Episode, Event, Run, Status, Task, new_id, now
 log = logging.getLogger("ajet")
 
 _FLUSH_MS = 10_000
-"""Milliseconds until a call that nobody reads is in the file. It is in a journal before; larger writes cost less."""
+"""Milliseconds until a call is in the file if no reader asks; until then it is in a journal. Large writes cost less."""
 _FIRST_WRITE = 5.0
-_AGAIN = 60.0
-"""Seconds until the next file is tried again."""
+_RETRY = 60.0
+"""Seconds until the next attempt to begin a file."""
 
 
 class trace(AbstractContextManager["trace"]):
     """Observe a deployed agent: record its LLM calls in a trace file, and never reroute, delay or break them.
 
-    Call it once at start-up, or use it as a context manager. Every call of a decorated workflow is an episode; calls
-    outside of one belong to an episode of the process. A file that cannot be written is one warning. The trace can be
-    read while the agent runs, and a call whose reply was returned is not lost where the process is killed: it is in a
-    journal beside the file, which the next `ajet.trace` there, or whatever reads the trace, takes over.
+    Call it once at start-up, or use it as a context manager. Every call of a decorated workflow is an episode; other
+    LLM calls belong to an episode of the process. A file that cannot be written causes one warning. The trace can be
+    read while the agent runs. If the process is killed, calls whose reply was returned are in a journal beside the
+    file; the next `ajet.trace` or reader of the trace recovers them.
 
     Args:
-        path: a `.duckdb` file, or a directory in which each process writes files of its own.
-        rotate: when a process begins its next file in the directory: at a size ("64MB"), at an age ("1d"), or at the
-            first of several. The default is 64 MB or a day.
-        keep: what the directory keeps of this machine's files: "30d" since their last change, "2GB" in all, "100
-            files", or several limits. As a file is begun, the oldest beyond are deleted, except those being written;
-            the file that is begun counts as one, without a size yet.
-        mask: what is removed from all texts before they are stored: regular expressions, or a function that is given a
-            text and returns what is stored. A text with which it fails is not stored.
-        sample: the share of episodes that are recorded, from 0 to 1; of calls outside of a workflow, of calls.
-        durable: a call's reply is returned once the journal is synced to the disk, so that no crash of the machine
-            loses the call either.
+        path: a `.duckdb` file, or a directory in which each process writes its own files.
+        rotate: when a process begins its next file in the directory: at a size ("64MB"), at an age ("1d"), or at
+            whichever of several comes first. The default is 64 MB or a day.
+        keep: limits of this machine's files in the directory: "30d" since the last change, "2GB" in total, "100
+            files", or several of them. When a file is begun, the oldest files beyond the limits are deleted, except
+            those being written; the new file counts, without a size.
+        mask: regular expressions whose matches are removed from all texts before storage, or a function from a text to
+            the text to store. If the function fails, the text is not stored.
+        sample: fraction of episodes to record, from 0 to 1; outside of a workflow, of calls.
+        durable: return a reply only after the journal is synced to disk, so that a crash of the machine loses no call.
 
     Raises:
         ConfigError: the path, a limit, an expression or a share is not valid.
@@ -122,7 +121,7 @@ class ObservedEpisode:
         """Does nothing: there are no handles."""
 
     def fail(self, error: AjetError) -> None:
-        """Does nothing: a deployed agent has no faults."""
+        """Does nothing: errors do not fail a deployed agent."""
 
     def observed(self, exchange: ObservedExchange) -> None:
         if self._put is None:
@@ -137,20 +136,20 @@ class ObservedEpisode:
 
 
 class _TraceFile:
-    """One file that a process writes, with the run that stands for it."""
+    """A trace file of this process, with its run."""
 
     def __init__(self, path: Path, name: str, settings: ObservationSettings) -> None:
         self.started = time.time()
         self.puts = 0
-        """How many are under way."""
+        """Number of `put` calls in progress."""
         self.run = Run(name=name, backbone="trace", config={"sample": settings.sample} if settings.sample < 1 else {})
         survives: Literal["kill", "crash"] = "crash" if settings.durable else "kill"
         self.writer = TraceWriter(
             path, on_error="warn", flush_ms=_FLUSH_MS, survives=survives, close_at_exit=False
-        )  # which `trace.close` does, after the run's end
+        )  # `trace.close` closes it after the run's end
         self.writer.put(self.run)
         self._gateway = Gateway(self.writer).start()
-        self.writer.flush(_FIRST_WRITE)  # the first takes longest, and calls come only then
+        self.writer.flush(_FIRST_WRITE)  # the first takes longest; do it before any call
 
     def close(self) -> None:
         ended = self.run.model_copy(update={"status": "finished", "ended_at": now()})
@@ -180,7 +179,7 @@ class Observation:
         self._file = self._begin()
 
     def _begin(self) -> _TraceFile | None:
-        """The next file, once there is room for it; None, with a warning, where it cannot be written."""
+        """Delete old files and begin the next file; None, with a warning, if it cannot be written."""
         path, host = self._settings.path, socket.gethostname()
         try:
             if path.suffix == ".duckdb" and not path.is_dir():
@@ -191,7 +190,7 @@ class Observation:
                 self._delete_old(path, f"{host}-")
                 path = path / f"{host}-{self._pid}-{new_id()[:8]}.duckdb"
             return _TraceFile(path, f"{host} {self._pid}", self._settings)
-        except Exception as error:  # noqa: BLE001  # the boundary: an agent in service must not notice
+        except Exception as error:  # noqa: BLE001  # recording must not break a deployed agent
             goes_on = "the next file cannot be begun" if self._file else "nothing is recorded"
             log.warning("ajet.trace(%s): %s: %s: %s", path, goes_on, type(error).__name__, error)
             return None
@@ -200,7 +199,7 @@ class Observation:
         if self._settings.keep != Limits():
             try:
                 delete_beyond(self._settings.keep, directory, prefix)
-            except OSError as error:  # another process deletes too, or they are another user's
+            except OSError as error:  # another process deletes them too, or they belong to another user
                 log.warning("ajet.trace(%s): old files could not be deleted: %s", directory, error)
 
     def _put(self, *records: Record) -> None:
@@ -210,7 +209,7 @@ class Observation:
             if file is None:
                 return
             file.puts += 1
-        try:  # outside of the lock: threads that wait for the disk share that wait
+        try:  # outside of the lock, so that threads share the wait for the disk
             run_id = {"run_id": file.run.run_id}
             file.writer.put(*(r.model_copy(update=run_id) if isinstance(r, Episode) else r for r in records))
         finally:
@@ -228,12 +227,12 @@ class Observation:
                     self._rotation.start()
 
     def _rotate(self) -> None:
-        """Begin the next file, then close the full one. Where that fails the full one is gone on with for a minute."""
+        """Begin the next file, then close the full one. If that fails, continue with the full one for a minute."""
         fresh = self._begin()
         with self._lock, self._writing:
             full = self._file
             if fresh is None or full is None:
-                self._rotates_from = time.time() - (full.started if full else 0.0) + _AGAIN
+                self._rotates_from = time.time() - (full.started if full else 0.0) + _RETRY
             else:
                 self._file, self._process, self._rotates_from = fresh, None, 0.0
                 self._writing.wait_for(lambda: full.puts == 0)
@@ -257,7 +256,7 @@ class Observation:
             return self._unseen.active
         with self._lock:
             if self._process is None:
-                # Recorded at its start: a process in service is seldom ended in good order.
+                # Recorded at its start, as deployed processes are often killed.
                 self._process = process = ObservedEpisode(self._put, self._settings)
                 never_raise(lambda: self._record(process, "process", {}, "succeeded", None))
             return self._process.active

@@ -1,4 +1,4 @@
-"""Replaces attributes of other libraries and restores them; clients for requests to the gateway."""
+"""Replaces and restores attributes of other libraries; clients for requests to the gateway."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _INHERITED = object()
 class Patches:
     """Replaced attributes, undone in reverse order.
 
-    An attribute that another library has wrapped in the meantime (an instrumentation, say) stays wrapped: the
-    replacement below can't be removed and is used again when the attribute is replaced next.
+    If another library, such as an instrumentation, has wrapped a replacement meanwhile, the replacement stays and is
+    used again when the attribute is replaced next.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ C = TypeVar("C", bound=_Client)
 
 
 class OwnClient(Generic[C]):
-    """A client for requests to the gateway, one per process: connections must not be shared across a fork."""
+    """A client for requests to the gateway, one per process, as connections must not be shared across a fork."""
 
     def __init__(self, make: Callable[[], C]) -> None:
         self._make = make

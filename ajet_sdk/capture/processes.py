@@ -1,22 +1,28 @@
-"""Passes the active episode on to threads, pools and processes."""
+"""Passes the active episode on to threads, pools and processes; other processes report to its gateway over HTTP."""
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, replace
 from multiprocessing import spawn
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
 
-from ajet_sdk.agent.context import ActiveEpisode, current_episode
+from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, ObservedExchange, Recorder, Verdict, current_episode
 from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.remote import for_other_process
 from ajet_sdk.config.api_keys import without_placeholders
+from ajet_sdk.dialects.json import json_bytes
+from ajet_sdk.errors import AjetError
+from ajet_sdk.types import Event
 
+log = logging.getLogger("ajet")
 Hooks = Callable[[], AbstractContextManager[None]]
 
 VERSIONED = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
@@ -29,6 +35,8 @@ KEYS_IF_SET = frozenset(("ANTHROPIC_AUTH_TOKEN",))
 
 ENV_POSITION = 10
 """Position of `env` in the arguments of `Popen.__init__`, without self."""
+REPORT_TIMEOUT = 10.0
+"""Seconds."""
 
 
 def patch_threads_and_processes(patches: Patches, hooks: Hooks) -> None:
@@ -42,7 +50,7 @@ def patch_threads_and_processes(patches: Patches, hooks: Hooks) -> None:
 
 @contextmanager
 def _nowhere() -> Any:
-    """Run the block outside of any episode: what it starts outlives the current one."""
+    """Run the block outside of any episode, as the threads and processes it starts outlive the episode."""
     token = current_episode.set(None)
     try:
         yield
@@ -127,7 +135,7 @@ def _environment(active: ActiveEpisode | None) -> dict[str, str]:
 def endpoint_variables(base_url: str, api_key: str) -> dict[str, str]:
     """The variables that point every vendor's client to an endpoint. `base_url` ends in `/v1`; some clients add it.
 
-    A proxy that the environment names is told to leave the endpoint's host alone.
+    Proxies of the environment are bypassed for the endpoint's host.
     """
     named: dict[str, str] = {}
     named |= dict.fromkeys(VERSIONED, base_url) | dict.fromkeys(UNVERSIONED, base_url.removesuffix("/v1"))
@@ -168,9 +176,9 @@ class _Environment:
 
 
 def _preparation(original: Callable[[str], dict[str, object]]) -> Callable[[str], dict[str, object]]:
-    """What `multiprocessing` sends a child that is not forked from here, before anything of the user's is imported.
+    """Adds the variables to the data that `multiprocessing` sends to a spawned child before it imports user code.
 
-    Not by the child's own environment: a fork server keeps for every later child that of the first.
+    The child's environment would not do: a fork server passes that of its first child to all later ones.
     """
 
     def get_preparation_data(name: str) -> dict[str, object]:
@@ -179,3 +187,59 @@ def _preparation(original: Callable[[str], dict[str, object]]) -> Callable[[str]
         return data if active is None else {"ajet_environment": _Environment(active), **data}
 
     return get_preparation_data
+
+
+class RemoteRecorder:
+    """The recorder of an episode whose gateway is in another process."""
+
+    def __init__(self, url: str, api_key: str, policy_models: frozenset[str] = frozenset()) -> None:
+        self._url = url
+        self._api_key = api_key
+        self._policy_models = policy_models
+
+    def answers(self, model: str) -> Verdict:
+        """Without named models the gateway decides."""
+        return "policy" if not self._policy_models or model in self._policy_models else "other"
+
+    def takes_handle(self, agent: str) -> None:
+        with suppress(OSError):  # the handle works without it
+            self._report("handles", json_bytes(asdict(AgentIdentity(agent))))
+
+    def fail(self, error: AjetError) -> None:
+        """Report to the gateway; the episode fails even if the agent catches the error."""
+        never_raise(lambda: self._report("faults", json_bytes({"kind": type(error).__name__, "message": str(error)})))
+
+    def observed(self, exchange: ObservedExchange) -> None:
+        self._report("observed", json_bytes(asdict(exchange)))
+
+    def happened(self, event: Event) -> None:
+        self._report("events", event.model_dump_json().encode())
+
+    def _report(self, route: str, body: bytes) -> None:
+        if not self._url:
+            return
+        headers = {"authorization": f"Bearer {self._api_key}", "content-type": "application/json"}
+        request = Request(f"{self._url}/{route}", body, headers)
+        with build_opener(ProxyHandler({})).open(request, timeout=REPORT_TIMEOUT):
+            return
+
+
+def for_other_process(active: ActiveEpisode) -> ActiveEpisode:
+    """The same episode for another process. It can be pickled."""
+    models: frozenset[str] = getattr(getattr(active.recorder, "spec", None), "policy_models", frozenset())
+    recorder: Recorder = RemoteRecorder(active.base_url if active.gateway_url else "", active.api_key, models)
+    return replace(active, recorder=recorder, in_client=False, pid=os.getpid(), process_groups=set())
+
+
+def in_this_process(active: ActiveEpisode) -> ActiveEpisode:
+    """The episode; after a fork, with a recorder that reports to the gateway's process."""
+    forked = active.pid != os.getpid() and not isinstance(active.recorder, RemoteRecorder)
+    return for_other_process(active) if forked else active
+
+
+def never_raise(action: Callable[[], object]) -> None:
+    """Call `action` and log what it raises: recording must never break the agent."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001  # the boundary between recording and the agent
+        log.warning("could not record a call: %s: %s", type(error).__name__, error)

@@ -1,4 +1,4 @@
-"""Agents that are programs: their environment variables, and running one within an episode.
+"""Runs agents that are programs within an episode, and provides their environment variables.
 
 @ajet.workflow(timeout=600)
 async def fix(issue: str) -> str:
@@ -49,19 +49,19 @@ class ProgramResult:
 
 
 def child_env(model: PolicyEndpoint | None = None) -> dict[str, str]:
-    """The current environment, with the policy of the active episode as the endpoint of every vendor's client.
+    """Return the current environment with the active episode's policy as the endpoint of every vendor's client.
 
     An agent that is only observed (`ajet.trace`) gets the environment unchanged.
 
     Args:
-        model: the program is this handle's agent, and every model name that it asks for is the policy. None: its calls
-            are treated as captured calls are, by `rollout.policy_models`.
+        model: a handle; the program is its agent, and the policy answers every model name. None:
+            `rollout.policy_models` selects the calls that the policy answers, as for captured calls.
 
     Returns:
         Variables by name, to pass to a child process.
 
     Raises:
-        EpisodeError: no episode is active, or the workflow takes a handle that is not given here.
+        EpisodeError: no episode is active, or the workflow takes a handle that was not passed here.
     """
     active = current_episode.get()
     if model is not None:
@@ -94,8 +94,8 @@ async def run_program(
 ) -> ProgramResult:
     """Run a program without a shell and return its output.
 
-    The program has a process group of its own. When it ends, runs past `timeout`, or the episode ends or is cancelled,
-    every process of the group is killed. Output is read as UTF-8.
+    The program has its own process group. When it ends, exceeds `timeout`, or the episode ends or is cancelled, every
+    process of the group is killed. Output is read as UTF-8.
 
     Args:
         command: the program and its arguments.
@@ -103,14 +103,15 @@ async def run_program(
         env: the whole environment; None: `child_env()`.
         timeout: seconds; None: no limit.
         input: the standard input.
-        check: raise where the exit status is not 0.
+        check: raise if the exit status is not 0.
 
     Returns:
         Exit status, standard output and standard error.
 
     Raises:
-        ProgramFailed: it could not be started, or `check` and its exit status is not 0. Quotes the end of its output.
-        EpisodeTimeout: it ran past `timeout`; the episode ends with status `timeout`.
+        ProgramFailed: it could not be started, or `check` is set and its exit status is not 0. Quotes the end of its
+            output.
+        EpisodeTimeout: it exceeded `timeout`; the episode ends with status `timeout`.
     """
     if isinstance(command, (str, bytes)) or not command:
         raise ConfigError(
@@ -127,7 +128,7 @@ async def run_program(
         stdin.seek(0)
         started = time.monotonic()
         try:
-            process = Popen(  # noqa: ASYNC220  takes milliseconds, and no cancellation may come between it and the block
+            process = Popen(  # noqa: ASYNC220  takes milliseconds, and must not be cancelled before the block
                 words, cwd=place, env=environment, start_new_session=True, stdin=stdin, stdout=stdout, stderr=stderr
             )
         except OSError as error:
@@ -159,7 +160,7 @@ def _ended_with_the_block(group: int) -> Iterator[None]:
 
 
 def end_programs() -> None:
-    """Kill the programs of the active episode that still run."""
+    """Kill the running programs of the active episode."""
     active = current_episode.get()
     for group in () if active is None else tuple(active.process_groups):
         _kill(group)
@@ -167,7 +168,7 @@ def end_programs() -> None:
 
 def _kill(group: int) -> None:
     """Kill the remaining processes of a group."""
-    with suppress(ProcessLookupError, PermissionError):  # nothing is; macOS says so by the second
+    with suppress(ProcessLookupError, PermissionError):  # no process is left; macOS raises the second
         os.killpg(group, signal.SIGKILL)
 
 

@@ -1,8 +1,8 @@
-"""Decides whether an outgoing HTTP request is left alone, rerouted or recorded.
+"""Decides whether to leave an outgoing HTTP request alone, reroute it, or record it.
 
-A POST to a route of a dialect (`ajet_sdk/dialects/table.py`), with a JSON object that names a model or a conversation,
-is an LLM request. While an episode is active it goes to the gateway where the policy answers it; else it passes through
-to its own endpoint and is recorded. Headers are never kept.
+A POST to a route of a dialect (`ajet_sdk/dialects/table.py`) is an LLM request if its JSON names a model or has a
+conversation. In an episode, requests that the policy answers go to the gateway; others pass through to their own
+endpoint and are recorded. Headers are never stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, ObservedExchange, current_episode
-from ajet_sdk.capture.remote import in_this_process, never_raise
+from ajet_sdk.capture.processes import in_this_process, never_raise
 from ajet_sdk.capture.uncaptured import TELEMETRY, is_local_inference, refuse_inference, unset_key
 from ajet_sdk.config.api_keys import placeholder_in
 from ajet_sdk.dialects.gemini import Gemini
@@ -33,7 +33,7 @@ from ajet_sdk.gateway.process_door import ProcessDoor
 from ajet_sdk.types import Json
 
 SUBJECTS = frozenset(("model", "messages", "prompt", "input", "contents", "generateContentRequest"))
-"""An LLM request has one of these fields."""
+"""An LLM request has at least one of these fields."""
 ENDED = (
     b"[DONE]",
     *(f'"{kind}"'.encode() for kind in FINAL),
@@ -72,7 +72,7 @@ class Reroute:
 
     @property
     def url(self) -> str:
-        """The URL for a library that needs a socket."""
+        """The gateway's URL, for a library that needs a socket."""
         to = self.place
         return f"{self.gateway_url}/episodes/{to.episode}/{to.agent.segment()}/v1/{to.endpoint.route}"
 
@@ -145,9 +145,9 @@ def decide(
 ) -> Reroute | PassThrough | None:
     """Decide how to handle a request of an active episode; `read` returns its body (bytes, text or a parsed object).
 
-    `in_process` says that the library can ask a gateway of this process without a socket, and knows Discarded. Raises
-    UncapturedTraffic where a model host is asked for what the policy does not answer, and MissingResource where it
-    would get a placeholder for its key: both are the episode's fault.
+    `in_process`: the library can call a gateway of this process without a socket, and handles Discarded. Raises
+    UncapturedTraffic for a request to a model host that the policy does not answer, and MissingResource if the host
+    would get a placeholder as key; both fail the episode.
     """
     method, parts = method.upper(), urlsplit(url)
     target = endpoint(parts.path, parts.query) if method == "POST" else None
@@ -184,7 +184,7 @@ def _plan(
     parsed: Json | None,
     in_process: bool,
 ) -> Reroute | PassThrough | None:
-    """What to do with a request on a route of a dialect; None if it is no LLM request."""
+    """The decision for a request to a route of a dialect; None if it is no LLM request."""
     if target.dialect is None or not isinstance(body, dict) or SUBJECTS.isdisjoint(body):
         return None
     identity = AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target"))
@@ -201,7 +201,7 @@ def reads_body(method: str, url: str) -> bool:
 
 
 def _is_ours(url: str, headers: Mapping[str, str], active: ActiveEpisode) -> bool:
-    """Whether a request goes to a gateway already: by a handle, or by the URL in the environment."""
+    """Whether the request's URL is a gateway's already: from a handle, or from the environment."""
     if active.gateway_url and url.startswith(active.gateway_url + "/"):
         return True
     if "/episodes/" not in url or not is_loopback(url):
@@ -210,7 +210,7 @@ def _is_ours(url: str, headers: Mapping[str, str], active: ActiveEpisode) -> boo
 
 
 def _by_handle(active: ActiveEpisode, url: str, headers: Mapping[str, str]) -> Reroute | None:
-    """A request of a handle goes to the gateway already; in the gateway's process it needs no socket."""
+    """Reroute a handle's request around the socket, if the gateway is in this process."""
     door, place = door_of(active), _place(url, headers)
     if door is None or not place.key or not url.startswith(active.gateway_url + "/"):
         return None
@@ -255,12 +255,12 @@ def _response(data: bytes, content_type: str) -> Json:
     except (ValueError, RecursionError):
         return {"text": text[:10_000]} if text else {}
     if isinstance(parsed, list) and parsed and all(isinstance(part, dict) for part in parsed):
-        return join_parts(parsed)  # Gemini's stream, where no events are asked for
+        return join_parts(parsed)  # Gemini's stream without `alt=sse`
     return parsed if isinstance(parsed, dict) else {"value": parsed}
 
 
 def tee(chunks: Iterable[bytes], feed: Feed, done: Done) -> Iterator[bytes]:
-    """The chunks of a response as the agent reads them; an end before the last is one too."""
+    """Yield the chunks of a response as the agent reads them; `done` is called even if the agent stops early."""
     whole = False
     try:
         for chunk in chunks:
@@ -291,9 +291,9 @@ def active_episode(fallback: Fallback) -> ActiveEpisode | None:
 
 @contextmanager
 def sending(active: ActiveEpisode, plan: Reroute | PassThrough | None) -> Iterator[None]:
-    """Mark that a hooked client sends: the libraries and sockets below leave its request alone.
+    """Send within a hooked client, so that hooks of the libraries and sockets below ignore the request.
 
-    What it raises is recorded of a request that passes through.
+    An exception is recorded as the failure of a request that passes through.
     """
     token = current_episode.set(replace(active, in_client=True))
     try:

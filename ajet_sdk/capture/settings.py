@@ -1,4 +1,4 @@
-"""The arguments of `ajet.trace`: limits of files, masks, the share of episodes to record."""
+"""Validates the arguments of `ajet.trace`: limits of files, masks, the fraction of episodes to record."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ log = logging.getLogger("ajet")
 
 _ROTATE = ("64MB", "1d")
 _ESCAPES = re.compile(r"(?:\\+u(?!00[0-7])[0-9a-fA-F]{4})+")
-"""Characters that are not ASCII, as JSON (or JSON in a text of JSON) escapes them."""
+"""Non-ASCII characters as escaped by JSON, or by JSON nested in JSON texts."""
 
 
 class ObservationSettings:
-    """The arguments, checked. Raises ConfigError."""
+    """The validated arguments. Raises ConfigError."""
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class ObservationSettings:
         self.mask: Callable[[str], str] | None = _masking(mask)
 
     def clean(self, value: object) -> Any:
-        """A value of JSON with its texts masked."""
+        """Mask the texts of a JSON value."""
         return value if self.mask is None else map_texts(value, self.mask)
 
     def clean_call(self, value: object) -> Any:
-        """A request, a reply or an error with its texts masked; values of the protocol, such as roles, stay."""
+        """Mask the texts of a request, a reply or an error, except for values of the protocol, such as roles."""
         return value if self.mask is None else map_call(value, self.mask)
 
 
 def _masking(mask: Sequence[str] | Callable[[str], str] | None) -> Callable[[str], str] | None:
-    """A function of a text that never raises. Raises ConfigError."""
+    """Return a function that masks a text and never raises. Raises ConfigError."""
     if mask is None:
         return None
     if not callable(mask):
@@ -92,7 +92,7 @@ def _masking(mask: Sequence[str] | Callable[[str], str] | None) -> Callable[[str
 
 
 def _unescaped(text: str) -> str:
-    def slashes(run: re.Match[str]) -> str:  # an escape's are a power of two, those of the text before it a multiple
+    def slashes(run: re.Match[str]) -> str:  # an escape has a power of two, the text before it a multiple
         return "\\" * (2 * (len(run[0]) & len(run[0]) - 1) + 1)
 
     def spelled(escapes: re.Match[str]) -> str:
@@ -103,7 +103,7 @@ def _unescaped(text: str) -> str:
 
 
 def _without(text: str, patterns: Sequence[re.Pattern[str]]) -> str:
-    """The text without what any of the patterns matches, each alone: one match may contain another's."""
+    """Replace the matches of all patterns in a text; matches may overlap."""
     parts, end = list[str](), 0
     for start, stop in sorted(match.span() for pattern in patterns for match in pattern.finditer(text) if match[0]):
         if start >= end:

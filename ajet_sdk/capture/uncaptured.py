@@ -1,11 +1,11 @@
 """Fails an episode before it sends LLM traffic that is not captured.
 
-That is whatever is sent to a known model host and is neither answered by the policy nor in the list of what is no
-inference; a connection to such a host from beneath no hook; a call over gRPC. A model server on this machine is known
-by its default port and the path.
+Uncaptured are: a request to a known model host that the policy does not answer, unless it runs no model; a connection
+to such a host from a client without hooks; a call over gRPC. A model server on this machine is recognized by its
+default port and the path.
 
-Names are watched where Python resolves them. A client in C resolves its own (curl, uvloop's transports), and one behind
-a proxy asks the proxy: those are not seen.
+Host names are checked where Python resolves them. Clients that resolve names in C (curl, uvloop's transports) or that
+use a proxy are not detected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from ajet_sdk.agent.context import ActiveEpisode, HostGuard, current_episode
 from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.remote import in_this_process
+from ajet_sdk.capture.processes import in_this_process
 from ajet_sdk.engines.http import is_loopback
 from ajet_sdk.errors import MissingResource
 
@@ -67,7 +67,7 @@ NO_INFERENCE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Paths of a model host that run no model."""
+"""Paths of model hosts that run no model."""
 NO_INFERENCE_RPC = re.compile(
     r"(?:Batch)?Embed\w*|(?:Count|Compute)Tokens|TokenizeText|(?:Async)?RetrieveContexts"
     r"|(?:List|Get)\w*Models?|(?:Upload|List|Retrieve|Delete)Files?(?:Content)?"
@@ -80,16 +80,23 @@ LOCAL_PORTS = frozenset((11434, 8000, 30000, 1234, 8080))
 LOCAL_INFERENCE = re.compile(
     r"/(?:api/(?:chat|generate|v1/(?:chat|generate))|generate(?:_stream)?|completion|infill|invocations|llm|realtime)$"
 )
-"""Paths of these servers in no dialect. An application may have the same paths, so the body is checked too."""
+"""Paths of these servers that belong to no dialect. Other applications may have the same paths, so the body counts."""
 LOCAL_SUBJECTS = frozenset(("messages", "prompt", "inputs", "input_ids", "sampling_params", "input_prefix"))
-
-LOOKUPS = ("getaddrinfo", "gethostbyname", "gethostbyname_ex")
 
 
 def patch_sockets(patches: Patches) -> None:
-    """Wrap the functions that resolve names, and `socket.connect`, which accepts names."""
-    for name in LOOKUPS:
-        patches.replace(socket, name, _lookup(getattr(socket, name)))
+    """Wrap the functions that resolve host names, and `socket.connect`, which accepts names."""
+
+    def checking(original: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(original)
+        def lookup(host: object, *args: object, **kwargs: object) -> object:
+            _check(host)
+            return original(host, *args, **kwargs)
+
+        return lookup
+
+    for name in ("getaddrinfo", "gethostbyname", "gethostbyname_ex"):
+        patches.replace(socket, name, checking(getattr(socket, name)))
     connect = socket.socket.connect
 
     def checked(self: socket.socket, address: Any) -> None:
@@ -100,17 +107,8 @@ def patch_sockets(patches: Patches) -> None:
     patches.replace(socket.socket, "connect", checked)
 
 
-def _lookup(original: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(original)
-    def lookup(host: object, *args: object, **kwargs: object) -> object:
-        _check(host)
-        return original(host, *args, **kwargs)
-
-    return lookup
-
-
 def _check(host: object) -> None:
-    """Raise UncapturedTraffic, which fails the episode even if the agent catches it."""
+    """Raise UncapturedTraffic for a model host; it fails the episode even if the agent catches it."""
     active = current_episode.get()
     if active is None or active.in_client or active.guard is None or host is None:
         return
@@ -120,7 +118,7 @@ def _check(host: object) -> None:
 
 
 def watches(guard: HostGuard | None, host: str) -> bool:
-    """Whether a host is a known model host or is configured as one."""
+    """Whether a host is a known or configured model host."""
     host = host.lower().rstrip(".")
     if AWS.fullmatch(host):
         return True
@@ -129,13 +127,13 @@ def watches(guard: HostGuard | None, host: str) -> bool:
 
 
 def is_local_inference(url: str) -> bool:
-    """Whether a URL is of a local model server, by its default port and path."""
+    """Whether a URL is a local model server's, by default port and path."""
     parts = urlsplit(url)
     return parts.port in LOCAL_PORTS and LOCAL_INFERENCE.search(parts.path) is not None and is_loopback(url)
 
 
 def refuse_inference(active: ActiveEpisode, method: str, url: str, headers: Mapping[str, str], body: object) -> None:
-    """Raise UncapturedTraffic for a request that a model may answer but not the policy; `body` is its JSON."""
+    """Raise UncapturedTraffic if a model other than the policy may answer a request; `body` is its JSON."""
     guard, parts = active.guard, urlsplit(url)
     websocket = (headers.get("upgrade") or "").lower() == "websocket"
     if guard is None or (method in READS and not websocket):
@@ -151,12 +149,12 @@ def refuse_inference(active: ActiveEpisode, method: str, url: str, headers: Mapp
 
 
 def refuse_unread(active: ActiveEpisode, method: str, url: str) -> None:
-    """As `refuse_inference`, for a request whose body no hook can read."""
+    """As `refuse_inference`, for a request whose body is unknown."""
     refuse_inference(in_this_process(active), method, url, {}, None)
 
 
 def is_allowed(guard: HostGuard, url: str) -> bool:
-    """Whether the config allows a URL or a parent of it."""
+    """Whether the config allows a URL or one of its parents."""
     place = _place(url)
     return any(place == prefix or place.startswith(prefix.rstrip("/") + "/") for prefix in map(_place, guard.allowed))
 
@@ -180,7 +178,7 @@ def unset_key(active: ActiveEpisode, method: str, url: str, variable: str) -> Mi
 
 
 def patch_grpc(module: object, patches: Patches, fallback: object) -> None:
-    """Check each call over a gRPC channel, also of stubs that were created before the episode."""
+    """Check each call over a gRPC channel, including those of stubs that were created before the episode."""
     for package in ("grpc._channel", "grpc.aio._channel"):
         for name, kind in list(vars(importlib.import_module(package)).items()):
             if isinstance(kind, type) and name.endswith("MultiCallable"):
@@ -193,7 +191,7 @@ def _checked_call(original: Callable[..., object]) -> Callable[..., object]:
     def call(self: Any, *args: object, **kwargs: object) -> object:
         active = current_episode.get()
         if active is not None and active.guard is not None and hasattr(self, "_method"):
-            target: Any = self._channel.target  # a method, of asyncio's a value
+            target: Any = self._channel.target  # a method; with asyncio a value
             if callable(target):
                 target = target()
             target, path = _text(target), _text(self._method)

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.hooks import installed
-from ajet_sdk.capture.remote import for_other_process
+from ajet_sdk.capture.processes import for_other_process
 from ajet_sdk.cluster.code import install_code
 from ajet_sdk.cluster.ray import Node, RayCluster
 from ajet_sdk.config.api_keys import placeholder_keys

@@ -11,7 +11,7 @@ import pytest
 
 import ajet
 from ajet_sdk.agent.context import current_episode
-from ajet_sdk.capture.remote import for_other_process
+from ajet_sdk.capture.processes import for_other_process
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway.gateway import Gateway

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ajet_sdk.capture.spans import INPUTS, KINDS, OUTPUTS, first_of, parsed
+from ajet_sdk.capture.events import INPUTS, KINDS, OUTPUTS, first_of, parsed
 from ajet_tools.trace.export.otlp import to_message
 from ajet_tools.trace.imports.spans import Span
 

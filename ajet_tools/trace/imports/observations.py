@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ajet_sdk.capture.spans import first_of
+from ajet_sdk.capture.events import first_of
 from ajet_tools.trace.imports.spans import Span, get, moment, objects, total_cost
 
 LANGSMITH = ("run_type", "trace_id")

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 import numpy as np
 from pydantic import ValidationError
 
-from ajet_sdk.capture.spans import INPUTS, KINDS, OUTPUTS, event_of, first_of, parsed
+from ajet_sdk.capture.events import INPUTS, KINDS, OUTPUTS, event_of, first_of, parsed
 from ajet_sdk.tasks.json_rows import BadRows, Row
 from ajet_sdk.types import Call, Episode, Event, Ids, Reward, Task
 from ajet_tools.trace.export.otlp import REQUEST

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ajet_sdk.capture.spans import parsed
+from ajet_sdk.capture.events import parsed
 from ajet_sdk.errors import TraceError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.types import Run

@@ -1,32 +1,93 @@
-"""Tools and retrievals that an agent's own OpenTelemetry spans tell of, as events of its episode."""
+"""Records tool calls and retrievals of an agent as events of its episode: from MCP sessions and OpenTelemetry spans."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timezone
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.agent.context import current_episode
-from ajet_sdk.capture.mcp import cut
 from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.remote import in_this_process, never_raise
+from ajet_sdk.capture.processes import in_this_process, never_raise
 from ajet_sdk.capture.routing import Fallback
-from ajet_sdk.types import Event
+from ajet_sdk.types import Event, Json, JsonView, now
 
 if TYPE_CHECKING:
+    from mcp.types import CallToolResult
     from opentelemetry.sdk.trace import Span
 
 KINDS = ("openinference.span.kind", "gen_ai.span.kind", "traceloop.span.kind", "langfuse.observation.type")
-"""Attributes in which the conventions name a span's kind."""
+"""Attributes for a span's kind."""
 INPUTS = ("input.value", "langfuse.observation.input", "traceloop.entity.input", "agentscope.function.input")
 OUTPUTS = ("output.value", "langfuse.observation.output", "traceloop.entity.output", "agentscope.function.output")
 _NAMES = ("gen_ai.tool.name", "tool.name", "gen_ai.data_source.id", "traceloop.entity.name")
 _ARGUMENTS = ("gen_ai.tool.call.arguments", "gen_ai.retrieval.query.text", *INPUTS, "tool.parameters")
 _RESULTS = ("gen_ai.tool.call.result", "gen_ai.retrieval.documents", *OUTPUTS)
 _DOCUMENT = "retrieval.documents.{}.document.content"
+_LONGEST = 100_000
+"""Recorded characters of each text of a result; images are text too."""
+
+
+def patch_mcp(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
+    """Wrap `ClientSession.call_tool`. Its results and exceptions don't change."""
+    original: Callable[..., Awaitable[object]] = module.ClientSession.call_tool
+
+    @functools.wraps(original)
+    async def call_tool(
+        self: object, name: str, arguments: JsonView | None = None, *args: object, **kwargs: object
+    ) -> Any:
+        active = current_episode.get()
+        if active is None:
+            return await original(self, name, arguments, *args, **kwargs)
+        active = in_this_process(active)
+        recorder, started_at, span = active.recorder, now(), current_span()
+
+        def record(result: object, error: str | None) -> None:
+            sent = dict(arguments or {})
+            event = Event(name=name, arguments=sent, result=result, error=error, started_at=started_at)
+            recorder.happened(event.model_copy(update={"trace_id": span[0], "span_id": span[1]}))
+
+        try:
+            answer: Any = await original(self, name, arguments, *args, **kwargs)
+        except BaseException as raised:  # also a cancellation or a time-out
+            message = f"{type(raised).__name__}: {raised}"
+            never_raise(lambda: record(None, message))
+            raise
+        never_raise(lambda: record(*_read(answer)))
+        return answer
+
+    patches.replace(module.ClientSession, "call_tool", call_tool)
+
+
+def _read(answer: CallToolResult) -> tuple[Json, str | None]:
+    """The result as JSON, and its error message."""
+    result = cut(answer.model_dump(mode="json", by_alias=True, exclude_none=True))
+    if not result.get("isError"):
+        return result, None
+    texts = [str(part.get("text", "")) for part in result.get("content", ())]
+    return result, "\n".join(filter(None, texts)) or "the tool reported an error"
+
+
+def cut(value: object) -> Any:
+    """Truncate long texts in JSON."""
+    if isinstance(value, str) and len(value) > _LONGEST:
+        return f"{value[:_LONGEST]}… ({len(value):,} characters)"
+    if isinstance(value, dict):
+        return {key: cut(item) for key, item in value.items()}
+    return [cut(item) for item in value] if isinstance(value, list) else value
+
+
+def current_span() -> tuple[str | None, str | None]:
+    """Trace id and span id of the active OpenTelemetry span, or None. Does not import OpenTelemetry."""
+    api = sys.modules.get("opentelemetry.trace")
+    context = None if api is None else api.get_current_span().get_span_context()
+    if context is None or not context.is_valid:
+        return None, None
+    return f"{context.trace_id:032x}", f"{context.span_id:016x}"
 
 
 def event_of(
@@ -37,9 +98,9 @@ def event_of(
     ended_at: datetime,
     ids: tuple[str, str],
 ) -> Event | None:
-    """The tool call or retrieval of a span, by the GenAI, OpenInference, OpenLLMetry or Langfuse conventions.
+    """Convert a span to a tool call or retrieval, by the GenAI, OpenInference, OpenLLMetry or Langfuse conventions.
 
-    Attributes are flat; `ids` are those of the trace and the span. None: the span is of something else.
+    `attributes` are flat; `ids` are those of trace and span. Returns None for spans of other kinds.
     """
     kind = f"{first_of(attributes, KINDS) or attributes.get('gen_ai.operation.name')}".lower()
     if kind not in ("tool", "execute_tool", "retriever", "retrieval"):
@@ -63,12 +124,12 @@ def event_of(
 
 
 def first_of(attributes: Mapping[str, object], names: tuple[str, ...]) -> object:
-    """The first of these attributes that there is."""
+    """The value of the first attribute that is present."""
     return next((attributes[name] for name in names if attributes.get(name) is not None), None)
 
 
 def parsed(value: object) -> object:
-    """Parsed JSON if the value is the text of an object or a list, else the value."""
+    """Parse the JSON text of an object or a list; return other values unchanged."""
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return json.loads(value)
@@ -78,7 +139,7 @@ def parsed(value: object) -> object:
 
 
 def patch_spans(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
-    """Wrap `Span.end` of OpenTelemetry's SDK, whatever its provider exports to."""
+    """Wrap `Span.end` of OpenTelemetry's SDK, which works with any exporter."""
     original: Callable[[Span, int | None], None] = module.Span.end
 
     @functools.wraps(original)
