@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -137,6 +138,7 @@ async def train_async(config: Config, **options: Any) -> TunedModel:
 
 def _backbone(name: str) -> Callable[[Job, Gateway, TraceWriter], Coroutine[object, None, TunedModel]]:
     module, _, function = _BACKBONES[name].rpartition(".")
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read as torch loads: page-aligned blocks leave smaller gaps
     try:
         return getattr(import_module(module), function)  # type: ignore[no-any-return]
     except ModuleNotFoundError as error:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import peft
 import pytest
@@ -64,6 +68,22 @@ def test_a_step_takes_the_memory_that_was_estimated(
     guess = state_bytes(trainer)
     guess += activation_bytes(model, tokens, trained=tokens // 2, checkpointing=checkpointing)
     assert 0.8 < guess / measured < 1.2, f"{guess / 2**20:.1f} MiB estimated, {measured / 2**20:.1f} MiB measured"
+
+
+def test_the_blocks_of_a_training_process_are_aligned_to_pages(tmp_path: Path) -> None:
+    program = """
+import ajet
+from ajet_sdk.errors import AjetError
+job = ajet.Config(backbone="local", model={"path": "./absent"})
+try:
+    ajet.train(job, workflow=lambda question: question, judge=lambda output: 1.0, tasks=[{"question": "a"}])
+except AjetError as error:
+    print(type(error).__name__)
+import torch
+print({torch.empty((2 << 20) + i * 64, dtype=torch.uint8).data_ptr() % 4096 for i in range(8)})
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("{0}\n") and done.stdout.count("Error") == 1, done
 
 
 def test_no_time_is_guessed_before_it_is_measured() -> None:
