@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ajet_sdk.backbones.shared.training import train
 from ajet_sdk.config.model_source import checkpoint_base
-from ajet_sdk.engines.tinker.costs import Costs
 from ajet_sdk.engines.tinker.sdk import Session
+from ajet_sdk.engines.tinker.service import Costs
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn import checkpoint

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet_sdk.config.named_models import NamedModel, gguf_files, model_cache, named_model
+from ajet_sdk.config.model_source import NamedModel, gguf_files, model_cache, named_model
 from ajet_sdk.errors import ConfigError, MissingExtra, MissingResource, first_line
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""Reading a request: who sends it, by path and key, for which route, with which body; and the error responses.
+"""Reads requests: the episode and agent by path and key, the route, the body; and makes the error responses.
 
-Who asks is in the path (`/episodes/{episode_id}/{agent}/…`), else in the key (`/v1/…` with an episode's key), else in
-the header `x-ajet-episode` beside the gateway's own token; there the header `x-ajet-agent` names the agent. What is
-asked for is behind that, with or without a version (`ajet_sdk/dialects/table.py`).
+The episode is in the path (`/episodes/{episode_id}/{agent}/…`), else follows from the key (`/v1/…` with an episode's
+key), else is in the header `x-ajet-episode` beside the gateway's own token; without a path, the header `x-ajet-agent`
+names the agent. The route follows, with or without a version (`ajet_sdk/dialects/table.py`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ajet_sdk.protocols import Client
 from ajet_sdk.types import Json, Phase
 
 REMEMBERED_KEYS = 200_000
-"""Keys of finished episodes that are still told apart from foreign ones."""
+"""Keys of finished episodes that are remembered, to distinguish them from unknown ones."""
 LARGEST_BODY = 16 * 2**20
-"""Bytes of a request: four million tokens of text. To read one takes some twenty times as much memory for a moment."""
+"""Bytes of a request: four million tokens of text. Parsing it takes about twenty times as much memory."""
 
 log = logging.getLogger("ajet")
 
@@ -48,28 +48,28 @@ class HTTPError(Exception):
         self.param = param
 
     def body_in(self, dialect: Dialect) -> dict[str, object]:
-        """As the clients of a dialect read it."""
+        """The body in the format of a dialect."""
         return dialect.error(self.status, str(self), self.code, self.param)
 
 
 class ClientGone(Exception):
-    """The client went away before the last byte, or the episode ended before it had read all."""
+    """The client left before the last byte, or the episode ended before the client had read the response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as a door has read it."""
+    """A request as read by a door."""
 
     route: str
     dialect: Dialect | None
-    """Of the route; None: it is not answered."""
+    """The dialect of the route; None: the policy does not serve it."""
     body: dict[str, object]
-    """The JSON as the client sent it: this is what is recorded."""
+    """The JSON as the client sent it."""
     identity: AgentIdentity
     phase: Phase
     client: Client
     captured: bool = False
-    """It was meant for another endpoint, so its model may not be the policy."""
+    """It was addressed to another endpoint, so its model may not be the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,14 @@ class KeyGrant:
     captured: bool
 
     def request(self, place: RequestTarget, body: dict[str, object], client: Client) -> Request:
-        """A request that came with the key."""
+        """Make the request that came with the key."""
         target = place.endpoint
         return Request(target.route, target.dialect, body, place.agent, self.phase, client, self.captured)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTarget:
-    """Where a request goes, and by whose key: what its path and its headers say."""
+    """The target and the key of a request, from its path and headers."""
 
     episode: str | None
     """The episode that the path names."""
@@ -96,13 +96,13 @@ class RequestTarget:
     agent: AgentIdentity
     endpoint: ApiRoute
     speaks: Dialect
-    """What its client reads, errors too."""
+    """The dialect of its client, also for errors."""
     beside: str = ""
-    """The episode that a header names beside the gateway's own token."""
+    """The episode named by a header, beside the gateway's own token."""
 
 
 def locate(path: str, query: str, headers: Mapping[str, str]) -> RequestTarget:
-    """Where a request goes. The names of `headers` are in lower case."""
+    """Read the target of a request. The names of `headers` are in lower case."""
     parts = path.split("/", 4)
     if len(parts) > 4 and parts[1] == "episodes":
         named, agent, path = unquote(parts[2]), AgentIdentity.parse(parts[3]), parts[4]
@@ -114,7 +114,7 @@ def locate(path: str, query: str, headers: Mapping[str, str]) -> RequestTarget:
 
 
 def _key(headers: Mapping[str, str], query: str) -> str:
-    """The key of a request, wherever its vendor's clients put it; empty where there is none."""
+    """The key of a request, from any of the vendors' headers or the query; empty without one."""
     bearer = headers.get("authorization", "")
     if bearer[:7].lower() == "bearer " and bearer[7:].strip():
         return bearer[7:].strip()
@@ -133,7 +133,7 @@ class Access:
         self._ended: OrderedDict[str, str] = OrderedDict()
 
     def add(self, episode: OpenEpisode) -> None:
-        """Let in who has a key of the episode."""
+        """Grant access by the keys of an episode."""
         self.episodes[episode.episode_id] = episode
         self._grants[episode.handle_key] = KeyGrant(episode, "rollout", False)
         self._grants[episode.captured_key] = KeyGrant(episode, "rollout", True)
@@ -170,25 +170,25 @@ class Access:
         )
 
 
-# What both doors read and write
+# Shared by both doors
 
 
 def unknown_route(route: str) -> HTTPError:
-    """404, naming the route."""
+    """The error 404 for a route."""
     known, hint = ", ".join((*DIALECTS, "models/NAME:generateContent")), instead_of(route.rpartition(" ")[2])
     message = f"the policy does not serve the route {route}" + (f": {hint}" if hint else "")
     return HTTPError(404, f"{message}; it serves {known}", "unknown_route")
 
 
 def check_size(size: int) -> None:
-    """Raises HTTPError 413 where a request has more bytes than are read."""
+    """Raise HTTPError 413 if a request is too large."""
     if size > LARGEST_BODY:
         message = f"the request has at least {size:,} bytes; the limit is {LARGEST_BODY:,}"
         raise HTTPError(413, f"{message}; shorten the conversation", "request_too_large")
 
 
 def parse_body(data: bytes) -> dict[str, object]:
-    """The request's JSON object. Raises HTTPError 400."""
+    """Parse the request's JSON object. Raises HTTPError 400."""
     try:
         body = json_value(data)
     except (ValueError, RecursionError) as error:
@@ -199,24 +199,24 @@ def parse_body(data: bytes) -> dict[str, object]:
 
 
 def headers_of(status: int, length: int | None, media_type: str = "") -> list[tuple[bytes, bytes]]:
-    """The headers of JSON with so many bytes, or of a stream of `media_type` where it is None."""
+    """Headers of a JSON response of `length` bytes, or if it is None, of a stream of `media_type`."""
     if length is None:
         return [(b"content-type", media_type.encode()), (b"cache-control", b"no-store")]
     retry = [(b"x-should-retry", b"false")] if status >= 400 else []
     return [(b"content-type", b"application/json"), (b"content-length", b"%d" % length), *retry]
 
 
-# What is answered without a call
+# Responses without a call
 
 
 def is_of_models(route: str) -> bool:
-    """Whether a GET asks for the models, or for one of them."""
+    """Whether a route is the list of models or one of them."""
     return route == "models" or route.startswith("models/")
 
 
 def models(route: str, names: list[str], speaks: Dialect) -> Json:
-    """The list of models, or the one that the route names. Raises HTTPError 404 where it is unknown."""
-    speaker: Vendor = speaks  # type: ignore[assignment]  # a route of models has no dialect but a vendor's
+    """The list of models, or the model named by the route. Raises HTTPError 404 if it is unknown."""
+    speaker: Vendor = speaks  # type: ignore[assignment]  # these routes have a vendor's dialect
     wanted = unquote(route.removeprefix("models").strip("/"))
     if not wanted:
         return speaker.models(names)
@@ -226,7 +226,7 @@ def models(route: str, names: list[str], speaks: Dialect) -> Json:
 
 
 async def count(episode: OpenEpisode, request: Request, counter: Counter) -> Json:
-    """How many tokens the engine makes of a request; nothing is recorded. Raises HTTPError."""
+    """Count the tokens of a request by the engine, without a record. Raises HTTPError."""
     try:
         neutral = counter.neutral(request.body, episode.stored)
         ask = counter.form.ask(neutral, episode.episode_id, request.identity.agent)
@@ -238,12 +238,12 @@ async def count(episode: OpenEpisode, request: Request, counter: Counter) -> Jso
 
 
 def refusal(episode: OpenEpisode, error: Exception) -> HTTPError:
-    """What the client is told of it. A fault that is not the request's becomes the episode's too."""
+    """The error response to the client. An error other than the request's own also fails the episode."""
     if isinstance(error, HTTPError):
         return error
     if isinstance(error, RequestRefused):
         return HTTPError(400, str(error), error.code, error.parameter)
-    if not isinstance(error, AjetError):  # the boundary: the engine's fault is the call's error
+    if not isinstance(error, AjetError):  # the engine failed
         fault = EngineUnavailable(f"the engine failed: {type(error).__name__}: {error}{place_of(error)}")
         log.error("In episode %s %s", episode.episode_id, fault, exc_info=error)
         episode.fail(fault)
@@ -259,7 +259,7 @@ def refusal(episode: OpenEpisode, error: Exception) -> HTTPError:
 
 
 def joined(events: Iterable[bytes], large: int) -> list[bytes]:
-    """The events in as few parts as may be sent without asking whether the client takes them."""
+    """Join events to chunks of at most `large` bytes, between which the client is checked."""
     parts, size = list[list[bytes]](), large
     for event in events:
         if size + len(event) > large:

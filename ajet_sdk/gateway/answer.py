@@ -1,6 +1,6 @@
-"""The one way of a call: asked of an engine, recorded, answered. It knows no transport; two doors lead here.
+"""Answers a request: asks the engine, records the calls and builds the reply, independent of the transport.
 
-Engines are asked without streaming; streams are spelt out here. Each request becomes one `Call` per choice.
+Engines reply without streaming; this module splits replies into events. Each request becomes one `Call` per choice.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ajet_sdk.protocols import Answer, Ask, Engine, Sampling, SamplingCancelled
 from ajet_sdk.types import Call, Json, Phase, new_id, now
 
 HEARTBEAT = 10.0
-"""Seconds of waiting between two comments on a stream."""
+"""Seconds between two keep-alive comments on a stream."""
 LARGE = 32 * 2**10
-"""Bytes of a response after which it is asked whether the client takes them."""
+"""Bytes of a response after which to check that the client reads."""
 
 Chunks = AsyncGenerator[tuple[bytes, bool], None]
-"""Parts of a response's body, each with whether it is the last."""
+"""Chunks of a response's body, each with a flag for the last."""
 
 UNDELIVERED = "undelivered"
 
@@ -40,14 +40,14 @@ log = logging.getLogger("ajet")
 
 
 class CallInFlight:
-    """One request on its way: becomes one `Call` per choice, exactly once, however it ends."""
+    """A request in flight; however it ends, it is recorded exactly once, as one `Call` per choice."""
 
     def __init__(self, episode: OpenEpisode, request: Request) -> None:
         self.episode = episode
         self.identity = request.identity
         self.phase: Phase = request.phase
         self.body = self.neutral = request.body
-        """The JSON as it was sent, and as completions have it: the latter is recorded."""
+        """The JSON as sent, and in the format of completions, which is recorded."""
         self.client = request.client
         self.dialect = request.dialect or CHAT
         self.request_id = new_id()
@@ -58,31 +58,31 @@ class CallInFlight:
         self.asked: Ask
         self.work: asyncio.Future[Answer] | None = None
         self.response: Json = {}
-        """What the client reads."""
+        """The response to the client."""
         self._completion: Json = {}
         self.size = self.sent = 0
-        """Bytes of the response, and of them sent."""
+        """Bytes of the response, and the number sent."""
         loop = asyncio.get_running_loop()
         self.over: asyncio.Future[None] = loop.create_future()
-        """Done when the episode is."""
+        """Done when the episode is over."""
         self.settled: asyncio.Future[None] = loop.create_future()
-        """Done when there is nothing to wait for: an answer, the client gone, the episode over, or the time up."""
+        """Done when the wait is over: by an answer, a time-out, the client's leaving, or the episode's end."""
         self._timer = loop.call_later(episode.spec.call_timeout, self.settle)
         self.client.gone.add_done_callback(self.settle)
         self._recorded = self._ended = False
         self._answer: Answer | None = None
         self._error = UNDELIVERED
         self._drawn = 0
-        """Tokens that were sampled before the engine was cancelled."""
+        """Tokens sampled before the engine was cancelled."""
         episode.in_flight.add(self)
 
     def settle(self, _: object = None) -> None:
-        """There is nothing to wait for any more."""
+        """End the wait."""
         if not self.settled.done():
             self.settled.set_result(None)
 
     async def ask(self) -> Answer:
-        """Ask the engine. Raises what it raises."""
+        """Ask the engine. Raises the engine's errors."""
         try:
             return await self.engine.answer(self.asked)
         except SamplingCancelled as cancelled:
@@ -97,11 +97,11 @@ class CallInFlight:
                 self.settled.set_result(None)
 
     def choose_engine(self, ask: Ask) -> Sampling:
-        """Choose the engine, and what to sample by in place of what was asked for. Raises ConfigError."""
+        """Choose the engine and the sampling parameters, which may override the request's. Raises ConfigError."""
         sampling = ask.sampling
         spec, name = self.episode.spec, self.identity.target_tag or self.identity.agent
         outside = spec.trainable_targets is not None and name not in spec.trainable_targets
-        if not self.identity.trainable:  # the policy may answer, untrained, unless another model is named for it
+        if not self.identity.trainable:  # the policy answers, untrained, unless the config names another model
             outside = self.identity.debug_model is not None or spec.frozen(self.identity) is not None
         if outside and (self.phase == "rollout" or self.identity.debug_model is not None):
             self.trainable = False
@@ -129,9 +129,9 @@ class CallInFlight:
         )
 
     def keep_answer(self) -> dict[str, object]:
-        """Keep the engine's answer; returns the response to send.
+        """Store the engine's answer and return the response to send.
 
-        Raises HTTPError where the episode is over, ClientGone, EngineUnavailable (late), and what the engine raised.
+        Raises HTTPError if the episode is over, ClientGone, EngineUnavailable (too late), and the engine's errors.
         """
         assert self.work is not None
         if self.over.done():
@@ -147,17 +147,17 @@ class CallInFlight:
         return self.response
 
     def _take_answer(self, work: asyncio.Future[Answer]) -> dict[str, object]:
-        """What is recorded of the engine's answer, from here on. Raises what the engine raised."""
+        """Store the engine's answer for the record. Raises the engine's errors."""
         answer = checked_answer(work.result(), self.asked, repr(self.engine.model))
         completion = self.dialect.form.completion(answer, self.asked, self.request_id)
         self._answer, self._completion = answer, completion
         return completion
 
     def record(self, error: str | None = None) -> None:
-        """Make the calls. Whoever comes first decides; later ones change nothing.
+        """Record the calls; only the first invocation has an effect.
 
-        Without an error: before the last chunk, once the client has taken the others, so that who has the reply finds
-        the call. Raises ClientGone where the client has left, or the episode is over.
+        Without an error it is called before the last chunk, after the client has read the others, so that a client with
+        the whole reply finds the call. Raises ClientGone if the client has left or the episode is over.
         """
         if self._recorded:
             return
@@ -166,7 +166,7 @@ class CallInFlight:
         self._recorded = True
         work = self.work
         if self._answer is None and work is not None and work.done() and not work.cancelled() and not work.exception():
-            with suppress(AjetError):  # it came too late to be sent, and its tokens are sampled all the same
+            with suppress(AjetError):  # too late to be sent, but its tokens were sampled
                 self._take_answer(work)
         common: Json = {
             "episode_id": self.episode.episode_id,
@@ -203,14 +203,14 @@ class CallInFlight:
             self.episode.add(Call(**common, **known), answer.new_ids)
 
     def _recorded_request(self) -> Json:
-        """As completions have it, with what its dialect alone has and that changes nothing of what is sampled."""
-        if self.neutral is self.body:  # it could not be read
+        """The request in the format of completions, with the fields of its dialect that don't affect sampling."""
+        if self.neutral is self.body:  # not converted
             return self.neutral
         unused = {k: v for k, v in without_effect(self.body, self.dialect.fields).items() if k not in self.neutral}
         return {**self.neutral, WITHOUT_EFFECT: unused} if unused else self.neutral
 
     def end(self, error: str | None = None) -> None:
-        """It goes no further: cancel the engine's work, and then record it, as undelivered where no error is given."""
+        """Cancel the engine's work, then record the calls with the error, by default as undelivered."""
         if self._ended:
             return
         self._ended = True
@@ -227,26 +227,26 @@ class CallInFlight:
             self.work.add_done_callback(self.close)
 
     def close(self, _: object = None) -> None:
-        """Record it if nobody has, and wait no longer for the engine."""
+        """Record the calls unless they are recorded, without waiting for the engine."""
         if not self._recorded:
-            with suppress(TraceError):  # the writer raises it again to the run, at its next record
+            with suppress(TraceError):  # the writer raises it again at its next record
                 self.record(self._error)
         self.episode.in_flight.discard(self)
 
     def cancel(self) -> None:
-        """The episode is over."""
+        """End the call, as the episode is over."""
         self.end()
         if not self.over.done():
             self.over.set_result(None)
             self.settle()
 
     def confirmable(self) -> Callable[[bool], None]:
-        """The last chunk is sent, and the call recorded as delivered; the function is told whether it was read."""
+        """Return the callback for whether the client read the last chunk; the call is recorded as delivered before."""
         self.episode.unconfirmed.add(self)
         return self.confirm
 
     def confirm(self, read: bool) -> None:
-        """Whoever comes first decides: the client, or the end of the episode."""
+        """Note whether the client read the reply; the first invocation counts, by the client or the episode's end."""
         if self not in self.episode.unconfirmed:
             return
         self.episode.unconfirmed.discard(self)
@@ -263,9 +263,9 @@ class CallInFlight:
 
 @dataclass(slots=True)
 class Reply:
-    """The response that a door sends: `async with reply:` and all of `chunks`, the next as soon as one is sent.
+    """The response for a door to send: it enters `async with reply` and sends all of `chunks`.
 
-    Left before the last chunk was taken, the call is undelivered. `chunks` raises ClientGone.
+    If the block ends before the last chunk, the call is undelivered. `chunks` raises ClientGone.
     """
 
     chunks: Chunks
@@ -277,14 +277,14 @@ class Reply:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.chunks.aclose()  # does nothing where the first chunk was never asked for
+        await self.chunks.aclose()  # no effect before the first chunk
         self.call.end()
 
 
 async def answer(episode: OpenEpisode, request: Request) -> Reply:
-    """Ask the engine once and reply. Cancelling it, or leaving the reply, cancels the engine's work and records.
+    """Ask the engine once and return the reply. Cancelling this, or leaving the reply early, cancels the engine's work.
 
-    Raises HTTPError for what is answered otherwise than with 200, and ClientGone.
+    Raises HTTPError for responses other than 200, and ClientGone.
     """
     call = CallInFlight(episode, request)
     try:
@@ -334,7 +334,7 @@ def _read(call: CallInFlight, request: Request) -> Ask:
 
 async def _whole(call: CallInFlight, body: bytes) -> Chunks:
     call.size = len(body)
-    if len(body) > LARGE or call.client.in_parts:  # the last byte is held back until the client has taken the others
+    if len(body) > LARGE or call.client.in_parts:  # the last byte waits until the client has read the others
         for start in range(0, len(body) - 1, LARGE):
             part = body[start : min(start + LARGE, len(body) - 1)]
             yield part, False
@@ -354,7 +354,7 @@ async def _events(call: CallInFlight) -> Chunks:
                 call.keep_answer()
     except ClientGone:
         raise
-    except Exception as error:  # noqa: BLE001  # `refusal` sorts them, and the client is told
+    except Exception as error:  # noqa: BLE001  # sent to the client as an error event
         refused = refusal(call.episode, error)
         call.end(str(refused))
         yield call.dialect.error_event(refused.body_in(call.dialect)), True
@@ -370,7 +370,7 @@ async def _events(call: CallInFlight) -> Chunks:
 
 
 async def _taken(call: CallInFlight, part: bytes, whole: bool) -> None:
-    """Wait until the client has taken what was sent. Raises ClientGone, also where the episode ends before."""
+    """Wait until the client has read the bytes sent so far. Raises ClientGone, also if the episode ends before."""
     call.sent += len(part)
     taking, gone = asyncio.ensure_future(call.client.taken(whole)), call.client.gone
     try:
@@ -383,8 +383,8 @@ async def _taken(call: CallInFlight, part: bytes, whole: bool) -> None:
 
 
 def refuse_unread(episode: OpenEpisode, request: Request, error: HTTPError) -> HTTPError:
-    """The error of a request whose body could not be read, or was too large to be: that is recorded, without it."""
-    if request.dialect is None:  # an uploaded file, say: what is wrong is the route
+    """The error for a request with an unreadable or too large body; the latter is recorded, without the body."""
+    if request.dialect is None:  # for an uploaded file, say, the error is the route
         return unknown_route(request.route)
     if error.status == 413:
         CallInFlight(episode, request).end(str(error))

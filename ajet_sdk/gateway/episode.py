@@ -1,4 +1,4 @@
-"""An open episode: what answers it, which calls are the policy's, and what has been recorded of them so far."""
+"""An open episode: its engines, its keys, the calls that the policy answers, and the calls recorded so far."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from typing import Any, Protocol
 
 from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, HostGuard, ObservedExchange, Verdict, current_episode
 from ajet_sdk.agent.model import Model
-from ajet_sdk.engines.passed_replies import fault_in
+from ajet_sdk.engines.reply_schema import fault_in
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, ModelAmbiguous
 from ajet_sdk.gateway.open_calls import OpenCalls
 from ajet_sdk.protocols import Answer, Client, Engine, Sampling
 from ajet_sdk.types import Call, Event, Json, Phase, new_id
 
 CANCELLING = 2.0
-"""Seconds that engines get to let go of cancelled calls."""
+"""Seconds that engines get to end cancelled calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOverride:
-    """A run's own sampling for trainable calls; None leaves the request's (or the default) as it is."""
+    """The sampling parameters of a run for trainable calls; None keeps the request's value or the default."""
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     greedy: bool = False
-    """Temperature 0, whatever else is said."""
+    """Temperature 0, regardless of the other values."""
 
 
 def override(sampling: Sampling, overrides: SamplingOverride | None, *, max_tokens: int | None) -> Sampling:
-    """`sampling` with a run's own parameters in place of the agent's, and the reply's length limited."""
+    """Replace the agent's sampling parameters by the run's, and limit the length of the reply."""
     changed = dict[str, Any]()
     if overrides is not None:
         for name in ("temperature", "top_p", "top_k"):
@@ -55,10 +55,9 @@ def override(sampling: Sampling, overrides: SamplingOverride | None, *, max_toke
 
 
 def mix_seed(requested: int | None, attempt: int | None, agent: str, ordinal: int, content: str = "") -> int | None:
-    """A seed for one call, the same in every process: attempts differ, repeated runs do not. None if neither is given.
+    """The seed of a call, different for each attempt and equal in repeated runs. None without any seed.
 
-    `ordinal` counts the agent's requests in the episode, those of the same `content` where that is given. The result
-    fits 63 bits.
+    `ordinal` counts the agent's requests in the episode, with `content` those of equal content. The result has 63 bits.
     """
     if requested is None and attempt is None:
         return None
@@ -68,66 +67,61 @@ def mix_seed(requested: int | None, attempt: int | None, agent: str, ordinal: in
 
 @dataclass(frozen=True)
 class EpisodeSpec:
-    """Which engine answers an episode's calls, and how."""
+    """The engine of an episode's calls and its settings."""
 
     episode_id: str
     engine: Engine
     sampling: SamplingOverride | None = None
-    """For trainable calls, in place of what the agent asks for; None leaves the agent's own."""
+    """Overrides of trainable calls; None: the agent's parameters."""
     policy_models: frozenset[str] = frozenset()
-    """Captured requests that name one of these are the policy's; empty: the one model that the episode names."""
+    """Model names of captured requests that the policy answers; empty: the only name that the episode uses."""
     uses_handle: bool = False
-    """The function takes a `Model`: only what goes through it is the policy's."""
+    """The function takes a `Model`; the policy answers only calls made through it."""
     trainable_targets: tuple[str, ...] | None = None
     """Target tags (or, without a tag, agents) to train; None: all."""
     seed: int | None = None
-    """The attempt's, mixed into every call's."""
+    """The seed of the attempt, mixed into the seed of every call."""
     seed_by_content: bool = False
-    """A call's seed depends on what it asks and not on its place among the agent's calls, which parallel calls take in
-    any order."""
+    """A call's seed depends on its content instead of its position, as the order of parallel calls varies."""
     max_tokens: int | None = None
-    """Of one reply of the policy to the workflow, trained or not."""
+    """Limit of each reply of the policy to the workflow, trained or not."""
     debug_models: Mapping[str, Engine] = field(default_factory=dict)
-    """By agent, target tag or name of a debug model: what answers in its place."""
+    """Engines by agent, target tag or name of a debug model."""
     opponent: Engine | None = None
-    """What answers every other call outside of the targets."""
+    """The engine of all other calls outside of the targets."""
     open_debug_model: Callable[[str], Engine] | None = None
-    """Opens a debug model that the agent's code names, where the two above say nothing. It may raise ConfigError."""
+    """Opens a debug model named by the agent's code, if the two above have no engine. It may raise ConfigError."""
     call_timeout: float = 600.0
-    """Seconds for one reply; past it the call fails with 504."""
+    """Seconds for a reply; after them the call fails with 503."""
     stop_after: Callable[[Call], str | None] | None = None
-    """Why no call of the workflow is answered after this one; None: the episode goes on."""
+    """Returns the reason to refuse all calls of the workflow after this one; None: continue."""
     guard: HostGuard | None = None
-    """What to do about LLM traffic that no hook sees; None: nothing."""
+    """The policy for LLM traffic that no hook captures; None: let it pass."""
     keep_calls: bool = True
-    """Keep finished calls in memory; False where an episode has no end and the trace has them."""
+    """Keep finished calls in memory; False for endless episodes, whose calls are in the trace only."""
 
     def frozen(self, who: AgentIdentity) -> Engine | None:
-        """The model that the run names for an agent outside of the targets."""
+        """The engine of the run for an agent outside of the targets."""
         names = [name for name in (who.agent, who.target_tag, who.debug_model) if name is not None]
         return next((self.debug_models[name] for name in names if name in self.debug_models), self.opponent)
 
 
 class InFlight(Protocol):
-    """A call that is not over (`ajet_sdk/gateway/answer.py`)."""
+    """A call in flight (`CallInFlight` in `ajet_sdk/gateway/answer.py`)."""
 
     phase: Phase
     client: Client
     work: asyncio.Future[Answer] | None
-    """The engine's."""
 
-    def confirm(self, read: bool) -> None:
-        """The client has read the reply to its end, or will not."""
+    def confirm(self, read: bool) -> None: ...
 
-    def cancel(self) -> None:
-        """The episode is over."""
+    def cancel(self) -> None: ...
 
-    def close(self) -> None:
-        """Record it if nobody has, and wait no longer for the engine."""
+    def close(self) -> None: ...
 
 
 class OpenEpisode:
-    """One episode of a gateway, from `Gateway.open` to `finish`. Its public methods may be called from any thread."""
+    """An episode of a gateway, from `Gateway.open` to `finish`. Its public methods are thread-safe."""
 
     def __init__(
         self,
@@ -146,28 +140,28 @@ class OpenEpisode:
         self.handle_key, key, self.judge_key = (f"ajet-{secrets.token_urlsafe(24)}" for _ in range(3))
         self.captured_key = key
         self.agents: set[str] = set()
-        """Names that the workflow took handles for."""
+        """Agents for which the workflow uses handles."""
         self.errors: list[AjetError] = []
         self.events: list[Event] = []
         self.context_overflow = False
         self.stopped: str | None = None
         self.in_flight: set[InFlight] = set()
         self.unconfirmed: set[InFlight] = set()
-        """Calls whose last chunk was sent, while it is not known that the client has read it."""
+        """Calls whose last chunk was sent, but maybe not read yet."""
         self._put = put
         self._amend = amend
         self._run = run
         self._end_keys = end_keys
         self.kept = OpenCalls(keep=spec.keep_calls)
         self.stored: dict[str, Json] = {}
-        """What dialects keep of responses, by their ids."""
+        """Responses and conversations that dialects store, by id."""
         self.indices = itertools.count()
-        """Of calls."""
+        """Indices of the calls."""
         self.ordinals = defaultdict[tuple[str, str], Iterator[int]](itertools.count)
-        """Of an agent's calls, of one content where seeds depend on it."""
+        """Counters of calls by agent, and by content if seeds depend on it."""
         self._model: dict[str, str] = {}
         self.asked: dict[int, Engine] = {id(spec.engine): spec.engine}
-        """What answered."""
+        """Engines used so far."""
         self._judging = self._finished = False
         self.active = ActiveEpisode(spec.episode_id, self, url, key, "rollout", not spec.uses_handle, spec.guard)
 
@@ -183,7 +177,7 @@ class OpenEpisode:
         trainable: bool = True,
         debug_model: str | None = None,
     ) -> Model:
-        """A handle on the policy. Taken while judging, it is the judge's: answered, and never trained."""
+        """Return a handle of the policy. While judging, it is the judge's, whose calls are never trained."""
         key = self.judge_key if self._judging else self.handle_key
         segment = AgentIdentity(agent, target_tag, trainable, debug_model).segment()
         base_url = f"{self.url}/episodes/{self.episode_id}/{segment}/v1"
@@ -194,10 +188,10 @@ class OpenEpisode:
         """Whether the workflow is over."""
         return self._judging
 
-    # What the hooks ask (`context.Recorder`)
+    # The interface of the hooks (`context.Recorder`)
 
     def answers(self, model: str) -> Verdict:
-        """Whether the policy answers a captured request for `model`; a second name of a model is ambiguous."""
+        """Whether the policy answers a captured request for `model`; a second model name is ambiguous."""
         if self.spec.uses_handle:
             return "other"
         if self.spec.policy_models:
@@ -205,33 +199,33 @@ class OpenEpisode:
         return "policy" if self._model.setdefault("only", model) == model else "ambiguous"
 
     def ambiguous(self, model: str) -> ModelAmbiguous:
-        """The error of a second name of a model."""
+        """The error for a second model name."""
         return ModelAmbiguous(
             f"the episode uses two models, {self._model['only']!r} and {model!r}, and it is unclear which is the "
             "policy; name it in rollout.policy_models, or take a parameter `model` and use it"
         )
 
     def observed(self, exchange: ObservedExchange) -> None:
-        """Record a request that passed through to its own endpoint; nothing once the episode is finished."""
+        """Record a request that passed through; no effect after the end of the episode."""
         if not self._finished:
             call = observed_call(self.episode_id, next(self.indices), exchange)
             if call.error is not None and _is_fault(call.error):
-                self.fail(EngineUnavailable(f"the model {call.model!r}, which the agent asked itself: {call.error}"))
+                self.fail(EngineUnavailable(f"the agent's own request to the model {call.model!r}: {call.error}"))
             self.add(call)
 
     def happened(self, event: Event) -> None:
-        """Record what the agent did beside its LLM calls; nothing once the episode is finished."""
+        """Record an event besides the LLM calls; no effect after the end of the episode."""
         if not self._finished:
             self.events.append(event)
 
     def takes_handle(self, agent: str) -> None:
-        """The workflow has a handle for an agent, which may get a reward without a call."""
+        """Note that the workflow uses a handle for an agent, which may get a reward without a call."""
         self.agents.add(agent)
 
-    # What the gateway does
+    # Used by the gateway
 
     def add(self, call: Call, engine_ids: array[int] | None = None) -> None:
-        """Record a call, with its place among those before it; see `OpenCalls.add`."""
+        """Record a call with its place among the earlier calls; see `OpenCalls.add`."""
         call = self.kept.add(call, engine_ids)
         if self.spec.stop_after is not None and self.stopped is None:
             self.stopped = self.spec.stop_after(call)
@@ -239,7 +233,7 @@ class OpenEpisode:
             self._put(call)
 
     def undelivered(self, request_id: str, error: str) -> None:
-        """The calls of a request were recorded as delivered and are not; nothing once the episode is finished."""
+        """Correct the record of a request's calls to undelivered; no effect after the end of the episode."""
         if self._finished:
             return
         self.kept.undelivered(request_id, error)
@@ -247,17 +241,17 @@ class OpenEpisode:
             self._amend(self.episode_id, request_id, error)
 
     def fail(self, error: AjetError) -> None:
-        """Keep an error that is the episode's."""
+        """Record an error that fails the episode."""
         if isinstance(error, ContextOverflow):
             self.context_overflow = True
         else:
             self.errors.append(error)
 
-    # Its end
+    # End
 
     @asynccontextmanager
     async def judging(self) -> AsyncIterator[ActiveEpisode]:
-        """The workflow has returned: cancel what it left in flight, revoke its keys, and go over to the judge's phase.
+        """Enter the judge's phase after the workflow has returned: cancel its calls in flight and revoke its keys.
 
         `async with episode.judging() as active:`; `current_episode` is `active` inside.
         """
@@ -271,7 +265,7 @@ class OpenEpisode:
             current_episode.reset(token)
 
     async def finish(self) -> tuple[Call, ...]:
-        """Revoke every key (later requests: 410), cancel what is in flight (undelivered) and return the calls."""
+        """Revoke all keys (later requests get 410), cancel calls in flight (undelivered) and return all calls."""
         self._judging = True
         await asyncio.wrap_future(self._run(self._close(True)))
         self._finished = True
@@ -279,7 +273,7 @@ class OpenEpisode:
 
     async def _close(self, final: bool) -> None:
         self._end_keys(self, final)
-        for _ in range(3):  # who left a reply half read may have done so just now: the loop comes to know it first
+        for _ in range(3):  # lets the loop learn of clients that have just left
             await asyncio.sleep(0)
         for sent in [call for call in list(self.unconfirmed) if final or call.phase == "rollout"]:
             sent.confirm(not sent.client.unread())
@@ -297,7 +291,7 @@ class OpenEpisode:
 
 
 def observed_call(episode_id: str, index: int, exchange: ObservedExchange) -> Call:
-    """The call of a request that passed through: no ids, not trained. A reply that is none is its error."""
+    """The call of a request that passed through, without ids and not trained. An invalid reply is its error."""
     choices = exchange.response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     candidates = exchange.response.get("candidates")
@@ -323,8 +317,8 @@ def observed_call(episode_id: str, index: int, exchange: ObservedExchange) -> Ca
 
 
 def _is_fault(error: str) -> bool:
-    """Whether a call failed for another reason than what the agent asked, or that it left before the end."""
+    """Whether a call failed for a reason other than an invalid request or an early end by the agent."""
     status = error.removeprefix("HTTP ")
     if status.isdecimal():
-        return int(status) not in (400, 413, 422)  # those are of what was asked
+        return int(status) not in (400, 413, 422)  # invalid requests
     return not error.startswith("undelivered")

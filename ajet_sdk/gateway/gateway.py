@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint for every open episode, on loopback, in a thread and an event loop of its own."""
+"""The gateway: an OpenAI-compatible endpoint for every open episode, on loopback, in its own thread and event loop."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ KEEP_ALIVE = 120
 
 
 class Gateway:
-    """Serves open episodes. With a writer, each call is put to it once complete, and the trace can be queried live."""
+    """Serves open episodes. With a writer, complete calls go to the trace, which can be queried live."""
 
     def __init__(self, writer: TraceWriter | None = None, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.writer = writer
         self.frozen = FrozenModels()
-        """What agents ask beside the policy; closed with the gateway."""
+        """Models besides the policy; closed with the gateway."""
         self._access = Access()
         self.host = host
         self.port = port
@@ -49,11 +49,11 @@ class Gateway:
         self._thread: threading.Thread | None = None
         self._server: Any = None
 
-    # Its life
+    # Start and end
 
     @property
     def token(self) -> str:
-        """Opens the trace, and any episode named by header. Never written but to gateway.json."""
+        """The key to the trace, and to any episode named by a header. Only gateway.json has it."""
         return self._access.token
 
     @property
@@ -62,7 +62,7 @@ class Gateway:
         return f"http://{self.host}:{self.port}"
 
     def start(self) -> Gateway:
-        """Bind, and serve from a daemon thread. Raises OSError where the port is taken."""
+        """Bind, and serve from a daemon thread. Raises OSError if the port is taken."""
         if self._thread is not None:
             return self
         listener = listening_socket(self.host, self.port)
@@ -83,7 +83,7 @@ class Gateway:
         self._server = _Server(config)
         started = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(listener, started), name="ajet-gateway", daemon=True)
-        contextvars.Context().run(self._thread.start)  # its calls are no episode's
+        contextvars.Context().run(self._thread.start)  # outside of any episode
         started.wait()
         if self.writer is not None:
             announce(self.writer.path, self.url, self.token)
@@ -104,10 +104,10 @@ class Gateway:
             started.set()
 
     def close(self) -> None:
-        """Stop serving. Open episodes lose what is in flight."""
+        """Stop serving. Calls in flight are cancelled."""
         if self._thread is None or self._loop is None:
             return
-        with ExitStack() as last:  # whatever fails, on a full disk say, the server stops
+        with ExitStack() as last:  # stops the server even if a step fails, for example on a full disk
             last.callback(self._stop, self._thread)
             if self.writer is not None:
                 last.callback(retract, self.writer.path)
@@ -137,7 +137,7 @@ class Gateway:
     # Episodes
 
     def open(self, spec: EpisodeSpec) -> OpenEpisode:
-        """Open an episode: from now on its calls are answered. Raises ConfigError where its id is open already."""
+        """Open an episode, whose calls are answered from now on. Raises ConfigError if its id is already open."""
         if self._thread is None:
             raise EngineUnavailable("the gateway is not running; call start() first")
         if spec.episode_id in self._access.episodes:
@@ -149,7 +149,7 @@ class Gateway:
 
 
 class _Server(uvicorn.Server):
-    """Sleeps until `ended` is set. uvicorn's wakes up ten times a second, idle or not."""
+    """Sleeps until `ended` is set, while uvicorn's server wakes up ten times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -161,7 +161,7 @@ class _Server(uvicorn.Server):
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A listening socket. Its protocol is named, or asyncio leaves Nagle on and every reply waits 40 ms for an ACK."""
+    """Return a listening socket. Its protocol is given, as asyncio else keeps Nagle's algorithm on (40 ms a reply)."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -174,10 +174,10 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 async def serve_until_signal(settings: uvicorn.Config, listener: socket.socket) -> None:
-    """Serve until Ctrl-C or SIGTERM, on which the server ends in order."""
+    """Serve until Ctrl-C or SIGTERM, then shut down."""
     server = uvicorn.Server(settings)
-    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # it would raise them again at the end
-    main = threading.current_thread() is threading.main_thread()  # in a notebook the interrupt cancels
+    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # would raise them again at the end
+    main = threading.current_thread() is threading.main_thread()  # else, in a notebook, an interrupt cancels
     for number in (signal.SIGINT, signal.SIGTERM) if main else ():
         asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
     await server.serve(sockets=[listener])

@@ -1,4 +1,4 @@
-"""The door for clients that come over HTTP: the application of the gateway's server."""
+"""Answers clients over HTTP: the ASGI application of the gateway's server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 CONNECTION = "ajet.connection"
-"""In the `state` of a scope: the `http_server.TimedProtocol` that the request came over."""
+"""Key in the `state` of a scope for the connection, an `http_server.TimedProtocol`."""
 
 _REPORTS: dict[str, tuple[TypeAdapter[Any], Callable[[OpenEpisode, Any], None]]] = {
     "observed": (TypeAdapter(ObservedExchange), OpenEpisode.observed),
@@ -44,13 +44,13 @@ _REPORTS: dict[str, tuple[TypeAdapter[Any], Callable[[OpenEpisode, Any], None]]]
     "handles": (TypeAdapter(AgentIdentity), lambda episode, identity: episode.takes_handle(identity.agent)),
     "faults": (TypeAdapter(Fault), lambda episode, fault: episode.fail(fault.error())),
 }
-"""What another process of the agent says that happened there, by route, and how an episode records it."""
+"""Reports of other processes of the agent by route: their type, and the method of an episode that records them."""
 
 log = logging.getLogger("ajet.gateway")
 
 
 class HttpDoor:
-    """The ASGI application: calls, what a handle asks of its episode, and with `live` the trace."""
+    """The ASGI application: calls, the state of an episode for its handles, and with `live` the trace."""
 
     def __init__(self, access: Access, live: Starlette | None = None) -> None:
         self.access = access
@@ -74,8 +74,8 @@ class HttpDoor:
         except HTTPError as error:
             await respond(send, error.status, error.body_in(place.speaks))
         except ClientGone:
-            pass  # nobody is left to be told, and the call is recorded
-        except TraceError as lost:  # the writer raises it again to the run, at its next record
+            pass  # the call is recorded
+        except TraceError as lost:  # the writer raises it again at its next record
             log.debug("Could not record a call: %s", lost)
 
     async def _answer(self, scope: Scope, place: RequestTarget, grant: KeyGrant, receive: Receive, send: Send) -> None:
@@ -118,11 +118,11 @@ async def send_reply(reply: Reply, scope: Scope, send: Send) -> None:
     connection = scope["state"][CONNECTION]
     async with reply:
         if not reply.is_stream:
-            connection.join_next()  # the body follows its head at once
+            connection.join_next()  # head and body
         await send({"type": "http.response.start", "status": 200, "headers": reply.headers})
         async for chunk, last in reply.chunks:
             if last:
-                connection.join_next()  # the end of a stream and that of the response
+                connection.join_next()  # the last chunk and the end of the response
                 connection.confirm_by(reply.call.confirmable())
             await send({"type": "http.response.body", "body": chunk, "more_body": not last})
 
@@ -135,7 +135,7 @@ async def respond(send: Send, status: int, value: dict[str, object]) -> None:
 
 
 async def read_json(receive: Receive, scope: Scope) -> dict[str, object]:
-    """The request's JSON object. Raises ClientGone, and HTTPError: 400, and 413 before the body is read."""
+    """Read the request's JSON object. Raises ClientGone, HTTPError 400, and 413 before the body is read."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             check_size(int(value))

@@ -1,12 +1,10 @@
-"""The HTTP server of every endpoint of ours: uvicorn's, with time limits for what a client sends.
+"""The HTTP server of all endpoints of ajet: uvicorn with time limits for requests and checks against foreign web pages.
 
-A client that sends half a request would hold a connection, a task and memory for ever; ten thousand of them are an
-outage. The server also tells an application how much of a response the client has taken (`protocols.Client`).
+A client that sends half a request would otherwise hold a connection, a task and memory forever. The server also
+reports how much of a response the client has read (`protocols.Client`).
 
-Whether a request to a server of ours may come from a web page that has no business with it.
-
-A page in a browser on this machine can reach every server that listens here. It can't hide its `Origin`, and where it
-had its own name point to 127.0.0.1 (DNS rebinding), the name stands in `Host`.
+A web page in a browser on this machine can reach every server that listens here. Its requests are recognized by their
+`Origin`, or after DNS rebinding by the `Host` header, which has the page's own name.
 """
 
 from __future__ import annotations
@@ -35,34 +33,34 @@ from ajet_sdk.gateway.http_door import CONNECTION, respond
 from ajet_sdk.gateway.peer_socket import PeerSocket, PeerSockets
 
 HEADER_SECONDS = 20.0
-"""From the connection, or on one that is kept open from the first byte of a request, to the end of its headers."""
+"""Limit for the headers, from the connection, or on a kept-alive one from the first byte of a request."""
 
 BODY_SECONDS = 120.0
-"""From the end of the headers to the end of the body."""
+"""Limit for the body, from the end of the headers."""
 
 BUFFERED = 64 * 2**10
-"""Bytes that may be on their way when a client is said to have taken what was sent."""
+"""Unacknowledged bytes up to which a client counts as reading."""
 
 LONGEST_PAUSE = 0.05
-"""Seconds between two looks at a connection whose client does not read."""
+"""Seconds between two checks of a connection whose client does not read."""
 
 AHEAD = 0.005
-"""Seconds before the end of a stream in which a client on another machine reads what has arrived there."""
+"""Seconds for a client on another machine to read the rest of a stream before its last chunk is sent."""
 
 _TURNS = 6
-"""Turns of the loop in which a client that waits for the bytes has read them: a timer takes a millisecond."""
+"""Turns of the event loop to wait for a client before timers are used, which take a millisecond."""
 
 _TCP_CLOSE = 7
 
 _UNACKNOWLEDGED, _UNSENT = termios.TIOCOUTQ, 0x894B
-"""What `ioctl` is asked for: SIOCOUTQ and, of Linux alone, SIOCOUTQNSD (`tcp(7)`)."""
+"""`ioctl` requests: SIOCOUTQ and, on Linux only, SIOCOUTQNSD (`tcp(7)`)."""
 
 
 def server_config(app: Any, *, own_name: str = "", keyed: bool = False, **settings: Any) -> uvicorn.Config:
-    """uvicorn's configuration of a server of ours; `settings` are uvicorn's.
+    """Return uvicorn's configuration of a server; `settings` are passed to uvicorn.
 
-    What a foreign web page may have sent is refused (`origins.foreign`); with `keyed` the application itself asks for
-    a key, which no page has, so that a server may be reached under any name.
+    Requests of foreign web pages are refused (`foreign`), except with `keyed`: the application then requires a key,
+    which no page has, and the server may be reached under any name.
     """
     ours = {
         "http": partial(TimedProtocol, SparseLog(), PeerSockets()),
@@ -93,13 +91,13 @@ def _guarded(app: Any, own_name: str) -> Any:
 
 
 class _Transport:
-    """A transport that can send two writes as one, and that can keep open what is to be closed."""
+    """A transport that can join two writes and delay its closing."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._held = b""
         self.hold = False
-        """Send what is written next together with what follows it."""
+        """Join the next write with the one after it."""
         self.before_close: Callable[[], bool] = lambda: True
         """Whether to close at once."""
 
@@ -125,12 +123,9 @@ else:
 
 
 class SparseLog(_Adapter):
-    """One server's log, with the 1st, the 10th, the 100th and so on of equal warnings and their number.
+    """The log of a server, with the 1st, 10th, 100th, ... of equal warnings, so that bad clients can't fill it."""
 
-    Who sends it rubbish can't fill the log.
-    """
-
-    level = logging.INFO  # uvicorn looks whether it is to log each connection
+    level = logging.INFO  # uvicorn reads it for its log of connections
 
     def __init__(self) -> None:
         super().__init__(logging.getLogger("ajet.http"), {})
@@ -145,7 +140,7 @@ class SparseLog(_Adapter):
 
 
 class TimedProtocol(H11Protocol):
-    """One connection, and the `protocols.Client` at its other end."""
+    """A connection, which is also the `protocols.Client` at its other end."""
 
     gone: asyncio.Future[None]
     in_parts = False
@@ -169,7 +164,7 @@ class TimedProtocol(H11Protocol):
         self._watch("headers")
 
     def data_received(self, data: bytes) -> None:
-        self._settle(True)  # who asks again has read the last response
+        self._settle(True)  # a client that sends the next request has read the last response
         super().data_received(data)
         self._watch(self._awaited())
 
@@ -181,38 +176,38 @@ class TimedProtocol(H11Protocol):
         self._watch(None)
         super().connection_lost(exc)
         self.gone.set_result(None)
-        if self._confirm is not None:  # a transport of TLS says nothing any more
+        if self._confirm is not None:  # a TLS transport reports nothing after this
             self._settle(exc is None and not self.unread())
         if self._following is not None:
             self._following.cancel()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The client sends no more. Where it only closed its sending side, it gets its response."""
+        """Handle the end of the client's data; if it closed only its sending side, it still gets its response."""
         peer = self._peer()
         waits = self._confirm is not None or (self.cycle is not None and not self.cycle.response_complete)
         if waits and peer is not None and not peer.closed:
             self._half_closed = True
             self._follow()
-            return True  # which ends the reading: no event says any more what becomes of the connection
+            return True  # ends reading, so that no further event tells the state of the connection
         self._settle(not self.unread())
         return None
 
     def timeout_keep_alive_handler(self) -> None:
         if self._confirm is None or not self.unread():
             super().timeout_keep_alive_handler()
-        else:  # a slow client, still at the last response
+        else:  # a slow client still reads the last response
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
-    # What is no request
+    # Invalid requests
 
     def _unsupported_upgrade_warning(self) -> None:
         self.logger.warning("Answered a request to upgrade to another protocol as if it asked for none.")
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, and nothing else any more."""
-        if self.cycle is not None and not self.cycle.response_complete:  # what is wrong is the body of its request
+        """Answer invalid HTTP and end the connection."""
+        if self.cycle is not None and not self.cycle.response_complete:  # the request's body is invalid
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -223,7 +218,7 @@ class TimedProtocol(H11Protocol):
     # Time limits
 
     def _awaited(self) -> str | None:
-        """What the client has begun and not ended."""
+        """The unfinished part of the client's request: `headers`, `body` or None."""
         state = self.conn.their_state
         return "headers" if state is h11.IDLE else "body" if state is h11.SEND_BODY else None
 
@@ -240,7 +235,7 @@ class TimedProtocol(H11Protocol):
     def _too_slow(self, stage: str, seconds: float) -> None:
         if self.transport.is_closing():
             return
-        # An answer may be on its way or given before the body was whole; nothing is said of what was never begun.
+        # No error if the response has begun, or for headers if the request has not.
         awaited = not self.cycle.response_started if stage == "body" else bool(self.conn.trailing_data[0])
         if awaited:
             message = f"the request's {stage} did not arrive within {seconds:g} s"
@@ -250,15 +245,15 @@ class TimedProtocol(H11Protocol):
         self.transport.close()
 
     def join_next(self) -> None:
-        """Send what is written next as one with what follows it: a client reads both or neither."""
+        """Join the next write with the one after it, so that a client reads both or neither."""
         self._joining.hold = True
 
-    # How far the client has taken the response
+    # How much of the response the client has read
 
     async def taken(self, whole: bool = False) -> bool:
-        """Wait until the client has taken what was sent, all of it with `whole`, else up to `BUFFERED` bytes.
+        """Wait until the client has read the bytes sent so far: all with `whole`, else all but `BUFFERED` bytes.
 
-        False where the client went away before. A client on another machine is given `AHEAD` seconds to read.
+        False if the client leaves before. A client on another machine gets `AHEAD` seconds to read.
         """
         for turn in itertools.count():
             await asyncio.sleep(0 if turn < _TURNS else min(0.001 * 2 ** min(turn - _TURNS, 10), LONGEST_PAUSE))
@@ -279,16 +274,17 @@ class TimedProtocol(H11Protocol):
         raise AssertionError("unreachable")
 
     def unread(self) -> int:
-        """Bytes that the client has not read; of one on another machine, that its system has not acknowledged.
+        """Bytes that the client has not read; on another machine, that its system has not acknowledged.
 
-        On this machine what is sent is in the client's receive queue at once, while its acknowledgement may wait for 40
-        ms. A client that closes its end with bytes unread resets the connection; how many they were is not known: 1.
+        On this machine sent bytes are in the client's receive queue at once, while their acknowledgement may take 40
+        ms. A client that closes its end with unread bytes resets the connection; their number is unknown and counts
+        as 1.
         """
         return self._behind()[1] or int(self._reset())
 
     def confirm_by(self, confirm: Callable[[bool], None]) -> None:
-        """Call `confirm` with whether the client has read what is sent now to its end, once that is known."""
-        if self.transport.is_closing():  # the client left a moment ago, having read all before: this is not sent
+        """Call `confirm` with whether the client has read the whole response, once that is known."""
+        if self.transport.is_closing():  # the client has left, and the last chunk is not sent
             confirm(False)
         else:
             self._confirm = confirm
@@ -299,7 +295,7 @@ class TimedProtocol(H11Protocol):
             confirm(read)
 
     def _closes_at_once(self) -> bool:
-        """Whether the connection may be closed: the client may still be reading, and is not seen to do so then."""
+        """Whether to close the connection now; a client that still reads could not be observed after it."""
         if self._confirm is None or self._half_closed or not self.unread():
             return True
         self._to_close = True
@@ -307,7 +303,7 @@ class TimedProtocol(H11Protocol):
         return False
 
     def _follow(self) -> None:
-        """Look now and then at a client of which no event tells: it closed its sending side, or is to be closed."""
+        """Poll a connection without events: the client closed its sending side, or the server waits to close."""
         peer = self._peer()
         if self._reset() or peer is None or peer.closed:
             self._settle(not self.unread())
@@ -322,9 +318,9 @@ class TimedProtocol(H11Protocol):
             self._following = self.loop.call_later(LONGEST_PAUSE, self._follow)
 
     def _behind(self) -> tuple[PeerSocket | None, int]:
-        """The client's end, and the bytes that it has not read; of a client elsewhere, those not acknowledged.
+        """The client's socket, and the bytes not read; for a client on another machine, those not acknowledged.
 
-        Our queue is looked at before the client's: bytes that move from one to the other are seen in one at least.
+        Our queue is read before the client's, so that bytes moving between them are counted at least once.
         """
         unsent = self._waiting(_UNSENT)
         peer = self._peer()
@@ -341,26 +337,26 @@ class TimedProtocol(H11Protocol):
         return bool(connection.getsockopt(socket.IPPROTO_TCP, option, 1)[0] == _TCP_CLOSE)
 
     def _waiting(self, queue: int) -> int:
-        """Bytes of our own buffer and of one of the system's queues."""
+        """Bytes in the transport's buffer and in one of the system's queues."""
         waiting: int = self.transport.get_write_buffer_size()
         connection = self.transport.get_extra_info("socket")
         if connection is None or connection.fileno() < 0:
             return waiting
         try:
             sent: int = struct.unpack("i", fcntl.ioctl(connection.fileno(), queue, b"\0" * 4))[0]
-        except OSError:  # a system that does not say
+        except OSError:  # not supported by the system
             sent = 0
         return waiting + sent
 
 
 _UNASKED = ("text/plain", "application/x-www-form-urlencoded")
-"""Types of content that a page may send elsewhere without asking first; none of our servers wants them."""
+"""Content types that a page may send to another origin without a preflight request; no server of ajet accepts them."""
 
 
 def foreign(host: str, origin: str | None, content_type: str | None, own_name: str = "") -> tuple[int, str] | None:
-    """The status and the reason with which a request is refused, from its headers; None where it is let through.
+    """Status and message for refusing a request, by its headers; None if it is accepted.
 
-    It is let through where it names the server by an address, `localhost`, this machine's name or `own_name`.
+    Accepted hosts are addresses, `localhost`, this machine's name and `own_name`.
     """
     if not _ours(host, own_name):
         return 403, f"this server does not accept the host name {host[:100]!r}; use its address or localhost"
@@ -388,7 +384,7 @@ def _ours(host: str, own_name: str) -> bool:
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine can reach a bound socket, however its address was spelt."""
+    """Whether only this machine can reach a bound socket."""
     address = ip_address(listener.getsockname()[0].partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback

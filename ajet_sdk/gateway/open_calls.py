@@ -1,7 +1,7 @@
-"""The calls of an open episode, in memory linear in what is distinct of them.
+"""Holds the calls of an open episode, in memory linear in their distinct content.
 
-The prompt of turn 40 is nearly all of turn 39 again, and so are its messages. Held whole, an episode takes memory by
-the square of its turns. So ids are held once, by the call that first had them, and equal values are one object.
+The prompt and the messages of a turn repeat nearly all of the previous turn's, so whole copies would take memory
+quadratic in the number of turns. Token ids are stored once, and equal values are one object.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ajet_sdk.samples.prefixes import IdRun, PrefixIndex
 from ajet_sdk.types import Call, Json
 
 SHORT = 64
-"""Characters of a text that is not worth sharing."""
+"""Length below which a text is not shared, in characters."""
 SPELLING = 2
-"""The last format of `marshal` in which what is equal is spelt equally, shared or not."""
+"""The newest format of `marshal` that encodes equal values equally, whether or not they share objects."""
 Ids = npt.NDArray[np.int32]
 NO_IDS: Ids = np.empty(0, np.int32)
 
 
 class _Bare:
-    """A call's values in the order of its fields: its model takes eight times the memory."""
+    """The values of a call in the order of its fields; a `Call` takes eight times the memory."""
 
     __slots__ = ("values",)
     names = tuple(Call.model_fields)
@@ -44,14 +44,14 @@ class _Bare:
 
 
 class OpenCalls:
-    """Calls as they are added, given back whole. The prompts of one conversation are views of one array then."""
+    """Compresses calls when they are added and restores them; prompts of a conversation are then views of one array."""
 
     def __init__(self, *, keep: bool = True) -> None:
         self._keep = keep
-        """False: calls get their place and are not kept."""
+        """False: calls get their place and are not stored."""
         self._index = PrefixIndex()
         self._calls: list[tuple[_Bare, IdRun | None, int]] = []
-        """Each without its prompt's ids, the run that they are the first of, and how many they are (-1: unknown)."""
+        """Each call without its prompt ids, the run that begins with these ids, and their number (-1: no ids)."""
         self._values: dict[bytes, object] = {}
         self._latest: list[object] = []
         """The messages of the latest request."""
@@ -71,7 +71,7 @@ class OpenCalls:
         return call
 
     def undelivered(self, request_id: str, error: str) -> None:
-        """Give the calls of a request that have no error this one."""
+        """Set the error of a request's calls that have none."""
         for place, (bare, run, length) in enumerate(self._calls):
             if bare["request_id"] == request_id and bare["error"] is None:
                 self._calls[place] = _Bare(bare.whole(), error=error), run, length
@@ -93,7 +93,7 @@ class OpenCalls:
     # Requests
 
     def shared(self, body: Json) -> Json:
-        """The request's JSON, made of values of earlier requests where they are equal. Nobody may change it."""
+        """Return the request's JSON with objects of earlier requests in place of equal values; do not modify it."""
         if not self._keep:
             return body
         copy = dict(body)
@@ -106,7 +106,7 @@ class OpenCalls:
 
     def _shared_messages(self, messages: list[object]) -> list[object]:
         latest, repeated = self._latest, 0
-        if 0 < len(latest) <= len(messages):  # most requests repeat the latest: compared, it takes no digest
+        if 0 < len(latest) <= len(messages):  # most requests repeat the latest one: comparing saves the digests
             with suppress(ValueError):
                 if marshal.dumps(messages[: len(latest)], SPELLING) == marshal.dumps(latest, SPELLING):
                     repeated = len(latest)

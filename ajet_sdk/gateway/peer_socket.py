@@ -1,7 +1,7 @@
-"""The state of the other end of a connection, if it is a socket of this machine, from Linux's `sock_diag(7)`.
+"""Reads the state of a connection's other end from Linux's `sock_diag(7)`, if it is a socket of this machine.
 
-An acknowledgement says that the client's system has the bytes. Only the socket at the other end says that the client
-has read them, and whether the client has closed it or only says that it sends no more.
+An acknowledgement means that the client's system has the bytes. Only the socket at the other end tells whether the
+client has read them, and whether it has closed the socket or only its sending side.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class PeerSocket(NamedTuple):
     unread: int
     """Bytes in its receive queue."""
     closed: bool
-    """No process has it open any more."""
+    """Whether no process has it open."""
 
 
 class PeerSockets:
-    """Asks the system, in one thread; without an answer from it (another system, no permission) nothing is known."""
+    """Queries the system, from one thread; without support (another system, no permission) the state is unknown."""
 
     def __init__(self) -> None:
         self._netlink: socket.socket | None = None
         self._tried = False
 
     def look(self, connection: socket.socket) -> PeerSocket | None:
-        """The other end of a TCP connection; None where it is not on this machine, or the system does not say."""
+        """The other end of a TCP connection; None if it is not on this machine or the system does not tell."""
         netlink = self._open()
         if netlink is None:
             return None
@@ -71,7 +71,7 @@ class PeerSockets:
 
 
 def _request(here: tuple[str, int], there: tuple[str, int]) -> bytes:
-    """Asks for the socket whose own address is `there` and whose peer is `here`."""
+    """A query for the socket with address `there` and peer `here`."""
     (host, port), (peer, peer_port) = here[:2], there[:2]
     mapped = "::ffff:"
     if host.startswith(mapped) and peer.startswith(mapped):

@@ -1,7 +1,7 @@
-"""The door for clients of the gateway's own process: no socket, one hop to its event loop and one back.
+"""Answers clients in the gateway's own process without a socket: one hop to the gateway's event loop and one back.
 
-A connection pool looks at each of its connections for each request; at 128 episodes at once that is half of all the
-time that an agent's HTTP takes. Other processes, and libraries without transports, come over HTTP.
+A connection pool checks each of its connections for each request, which takes half of an agent's HTTP time with 128
+concurrent episodes. Other processes, and libraries without transports, use HTTP.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class ResponsePart:
 
 
 class ProcessDoor:
-    """Where clients in other threads of this process ask. `close` it when the gateway's loop is closed."""
+    """The entry for clients in other threads of this process. `close` it when the gateway's loop is closed."""
 
     def __init__(self, access: Access, loop: asyncio.AbstractEventLoop) -> None:
         self.access, self.loop, self.calls = access, loop, LoopCalls.for_loop(loop)
         self.open = set[ProcessClient]()
-        """Clients that have not got the last part of their response."""
+        """Clients that wait for the last part of their response."""
 
     def ask(
         self,
@@ -57,24 +57,24 @@ class ProcessDoor:
         body: dict[str, object] | None = None,
         in_parts: bool = False,
     ) -> ProcessClient:
-        """POST a request; `tell` gets the response's parts in the loop's thread, and None where it broke off.
+        """POST a request; `tell` gets the response's parts in the loop's thread, or None if it breaks off.
 
-        The caller calls `take` for each part that it hands on; with `in_parts` it may leave a response half read.
-        `body` is the content's JSON where it is known already. Raises RuntimeError where the loop is closed.
+        The caller calls `take` for each part that it passes on; with `in_parts` it may stop before the last.
+        `body` is the content's JSON if it is already parsed. Raises RuntimeError if the loop is closed.
         """
         client = ProcessClient(self, place, content, tell, body, in_parts)
         self.open.add(client)
-        self.calls.call(client.start)  # in an empty context: what it does belongs to no episode
+        self.calls.call(client.start)  # in an empty context, outside of any episode
         return client
 
     def close(self) -> None:
-        """Break off what the loop never came to; it may have stopped between the asking and the start."""
+        """Break off requests that the loop, which may have stopped meanwhile, did not start."""
         for client in list(self.open):
             client.break_off()
 
 
 class ProcessClient:
-    """A client of this process, with its one request."""
+    """A request of a client of this process."""
 
     gone: asyncio.Future[None]
 
@@ -94,14 +94,14 @@ class ProcessClient:
         self._over = False
         self._task: asyncio.Task[None] | None = None
         self._sent, self._taken = list[int](), 0
-        """The bytes of each part sent, and how many parts the caller has taken."""
+        """The bytes of each part sent, and the number of parts that the caller has read."""
         self._waiting: asyncio.Future[None] | None = None
         self._confirm: Callable[[bool], None] | None = None
 
-    # The caller's, from any thread
+    # Called by the client, from any thread
 
     def take(self) -> None:
-        """The next part is the caller's."""
+        """Note that the caller has read the next part."""
         self._taken += 1
         if self._over and self._confirm is not None and not self.unread():
             self._confirm(True)
@@ -109,9 +109,9 @@ class ProcessClient:
             self._call(self._wake)
 
     def leave(self) -> None:
-        """The caller goes away; nothing happens where it has the whole response."""
+        """Note that the caller leaves; no effect after the whole response."""
         if not self._over or self._taken < len(self._sent):
-            self._call(self._mark_gone)  # behind `start`
+            self._call(self._mark_gone)  # runs after `start`
 
     def _call(self, function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the gateway's loop is closed
@@ -126,7 +126,7 @@ class ProcessClient:
     async def taken(self, whole: bool = False) -> bool:
         while self._taken < len(self._sent) and not self.gone.done():
             self._waiting = self._door.loop.create_future()
-            if self._taken < len(self._sent):  # or it was taken before it could know that somebody waits
+            if self._taken < len(self._sent):  # not read meanwhile
                 await asyncio.wait((self._waiting, self.gone), return_when=asyncio.FIRST_COMPLETED)
             self._waiting = None
         return not self.gone.done()
@@ -135,7 +135,7 @@ class ProcessClient:
         return sum(self._sent[self._taken :])
 
     def break_off(self) -> None:
-        """There will be nothing more of it; nothing happens where the response was whole."""
+        """End an incomplete response; no effect after the whole response."""
         self._door.open.discard(self)
         if not self._over:
             self._over = True
@@ -176,8 +176,8 @@ class ProcessClient:
             content = json_bytes(error.body_in(place.speaks))
             self._send(error.status, headers_of(error.status, len(content)), content, True)
         except ClientGone:
-            pass  # nobody is left to be told, and the call is recorded
-        except TraceError as lost:  # the writer raises it again to the run, at its next record
+            pass  # the call is recorded
+        except TraceError as lost:  # the writer raises it again at its next record
             log.debug("Could not record a call: %s", lost)
         finally:
             self.break_off()

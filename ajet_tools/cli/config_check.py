@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 from ajet_sdk.agent.workflow import check_signature
 from ajet_sdk.config.api_keys import api_key, placeholder_keys
 from ajet_sdk.config.config import Config, load_config
-from ajet_sdk.config.model_source import is_cached
-from ajet_sdk.config.named_models import named_model
+from ajet_sdk.config.model_source import is_cached, named_model
 from ajet_sdk.engines.fetch import fetched
 from ajet_sdk.errors import AjetError, EnvironmentUnavailable, MissingResource, TaskError
 from ajet_sdk.judges.load import load_judge

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from ajet_sdk.config.named_models import NAMED_MODELS, NamedModel
+from ajet_sdk.config.model_source import NAMED_MODELS, NamedModel
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.readiness import gpus
 from ajet_tools.dataset.from_traces.run import task_rows

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from ajet_sdk.config.named_models import NAMED_MODELS
+from ajet_sdk.config.model_source import NAMED_MODELS
 from ajet_sdk.engines.fetch import fetch_model, fetched
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.progress_bar import ProgressBar

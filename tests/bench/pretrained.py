@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ajet_sdk.config.named_models import NAMED_MODELS
+from ajet_sdk.config.model_source import NAMED_MODELS
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.local.products import instructions, multiply_in
 from ajet_sdk.engines.local.sampler import LocalSampler

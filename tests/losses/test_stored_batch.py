@@ -25,9 +25,8 @@ from transformers import AutoModelForCausalLM
 
 from ajet_sdk.config.config import load_config
 from ajet_sdk.config.schema import Prices
-from ajet_sdk.engines.tinker.costs import Costs
 from ajet_sdk.engines.tinker.sdk import SdkService, Session
-from ajet_sdk.engines.tinker.service import Adam, Datum
+from ajet_sdk.engines.tinker.service import Adam, Costs, Datum
 from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.tinker.learner import complete_adapter
 from ajet_sdk.learn.tinker.scaling import Scaling

@@ -398,7 +398,7 @@ def test_a_wrong_reply_that_passes_through_is_a_fault(
     server: Server, dialect: str, stream: bool, name: str, body: Body
 ) -> None:
     server.says(body)
-    assert_lost(passed_through(server, dialect, stream), "which the agent asked itself: ")
+    assert_lost(passed_through(server, dialect, stream), "the agent's own request to the model")
 
 
 @pytest.mark.parametrize("stream", [False, True])

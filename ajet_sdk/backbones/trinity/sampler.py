@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ajet_sdk.config.schema import Tinker
 from ajet_sdk.engines.http import Endpoint
-from ajet_sdk.engines.tinker.costs import Costs
 from ajet_sdk.engines.tinker.sampler import TinkerSampler
 from ajet_sdk.engines.tinker.sdk import Session
+from ajet_sdk.engines.tinker.service import Costs
 from ajet_sdk.engines.vllm.completions import choices_of, request_body
 from ajet_sdk.errors import EngineError, EngineUnavailable, TrainingError
 from ajet_sdk.protocols import Sampled, Sampling

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.requests import StopWatch
-from ajet_sdk.engines.tinker.costs import Costs
 from ajet_sdk.engines.tinker.sdk import SdkWeights, Session
-from ajet_sdk.engines.tinker.service import Continued
+from ajet_sdk.engines.tinker.service import Continued, Costs
 from ajet_sdk.errors import ContextOverflow, RequestRefused, TrainingError
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
 from ajet_sdk.tokens.huggingface import HFTokenizer

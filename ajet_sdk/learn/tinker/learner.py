@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ajet_sdk.config.model_source import is_cached
-from ajet_sdk.config.named_models import named_model
+from ajet_sdk.config.model_source import is_cached, named_model
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.fetch import fetched
 from ajet_sdk.engines.local.loading import load_model
-from ajet_sdk.engines.tinker.costs import Costs
 from ajet_sdk.engines.tinker.sampler import TinkerSampler
 from ajet_sdk.engines.tinker.sdk import SdkService, Session
-from ajet_sdk.engines.tinker.service import wait
+from ajet_sdk.engines.tinker.service import Costs, wait
 from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
 from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.tinker.scaling import measure_scaling

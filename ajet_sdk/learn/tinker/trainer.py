@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ajet_sdk.engines.tinker.costs import Costs
-from ajet_sdk.engines.tinker.service import Adam, Datum, Loss, wait
+from ajet_sdk.engines.tinker.service import Adam, Costs, Datum, Loss, wait
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.learn.batches import collate, trained_positions
 from ajet_sdk.learn.losses import loss_of, units

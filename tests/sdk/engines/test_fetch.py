@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ajet_sdk.config.config import load_config
-from ajet_sdk.config.model_source import check_source
-from ajet_sdk.config.named_models import NAMED_MODELS, model_cache
+from ajet_sdk.config.model_source import NAMED_MODELS, check_source, model_cache
 from ajet_sdk.engines.fetch import fetch_model, fetched, with_fetched_model
 from ajet_sdk.errors import ConfigError, MissingResource
 

@@ -16,10 +16,9 @@ from safetensors.numpy import save_file
 
 from ajet_sdk.config.schema import Prices
 from ajet_sdk.engines.scripted import ByteTokenizer
-from ajet_sdk.engines.tinker.costs import Costs
 from ajet_sdk.engines.tinker.sampler import TinkerSampler
 from ajet_sdk.engines.tinker.sdk import SdkWeights
-from ajet_sdk.engines.tinker.service import Continued
+from ajet_sdk.engines.tinker.service import Continued, Costs
 from ajet_sdk.errors import CheckpointError, ContextOverflow, EngineUnavailable, RequestRefused
 from ajet_sdk.learn.tinker.learner import complete_adapter
 from ajet_sdk.protocols import Sampled, Sampling

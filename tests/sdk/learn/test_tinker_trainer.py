@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from ajet_sdk.config.schema import Prices
-from ajet_sdk.engines.tinker.costs import Costs
-from ajet_sdk.engines.tinker.service import Adam, Datum, Loss, wait
+from ajet_sdk.engines.tinker.service import Adam, Costs, Datum, Loss, wait
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.scores import TokenScores
