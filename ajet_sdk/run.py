@@ -27,7 +27,7 @@ from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.protocols import Engine, Job
 from ajet_sdk.reporting.html import progress_in_cell
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.reporting.results import Report, TaskScore, TunedModel
 from ajet_sdk.rollout.attempts import Attempt, check_models, seed_of
 from ajet_sdk.rollout.episode import run_batch

@@ -1,4 +1,4 @@
-"""How well scores agree with labels, and how sure that is."""
+"""Agreement of scores with labels, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _NORMAL = 1.959964
-"""Standard deviations of a normal distribution that hold 95 % of it."""
+"""97.5 % quantile of the standard normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Interval:
 
 
 def concordance(scores: Sequence[float], labels: Sequence[float], groups: Sequence[str] | None = None) -> float | None:
-    """The share of pairs with different labels whose scores are in the same order; an equal score is half right.
+    """Share of pairs with different labels whose scores have the same order; equal scores count half.
 
-    0.5 is chance. With two different labels it is the area under the ROC curve (Harrell's C otherwise). With `groups`
-    only pairs within a group count. None where no two labels differ.
+    0.5 is chance. With two distinct labels it is the area under the ROC curve, else Harrell's C. With `groups` only
+    pairs within a group count. None if all labels are equal.
     """
     right = pairs = 0.0
     for i in range(len(labels)):
@@ -40,7 +40,7 @@ def concordance(scores: Sequence[float], labels: Sequence[float], groups: Sequen
 
 
 def kappa(first: Sequence[bool], second: Sequence[bool]) -> float | None:
-    """Cohen's kappa of two who said yes or no: agreement beyond chance. None where chance alone agrees always.
+    """Cohen's kappa of two binary raters: agreement beyond chance. None if chance agreement is 1.
 
     Cohen 1960, A Coefficient of Agreement for Nominal Scales.
     """
@@ -54,7 +54,7 @@ def kappa(first: Sequence[bool], second: Sequence[bool]) -> float | None:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's: the correlation of ranks, ties at their mean. None where either has one value only."""
+    """Spearman's rank correlation, with mean ranks for ties. None if either is constant."""
     if len(set(first)) < 2 or len(set(second)) < 2:
         return None
     return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
@@ -66,9 +66,9 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """95 % interval of a share that was found in `count` independent trials (Wilson 1927); 0 and 1 without a trial.
+    """95 % Wilson interval (1927) of a share in `count` independent trials; (0, 1) without a trial.
 
-    Of few trials it is wide where all came out alike, which a bootstrap can't tell.
+    It stays wide for a few trials with equal outcomes, where a bootstrap collapses.
     """
     if not count:
         return 0.0, 1.0
@@ -79,8 +79,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def bootstrap(statistic: Callable[[Sequence[int]], float | None], count: int, *, seed: int = 0) -> Interval | None:
-    """A statistic of rows, given by their places, over all of them, and where 95 % of its values lie when rows are
-    drawn again with replacement. None where it has no value."""
+    """Computes a statistic of row indices with its 95 % bootstrap interval. None if it is undefined for all rows."""
     value = statistic(range(count))
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Attacks on a judge or an environment: the rewards that it gives to outputs that cheat."""
+"""Attacks a judge or an environment with outputs that cheat, and reports their rewards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import copy
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ajet_sdk.environments.hosted import Spec, UnknownTask
@@ -27,7 +27,7 @@ TASKS = (
     Task(task_id="text", main_query="What is the capital of Mongolia?", metadata={"answer": "Ulaanbaatar"}),
     Task(task_id="number", main_query="What is 1723 times 4?", metadata={"answer": "6892"}),
 )
-"""What a judge is attacked on where no tasks are given."""
+"""Default tasks for an attack on a judge."""
 PROGRAM_TASKS = (
     Task(
         task_id="asserts",
@@ -45,10 +45,11 @@ PROGRAM_TASKS = (
         },
     ),
 )
-"""The same for a judge that runs tests."""
+"""Default tasks for an attack on a judge that runs tests."""
 REFUSAL = "I do not know."
-"""A group judge compares each cheat with this, or with the task's answer."""
+"""Compared with each cheat by a group judge, if the task has no answer."""
 _STEPS = 3
+"""Steps of an environment that get the same cheat."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +60,21 @@ class Outcome:
     name: str
     task_id: str
     reward: float | None
-    """None where there was no verdict."""
+    """None if there was no verdict."""
     earned: bool
     why: str = ""
-    """Why there was no verdict."""
+    """The reason for a missing verdict."""
 
 
 @dataclass
 class Attack:
     """All outcomes, in the order of tasks and cheats."""
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[Outcome]
 
     @property
     def earned(self) -> list[Outcome]:
-        """The cheats that got a reward."""
+        """Cheats that earned a reward."""
         return [outcome for outcome in self.outcomes if outcome.earned]
 
 
@@ -88,23 +89,24 @@ async def attack_judge(
 ) -> Attack:
     """Judge every cheat on every task.
 
-    A task with tests gets programs, empty outputs and unicode, any other the texts.
+    A task with tests gets programs, empty outputs and unicode; any other task gets the texts.
 
     Args:
-        judge: any that `--judge` takes. An LLM judge is asked with `gullible` in place of its model.
-        tasks: empty: `PROGRAM_TASKS` or `TASKS`.
+        judge: as `--judge` takes it. An LLM judge asks `gullible` in place of its model.
+        tasks: defaults to `PROGRAM_TASKS` or `TASKS`.
         threshold: a cheat earns with a reward above it, or with `is_success`; None: the judge's `min_score`, else 0. A
-            group's judge compares it with the task's answer, or with a refusal: then a higher reward earns.
-        own_model: ask the model of an LLM judge itself.
-        parallel: judgements at once.
-        done: called with how many more cheats were judged.
+            group judge compares the cheat with the task's answer or a refusal, and the higher reward earns.
+        own_model: ask the real model of an LLM judge.
+        parallel: concurrent verdicts.
+        done: called with the number of newly judged cheats.
 
-    Raises ConfigError where not one verdict could be had.
+    Raises ConfigError if there was no verdict at all.
     """
     least = threshold if threshold is not None else float(getattr(judge, "min_score", 0.0))
-    grouped, result, room = is_group_judge(judge), Attack(), asyncio.Semaphore(parallel)
+    grouped, limit = is_group_judge(judge), asyncio.Semaphore(parallel)
     judge = judge if own_model else _scripted(judge)
-    from_tests = [task for task in PROGRAM_TASKS if _runs_tests(judge)]
+    parts = [part.judge for part in judge.parts] if isinstance(judge, CombinedJudge) else [judge]
+    defaults = PROGRAM_TASKS if any(isinstance(part, CodeJudge) for part in parts) else TASKS
 
     async def outcome(cheat: Cheat, task: Task) -> Outcome:
         output = cheat.on(task.main_query, _function(task))
@@ -113,7 +115,7 @@ async def attack_judge(
             Episode(episode_id=f"{index}", group_id="g", attempt=index, task=task, output=content)
             for index, content in enumerate(group)
         ]
-        async with room:
+        async with limit:
             verdicts = await verdicts_on(judge, episodes)
         done(1)
         verdict = verdicts[-1]
@@ -123,17 +125,13 @@ async def attack_judge(
         earned = reward > honest if grouped else reward > least or verdict.is_success is True
         return Outcome(cheat.kind, cheat.name, task.task_id, reward, earned)
 
-    pairs = [(cheat, task) for task in tasks or from_tests or TASKS for cheat in cheats_for(task)]
-    result.outcomes += await asyncio.gather(*(outcome(cheat, task) for cheat, task in pairs))
-    _check(result)
-    return result
-
-
-def cheats_for(task: Task) -> list[Cheat]:
-    """The cheats that are tried on a task."""
-    if any(task.metadata.get(name) for name in TESTS):
-        return [*PROGRAMS, *(cheat for cheat in TEXTS if cheat.kind in ("empty", "unicode"))]
-    return TEXTS
+    for_programs = [*PROGRAMS, *(cheat for cheat in TEXTS if cheat.kind in ("empty", "unicode"))]
+    pairs = [
+        (cheat, task)
+        for task in tasks or defaults
+        for cheat in (for_programs if any(task.metadata.get(name) for name in TESTS) else TEXTS)
+    ]
+    return _checked(await asyncio.gather(*(outcome(cheat, task) for cheat, task in pairs)))
 
 
 async def attack_environment(
@@ -144,21 +142,21 @@ async def attack_environment(
     parallel: int = 8,
     done: Callable[[int], None] = lambda count: None,
 ) -> Attack:
-    """Send every cheat to an instance of its own, then ask for the score.
+    """Send every cheat to a new instance, then request the score.
 
     Args:
-        spec: as `ajet env serve` hosts it, each instance in a process.
-        most_tasks: that many of the split `train` (or the first of the spec's), from the first.
+        spec: the environment, as `ajet env serve` hosts it: one process for each instance.
+        most_tasks: number of tasks, the first of the spec's first split (or of `train`).
         threshold: a cheat earns with a reward or a score above it.
 
-    Raises ConfigError where the environment cannot be loaded, or answers nothing.
+    Raises ConfigError if the environment cannot be loaded, or never answers.
     """
-    instances, result, room = Instances(spec, InstanceLimits(timeout=30.0)), Attack(), asyncio.Semaphore(parallel)
+    instances, limit = Instances(spec, InstanceLimits(timeout=30.0)), asyncio.Semaphore(parallel)
     await instances.start()
 
     async def outcome(place: int, cheat: Cheat, task_id: str) -> Outcome:
         name, rewards, why = f"attack-{place}", list[float](), ""
-        async with room:
+        async with limit:
             try:
                 await instances.create(name, task_id, {})
                 for _ in range(_STEPS):
@@ -166,7 +164,7 @@ async def attack_environment(
                     rewards.append(float(answer.get("reward") or 0.0))
                     if answer.get("is_terminated"):
                         break
-            except (Refused, UnknownTask) as refused:  # that it refuses a message is no fault of it
+            except (Refused, UnknownTask) as refused:  # an environment may refuse a message
                 why = str(refused)
             try:
                 rewards.append(float(await instances.ask(name, {"what": "evaluate", "params": {}})))
@@ -183,21 +181,20 @@ async def attack_environment(
         except Refused:
             known = []
         pairs = [(cheat, task_id) for task_id in known or ["0"] for cheat in MESSAGES]
-        result.outcomes += await asyncio.gather(*(outcome(at, *pair) for at, pair in enumerate(pairs)))
+        return _checked(await asyncio.gather(*(outcome(at, *pair) for at, pair in enumerate(pairs))))
     finally:
         await instances.close()
-    _check(result)
-    return result
 
 
-def _check(attack_result: Attack) -> None:
-    if all(outcome.reward is None for outcome in attack_result.outcomes):
-        why = next((outcome.why for outcome in attack_result.outcomes if outcome.why), "there are no cheats for it")
+def _checked(outcomes: list[Outcome]) -> Attack:
+    if all(outcome.reward is None for outcome in outcomes):
+        why = next((outcome.why for outcome in outcomes if outcome.why), "there are no cheats for it")
         raise ConfigError(f"no cheat could be judged: {why}; pass tasks that the judge can judge with --tasks")
+    return Attack(outcomes)
 
 
 def _function(task: Task) -> str:
-    """What the programs of a task define: its entry point, or the first function that its tests call."""
+    """The function under test: the task's entry point, or the first function that its tests call."""
     entry = task.metadata.get("entry_point")
     if isinstance(entry, str) and entry.isidentifier():
         return entry
@@ -206,17 +203,12 @@ def _function(task: Task) -> str:
     return called[1] if called else "double"
 
 
-def _runs_tests(judge: object) -> bool:
-    parts = [part.judge for part in judge.parts] if isinstance(judge, CombinedJudge) else [judge]
-    return any(isinstance(part, CodeJudge) for part in parts)
-
-
 def _scripted(judge: object) -> Any:
-    """The judge, with `gullible` as its model."""
+    """Replaces the model of an LLM judge with `gullible`."""
     if isinstance(judge, RubricJudge):
         raise ConfigError(
-            "a rubric judge makes its rubric with a model: attack the rubric that it made (llm:rubric.md), or ask the "
-            "model itself with --own-model"
+            "a rubric judge writes its rubric with a model: attack the finished rubric (llm:rubric.md), or use the "
+            "real model with --own-model"
         )
     if isinstance(judge, CombinedJudge):
         return CombinedJudge([WeightedJudge(_scripted(part.judge), part.weight, part.name) for part in judge.parts])
@@ -228,7 +220,7 @@ def _scripted(judge: object) -> Any:
 
 
 def gullible(ask: Ask) -> str:
-    """A judge's model that finds every answer wrong, and quotes what it was shown before, after or in its verdict."""
+    """A model for judges that rejects every answer, and quotes its prompt before, after or in the verdict."""
     asked = str((ask.messages or [{}])[-1]["content"])
     shown = "\n".join(re.findall(r"<answer[^>]*>\s*(.*?)\s*</answer", asked, re.DOTALL)) or asked
     schema = str(ask.options.get("response_format") or asked)

@@ -1,7 +1,7 @@
-"""How any judge is called: a function whose parameters are filled by name, or an object with `compute_reward`.
+"""Calls any judge: a function whose parameters are filled by name, or an object with `compute_reward`.
 
-A judge of a group is a function with `@ajet.judge(group=True)`, or an object with `compute_rewards(episodes)` whose
-`group` is true.
+A group judge is a function with `@ajet.judge(group=True)`, or an object with `compute_rewards(episodes)` and a true
+`group`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class JudgeCall:
 
     name: str
     timeout: float | None
-    """Seconds; None: the run's own limit."""
+    """Seconds; None: the limit of the run."""
     function: Callable[[], Any]
 
 
 def is_group_judge(judge: Any) -> bool:
-    """Whether it judges all attempts at a task at once."""
+    """Whether a judge compares all attempts at a task."""
     if judge is None or isinstance(judge, type):
         return False
     if hasattr(judge, "compute_reward") or hasattr(judge, "compute_rewards"):
@@ -41,12 +41,12 @@ def is_group_judge(judge: Any) -> bool:
 def call_judge(
     judge: Any, task: Task, output: object, episode: Episode, *, given: Mapping[str, object], attempt: WorkflowTask
 ) -> JudgeCall:
-    """The call that judges one output.
+    """Binds a judge to one output.
 
     Args:
-        episode: as the judge sees it: with its output and its calls, and without rewards.
-        given: what a function may take beside these: `model`, `env`.
-        attempt: the task as an object with `compute_reward` gets it.
+        episode: with its output and calls, without rewards.
+        given: further arguments that a function may take: `model`, `env`.
+        attempt: the task for an object with `compute_reward`.
     """
     if hasattr(judge, "compute_reward"):
         if not isinstance(output, WorkflowOutput):
@@ -60,7 +60,7 @@ def call_judge(
 
 
 def call_group_judge(judge: Any, episodes: Sequence[Episode], *, given: Mapping[str, object]) -> JudgeCall:
-    """The call that judges a group; it returns a list, one for each episode."""
+    """Binds a judge to a group; the call returns a list with a result for each episode."""
     if hasattr(judge, "compute_rewards"):
         timeout = getattr(judge, "timeout", None)
         return JudgeCall(type(judge).__name__, timeout, functools.partial(judge.compute_rewards, list(episodes)))
@@ -70,7 +70,7 @@ def call_group_judge(judge: Any, episodes: Sequence[Episode], *, given: Mapping[
 
 
 async def answer_of(call: JudgeCall) -> Any:
-    """The result of a judge outside of a run's workers; a blocking judge runs in a thread of its own."""
+    """Runs a judge outside of a run's workers; a blocking judge runs in a thread."""
     target = getattr(call.function, "func", call.function)
     if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(type(target).__call__):
         return await call.function()
@@ -81,9 +81,9 @@ async def answer_of(call: JudgeCall) -> Any:
 async def judge_stored(
     judge: object, episodes: Sequence[Episode], ask: Callable[[JudgeCall], Awaitable[object]] = answer_of
 ) -> list[Verdict]:
-    """The verdicts of any judge on episodes that have their output, in their order; a group's judge sees all of them.
+    """Judges finished episodes, in order; a group judge gets all of them at once.
 
-    `ask` makes the call. Raises what the judge raises, NoReward for what is no reward.
+    `ask` makes the call. Raises whatever the judge raises, and NoReward for an invalid result.
     """
     if is_group_judge(judge):
         call = call_group_judge(judge, episodes, given={})
@@ -97,7 +97,7 @@ async def judge_stored(
 
 
 def output_of(episode: Episode) -> Any:
-    """The output of a stored episode as its judge got it: a trace keeps a WorkflowOutput as its fields."""
+    """Restores an episode's output as its judge got it; a trace stores a WorkflowOutput as a mapping."""
     value = episode.output
     if isinstance(value, Mapping) and set(WorkflowOutput.model_fields) <= set(value):
         return WorkflowOutput(**{str(name): field_value for name, field_value in value.items()})
@@ -105,7 +105,7 @@ def output_of(episode: Episode) -> Any:
 
 
 def workflow_task(task: Task, episode: Episode, **more: Any) -> WorkflowTask:
-    """The attempt as `execute` and `compute_reward` get it; `more` are further fields of it."""
+    """Builds the task object for `execute` and `compute_reward`; `more` are further fields."""
     messages = task.init_messages
     if not messages and task.main_query:
         messages = [{"role": "user", "content": task.main_query}]

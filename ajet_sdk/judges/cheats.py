@@ -1,8 +1,8 @@
 # ruff: noqa: E501 - programs and messages, one a line
-"""Outputs that want a reward which they have not earned, for `attack`: texts, programs, and messages to an environment.
+"""Outputs that try to get an unearned reward, for `attack`: texts, programs, and messages to an environment.
 
-None of them does what its task asks. `{query}` in a text stands for the question, `double` in a program for the
-function that the tests call.
+None of them solves its task. `{query}` in a text is replaced with the question, `double` in a program with the
+function under test.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Cheat:
-    """One output that should earn nothing."""
+    """An output that should earn nothing."""
 
     kind: str
-    """What it tries: verdict, instruction, flattery, length, empty, unicode, guesses, format, program, tool."""
+    """verdict, instruction, flattery, length, empty, unicode, guesses, format, program or tool."""
     name: str
     content: str | Mapping[str, object]
-    """A text or a program; for an environment a message."""
+    """A text or a program; a message for an environment."""
 
     def on(self, query: str, function: str) -> Any:
-        """The output for a task."""
+        """Builds the output for a task."""
         if self.kind == "program":
             code = re.sub(r"\bdouble\b", function, str(self.content))
             return f"```python\n{code}\n```"
@@ -204,4 +204,4 @@ MESSAGES = [
         if cheat.kind in ("empty", "unicode", "instruction") or cheat.name in ("verdict 1", "verdict 2", "length 4")
     ),
 ]
-"""What an agent may send to an environment; `{query}` stays as it is."""
+"""Messages to an environment; `{query}` is not replaced."""

@@ -1,8 +1,8 @@
-"""`CodeJudge`: a task's tests, run on the program in an output, inside the sandbox.
+"""`CodeJudge`: runs a task's tests on the program in an output, inside the sandbox.
 
-Tests are Python text, a list of statements, HumanEval's `check(candidate)` with `entry_point`, or a list of
-`{"input": …, "output": …}` for a program that reads and prints. Tests and program are two processes, so that a program
-can neither read the tests nor say that they pass.
+Tests are Python source, a list of statements, HumanEval's `check(candidate)` with `entry_point`, or a list of
+`{"input": …, "output": …}` for a program that reads stdin and prints. Tests and program run in two processes, so that
+the program can neither read the tests nor report their result.
 """
 
 from __future__ import annotations
@@ -31,24 +31,20 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 TESTS = ("tests", "test_list", "unit_tests", "test")
-"""Where a task's metadata may have its tests."""
+"""Keys of a task's metadata that may hold its tests."""
 _TESTER_SECONDS = 5.0
-"""Beyond the program's limit, which is to be met first."""
+"""Time for the tests beyond the program's limit, so that the latter is reached first."""
 _PREPARING = (
-    ast.Import,
-    ast.ImportFrom,
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.Assign,
-    ast.AnnAssign,
+    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef),
+    *(ast.ClassDef, ast.Assign, ast.AnnAssign),
 )
+"""Statements that prepare the tests: imports, definitions and assignments."""
 _BLOCK = re.compile(r"```[ \t]*(?P<language>\w*)[^\n]*\n(?P<code>.*?)(?:```|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Tested:
-    """How many tests a program passed, and what came of the first that it did not."""
+    """Counts of passed tests, and the run of the first that failed."""
 
     passed: int
     total: int
@@ -56,11 +52,11 @@ class Tested:
 
 
 class CodeJudge:
-    """The reward is 1 where the program passes every test, else 0; with `partial` the share that it passes.
+    """Rewards a program with 1 if it passes every test, else 0; with `partial`, with the share of passed tests.
 
-    The program is the longest fenced block of the output, or all of it. It runs without a network, files or rights, in
-    `seconds` of time and `memory` bytes (`ajet doctor` says whether this machine has the fence). Raises NoReward for a
-    task without tests: that is the data's fault.
+    The program is the longest fenced block of the output, or all of it. It runs without network, files or privileges,
+    within `seconds` and `memory` bytes (`ajet doctor` reports whether this machine supports it). Raises NoReward for a
+    task without tests: an error of the dataset.
     """
 
     def __init__(
@@ -79,7 +75,7 @@ class CodeJudge:
         self._checked = False
 
     async def __call__(self, output: object, task: Task) -> Verdict:
-        """The verdict on a program. Raises NoReward; NoFence where nothing here keeps a program from harm."""
+        """Judges a program. Raises NoReward; NoFence if this machine cannot isolate it."""
         tests = next((task.metadata[name] for name in TESTS if task.metadata.get(name)), None)
         if tests is None:
             raise NoReward(
@@ -115,15 +111,17 @@ def _why(ran: Ran) -> str:
 async def run_tests(
     code: str, tests: object, entry_point: object, *, limits: ProgramLimits, unfenced: bool = False, apart: bool = False
 ) -> Tested:
-    """Run a program's tests, until one fails; with `apart` all of them, each statement of a list by itself.
+    """Run tests until one fails; with `apart` all of them, and each statement of a list separately.
 
-    `total` is 0 where they cannot be read, or do not use the program. Raises as `run_code` does.
+    `total` is 0 if they cannot be read, or do not use the program. Raises as `run_code` does.
     """
     cases = list(_cases(tests, apart))
     passed, total, first = 0, 0, None
     for case in cases:
         if isinstance(case, str):
-            failed = await _run_apart(code, _with_call(case, entry_point), limits, unfenced=unfenced)
+            if isinstance(entry_point, str) and re.search(r"^def check\(", case, re.MULTILINE):
+                case = f"{case}\n\ncheck({entry_point})"
+            failed = await _run_apart(code, case, limits, unfenced=unfenced)
             if failed == "unused":
                 continue
         else:
@@ -139,12 +137,10 @@ async def run_tests(
 
 
 async def _run_apart(code: str, tests: str, limits: ProgramLimits, *, unfenced: bool) -> Ran | Literal["unused"] | None:
-    """What came of tests that the program does not pass; None where it does.
+    """Runs program and tests in two fenced processes (see `sandbox/tester.py`); None if the tests pass.
 
-    Unused are tests that cannot be read, or that end well and ask nothing of the program.
-
-    Program and tests are two processes, each in a fence of its own: see `sandbox/tester.py`. The verdict is taken
-    from the tests' process alone, after the program's has ended.
+    "unused": the tests cannot be read, or pass without using the program. The verdict comes from the tests' process
+    alone, after the program has ended.
     """
     nonce = secrets.token_hex(16)
     ours, theirs = socket.socketpair()
@@ -167,7 +163,7 @@ async def _run_apart(code: str, tests: str, limits: ProgramLimits, *, unfenced: 
         finally:
             program.cancel()
             await asyncio.gather(program, return_exceptions=True)
-    if not verdict["asked"] or (verdict["passed"] and verdict["asked"] == 1):  # to load it is the first thing asked
+    if not verdict["asked"] or (verdict["passed"] and verdict["asked"] == 1):  # the first request loads it
         return "unused"
     if verdict["passed"]:
         return None
@@ -176,7 +172,7 @@ async def _run_apart(code: str, tests: str, limits: ProgramLimits, *, unfenced: 
 
 @functools.cache
 def _modules() -> bytes:
-    """Both sides' code, compiled: each program and its tests would compile it again."""
+    """The compiled code of both processes, so that not each of them compiles it again."""
     folder = files("ajet_sdk.sandbox")
     sources = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in ("peer", "tester")}
     return marshal.dumps(
@@ -194,7 +190,7 @@ module.{call}
 
 
 def _cases(tests: object, apart: bool) -> Iterator[str | Mapping[str, object]]:
-    """Each test by itself where it has an input of its own; statements all together, unless `apart`."""
+    """The test cases: one for each input with output; statements together, unless `apart`."""
     if isinstance(tests, str):
         yield tests
     elif isinstance(tests, list | tuple):
@@ -210,7 +206,7 @@ def _cases(tests: object, apart: bool) -> Iterator[str | Mapping[str, object]]:
 
 
 def _prepares(statement: str) -> bool:
-    """Whether a statement is an import, a definition or an assignment, which the others need."""
+    """Whether a statement only prepares the others."""
     try:
         parts = ast.parse(statement).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -218,18 +214,12 @@ def _prepares(statement: str) -> bool:
     return all(isinstance(part, _PREPARING) for part in parts)
 
 
-def _with_call(test: str, entry_point: object) -> str:
-    if isinstance(entry_point, str) and re.search(r"^def check\(", test, re.MULTILINE):
-        return f"{test}\n\ncheck({entry_point})"
-    return test
-
-
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
 def code_in(reply: str) -> str | None:
-    """The program in a reply: its longest fenced block, else the reply itself where it is Python."""
+    """Extracts the program from a reply: its longest fenced block, else the reply itself if it is valid Python."""
     blocks = [
         match["code"]
         for match in _BLOCK.finditer(reply)

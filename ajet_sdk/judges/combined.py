@@ -1,4 +1,4 @@
-"""`CombinedJudge`: several judges of one output, their rewards side by side with weights."""
+"""`CombinedJudge`: a weighted sum of several judges' rewards."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ajet_sdk.types import Episode, Reward
 
 log = logging.getLogger("ajet")
 _opening: ContextVar[tuple[str, ...]] = ContextVar("ajet_combined_judges", default=())
-"""The parts that are being opened, from the outermost."""
+"""Names of the judges being opened, outermost first."""
 
 
 @dataclass(frozen=True)
 class WeightedJudge:
-    """One of the judges, and what its rewards count."""
+    """One part of a combined judge."""
 
     judge: Any
     weight: float = 1.0
     name: str | None = None
-    """In front of the names of its rewards; None: the judge's own."""
+    """Name of its rewards; None: as the judge names them."""
 
 
 def _name_of(judge: object) -> str:
@@ -36,15 +36,15 @@ def _name_of(judge: object) -> str:
 
 
 class CombinedJudge:
-    """Every judge gives a reward; the episode's reward is their weighted sum, and each part is kept under its name.
+    """Runs several judges; the reward is their weighted sum, and each score is recorded under its name.
 
         judge = ajet.CombinedJudge([(math, 1.0), (ajet.LlmJudge("It is brief."), 0.2)])
 
-    Judges of a group and of one output can be mixed; all are then asked once the group is complete. Where one fails,
-    the verdict fails: a sum without one of its parts would be another reward. A judge of weight 0 only observes: its
-    rewards are recorded and logged as `held_out_NAME`, and count nothing. Its first failure is a line in the log; the
-    metric `judge_failed_NAME` has the share of episodes where it failed. An episode is a success where every judge
-    that counts and reports success reports it.
+    Group judges and judges of single outputs can be mixed; all run once the group is complete. If a judge fails, the
+    verdict fails, since a partial sum would be a different reward. A judge with weight 0 only observes: its rewards are
+    recorded and logged as `held_out_NAME` without counting. Its first failure is logged; the metric
+    `judge_failed_NAME` is the share of episodes where it failed. An episode is a success if every weighted judge that
+    reports success agrees.
 
     Args:
         parts: judges with their weights.
@@ -62,12 +62,12 @@ class CombinedJudge:
         self._warned: set[str] = set()
 
     async def __call__(self, output: object, episode: Episode) -> Verdict:
-        """The verdict on one output. Raises what a judge raises."""
+        """Judges one output. Raises whatever a judge raises."""
         seen = episode.model_copy(update={"output": output})
         return (await self.compute_rewards([seen]))[0]
 
     async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
-        """The verdicts on a group, in its order. Raises what a judge raises."""
+        """Judges a group, in order. Raises whatever a judge raises."""
         with counted():
             each = await gather([self._of(part, episodes) for part in self.parts])
         return [self._sum([verdicts[place] for verdicts in each]) for place in range(len(episodes))]
@@ -79,7 +79,7 @@ class CombinedJudge:
         metric = f"judge_failed_{name}"
         try:
             verdicts = await judge_stored(part.judge, episodes)
-        except Exception as error:  # noqa: BLE001  who only watches fails nobody
+        except Exception as error:  # noqa: BLE001  an observer must not fail the episode
             if name not in self._warned:
                 self._warned.add(name)
                 log.warning("the judge %s, of weight 0, failed: %s: %s (said once; the metric %s has how often)",
@@ -104,7 +104,7 @@ class CombinedJudge:
 
 
 def open_combined(config: Config) -> CombinedJudge:
-    """The judge `combined`; the files of its parts are looked for beside the config's. Raises ConfigError."""
+    """Opens the judge `combined`; paths of its parts are relative to the config file. Raises ConfigError."""
     parts = [(resolved(part.judge, config), part) for part in config.task_judge.combined]
     outer = _opening.get()
     for name, _ in parts:

@@ -1,4 +1,4 @@
-"""How far a judge can be trusted: its verdicts beside labels, beside each other, and beside what should not matter."""
+"""Evaluates a judge: agreement with labels, variance of repeated verdicts, and bias by length or order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LABEL = ("score", "label", "reward")
 
 @dataclass(frozen=True)
 class Labelled:
-    """An output and what a person, or another judge, gave it. A group's judge compares those of one `group_id`."""
+    """An output with the label of a person or another judge. A group judge compares outputs with equal `group_id`."""
 
     episode: Episode
     label: float
@@ -37,46 +37,46 @@ class Labelled:
 
 @dataclass
 class Evaluation:
-    """The measurements; None where there is nothing to measure, such as agreement when all labels are equal."""
+    """The measurements; None if undefined, such as the agreement when all labels are equal."""
 
     count: int
     failures: dict[str, int] = field(default_factory=dict)
-    """Verdicts that could not be had, by cause; what follows is over the others."""
+    """Missing verdicts by cause; the other measurements leave them out."""
     agreement: Interval | None = None
-    """The share of pairs with different labels that are put in their order; 0.5 is chance."""
+    """Share of pairs with different labels in the order of the labels; 0.5 is chance."""
     accuracy: Interval | None = None
-    """The share of right verdicts, where there are two labels: a score above the middle is the higher one."""
+    """Share of right verdicts, for two distinct labels; a score above their middle predicts the higher one."""
     kappa: float | None = None
     correlation: Interval | None = None
-    """Spearman's, of score and label."""
+    """Spearman's correlation of score and label."""
     repeats: int = 1
     spread: float | None = None
-    """The mean standard deviation of the scores of one output, judged `repeats` times."""
+    """Standard deviation of an output's repeated scores, averaged over outputs."""
     flipped: float | None = None
-    """The share of outputs whose repeated verdicts are not all on one side of the middle of the labels."""
+    """Share of outputs whose repeated scores are on both sides of the middle of the labels."""
     order: float | None = None
-    """The share of a group's pairs that change their order when the group is given in reverse."""
+    """Share of a group's pairs that change order when the group is judged in reverse."""
     length: float | None = None
-    """Spearman's correlation of score and length of the output."""
+    """Spearman's correlation of score and output length."""
     length_of_labels: float | None = None
     length_beyond_labels: float | None = None
-    """The partial correlation of score and length, with the labels held constant: what length alone earns."""
+    """Partial correlation of score and length given the labels: the bias towards length."""
     calls: float = 0.0
-    """Per output, as the next ones: of the first round, with verdicts that failed, without what was kept."""
+    """Requests per output in the first round, with failed verdicts and without cached replies; so are the next two."""
     tokens: float = 0.0
     cost: float | None = None
     building: Usage | None = None
-    """What making the rubric took; None for a judge that makes none."""
+    """Usage for writing the rubric; None for a judge without one."""
     cached: int = 0
     seconds: float = 0.0
     scores: list[tuple[str, float, float | None]] = field(default_factory=list)
-    """Of each output: its id, its label, its score."""
+    """Id, label and score of each output."""
 
 
 def labelled_row(row: object, place: int) -> Labelled:
-    """A row with a query, an `output` (else `response`, `final_answer`, `answer`) and a `score` (else `label`).
+    """Reads a row with a query, an `output` (or `response`, `final_answer`, `answer`) and a `score` (or `label`).
 
-    What else it has, its `metadata` too, is the task's metadata. Raises ConfigError.
+    All other fields, including those of `metadata`, become the task's metadata. Raises ConfigError.
     """
     if not isinstance(row, Mapping):
         raise ConfigError(f"row {place + 1} of the labels is not an object (got {row!r:.50})")
@@ -117,13 +117,13 @@ async def evaluate(
     seed: int = 0,
     done: Callable[[int], None] = lambda count: None,
 ) -> Evaluation:
-    """Judge each output `repeats` times, and a group once more in reverse.
+    """Judge each output `repeats` times, and groups once more in reverse order.
 
     Args:
-        repeats: verdicts on each output, made anew each time; 1 says nothing of their variance.
-        parallel: judgements at once.
-        seed: of the intervals.
-        done: called with how many more outputs were judged.
+        repeats: new verdicts on each output; 1 gives no variance.
+        parallel: concurrent verdicts.
+        seed: random seed of the intervals.
+        done: called with the number of newly judged outputs.
     """
     if not labelled:
         raise ConfigError("there are no labelled outputs to judge")
@@ -155,7 +155,7 @@ async def evaluate(
 
 
 def _anew(judge: object, repeat: int) -> Any:
-    """The judge, whose model is asked anew; a function is merely called again."""
+    """A copy of the judge that ignores the verdicts of earlier rounds; a function is returned unchanged."""
     if isinstance(judge, CombinedJudge):
         return CombinedJudge([WeightedJudge(_anew(part.judge, repeat), part.weight, part.name) for part in judge.parts])
     if not isinstance(judge, LlmJudge):
@@ -168,7 +168,7 @@ def _anew(judge: object, repeat: int) -> Any:
 async def _round(
     judge: object, labelled: Sequence[Labelled], room: asyncio.Semaphore, done: Callable[[int], None]
 ) -> list[Verdict | str]:
-    """The verdicts in their order; a string is why there is none."""
+    """Judges all outputs, in order; a string is the reason for a missing verdict."""
     groups: dict[str, list[int]] = {}
     for index, labelled_output in enumerate(labelled):
         groups.setdefault(labelled_output.episode.group_id if is_group_judge(judge) else str(index), []).append(index)
@@ -185,7 +185,7 @@ async def _round(
 
 
 async def verdicts_on(judge: object, episodes: Sequence[Episode]) -> Sequence[Verdict | str]:
-    """The verdicts of any judge; a string is why there is none. Raises ConfigError."""
+    """Judges episodes with any judge; a string is the reason for a missing verdict. Raises ConfigError."""
     try:
         return await judge_stored(judge, episodes)
     except ConfigError:
@@ -199,7 +199,7 @@ def value_of(verdict: Verdict | str) -> float | None:
 
 
 def _count(evaluation: Evaluation, verdicts: Sequence[Verdict], usage: Usage) -> None:
-    """Of our judges what their models used, else what the verdicts say of it."""
+    """Records the usage of our judges' models, or else the usage that the verdicts report."""
 
     def total(name: str) -> float:
         return sum(verdict.metrics.get(name, 0.0) for verdict in verdicts)
@@ -249,7 +249,7 @@ def _agree(
 
 
 def _partial(of_interest: float, first: float, second: float) -> float | None:
-    """The partial correlation, of the three pairwise ones; None where the third says all of either."""
+    """Partial correlation from three pairwise ones; None if the label determines either variable."""
     unexplained = (1 - first**2) * (1 - second**2)
     return (of_interest - first * second) / unexplained**0.5 if unexplained > 1e-12 else None
 

@@ -1,9 +1,9 @@
-"""`LlmJudge`: a model grades outputs by a rubric, one at a time, as a list, or two at a time.
+"""`LlmJudge`: a model grades outputs by a rubric, pointwise, listwise or pairwise.
 
-As a list, a group's outputs stand in one prompt and get scores beside each other, as RULER does (OpenPipe, 2025): which
-of several answers is better is easier to say than how good one is, and a group's advantages need no more. Two at a
-time, each pair is compared in both orders, for models favour the place (Zheng et al. 2023, arXiv:2306.05685, section
-3.3), and a score is the share of comparisons won.
+Listwise grading scores all outputs of a group in one prompt, as RULER does (OpenPipe, 2025): ranking answers is easier
+than scoring them separately, and suffices for a group's advantages. Pairwise grading compares each pair in both orders,
+since models have a position bias (Zheng et al. 2023, arXiv:2306.05685, section 3.3); the score is the share of
+comparisons won.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ajet_sdk.types import Episode, Reward, Task
 
 log = logging.getLogger("ajet")
 LONGEST = 1024
-"""Tokens of a verdict, where nothing is said."""
+"""Default limit of a verdict, in tokens."""
 T = TypeVar("T")
 Mode = Literal["pointwise", "listwise", "pairwise"]
 Shown = Literal["output", "transcript"]
@@ -41,33 +41,33 @@ Shown = Literal["output", "transcript"]
 
 @dataclass(frozen=True)
 class Grade:
-    """A score in the judge's range, and why."""
+    """A score in the judge's range, with its reason."""
 
     score: float
     reason: str
 
 
 class LlmJudge:
-    """Grades what a workflow returned, by a rubric in words.
+    """Grades a workflow's output by a rubric in words.
 
         judge = ajet.LlmJudge("Names the dose and the interval.", model="gpt-4o-mini")
         ajet.run(config, workflow=advise, judge=judge)
 
-    `pointwise` it grades each output by itself. `listwise` and `pairwise` it is a group's judge: all attempts at a task
-    are compared. Equal outputs are graded once. A verdict that cannot be had raises NoReward: the episode is `failed`.
+    `pointwise` grades each output separately. `listwise` and `pairwise` make it a group judge, which compares all
+    attempts at a task. Equal outputs are graded once. A missing verdict raises NoReward: the episode is `failed`.
 
     Args:
-        rubric: what makes an output good.
-        model: a name, asked at `base_url` or OPENAI_BASE_URL with OPENAI_API_KEY; or a `Model`; or a `JudgeModel`.
-        examples: graded outputs that are shown to it, as rows with `query`, `answer`, `score` and `reason`.
-        success_threshold: the score from which the episode is a success; None: a reward of 1 is.
-        reference_key: where a task's metadata has the right answer, to be shown where it does.
-        show: the output alone, or every message of the agents too.
-        prompt: another question than ours, with `{query}`, `{answer}` (`{answers}` of a group), `{reference}`,
-            `{rubric}`, `{examples}`, `{min_score}`, `{max_score}`. An `{answer}` outside of `<answer>` tags is put
-            between tags that no output can write.
-        cache: a file in which replies are kept for other processes.
-        price: `INPUT,OUTPUT` of a million tokens, for `judge_cost`.
+        rubric: criteria of a good output.
+        model: a name at `base_url` or OPENAI_BASE_URL with OPENAI_API_KEY; or a `Model`; or a `JudgeModel`.
+        examples: graded outputs for the prompt, as rows with `query`, `answer`, `score` and `reason`.
+        success_threshold: lowest score of a successful episode; None: a reward of 1 is a success.
+        reference_key: key of the reference answer in a task's metadata; shown to the model if present.
+        show: the output alone, or all messages of the agents too.
+        prompt: replaces the default prompt; its fields are `{query}`, `{answer}` (`{answers}` for a group),
+            `{reference}`, `{rubric}`, `{examples}`, `{min_score}`, `{max_score}`. An `{answer}` outside of `<answer>`
+            tags is put between tags that no output can forge.
+        cache: a file that shares replies between processes.
+        price: `INPUT,OUTPUT` per million tokens, for `judge_cost`.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class LlmJudge:
             prompts.check_prompt(prompt)
             if prompts.has_bare_answer(prompt):
                 log.warning(
-                    "the prompt of the judge %s puts {answer} where an output could pass for the prompt's own words; "
-                    "it is put between tags that no output can write. To choose the place yourself, write "
+                    "the prompt of the judge %s has {answer} without tags, so that an output could pass for a part of "
+                    "the prompt; it is put between tags that no output can forge. To choose the tags yourself, write "
                     "<answer>{answer}</answer>",
                     name,
                 )
@@ -125,22 +125,22 @@ class LlmJudge:
         self.show: Shown = show
         self.prompt: str | None = prompt
         self.repeat = 0
-        """Another number asks the model anew for verdicts that it gave before."""
+        """A different number requests new verdicts in place of cached ones."""
 
     @property
     def group(self) -> bool:
-        """Whether it judges all attempts at a task at once."""
+        """Whether it compares all attempts at a task."""
         return self.mode != "pointwise"
 
     async def __call__(self, output: object, task: Task, episode: Episode) -> Verdict:
-        """The verdict on one output. Raises NoReward, EngineUnavailable."""
+        """Judges one output. Raises NoReward, EngineUnavailable."""
         material = material_of(output, task, episode, self.reference_key, self.show)
         with counted() as usage:
             grade = await self.grade(material, repeat=self.repeat)
         return self._verdict(grade, usage)
 
     async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
-        """The verdicts on a group, in its order; what they took is counted with the first, whose trace has the calls.
+        """Judges a group, in order; the usage is recorded with the first, whose trace has the calls.
 
         Raises NoReward, EngineUnavailable.
         """
@@ -157,15 +157,15 @@ class LlmJudge:
         return Verdict((reward,), success, usage_metrics(spent))
 
     async def grade(self, material: Material, *, repeat: int = 0) -> Grade:
-        """The grade of one output; another `repeat` asks anew."""
+        """Grades one output; a different `repeat` requests a new grade."""
         return await self._ask("pointwise", self._read_grade, [material], repeat)
 
     async def rank(
         self, group: Sequence[Material], *, repeat: int = 0, order: Sequence[int] | None = None
     ) -> list[Grade]:
-        """The grades of a group, in its order, by the judge's mode.
+        """Grades a group by the judge's mode, in the group's order.
 
-        `order` is that in which the list's prompt shows them; None: shuffled, by what they are.
+        `order`: of the answers in a listwise prompt; None: shuffled, with the answers as random seed.
         """
         different = list(dict.fromkeys(group))
         if self.mode == "pointwise":
@@ -195,7 +195,7 @@ class LlmJudge:
         return [places[place] for place in range(len(group))]
 
     async def _compare(self, group: Sequence[Material], repeat: int) -> list[Grade]:
-        """Each against each other, in both orders; a tie is half a win."""
+        """Compares all pairs in both orders; a tie counts half a win."""
         pairs = list(itertools.permutations(range(len(group)), 2))
         preferences = await gather([self.prefer(group[a], group[b], repeat=repeat) for a, b in pairs])
         shares: list[list[float]] = [[] for _ in group]
@@ -210,7 +210,7 @@ class LlmJudge:
         return grades
 
     async def prefer(self, first: Material, second: Material, *, repeat: int = 0) -> Grade:
-        """How much the first is better than the second: 1, 0, or 0.5 for a tie."""
+        """Compares two answers: 1 if the first is better, 0 if the second is, 0.5 for a tie."""
 
         def read(reply: Mapping[str, Any]) -> Grade:
             if reply.get("better") not in prompts.PREFERENCES:
@@ -244,7 +244,7 @@ def _reason(reply: Mapping[str, object]) -> str:
 def material_of(
     output: object, task: Task, episode: Episode | None, reference_key: str = "answer", show: Shown = "output"
 ) -> Material:
-    """The part of an episode that a judge is shown. Raises NoReward if there is no output."""
+    """Selects the part of an episode to show to a judge. Raises NoReward without an output."""
     if output is None:
         raise NoReward("the workflow returned nothing to judge")
     try:
@@ -261,7 +261,7 @@ def material_of(
 
 
 def transcript(episode: Episode) -> str:
-    """The transcript of an episode: the last conversation of each agent, with its reply."""
+    """Formats the last conversation of each agent, with its reply."""
     last = {call.agent: call for call in episode.calls if call.phase == "rollout" and not call.error}
     parts = []
     for agent, call in last.items():
@@ -271,7 +271,7 @@ def transcript(episode: Episode) -> str:
 
 
 def _shown(message: object) -> str:
-    """A message without its reasoning, which is no part of what a user sees."""
+    """Formats a message without its reasoning, which a user doesn't see either."""
     parts = parts_of(message)
     calls = (f"{call.name}({call.written})" for call in parts.tool_calls)
     return f"[{parts.role}] " + "\n".join([parts.content, *calls]).strip()
@@ -295,7 +295,7 @@ def open_llm(config: Config) -> LlmJudge:
 
 
 def configured_model(config: Config, name: str | None) -> Model:
-    """The model behind an LLM judge: the function of `task_judge.llm.scripted`, or an endpoint's model."""
+    """Opens the model of an LLM judge: the function of `task_judge.llm.scripted`, or one at an endpoint."""
     llm = config.task_judge.llm
     if llm.scripted:
         return ScriptedModel(llm.scripted, config.source.parent if config.source else None, name)
@@ -304,13 +304,13 @@ def configured_model(config: Config, name: str | None) -> Model:
 
 
 def longest_reply(config: Config) -> int:
-    """Tokens of a verdict."""
+    """Limit of a verdict, in tokens."""
     is_set = config.is_set("task_judge.alien_llm_response_length")
     return config.task_judge.alien_llm_response_length if is_set else LONGEST
 
 
 def read_rubric(config: Config, text: str) -> str:
-    """A rubric in words, or from the file that a config names. Raises ConfigError where there is no such file."""
+    """Returns a rubric as written, or reads it from a file. Raises MissingResource if the file is missing."""
     if "\n" in text or not text.endswith(RUBRIC_FILES):
         return text
     path = config.resolve(text)
@@ -320,7 +320,7 @@ def read_rubric(config: Config, text: str) -> str:
 
 
 def read_examples(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file. Raises ConfigError."""
+    """Reads rows from a JSON-lines file. Raises MissingResource, ConfigError."""
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines if line.strip()]

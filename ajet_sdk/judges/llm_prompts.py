@@ -1,6 +1,6 @@
 """Prompts of LLM judges, and the schemas of their replies.
 
-Material stands between tags, and a tag in it is broken, so that no output can end its own and speak to the judge.
+Untrusted text is put between tags, and tags within it are broken, so that no output can close its tag.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.model import object_schema
 
 Range = tuple[float, float]
-"""The least and the highest score."""
+"""Lowest and highest score."""
 
 LONGEST = 24_000
-"""Characters of an output that are shown; of a longer one its beginning and its end."""
+"""Longest output in a prompt, in characters; a longer one is shortened in the middle."""
 PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 
 _TAGS = re.compile(r"<(/?)(task|answer|reference|rubric|example|think)\b", re.IGNORECASE)
@@ -50,7 +50,7 @@ class Example:
 
     @classmethod
     def of(cls, row: Mapping[str, object]) -> Example:
-        """Of a row with `query`, `answer`, `score` and perhaps `reference` and `reason`. Raises ConfigError."""
+        """Reads a row with `query`, `answer`, `score` and perhaps `reference` and `reason`. Raises ConfigError."""
         score = row.get("score", row.get("label"))
         answer = next((row[name] for name in _ANSWER if row.get(name) is not None), None)
         if answer is None or not isinstance(score, bool | int | float):
@@ -108,12 +108,12 @@ def check_prompt(prompt: str) -> None:
 
 
 def has_bare_answer(prompt: str) -> bool:
-    """Whether a user's prompt has an answer without a boundary, so that it could pass for the prompt's own words."""
+    """Whether a user's prompt has an answer without tags, so that it could pass for a part of the prompt."""
     return "{answer}" in _FENCED.sub("", prompt)
 
 
 def texts_of(group: Sequence[Material]) -> list[str]:
-    """Texts that a judge's reply may quote: outputs, task and reference, as they were shown."""
+    """Texts that a judge's reply may quote: outputs, task and reference, as shown in the prompt."""
     return [
         _shown(text) for material in group for text in (material.answer, material.query, material.reference) if text
     ]
@@ -146,13 +146,13 @@ _QUESTIONS = {
         + '{{"reason": "one sentence that names what decided it", "better": "first", "second" or "tie"}}',
     ),
 }
-"""By mode: the prompt where the user gives none, and the form of the reply, with the range of scores."""
+"""By mode: the default prompt, and the format of the reply with the range of scores."""
 
 
 def question(
     mode: str, prompt: str | None, group: Sequence[Material], rubric: str, examples: Sequence[Example], scores: Range
 ) -> str:
-    """The question about one output, a list of outputs of one task, or two of them."""
+    """Builds the prompt for one output, for a list of outputs of one task, or for two of them."""
     ours, form = _QUESTIONS[mode]
     return _fill(prompt or ours, group, rubric, examples, scores) + "\n\n" + form.format(*scores)
 
@@ -179,7 +179,7 @@ def _fill(prompt: str, group: Sequence[Material], rubric: str, examples: Sequenc
 
 
 def _between_tags(material: Material) -> str:
-    """The answer between tags whose name depends on what stands between them, so that it cannot be foreseen."""
+    """Puts the answer between tags with a name derived from the content, so that no output can predict it."""
     text = f"{material.query}\0{material.answer}\0{material.reference}"
     tag = f"answer-{hashlib.blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
     return f"<{tag}>\n{_shown(material.answer)}\n</{tag}>"
@@ -211,7 +211,7 @@ def _shown(text: str) -> str:
 
 
 def shorten(text: str, most: int = LONGEST) -> str:
-    """A text of at most about `most` characters: of a longer one its beginning and its end."""
+    """Shortens a text to about `most` characters by leaving out its middle."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -224,7 +224,7 @@ SCHEMAS = {
     "listwise": object_schema(verdicts={"type": "array", "items": _ONE_OF_LIST}),
     "pairwise": object_schema(reason={"type": "string"}, better={"type": "string", "enum": list(PREFERENCES)}),
 }
-"""Of the replies, by mode."""
+"""Schemas of the replies, by mode."""
 
 
 # Writing a rubric
@@ -238,7 +238,7 @@ _RUBRIC_FORM = (
 
 
 def rubric_question(examples: Sequence[Example], scores: Range, *, headings: int = 0, language: str = "en") -> str:
-    """The question for a rubric by which scored answers were scored."""
+    """Builds the prompt for writing a rubric from scored answers."""
     return (
         f"People scored these answers from {scores[0]:g} to {scores[1]:g}. Find out what they scored them by: compare "
         "those with a high score with those with a low one.\n"
@@ -251,7 +251,7 @@ def rubric_question(examples: Sequence[Example], scores: Range, *, headings: int
 def revision(
     points: Sequence[str], misjudged: Sequence[tuple[Example, float, str]], scores: Range, language: str = "en"
 ) -> str:
-    """The question for a better rubric, after one by which a judge gave other scores than people did."""
+    """Builds the prompt for revising a rubric whose scores differ from those of people."""
     shown = "\n".join(
         f'<example score="{example.score:g}">\n{_of_example(example)}\n</example>\n'
         f"By the rubric a judge gave it {score:g}: {reason}"

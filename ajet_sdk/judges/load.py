@@ -1,8 +1,8 @@
-"""Judges by name: those of a config, and those that one word names, as `--judge` takes it.
+"""Opens judges by config section or by name, as `--judge` takes it.
 
-exact, regex:PATTERN, llm:FILE  a kind of `ajet_sdk/config/judge_kinds.py`; a FILE has its section of `task_judge`, or
-                                a rubric in words
-file.py:function, module->Name  a judge of the user's
+exact, regex:PATTERN, llm:FILE  a kind of `ajet_sdk/config/judge_kinds.py`; FILE holds its section of `task_judge`, or
+                                a rubric as text
+file.py:function, module->Name  a user's judge
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ajet_sdk.config.source import load_yaml
 from ajet_sdk.errors import AjetError, ConfigError
 
 RUBRIC_FILES = (".md", ".txt")
-"""Files that are a rubric in words."""
+"""Suffixes of files with a rubric as text."""
 
 
 def load_judge(config: Config) -> Any | None:
-    """The judge that `task_judge` names, ready to be called: a function whose parameters are filled by name, or an
-    object with `compute_reward`. None where the workflow gives its own reward.
+    """Opens the judge of `task_judge`: a function whose parameters are filled by name, or an object with
+    `compute_reward`. None if the workflow gives its own reward.
 
-    Raises ConfigError where the class path leads to neither, MissingExtra where a library is absent.
+    Raises ConfigError if the class path leads to neither, MissingExtra if a library is absent.
     """
     judge_type, path = config.task_judge.judge_type, config.task_judge.judge_protocol
     if judge_type == CUSTOM:
@@ -44,19 +44,19 @@ def load_judge(config: Config) -> Any | None:
 
 
 def resolved(name: str, config: Config) -> str:
-    """The name of a judge with the path of its file, which is looked for beside the config's."""
+    """Resolves the file in a judge's name relative to the config file."""
     word, colon, argument = name.partition(":")
     return f"{word}:{config.resolve(argument)}" if colon and word in _OF_FILE else name
 
 
 _OF_FILE = {kind.name or judge_type for judge_type, kind in KINDS.items() if kind.argument == ":FILE"}
-"""Words that stand in front of a file."""
+"""Kinds whose argument is a file."""
 
 
 def judge_section(name: str) -> dict[str, Any]:
-    """The section `task_judge` that a judge's name stands for; files are read from the working directory.
+    """Expands a judge's name to a section `task_judge`; paths are relative to the working directory.
 
-    Raises ConfigError for what is no name of a judge.
+    Raises ConfigError for an unknown name.
     """
     word, colon, argument = name.partition(":")
     judge_type, kind = kind_named(word)
@@ -69,14 +69,14 @@ def judge_section(name: str) -> dict[str, Any]:
         raise ConfigError(f"a judge is one of {', '.join(judge_forms(judge_kinds()))} (got {name!r})")
     for separator in ("->", ":"):
         file, separated, argument = name.rpartition(separator)
-        if separated and Path(file).is_file():  # meant from here, and not from beside a config file
+        if separated and Path(file).is_file():  # relative to the working directory, not to a config file
             name = f"{Path(file).resolve()}{separator}{argument}"
             break
     return {"judge_type": CUSTOM, "judge_protocol": name}
 
 
 def named_judge(name: str, config: Config | None = None) -> Any:
-    """The judge of that name, with the model that `config` names. Raises as `load_judge` does."""
+    """Opens a judge by name, with the model of `config`. Raises as `load_judge` does."""
     model = config.task_judge.alien_llm_model if config is not None else None
     shared = {"alien_llm_model": model} if model is not None else {}
     own_config = load_config(values={"ajet": {"task_judge": {**shared, **judge_section(name)}}})
@@ -84,7 +84,7 @@ def named_judge(name: str, config: Config | None = None) -> Any:
 
 
 def _read_section(path: Path, name: str) -> Any:
-    """What a YAML file holds, with its paths made absolute; a text file is a rubric, one of JSON lines examples."""
+    """Reads a section from YAML, with absolute paths, a rubric from a text file, or examples from JSON lines."""
     path = path.resolve()
     if path.suffix == ".jsonl":
         return {"jsonl_dataset_file": {"training": {"file_path": str(path)}}}
@@ -103,7 +103,7 @@ def _read_section(path: Path, name: str) -> Any:
 
 
 def _absolute(value: object, folder: Path) -> Any:
-    """The values of a section, in which the name of a file beside it is its whole path."""
+    """Makes the paths of files beside a section absolute."""
     if isinstance(value, Mapping):
         return {key: _absolute(inner, folder) for key, inner in value.items()}
     if isinstance(value, list):
@@ -123,7 +123,7 @@ def _absolute(value: object, folder: Path) -> Any:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a rubric in words may be too long for a name
+    except OSError:  # a rubric may be too long for a file name
         return False
 
 

@@ -1,8 +1,8 @@
-"""The math judge: the same value, however it is written.
+"""The math judge: compares values rather than notation.
 
-Numbers, fractions and percentages are compared exactly, here. Whatever else (roots, intervals, symbols) is left to
-math-verify. Its time limits are alarms, which only work in a main thread; judges run in threads, so they are off, and
-an expression that could take for ever is refused before it is parsed.
+Numbers, fractions and percentages are compared exactly here; roots, intervals and symbols by math-verify. Its time
+limits use signals, which only work in the main thread. Judges run in other threads, so the limits are off, and an
+expression that could take forever is refused before parsing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 LONGEST = 300
-"""Characters of an expression that is still parsed."""
+"""Longest expression to parse, in characters."""
 ROUNDING = 6
-"""Decimals from which a decimal may stand for a fraction: 0.333333 is 1/3."""
+"""Decimals from which a decimal number may approximate a fraction: 0.333333 is 1/3."""
 
 _DIGITS = r"\d+(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+"
 _NUMBER = re.compile(rf"(?P<sign>[-+]?)(?P<digits>{_DIGITS})(?:[eE](?P<exponent>[-+]?\d{{1,3}}))?")
@@ -35,17 +35,17 @@ _COSTLY = re.compile(
 
 
 def require_math() -> None:
-    """Raises MissingExtra where math-verify is not installed."""
+    """Raise MissingExtra if math-verify is not installed."""
     if importlib.util.find_spec("math_verify") is None:
         raise MissingExtra("math-verify", "math")
 
 
 def math(output: object, answer: object) -> bool:
-    r"""Whether the final answer in the output has the value of `answer`.
+    r"""Whether the final answer in the output equals `answer` in value.
 
-    The final answer is the last `\boxed{}`, else what follows the last `####` or `answer is`, else (where a number is
-    asked for) the last number, else the whole output. `answer` may itself be a worked solution that ends so. Raises
-    NoReward for an answer that cannot be read as mathematics: that is the data set's fault and not the agent's.
+    The final answer is the last `\boxed{}`, else the text after the last `####` or `answer is`, else (if a number is
+    expected) the last number, else the whole output. `answer` may itself be a worked solution that ends this way.
+    Raises NoReward if `answer` cannot be parsed: an error of the dataset, not of the agent.
     """
     right = final_answer(text_of(answer))
     if not right:
@@ -61,7 +61,7 @@ def math(output: object, answer: object) -> bool:
 
 
 def final_answer(text: str, *, numeric: bool = False) -> str:
-    """The part of a text that is its answer; `numeric` where only a number can be right."""
+    """Extracts the final answer of a text. `numeric`: it must be a number."""
     boxed = _last_boxed(text)
     if boxed is not None:
         return _trim(boxed)
@@ -74,7 +74,7 @@ def final_answer(text: str, *, numeric: bool = False) -> str:
 
 
 def _last_boxed(text: str) -> str | None:
-    r"""What stands in the last complete `\boxed{}`, braces inside it counted."""
+    r"""The content of the last complete `\boxed{}`, with nested braces."""
     for match in reversed(list(re.finditer(r"\\f?boxed\s*\{", text))):
         depth = 1
         for position in range(match.end(), len(text)):
@@ -85,7 +85,7 @@ def _last_boxed(text: str) -> str | None:
 
 
 def _trim(text: str) -> str:
-    """The text without white space, emphasis, dollar signs and a full stop around it."""
+    """Strips white space, emphasis, math delimiters and a final full stop."""
     before = None
     while before != text:
         before = text
@@ -101,7 +101,7 @@ def _plain(text: str) -> str:
 
 
 def number(text: str) -> Fraction | None:
-    """The exact value of a number, fraction or percentage; None for anything else."""
+    """Parses a number, fraction or percentage exactly; None for anything else."""
     text = _plain(_trim(text)).replace("\\%", "%")
     if not text or len(text) > LONGEST:
         return None
@@ -131,7 +131,7 @@ def _ratio(sign: str, top: str, bottom: str) -> Fraction | None:
 def _same(mine: Fraction, truth: Fraction, answer_text: str, right: str) -> bool:
     if mine == truth:
         return True
-    if answer_text.endswith("%") != right.endswith("%"):  # "50%" where the data set writes 50
+    if answer_text.endswith("%") != right.endswith("%"):  # "50%" where the dataset writes 50
         mine, truth = (mine * 100, truth) if answer_text.endswith("%") else (mine, truth * 100)
         if mine == truth:
             return True
@@ -140,7 +140,7 @@ def _same(mine: Fraction, truth: Fraction, answer_text: str, right: str) -> bool
 
 
 def _verify(answer_text: str, right: str) -> bool:
-    """By math-verify. An output that it cannot read is wrong; an answer that it cannot read is an error."""
+    """Compares by math-verify. An unparsable output is wrong; an unparsable reference answer is an error."""
     require_math()
     import math_verify
 
@@ -159,11 +159,11 @@ def _verify(answer_text: str, right: str) -> bool:
 
 
 def _too_costly(text: str) -> bool:
-    """Powers of powers, factorials and huge exponents: evaluating them could hold the interpreter for ever."""
+    """Whether a text has powers of powers, factorials or huge exponents, which could take forever to evaluate."""
     return len(text) > LONGEST or _COSTLY.search(text) is not None
 
 
 def open_math(config: Config) -> Any:
-    """The judge `math`. Raises MissingExtra where its library is absent."""
+    """Opens the judge `math`. Raises MissingExtra without math-verify."""
     require_math()
     return math

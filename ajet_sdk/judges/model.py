@@ -1,6 +1,6 @@
-"""The model behind a judge: asked for one JSON object by a schema, again where the reply is none, and never twice.
+"""The model behind a judge: requests a JSON object by schema, retries invalid replies, and caches valid ones.
 
-A verdict that cannot be read raises NoReward; nothing is ever made of it, and none of what the reply quotes.
+A verdict that cannot be read raises NoReward. A verdict that the reply only quotes is never used.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import html
 import inspect
 import json
 import math
 import os
+import re
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -38,7 +41,6 @@ from ajet_sdk.errors import (
     NoReward,
     RequestRefused,
 )
-from ajet_sdk.judges.reply_objects import object_in
 
 T = TypeVar("T")
 
@@ -48,17 +50,16 @@ _SHOWN = 160
 
 
 class JudgeModel:
-    """Asks a model for JSON objects.
+    """Requests JSON objects from a model.
 
-    The schema goes along as `response_format`; a server that knows none is asked for an object, or else for nothing. A
-    reply that `read` makes nothing of is answered with what is wrong with it, `retries` times. An equal request, in
-    this process or with `cache` in any, is not made again. Calls within an episode are recorded in its trace as its
-    judge's.
+    The schema is sent as `response_format`; if the server rejects it, a plain JSON object is requested, or nothing. If
+    `read` rejects a reply, the model is told why, up to `retries` times. Equal requests are sent once in this process,
+    or with `cache` in all processes. Calls within an episode are recorded in its trace as the judge's.
 
     Args:
-        model: a handle, or a client with a budget and a cache of its own.
-        cache: a file in which the replies to a handle are kept for other processes.
-        price: of a handle's tokens.
+        model: a handle, or a client with its own budget and cache.
+        cache: a file that shares replies to a handle between processes.
+        price: of the tokens of a handle.
     """
 
     def __init__(
@@ -83,14 +84,14 @@ class JudgeModel:
         """The client that sends and counts requests; opened at the first request."""
         if isinstance(self.model, ModelClient):
             return self.model
-        model = self.model  # its endpoint waits and sends again
+        model = self.model  # its endpoint waits and retries
         return ModelClient(
             model.base_url, model.name, transport=model.endpoint, budget=Budget(price=self.price),
             cache=self.cache or IN_MEMORY, concurrency=sys.maxsize, retries=0, patience=None,
         )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was asked here is not known in another process, unless there is a file."""
+        """Leaves out the client: another process shares replies only by a cache file."""
         return {name: value for name, value in vars(self).items() if name != "client"}
 
     @property
@@ -99,7 +100,7 @@ class JudgeModel:
 
     @property
     def spent(self) -> Usage:
-        """All that the model was asked in this process, with the replies that no verdict could be read of."""
+        """Usage of this model in this process, including invalid replies."""
         return self.client.budget.spent
 
     def __repr__(self) -> str:
@@ -114,13 +115,13 @@ class JudgeModel:
         quoted: Sequence[str],
         repeat: int = 0,
     ) -> T:
-        """What `read` makes of the JSON object in the reply; it raises ValueError with what is wrong with one.
+        """Requests a JSON object and parses it with `read`, which raises ValueError for an invalid one.
 
-        `quoted`: what is judged, and whatever else of strangers is in the messages; beside a text of these that names a
-        field only an object alone is a verdict (`object_in`). `reason` decides nothing. Another `repeat` asks anew.
+        `quoted`: untrusted texts in the messages, such as the judged output; see `object_in`. The field `reason` is
+        free text. A different `repeat` bypasses earlier replies.
 
-        Raises NoReward where no reply could be read or the model refuses the request,
-        EngineUnavailable where it does not answer, CacheError, BudgetSpent.
+        Raises NoReward if no reply is valid or the model refuses the request, EngineUnavailable if it does not answer,
+        CacheError, BudgetSpent.
         """
         request = {
             "messages": list(messages), "schema": schema, "temperature": self.temperature,
@@ -134,20 +135,20 @@ class JudgeModel:
         async def answer() -> list[str]:
             return [await self._answer(messages, schema, verdict)]
 
-        # A client's run is repeated with what was kept: a reply that is no verdict is none the next time too.
+        # A client repeats a run from its cache, including failures.
         kept_errors = (NoReward,) if isinstance(self.model, ModelClient) else ()
         try:
             [text] = await self.client.once(request, answer, kept_errors)
         except RequestRefused as kept:
             raise NoReward(str(kept)) from kept
-        with contextlib.suppress(ValueError):  # another version of ajet kept what it took for a verdict
+        with contextlib.suppress(ValueError):  # another version of ajet may have cached an invalid reply
             return verdict(text)
         return verdict(await self._answer(messages, schema, verdict))
 
     async def _answer(
         self, messages: Sequence[Mapping[str, Any]], schema: Mapping[str, Any], verdict: Callable[[str], object]
     ) -> str:
-        """A reply that can be read."""
+        """Requests until a reply is valid, and returns its text."""
         conversation, wrong = [dict(message) for message in messages], ""
         by_schema = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)}}
         for _ in range(self.retries + 1):
@@ -155,7 +156,7 @@ class JudgeModel:
                 [reply, *_rest] = await self.client.reply(
                     conversation, temperature=self.temperature, max_tokens=self.max_tokens, response_format=by_schema
                 )
-            except (ContextOverflow, RequestRefused) as refused:  # the judge's fault, and not the agent's
+            except (ContextOverflow, RequestRefused) as refused:  # an error of the judge, not of the agent
                 raise NoReward(f"the judge's model {self.name} rejected the request: {refused}") from refused
             except EndpointMisconfigured as misconfigured:
                 keys = "" if self.model is self.client else " (task_judge.llm: model, base_url, api_key_env)"
@@ -177,7 +178,7 @@ class JudgeModel:
 
 @contextlib.contextmanager
 def counted() -> Iterator[Usage]:
-    """Counts the usage of a verdict; without a verdict, the error carries it to the episode."""
+    """Counts the usage of a verdict; if there is none, adds the usage to the error."""
     with metered() as usage:
         try:
             yield usage
@@ -187,7 +188,7 @@ def counted() -> Iterator[Usage]:
 
 
 async def gather(asked: Sequence[Awaitable[T]]) -> list[T]:
-    """Each; where one fails, after the others have come back, for they are paid for. Raises the first error."""
+    """Awaits all, since each request is paid for, then raises the first error."""
     results = await asyncio.gather(*asked, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -196,16 +197,16 @@ async def gather(asked: Sequence[Awaitable[T]]) -> list[T]:
 
 
 def usage_metrics(usage: Usage) -> dict[str, float]:
-    """The usage of a verdict as metrics of its episode; they are logged as means over the episodes of a step."""
+    """Usage as metrics of an episode; a step logs their means."""
     counts = {"judge_calls": usage.calls, "judge_tokens": usage.tokens, "judge_cached": usage.cached}
     cost = {} if usage.cost is None else {"judge_cost": usage.cost}
     return {**{name: float(count) for name, count in counts.items()}, **cost}
 
 
 class ScriptedModel(Model):
-    """A function that replies in place of an endpoint. Its calls are recorded as an endpoint's are.
+    """A function that replies in place of an endpoint. Its calls are recorded in the same way.
 
-    Raises ConfigError where `class_path` leads to no function.
+    Raises ConfigError if `class_path` leads to no function.
     """
 
     def __init__(self, class_path: str, relative_to: Path | None = None, name: str | None = None) -> None:
@@ -213,7 +214,7 @@ class ScriptedModel(Model):
         replies = load_object(class_path, relative_to)
         source = inspect.getsourcefile(replies)
         content = Path(source).read_bytes() if source else class_path.encode()
-        # A function that was changed is another model to the caches.
+        # The digest keeps caches from using replies of an earlier version of the function.
         digest = hashlib.blake2b(content, digest_size=8).hexdigest()
         super().__init__(f"http://127.0.0.1/scripted/{digest}/v1", "none", name or "scripted")
         self._engine = InProcess(ScriptedEngine(replies), limited=False)
@@ -234,9 +235,9 @@ class ScriptedModel(Model):
 def open_model(
     name: str | None, base_url: str | None = None, api_key: str | None = None, api_key_env: str = "OPENAI_API_KEY"
 ) -> Model:
-    """The model that a judge asks, at `base_url`, OPENAI_BASE_URL, or DashScope where only its key is there.
+    """Opens a judge's model at `base_url`, OPENAI_BASE_URL, or DashScope if only its key is set.
 
-    Raises ConfigError where no name or no endpoint is given.
+    Raises ConfigError without a name, MissingResource without an endpoint.
     """
     name = name or os.environ.get("OPENAI_MODEL")
     if not name:
@@ -255,7 +256,7 @@ def open_model(
 
 
 def object_schema(**properties: object) -> dict[str, Any]:
-    """The JSON schema of an object that has these properties, all of them and no other."""
+    """JSON schema of an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -265,9 +266,99 @@ def object_schema(**properties: object) -> dict[str, Any]:
 
 
 def number_in(value: object) -> float | None:
-    """A finite number, also where it is written as text."""
+    """Parses a finite number, also from text."""
     try:
         number = float(value) if isinstance(value, str | float | int) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+_BROKEN = re.compile(r"\{\s*\"")
+_TAGGED = re.compile(
+    r"<(task|query|question|answer|response|output|reference|rubric|example|quote)\b[^>]*>.*?</\1>", re.DOTALL
+)
+_FENCE = re.compile(r"```\w*|~~~\w*")
+_ESCAPED = re.compile(r"\\(?:u00|x)([0-9a-fA-F]{2})")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")
+_MARKS = tuple("\"'`“”‘’«»")
+
+
+def object_in(reply: str, fields: Collection[str] = (), quoted: Sequence[str] = ()) -> dict[str, Any]:
+    """Extracts the object of a reply, with any prose or fence around it.
+
+    If a text of `quoted` names a field, the reply may quote it; then only an object without other text counts, except
+    for thoughts and a fence. This never depends on the object's values, otherwise a text that names all low scores
+    would have low verdicts refused. Objects in block quotes, in quotation marks or between tags of the question are
+    ignored. Raises ValueError if no object has one of `fields`, if two differ, and if a quote breaks an object: it is
+    not JSON, repeats a field, or a field is outside of it.
+
+    Args:
+        reply: the model's text, with its thoughts.
+        fields: objects with none of these are ignored; empty: all objects count.
+        quoted: texts that the reply may quote: the judged output and its task.
+    """
+    text = _TAGGED.sub(lambda match: "_" * len(match[0]), _without_thoughts(reply, quoted))
+    objects, stated, outside, end = 0, list[dict[str, object]](), list[str](), 0
+    for start, behind, value in _objects(text):
+        outside.append(text[end:start])
+        objects, end = objects + 1, behind
+        has_field = not fields or any(name in value for name in fields)
+        if has_field and not _is_quoted(text, start) and value not in stated:
+            stated.append(value)
+    outside_text = "".join([*outside, text[end:]])
+    if any(re.search(rf'"{re.escape(name)}"\s*:', outside_text) for name in fields):
+        raise ValueError("the JSON object in it is incomplete: one of its fields is outside it")
+    if len(stated) > 1:
+        raise ValueError(f"{len(stated)} JSON objects in it differ")
+    if not stated:
+        raise ValueError("no JSON object in it is the verdict")
+    if (objects > 1 or _FENCE.sub("", outside_text).strip()) and _names_any(quoted, fields):
+        raise ValueError("the JSON object in it may be a quote: other words stand beside it")
+    return stated[0]
+
+
+def _without_thoughts(reply: str, quoted: Sequence[str]) -> str:
+    """Strips the thoughts from a reply. A closing tag that may be a quote is ignored."""
+    before, mark, behind = reply.partition("</think>")
+    begun = before.lstrip().startswith("<think>")
+    in_object = _FENCE.sub("", before).lstrip().startswith("{")
+    alone = "</think>" not in behind and not in_object and not any("</think>" in text for text in quoted)
+    return behind if mark and (begun or alone) else reply
+
+
+def _objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """The outermost objects of a text, with start and end. Raises ValueError for invalid JSON."""
+    decoder, position = json.JSONDecoder(strict=False, object_pairs_hook=_once), 0  # a model breaks lines in strings
+    while (start := text.find("{", position)) >= 0:
+        try:
+            value, position = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            if _BROKEN.match(text, start):
+                raise ValueError("an object in it is not valid JSON") from None
+            position = start + 1
+            continue
+        yield start, position, value
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("an object names a field twice")
+    return fields
+
+
+def _is_quoted(text: str, start: int) -> bool:
+    before = text[:start].rstrip(" ")
+    line = before.rpartition("\n")[2].lstrip()
+    return line.startswith(">") or (before.endswith(_MARKS) and not before.endswith("```"))
+
+
+def _names_any(texts: Sequence[str], fields: Collection[str]) -> bool:
+    """Whether a text has the name of a field, even within a word, escaped, or in look-alike letters."""
+    for text in texts:
+        unescaped = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), html.unescape(text))
+        shown = _INVISIBLE.sub("", unicodedata.normalize("NFKC", unescaped)).casefold()
+        if any(name.casefold() in shown for name in fields):
+            return True
+    return False

@@ -21,7 +21,7 @@ _LISTED = 10
 
 @dataclass(frozen=True)
 class Verdict:
-    """The rewards of an episode, and whether it solved its task (None: nobody said)."""
+    """The rewards of an episode, and whether it solved its task (None: unknown)."""
 
     rewards: tuple[Reward, ...]
     is_success: bool | None = None
@@ -29,10 +29,10 @@ class Verdict:
 
 
 def returned(output: Any, name: str) -> Verdict | None:
-    """The rewards that a workflow gave itself, or None: then a judge decides. A bare number is an output.
+    """Reads rewards from a workflow's output; None if there are none, so that a judge decides.
 
-    A `Reward`, a list of them, and a `WorkflowOutput` with a reward are rewards. A list of numbers in the last is one
-    reward each for the whole episode, so that their sum counts. Raises NoReward for NaN and other nonsense.
+    A `Reward`, a list of them, and a `WorkflowOutput` with a reward are rewards; a bare number is an output. A list of
+    numbers in a `WorkflowOutput` becomes one reward each, and their sum counts. Raises NoReward for NaN and the like.
     """
     if isinstance(output, Reward):
         return Verdict((output,))
@@ -46,10 +46,10 @@ def returned(output: Any, name: str) -> Verdict | None:
 
 
 def judged(value: Any, name: str) -> Verdict:
-    """The rewards that a judge gave: a number, a bool, a `Reward`, a list of `Reward`s, `(reward, is_success)`, a
-    `Verdict`, or AgentScope Tuner's `JudgeOutput`.
+    """Reads a judge's result: a number, a bool, a `Reward` or a list of them, `(reward, is_success)`, a `Verdict`, or
+    AgentScope Tuner's `JudgeOutput`.
 
-    Raises NoReward for anything else, None, NaN and an empty list included.
+    Raises NoReward for anything else, including None, NaN and an empty list.
     """
     source = f"judge {name}"
     if isinstance(value, Verdict):
@@ -72,7 +72,7 @@ def judged(value: Any, name: str) -> Verdict:
 
 
 def judged_group(values: object, name: str, count: int) -> list[Verdict]:
-    """The rewards that a group judge gave to `count` episodes, in their order. Raises NoReward as `judged` does."""
+    """Reads a group judge's results for `count` episodes, in order. Raises NoReward as `judged` does."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         returned_count = f"{len(values)}" if isinstance(values, (list, tuple)) else _short(values)
         raise NoReward(
@@ -83,16 +83,16 @@ def judged_group(values: object, name: str, count: int) -> list[Verdict]:
 
 
 def check_names(rewards: Sequence[Reward], calls: Sequence[Call], agents: Collection[str]) -> None:
-    """Raise NoReward where a reward names what the episode does not have, and so would count for nothing.
+    """Raise NoReward for a reward that names an unknown agent or call, and would therefore be ignored.
 
-    `agents` are those with a handle, which may have made no call.
+    `agents` have a handle, but may have made no call.
     """
     agent_of = {call.call_id: call.agent for call in calls if call.phase == "rollout"}
     known = sorted({*agents, *agent_of.values()})
     for reward in rewards:
         if reward.agent is not None and reward.agent not in known:
             raise NoReward(
-                f"reward {reward.name!r} is for agent {_short(reward.agent)}, which the episode does not have; its "
+                f"reward {reward.name!r} is for agent {_short(reward.agent)}, which is not in the episode; its "
                 f"agents: {', '.join(known) or 'none'}"
             )
         if reward.call_id is None:
@@ -111,7 +111,7 @@ def check_names(rewards: Sequence[Reward], calls: Sequence[Call], agents: Collec
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a mapping, which can be logged."""
+    """Returns the finite numbers of a mapping as floats."""
     return {
         str(name): float(value)
         for name, value in metrics.items()

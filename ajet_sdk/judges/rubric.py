@@ -1,8 +1,7 @@
-"""`RubricJudge`: an LLM judge whose rubric the same model writes, from a few answers that people scored.
+"""`RubricJudge`: an LLM judge whose rubric its model writes from a few scored answers.
 
-The model reads some of the scored answers and writes down what they were scored by. The rubric is held against them;
-what it misjudges goes back to the model, which revises it. Of several rubrics the one is kept that agrees best with
-answers that no rubric was made of.
+The model writes a rubric from a part of the scored answers, and revises it with the answers that it misjudges. Of
+several rubrics, the one that agrees best with the held-out answers is used.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.types import Episode, Task
 
 BUILDING_TIMEOUT = 900.0
-"""Seconds that the first verdict may take: the rubric is made before it."""
+"""Time limit of a verdict, in seconds; the first one waits for the rubric."""
 _LEAST = 4
-"""Examples: fewer leave none to try a rubric on."""
+"""Fewest scored examples: some of them are held out."""
 _OFF = 0.25
-"""Of the range of scores: a verdict further from the label is misjudged."""
+"""Largest error of a verdict that isn't misjudged, as a share of the range of scores."""
 _POINTS_SCHEMA = object_schema(points={"type": "array", "items": {"type": "string"}})
 
 log = logging.getLogger("ajet")
@@ -41,19 +40,19 @@ log = logging.getLogger("ajet")
 
 @dataclass(frozen=True)
 class Built:
-    """A rubric, and how well verdicts by it agree with scored answers that it was not made of."""
+    """A rubric with its agreement on held-out answers."""
 
     points: tuple[str, ...]
     held_out: int
-    """Answers that it was tried on."""
+    """Number of held-out answers."""
     agreement: float | None
-    """The share of their pairs that it puts in the order of the labels; 0.5 is chance. None: no two differ."""
+    """Share of their pairs in the order of the labels; 0.5 is chance. None: all labels are equal."""
     plain: float | None
-    """The same of the same model without a rubric."""
+    """Agreement of the same model without a rubric."""
     interval: tuple[float, float] | None = None
-    """Of the agreement, 95 %, taking each answer that it was tried on for one trial: a few answers say little."""
+    """95 % interval of the agreement, with each held-out answer as one trial."""
     key: str = ""
-    """Of what it was made of: model, examples and settings."""
+    """Digest of model, examples and settings."""
 
     @property
     def rubric(self) -> str:
@@ -61,21 +60,21 @@ class Built:
 
 
 class RubricJudge(LlmJudge):
-    """Grades by a rubric that it makes of scored examples at its first verdict.
+    """Grades by a rubric that it writes from scored examples before its first verdict.
 
         judge = ajet.RubricJudge("scored.jsonl", model="gpt-4o-mini")
 
     Args:
-        examples: scored answers, a row each with `query`, `answer`, `score`, or a JSON-lines file of them.
-        held_out: the share of the examples that the rubric is tried on, and not made of.
-        rounds: how often a rubric is revised at most.
-        candidates: how many rubrics are written.
-        merge: keep the points of all of them; else those of the one that agrees best.
-        most_examples: how many examples are used at most.
-        headings: the points stand under at most as many; 0: none.
+        examples: scored answers as rows with `query`, `answer`, `score`, or a JSON-lines file of them.
+        held_out: share of the examples that are held out to test the rubric.
+        rounds: maximum number of revisions.
+        candidates: number of rubrics to write.
+        merge: use the points of all rubrics, instead of the best one.
+        most_examples: maximum number of examples.
+        headings: maximum number of headings for the points; 0: none.
         language: of the rubric.
-        file: where the rubric is kept (as `.md`, to be read, and `.json`); made of the same, it is not made again.
-        options: those of `LlmJudge`.
+        file: path for the rubric, as `.md` and `.json`; reused for equal examples and settings.
+        options: as for `LlmJudge`.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class RubricJudge(LlmJudge):
         rows = read_examples(examples) if isinstance(examples, str | Path) else list(examples)
         scored = [row if isinstance(row, Example) else Example.of(row) for row in rows][:most_examples]
         self._check(scored)
-        # A stride over the sorted scores, so that either part has good ones and bad ones.
+        # A stride over the sorted scores gives both parts good and bad answers.
         scored.sort(key=lambda example: (example.score, example.query, example.answer))
         count = max(1, round(held_out * len(scored)))
         apart = {int((index + 0.5) * len(scored) / count) for index in range(count)}
@@ -130,17 +129,17 @@ class RubricJudge(LlmJudge):
             )
 
     async def __call__(self, output: object, task: Task, episode: Episode) -> Verdict:
-        """As `LlmJudge`; the first one waits for the rubric."""
+        """Judges as `LlmJudge` does, after writing the rubric."""
         await self.ready()
         return await super().__call__(output, task, episode)
 
     async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
-        """As `LlmJudge`; the first one waits for the rubric."""
+        """Judges as `LlmJudge` does, after writing the rubric."""
         await self.ready()
         return await super().compute_rewards(episodes)
 
     async def ready(self) -> Built:
-        """The rubric, made where it is not. Raises NoReward, EngineUnavailable where its model gives none."""
+        """Writes the rubric unless there is one. Raises NoReward, EngineUnavailable if its model fails."""
         if self.built is None:
             built, _ = await self._building.get("rubric", self._build)
             self.built = built
@@ -176,7 +175,7 @@ class RubricJudge(LlmJudge):
         return built
 
     async def _refined(self, number: int) -> tuple[str, ...]:
-        """A rubric, revised as long as it gets better on what it is made of."""
+        """Writes a rubric, and revises it as long as its error on the examples decreases."""
         shown = list(self._made_of)
         random.Random(f"{self._seed}/{number}").shuffle(shown)
         points = await self._points(
@@ -213,7 +212,7 @@ class RubricJudge(LlmJudge):
         return await self.model.ask(messages(text), _POINTS_SCHEMA, read, quoted=quoted, repeat=number)
 
     async def _grades(self, points: Sequence[str], examples: Sequence[Example]) -> list[Grade]:
-        """The verdicts by a rubric on examples; a group's judge sees those of one query together."""
+        """Grades examples by a rubric; in groups of equal queries if it is a group judge."""
         judge = LlmJudge.__new__(LlmJudge)
         vars(judge).update({**vars(self), "rubric": Built(tuple(points), 0, None, None).rubric})
         if not self.group:
@@ -255,7 +254,7 @@ def _distance(grades: Sequence[Grade], examples: Sequence[Example]) -> float:
 
 
 def open_rubric(config: Config) -> RubricJudge:
-    """The judge that `task_judge.rubrics_auto_grader` names. Raises ConfigError."""
+    """Opens the judge of `task_judge.rubrics_auto_grader`. Raises ConfigError."""
     judge, grader = config.task_judge, config.task_judge.rubrics_auto_grader
     file = grader.jsonl_dataset_file.training.file_path
     if file is None:
@@ -283,13 +282,13 @@ def open_rubric(config: Config) -> RubricJudge:
 
 
 def _scored(row: Mapping[str, object], fields: Mapping[str, str], scores: tuple[float, float]) -> list[Example]:
-    """The examples in a row: one, or several answers with `scores` or with `label_rank` (1 is the best)."""
+    """Reads the examples in a row: one answer, or several with `scores` or `label_rank` (1 is best)."""
     metadata = row.get("metadata")
     whole = {**row, **(metadata if isinstance(metadata, Mapping) else {})}
     answers = whole.get("answers")
     named = {name: whole[field] for name, field in fields.items() if whole.get(field) is not None}
     if not isinstance(answers, list):
-        if not {fields["answer"], "output", "response"}.isdisjoint(whole):  # else `answer` is the one that was scored
+        if not {fields["answer"], "output", "response"}.isdisjoint(whole):  # else `answer` is the scored one
             whole.pop(fields["reference"], None)
         elif fields["reference"] == "answer":
             named.pop("reference", None)
@@ -311,7 +310,7 @@ def _scored(row: Mapping[str, object], fields: Mapping[str, str], scores: tuple[
 
 
 class AutoGraderJudge(BaseJudge):
-    """The rubric grader as programs written for AgentJet name it; see `RubricJudge`."""
+    """`RubricJudge` under its name in AgentJet."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)

@@ -1,9 +1,4 @@
-"""The texts that the built-in judges compare: that of an output, and the answer of a task.
-
-The exact judge: the same text, but for white space around it.
-
-The regex judge: what a pattern finds in the output.
-"""
+"""The judges `exact` and `regex`, and the text of an output that the built-in judges compare."""
 
 from __future__ import annotations
 
@@ -18,12 +13,11 @@ if TYPE_CHECKING:
 
 
 def text_of(output: object) -> str:
-    """The text of what a workflow returned: itself, or a number's digits.
+    """Returns the text of a workflow's output: a string or number itself, or the answer in a WorkflowOutput's metadata.
 
-    Of a WorkflowOutput it is `metadata["final_answer"]`, where a class workflow's plain result stands too, else
-    `metadata["output"]`.
-
-    Raises NoReward for anything else, None included: an agent that returned nothing failed; its answer isn't wrong.
+    The answer is `metadata["final_answer"]`, which also holds the plain result of a class workflow, else
+    `metadata["output"]`. Raises NoReward for anything else, including None: an agent that returned nothing has failed,
+    which is not a wrong answer.
     """
     if isinstance(output, str):
         return output
@@ -41,16 +35,8 @@ def text_of(output: object) -> str:
 
 
 def exact(output: object, answer: object) -> bool:
-    """Whether the output is the answer, white space around it aside."""
+    """Whether output and answer are equal, apart from surrounding white space."""
     return text_of(output).strip() == text_of(answer).strip()
-
-
-def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """The compiled pattern; ConfigError says where it is wrong."""
-    try:
-        return re.compile(pattern, re.MULTILINE)
-    except re.error as error:
-        raise ConfigError(f"task_judge.pattern {pattern!r} is not a valid regular expression: {error}") from None
 
 
 def matches(pattern: re.Pattern[str], output: str, answer: object) -> bool:
@@ -66,8 +52,12 @@ def open_exact(config: Config) -> Any:
 
 
 def open_regex(config: Config) -> Any:
-    """The judge `regex`. Raises ConfigError for a pattern that is none."""
-    compiled = compile_pattern(config.task_judge.pattern or "")
+    """Opens the judge `regex`. Raises ConfigError for an invalid pattern."""
+    pattern = config.task_judge.pattern or ""
+    try:
+        compiled = re.compile(pattern, re.MULTILINE)
+    except re.error as error:
+        raise ConfigError(f"task_judge.pattern {pattern!r} is not a valid regular expression: {error}") from None
 
     def regex(output: object, task: Task) -> bool:
         answer = task.metadata.get("answer")

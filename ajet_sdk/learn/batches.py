@@ -1,37 +1,49 @@
-"""Samples as micro-batches: padded rows of samples with common prefixes, and the trained positions."""
+"""Micro-batches: padded rows of samples with common prefixes, their trained positions, and their size."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ajet_sdk.engines.local.logits import LogitsProcessor, processors
+from ajet_sdk.engines.local.products import products_of
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.learn.trees import Rows, Tokens, grid, trees_of
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.types import Sample
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+_FEWEST, _MOST = 512, 8192
+"""Bounds of the tokens in a pass: fewer are slower, more are no faster."""
+_CPU_BYTES = 2 << 30
+_SHARE = 0.25
+"""Share of the device's memory for activations."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The samples of a micro-batch, row by row."""
+    """Samples of a micro-batch, row by row."""
 
     members: list[int]
-    """Their indices."""
+    """Indices of the samples."""
     row_sizes: list[int]
-    """How many of them each row holds."""
+    """Number of samples in each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitRows:
-    """The U positions of the flattened (B, T) grid whose logits are computed, and which of them predicts each trained
-    token: the one before it. Samples that share a position share its logits."""
+    """The U positions of the flattened (B, T) grid whose logits are computed, and the index of the one that predicts
+    each trained token. Samples that share a position share its logits."""
 
     positions_U: torch.Tensor
     temperatures_U: torch.Tensor | None
@@ -51,7 +63,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Processing:
-    """The trained tokens of a reply with logits processors: indices from `begin` on, one for each position."""
+    """The trained tokens of a reply with logits processors; their indices start at `begin`."""
 
     begin: int
     processors: Callable[[], tuple[LogitsProcessor, ...]]
@@ -62,7 +74,7 @@ class Processing:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows padded on the right, each the tree of its samples' tokens, and the trained tokens in them."""
+    """Rows padded on the right, each a tree of its samples' tokens, and the trained tokens in them."""
 
     rows: Rows
     logits: LogitRows
@@ -79,12 +91,12 @@ class MicroBatch:
     turns_N: torch.Tensor | None = None
     """Index of a token's call among the batch's trained calls."""
     weights_N: torch.Tensor | None = None
-    """The share of each token in the loss of the update."""
+    """Weight of each token in the loss of the update."""
     old_N: torch.Tensor | None = None
-    """The trainer's log-probabilities before the step's first update; None: the same as those of this pass."""
+    """The trainer's log-probabilities before the step's first update; None: those of this pass."""
 
     def segments_N(self, level: Literal["turn", "sequence"]) -> torch.Tensor:
-        """The number of the turn, or of the sample, of each trained token."""
+        """Index of the turn or sample of each trained token."""
         segments_N = self.samples_N if level == "sequence" else self.turns_N
         assert segments_N is not None
         return segments_N
@@ -97,11 +109,11 @@ def micro_batches(
     *,
     share: bool = False,
 ) -> list[Group]:
-    """The samples, by their `inputs`, in rows of those that begin alike (`trees.trees_of`), and rows of like length in
-    groups of which rows × longest row stays within `budget` tokens.
+    """Puts samples with a common prefix in one row (`trees.trees_of`), and rows of similar length in groups whose
+    rows × longest row is at most `budget` tokens.
 
-    A row longer than the budget is alone. Samples of one list of `together` stay in one group, however large, and
-    share rows with each other only.
+    A longer row gets its own group. The samples of a list in `together` stay in one group of any size, and share rows
+    only with each other.
     """
     units: list[tuple[int, list[list[int]]]] = []
     for which in together or [range(len(inputs))]:
@@ -128,7 +140,7 @@ def trained_positions(sample: Sample) -> npt.NDArray[np.intp]:
 
 
 def trained_inputs(sample: Sample) -> Tokens:
-    """The input tokens for a sample's loss: up to the one before its last trained token."""
+    """The input tokens for a sample's loss: all before its last trained token."""
     trained = np.flatnonzero(sample.timeline.loss_mask)
     return sample.timeline.token_ids[: int(trained[-1]) if len(trained) else 0]
 
@@ -142,15 +154,14 @@ def collate(
 ) -> MicroBatch:
     """Lay the samples out in rows, padded on the right.
 
-    Tokens after the last trained one are left out, and a trained token at position 0 has no context and is left out
-    too.
+    Leaves out tokens after the last trained one, and a trained token at position 0, which has no context.
 
     Args:
         samples: row by row.
-        sampling: how they were sampled; a mapping has each call by `call_id`.
-        device: where the tensors go.
-        tokenizer: needed where a call's sampling is `processed`.
-        row_sizes: how many samples each row holds; None: one.
+        sampling: of all samples, or of each call by `call_id`.
+        device: of the tensors.
+        tokenizer: needed if the sampling of a call is `processed`.
+        row_sizes: number of samples in each row; None: one.
     """
     inputs = [trained_inputs(sample) for sample in samples]
     rows, places = grid(inputs, row_sizes or [1] * len(samples), device)
@@ -201,7 +212,7 @@ def logit_rows(
     *,
     shared: bool = True,
 ) -> LogitRows:
-    """Each position at each temperature once; all N where they are not `shared`, as each may have its own limits."""
+    """Each position at each temperature once; all N unless `shared`, since each may have its own limits."""
     first_U = rows_N = np.arange(len(positions_N))
     if shared:
         keys_N = positions_N.astype(np.int64) << 32 | heat_N.view(np.uint32)
@@ -220,7 +231,7 @@ def _processing(
     begin: int,
     tokenizer: Tokenizer | None,
 ) -> Iterator[Processing]:
-    """The replies of a sample with logits processors; `at` are its trained tokens, with indices from `begin`."""
+    """Replies of a sample with logits processors; `at` are its trained tokens, with indices from `begin`."""
     line = sample.timeline
     for span in line.spans:
         how = sampling.get(span.call_id, Sampling()) if isinstance(sampling, Mapping) else sampling
@@ -246,8 +257,32 @@ def _sampling_rows(sample: Sample, sampling: Sampling | Mapping[str, Sampling]) 
 
 
 def _sampling_column(sampling: Sampling) -> npt.NDArray[np.float32]:
-    """A greedy call reports the model's own log-probabilities: temperature 1, no limit."""
+    """Sampling parameters as a column; greedy calls report log-probabilities at temperature 1 without limits."""
     greedy = sampling.temperature <= 0
     drawn = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     how = (1.0, -1, 1.0, 0.0) if greedy else drawn
     return np.array(how, dtype=np.float32)[:, None]
+
+
+def tokens_of_a_pass(model: PreTrainedModel, *, checkpointing: bool) -> int:
+    """Default number of tokens in a training pass: activations take at most a quarter of the device's memory, and on a
+    CPU at most 2 GiB."""
+    if model.device.type == "cuda":
+        limit = torch.cuda.mem_get_info(model.device)[1] * _SHARE
+    else:
+        limit = min(_CPU_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE)
+    stored, once, scored = bytes_of_a_token(model, checkpointing=checkpointing)
+    return max(_FEWEST, min(_MOST, int(limit / (stored + once + scored)) // 64 * 64))
+
+
+def bytes_of_a_token(model: PreTrainedModel, *, checkpointing: bool) -> tuple[int, int, int]:
+    """Bytes of a token's activations in all layers, of temporary ones, and of a trained token's logits."""
+    shape, size = model.config.get_text_config(), model.dtype.itemsize
+    hidden, layers = shape.hidden_size, shape.num_hidden_layers
+    inner = getattr(shape, "intermediate_size", None) or 4 * hidden
+    product = products_of(model).itemsize
+    layer = size * 8 * hidden + product * (2 * hidden + 4 * inner)  # two norms, attention; gate and up, their product
+    if hasattr(model, "disable_adapter") and product < 4:  # adapters, and their copy of each input
+        layer += (4 if product == size else product) * (6 * hidden + inner)
+    logits = shape.vocab_size * (12 if size == 4 else 16)  # with gradient and log-probabilities, in float32
+    return (layers * hidden * size, layer, logits) if checkpointing else (layers * layer, 0, logits)

@@ -35,18 +35,18 @@ _TRAINER = "trainer.pt"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a run. The step is also the data position: the order of tasks follows from seed and step."""
+    """Progress of a run. The step also gives the data position: the order of tasks depends only on the seed."""
 
     step: int
-    """Steps done."""
+    """Number of finished steps."""
     policy_version: int
     shared: dict[str, str] | None = None
-    """The settings that a resumed run must share, as JSON by name; None in a checkpoint of a version without them."""
+    """Settings that a resumed run must share, as JSON by name; None in checkpoints of older versions."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 def shared_settings(config: Config, settings: TrainerSettings, tasks: Sequence[Task]) -> dict[str, str]:
-    """The settings that a resumed run must share, as JSON by name: model, tasks, seed, batch, optimizer, loss."""
+    """Settings that a resumed run must share, as JSON by name: model, tasks, seed, batch, optimizer, loss."""
     ids = json.dumps([task.task_id for task in tasks]).encode()
     sections = {
         "model": config.model.model_dump(mode="json", include={"path", "lora"}),
@@ -77,10 +77,7 @@ def save(
     best: int | None = None,
     remove: Callable[[Path], object] = shutil.rmtree,
 ) -> Path:
-    """Write a checkpoint of this step by `write`; `remove` all but the newest `keep` and that of step `best`.
-
-    Returns its path.
-    """
+    """Write a checkpoint, then `remove` all but the newest `keep` and that of step `best`; return its path."""
     directory.mkdir(parents=True, exist_ok=True)
     target = step_directory(directory, progress.step)
     fresh = directory / f".{target.name}.{os.getpid()}"
@@ -96,24 +93,24 @@ def save(
 
 
 def latest(directory: Path) -> Path | None:
-    """The newest checkpoint of a run, or None."""
+    """Returns the newest checkpoint of a run, or None."""
     return max(saved_steps(directory).items(), default=(0, None))[1]
 
 
 def read(path: Path) -> Progress:
-    """The progress in a checkpoint. Raises CheckpointError if it cannot be read."""
+    """Reads the progress of a checkpoint. Raises CheckpointError."""
     try:
         values = json.loads((path / STATE).read_text())
-        values.pop("fingerprint", None)  # of former versions: a hash that any new setting changed
+        values.pop("fingerprint", None)  # written by older versions
         return Progress(**values)
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} is incomplete or damaged: {error}") from error
 
 
 def restore(path: Path, take_up: Callable[[Path], None], shared: Mapping[str, str]) -> Progress:
-    """Restore model and trainer by `take_up`. Raises CheckpointError for a checkpoint of another job.
+    """Restore model and trainer with `take_up`. Raises CheckpointError for a checkpoint of another job.
 
-    A setting that only one of two versions of ajet has is not compared.
+    A setting that only one version of ajet has is not compared.
     """
     progress = read(path)
     before = progress.shared

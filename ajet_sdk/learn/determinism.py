@@ -1,5 +1,4 @@
-"""Deterministic training (`rollout.deterministic`): deterministic operations, a fixed order of rows, a hash to
-compare."""
+"""Deterministic training (`rollout.deterministic`): deterministic operations, sorted samples, a hash of each step."""
 
 from __future__ import annotations
 
@@ -15,22 +14,22 @@ from ajet_sdk.samples.prefixes import is_trained
 from ajet_sdk.types import Episode, Sample
 
 _BITS = 52
-"""Bits of the hash: a metric is a float, which holds no larger integer."""
+"""Bits of the hash: a float, as metrics are, has no exact larger integers."""
 
 
 @contextmanager
 def deterministic_torch(wanted: bool) -> Iterator[None]:
-    """Within the block, let torch use deterministic operations where it has them, and a single thread."""
+    """Use torch's deterministic operations where they exist, and a single thread."""
     if not wanted:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    memory: Any = torch.utils.deterministic  # a module with a property, which torch does not declare
+    memory: Any = torch.utils.deterministic  # its property has no type in torch
     filled, threads = memory.fill_uninitialized_memory, torch.get_num_threads()
     torch.use_deterministic_algorithms(True, warn_only=True)
     memory.fill_uninitialized_memory = False
-    torch.set_num_threads(1)  # how many there are decides how a sum is split
+    torch.set_num_threads(1)  # a sum's result depends on the number of threads
     try:
         yield
     finally:
@@ -40,7 +39,7 @@ def deterministic_torch(wanted: bool) -> Iterator[None]:
 
 
 def in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:
-    """Sort samples by their content, since parallel calls of an agent begin in any order."""
+    """Sort samples by content, since the order of an agent's parallel calls varies."""
 
     def key(sample: Sample) -> list[bytes]:
         line = sample.timeline
@@ -50,7 +49,7 @@ def in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:
 
 
 def step_hash(episodes: Sequence[Episode], weights: Iterable[torch.Tensor]) -> int:
-    """Hash of a step's prompts, sampled tokens, log-probabilities, and the weights after it."""
+    """Hash of a step's prompts, sampled tokens, log-probabilities and final weights."""
     calls = [
         b"".join(part.tobytes() for part in (call.prompt_ids, call.output_ids, call.logprobs) if part is not None)
         for episode in episodes

@@ -1,4 +1,4 @@
-"""Estimate of a run before it starts: its episodes, and its memory from the model's size."""
+"""Estimates a run before it starts: its episodes and memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ajet_sdk.engines.local.products import inner_model, products_of
 from ajet_sdk.engines.local.sampler import kv_budget
-from ajet_sdk.learn.activations import bytes_of_a_token
+from ajet_sdk.learn.batches import bytes_of_a_token
 from ajet_sdk.memory import resident_bytes
 
 if TYPE_CHECKING:
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from ajet_sdk.learn.trainer import Trainer
 
 _GAPS = 1.15
-"""Memory that an allocator takes for a step's blocks, over their sizes: glibc's, in runs of a 135M model."""
+"""Overhead of the allocator, measured with glibc in runs of a 135M model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Resources of a run. Its time is not estimated; the first step measures it."""
+    """Resources of a run, without its time, which the first step measures."""
 
     memory: int
-    """Peak bytes of sampling and training; on a CPU with those of the process."""
+    """Peak bytes of sampling and training; on a CPU including those of the process."""
     episodes: int
     longest: tuple[int, int] | None = None
     """Tokens of the longest conversation, and bytes to train on it, if it exceeds a pass."""
@@ -59,8 +59,8 @@ def activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: bool
 
 
 def sampler_bytes(model: PreTrainedModel, rows: int, tokens: int) -> int:
-    """Bytes of the local sampler: keys and values of `rows` conversations of `tokens`, and the copy of the weights that
-    it makes of a model with an adapter (merged) or with products in another type."""
+    """Bytes of the local sampler: keys and values of `rows` conversations of `tokens`, and its copy of the weights if
+    the model has an adapter (merged) or products of another type."""
     shape = model.config.get_text_config()
     heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
@@ -72,7 +72,7 @@ def sampler_bytes(model: PreTrainedModel, rows: int, tokens: int) -> int:
 
 
 def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int, sampled: bool = True) -> Estimate:
-    """The number of episodes, and the peak of memory; not `sampled`: another process samples."""
+    """Estimate episodes and peak memory; with `sampled` false another process samples."""
     rollout = config.rollout
     stored = config.trainer_common.algorithm.stored
     per_step = config.data.train_batch_size * (1 if stored else rollout.num_repeat)

@@ -45,7 +45,7 @@ class Learner:
     tokenizer: HFTokenizer
 
     def estimate(self, config: Config, *, steps: int, val_episodes: int) -> str:
-        """What the run takes, as text: episodes and memory."""
+        """Estimate the run's episodes and memory, as text."""
         sampled = isinstance(self.sampler, LocalSampler)
         return str(estimate(config, self.trainer, steps=steps, val_episodes=val_episodes, sampled=sampled))
 
@@ -68,20 +68,20 @@ class Learner:
         return path
 
     def metrics(self) -> Mapping[str, float]:
-        """Further metrics of the last step."""
+        """Additional metrics of the last step."""
         return {}
 
     def reason_to_stop(self) -> str:
-        """Why the run must stop after this step; empty if it continues."""
+        """The reason to stop after this step; empty to continue."""
         return ""
 
 
 def default_lr(parameters: int, *, lora: bool) -> float:
-    """Default learning rate for a model with this number of parameters: smaller for larger models.
+    """Default learning rate by number of parameters.
 
-    Full weights go from 1e-3 at a million parameters and less to 1e-6 at a billion and more; adapters, whose best rate
-    hardly depends on the model's size (Schulman et al. 2025, "LoRA Without Regret"), from 1e-3 at 200 million and less
-    to 1e-4 at 2 billion and more. Both are straight between on logarithmic axes.
+    For full weights it falls from 1e-3 (up to a million parameters) to 1e-6 (from a billion); for adapters, whose best
+    rate hardly depends on the size (Schulman et al. 2025, "LoRA Without Regret"), from 1e-3 (up to 200 million) to
+    1e-4 (from 2 billion). Both are linear between on logarithmic axes.
     """
     first, decades, falls = (math.log10(2e8), 1.0, 1.0) if lora else (6.0, 3.0, 3.0)
     share = min(1.0, max(0.0, (math.log10(max(parameters, 1)) - first) / decades))
@@ -89,8 +89,7 @@ def default_lr(parameters: int, *, lora: bool) -> float:
 
 
 async def open_learner(config: Config, probe: Probe, steps: int, say: Callable[[str], None]) -> Learner:
-    """Load the model, or make it by its recipe, with a sampler and a trainer for `steps` steps; `say` prints
-    progress."""
+    """Load the model, or build it from its recipe, with a sampler and a trainer for `steps` steps."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -126,7 +125,7 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
         lora=source.lora if source.lora.enabled else None, trust_remote_code=source.trust_remote_code,
     )  # fmt: skip
     if source.gradient_checkpointing:
-        enable = getattr(model, "activation_checkpointing_enable", None)  # its name in newer versions
+        enable = getattr(model, "activation_checkpointing_enable", None)  # the name in newer versions
         (enable or model.gradient_checkpointing_enable)()
         model.enable_input_require_grads()
     if products_of(model) != model.dtype:
@@ -191,7 +190,7 @@ _LARGEST_RANK = 512
 
 @dataclass(frozen=True)
 class ServedWeights:
-    """Passes the weights of a model in training to its server."""
+    """Writes the weights of a model in training for its server."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -199,7 +198,7 @@ class ServedWeights:
 
     @property
     def lora_rank(self) -> int | None:
-        """The rank of the adapter, if it is served as one; None if full weights are served."""
+        """Rank of the served adapter; None if full weights are served."""
         lora = getattr(self.model, "active_peft_config", None) if self._lora else None
         if lora is None or lora.r > _LARGEST_RANK:
             return None
@@ -208,7 +207,7 @@ class ServedWeights:
 
     @property
     def differs(self) -> bool:
-        """Whether the first weights to serve differ from those at `model.path`."""
+        """Whether the initial weights differ from those at `model.path`."""
         return self._lora or self._tied
 
     @property
@@ -238,9 +237,9 @@ class ServedWeights:
             self._untie(directory)
 
     def _untie(self, directory: Path) -> None:
-        """Write the output embedding beside the input embedding that it is tied to.
+        """Write the tied output embedding as a separate tensor.
 
-        On a CPU vLLM stores it separately and reloads only tensors of the checkpoint: a tied one would keep old
+        On a CPU vLLM stores it separately and reloads only tensors in the checkpoint, so that a tied one would keep old
         weights.
         """
         head = self._inner.get_output_embeddings()

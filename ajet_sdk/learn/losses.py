@@ -1,9 +1,9 @@
-"""Scoring sampled tokens, and the losses: of tokens with advantages, of replies to imitate, of pairs.
+"""Scores of sampled tokens, and the losses: policy gradient, imitation, preferences.
 
 Letters of shapes: B rows of a micro-batch, T its padded length, N trained tokens in it, U positions of their
 logits, P pairs, V the vocabulary.
 
-Sources: the policy's objective is in `objective`. Preferences: Direct Preference Optimization (Rafailov et al. 2023,
+Sources: see `objective` for the policy gradient. Preferences: Direct Preference Optimization (Rafailov et al. 2023,
 arXiv:2305.18290, eq. 7).
 """
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def policy_pass(model: PreTrainedModel) -> Iterator[None]:
-    """The mode of passes with gradients: the policy as it was sampled from, without dropout or other noise.
+    """Evaluation mode for passes with gradients: the policy as it was sampled from, without dropout or other noise.
 
-    That is evaluation mode. Only modules that save memory by checkpointing, which transformers do in training mode
-    alone, are told that they train; what they themselves would drop (`dropout`, `layerdrop`) is 0 meanwhile.
+    Modules with gradient checkpointing, which transformers only apply in training mode, are set to that mode, with
+    their `dropout`, `layerdrop` and the like set to 0.
     """
     was = {module: module.training for module in model.modules()}
     dropped: list[tuple[torch.nn.Module, str, float]] = []
@@ -57,20 +57,19 @@ def score(
     entropy_grad: bool = False,
     support_MV: torch.Tensor | None = None,
 ) -> Scored:
-    """Run the model and read off the trained tokens' log-probabilities under the distribution they were drawn from.
+    """Log-probabilities of the trained tokens under the distribution that they were sampled from.
 
-    That is the model's at the sampling temperature, changed as its request asked, and of it the tokens that
-    `top_p`, `top_k` and `min_p` leave; `support_MV`
-    gives those where another model's are meant. A token that was drawn is always one of them.
+    That is the model's distribution at the sampling temperature, after the request's logits processors, limited to the
+    tokens within `top_p`, `top_k` and `min_p`, or within `support_MV` of another model. The sampled token is always
+    among them.
 
-    The language-model head, the costliest layer of a small model, is applied once to each trained position: a hook
-    hands it the gathered hidden states, so whatever the model does to its logits afterwards (scaling, soft caps) is
-    kept.
+    The language-model head, the most expensive layer of a small model, is applied once per trained position: a hook
+    passes it the gathered hidden states, so that later changes of the logits (scaling, soft caps) still apply.
     """
 
     def gather(_module: object, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         hidden_BTH = args[0]
-        # Gradients of samples that share a position add up there; a bfloat16 sum would lose them.
+        # Gradients of samples with a common position are summed there; a bfloat16 sum would lose precision.
         exact = torch.promote_types(hidden_BTH.dtype, torch.float32)
         hidden_UH = hidden_BTH.reshape(-1, hidden_BTH.shape[-1]).to(exact)[batch.logits.positions_U]
         return (hidden_UH.to(hidden_BTH.dtype).unsqueeze(0), *args[1:])
@@ -101,8 +100,8 @@ def score(
 
 
 def _processed(logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """The logits after each reply's logits processors; those of forbidden tokens stay finite, as in `_limited`, even at
-    a low temperature."""
+    """Applies each reply's logits processors; logits of forbidden tokens stay finite, as in `_limited`, even at a low
+    temperature."""
     parts: list[torch.Tensor] = []
     done = 0
     for reply in batch.processing:
@@ -116,14 +115,14 @@ def _processed(logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
 def _limited(
     logits_NV: torch.Tensor, batch: MicroBatch, support_MV: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits, with tokens outside the limits at a negligible probability; and a mask of those within."""
+    """Gives tokens outside the limits a negligible probability; returns the logits and a mask of those within."""
     assert batch.limits is not None
     rows_M = batch.limits.rows_M
     logits_MV = logits_NV if len(rows_M) == len(logits_NV) else logits_NV[rows_M]
     if support_MV is None:
         support_MV = limit(logits_MV, batch.limits.top_k_M, batch.limits.top_p_M, batch.limits.min_p_M)
         support_MV.scatter_(1, batch.targets_N[rows_M].unsqueeze(1), True)
-    nothing = torch.finfo(logits_NV.dtype).min / 2  # finite: its share in the entropy is 0 and not NaN
+    nothing = torch.finfo(logits_NV.dtype).min / 2  # finite, so that its entropy term is 0 rather than NaN
     logits_MV = logits_MV.masked_fill(~support_MV, nothing)
     whole = len(rows_M) == len(logits_NV)
     return (logits_MV if whole else logits_NV.index_copy(0, rows_M, logits_MV)), support_MV
@@ -133,7 +132,7 @@ Seen = dict[str, torch.Tensor]
 
 
 def units(samples: Sequence[Sample], settings: LossSettings) -> list[list[int]]:
-    """Indices of samples that belong to one loss: pairs, else single samples."""
+    """Indices of the samples in each loss term: pairs, or single samples."""
     if settings.objective != "preference":
         return [[i] for i in range(len(samples))]
     pairs: dict[str, list[int]] = {}
@@ -150,18 +149,12 @@ def loss_of(
     return loss, {name: value.detach() for name, value in seen.items()}
 
 
-def _imitation(
-    scored: Scored, _batch: MicroBatch, _settings: LossSettings, _: torch.Tensor | None
-) -> tuple[torch.Tensor, Seen]:
-    return -scored.logprobs_N, {} if scored.entropy_N is None else {"entropy": scored.entropy_N}
-
-
 def _preference(
     scored: Scored, batch: MicroBatch, settings: LossSettings, reference_N: torch.Tensor | None
 ) -> tuple[torch.Tensor, Seen]:
-    """-log sigmoid of beta times how much more the policy has come to prefer the better side than the reference does.
+    """-log sigmoid(beta · (gain of the better side - gain of the worse side)), with gain = log policy - log reference.
 
-    A side is all tokens that one attempt sampled, in whatever many timelines: what both sides were given cancels out.
+    A side has all sampled tokens of an attempt, over any number of timelines; shared context cancels out.
     """
     assert reference_N is not None and batch.pairs_N is not None
     gain_N = (scored.logprobs_N - reference_N) * batch.advantages_N.sign()
@@ -174,6 +167,9 @@ def _preference(
 
 _LOSSES: dict[str, Callable[[Scored, MicroBatch, LossSettings, torch.Tensor | None], tuple[torch.Tensor, Seen]]] = {
     "policy": policy_loss,
-    "imitation": _imitation,
+    "imitation": lambda scored, *_: (
+        -scored.logprobs_N,
+        {} if scored.entropy_N is None else {"entropy": scored.entropy_N},
+    ),
     "preference": _preference,
 }

@@ -1,4 +1,4 @@
-"""The policy-gradient objective: what is maximised over the sampled tokens of a step, in five independent parts.
+"""The policy-gradient objective over the sampled tokens of a step, in five independent parts.
 
 Notation: token t of sample i has the advantage A, log-probability `new` under the weights in training, `sampler` under
 the weights that sampled it, and `old` under the trainer's weights before the step's first update. N is the number of
@@ -6,9 +6,9 @@ trained tokens of a micro-batch, K that of its segments (turns or samples).
 
     J = sum over tokens of  weight · (w · surrogate(ratio, A) - kl_coef · KL + entropy_coef · H)
 
-1. Ratio: exp(new - base), with `base` = `sampler` or `old` (`ratio_base`). Of a turn or sequence (`ratio_level`) it is
-   the geometric mean over its tokens, and the gradient of each token is scaled by that mean: GSPO-token (Zheng et al.
-   2025, arXiv:2507.18071). With one advantage per sequence that is GSPO.
+1. Ratio: exp(new - base), with `base` = `sampler` or `old` (`ratio_base`). At the level of turns or sequences
+   (`ratio_level`) it is the geometric mean over tokens, which scales the gradient of each token: GSPO-token (Zheng et
+   al. 2025, arXiv:2507.18071), or GSPO with one advantage per sequence.
 2. Surrogate (`clip_type`), with the bounds l = 1 - clip_ratio_low and h = 1 + clip_ratio_high:
        two_sided   min(r·A, clip(r, l, h)·A)            PPO (Schulman et al. 2017, arXiv:1707.06347, eq. 7); bounds
                                                         apart as in DAPO (Yu et al. 2025, arXiv:2503.14476, eq. 10);
@@ -20,20 +20,20 @@ trained tokens of a micro-batch, K that of its segments (turns or samples).
    w = exp(old - sampler) of a token or of a sequence (`importance_level`): truncated to `importance_bounds` (Yao et al.
    2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"), or masked, 0 outside of them
    (IcePop: Ling team 2025, arXiv:2510.18855).
-4. Aggregation (`loss_aggregation`): what counts alike: each token of the update (DAPO, eq. 8), sample (GRPO: Shao et
-   al. 2024, arXiv:2402.03300, eq. 3), turn, or agent of an episode; constant divides a sample's sum by a fixed length
+4. Aggregation (`loss_aggregation`): equal weight for each token of the update (DAPO, eq. 8), sample (GRPO: Shao et al.
+   2024, arXiv:2402.03300, eq. 3), turn, or agent of an episode; `constant` divides a sample's sum by a fixed length
    (Dr. GRPO: Liu et al. 2025, arXiv:2503.20783).
 5. KL to the reference (`kl_loss_type`): k1, k2, k3 are Schulman's estimators (2020, "Approximating KL divergence"). In
-   the reward instead: `reward_kl`.
+   the reward instead: `less_kl`.
 
-Replay (`algorithm.replay`) adds replay_coef · mean over the tokens of given replies of `new`: imitation beside the
-policy's objective, as Ouyang et al. 2022 mix pretraining gradients into PPO (arXiv:2203.02155, eq. 2).
+Replay (`algorithm.replay`) adds replay_coef · mean of `new` over the tokens of given replies: imitation in addition to
+the policy's objective, as Ouyang et al. 2022 mix pretraining gradients into PPO (arXiv:2203.02155, eq. 2).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,7 +44,7 @@ import torch
 from ajet_sdk.config.trainer_schema import Aggregation, ClipType, ImportanceWeights, RatioLevel
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.batches import MicroBatch, trained_positions
-from ajet_sdk.types import Sample
+from ajet_sdk.types import Episode, LedgerEntry, Outcome, Reward, Sample
 
 _MAX_LOG_RATIO = 20.0
 """Bound of log-ratios, so that exp() stays finite; the same as verl's."""
@@ -52,7 +52,7 @@ _MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """The loss and its parts. `kl_coef` 0 and `entropy_coef` 0 leave those terms out."""
+    """Settings of the loss. `kl_coef` 0 and `entropy_coef` 0 leave out those terms."""
 
     ratio_level: RatioLevel = "token"
     ratio_base: Literal["sampler", "trainer"] = "sampler"
@@ -72,13 +72,13 @@ class LossSettings:
     entropy_coef: float = 0.0
     objective: Literal["policy", "imitation", "preference"] = "policy"
     beta: float = 0.1
-    """Strength of the pull to the reference in the preference loss."""
+    """Strength of the regularization towards the reference in the preference loss."""
     replay_coef: float = 1.0
-    """Weight of the replayed conversations' mean negative log-likelihood per token."""
+    """Weight of the mean negative log-likelihood of replayed tokens."""
 
     @property
     def has_reference(self) -> bool:
-        """Whether the initial model is scored, too."""
+        """Whether the initial model is needed."""
         return bool(self.kl_coef) or self.objective == "preference"
 
 
@@ -119,7 +119,9 @@ def policy_loss(
 def _ratio(new_N: torch.Tensor, old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings) -> torch.Tensor:
     log_ratio_N = (new_N - old_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     if settings.ratio_level != "token":
-        mean_N = _mean_of_segments(log_ratio_N.detach(), batch.segments_N(settings.ratio_level))
+        segments_N = batch.segments_N(settings.ratio_level)
+        sizes_N = _sum_of_segments(torch.ones_like(new_N), segments_N)
+        mean_N = _sum_of_segments(log_ratio_N.detach(), segments_N) / sizes_N
         log_ratio_N = mean_N + new_N - new_N.detach()
     return log_ratio_N.exp()
 
@@ -127,7 +129,7 @@ def _ratio(new_N: torch.Tensor, old_N: torch.Tensor, batch: MicroBatch, settings
 def _surrogate(
     ratio_N: torch.Tensor, new_N: torch.Tensor, advantages_N: torch.Tensor, settings: LossSettings
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The negative surrogate, and 1 for tokens that the bounds cut."""
+    """The negative surrogate, and 1 for clipped tokens."""
     clipped_N = ratio_N.clamp(1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high)
     if settings.clip_type == "two_sided":
         gain_N, bounded_N = ratio_N * advantages_N, clipped_N * advantages_N
@@ -145,7 +147,7 @@ def _surrogate(
 
 
 def _importance(old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights, without a gradient, and 1 for tokens whose weight the bounds changed."""
+    """The weights, without gradient, and 1 for tokens whose weight is out of bounds."""
     log_N = old_N - batch.sampler_N
     if settings.importance_level == "sequence":
         log_N = _sum_of_segments(log_N, batch.segments_N("sequence"))
@@ -160,10 +162,6 @@ def _importance(old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings) 
 
 def _sum_of_segments(values_N: torch.Tensor, segments_N: torch.Tensor) -> torch.Tensor:
     return values_N.new_zeros(int(segments_N.max()) + 1).index_add(0, segments_N, values_N)[segments_N]
-
-
-def _mean_of_segments(values_N: torch.Tensor, segments_N: torch.Tensor) -> torch.Tensor:
-    return _sum_of_segments(values_N, segments_N) / _sum_of_segments(torch.ones_like(values_N), segments_N)
 
 
 def kl_estimate(logprobs_N: torch.Tensor, reference_N: torch.Tensor, kind: str) -> torch.Tensor:
@@ -186,9 +184,9 @@ def kl_estimate(logprobs_N: torch.Tensor, reference_N: torch.Tensor, kind: str) 
 
 
 def token_weights(samples: Sequence[Sample], settings: LossSettings) -> list[npt.NDArray[np.float32]]:
-    """The weight of each trained token of each sample in the mean over an update's samples.
+    """Weight of each trained token in an update's loss.
 
-    All weights add up to 1, but those of `constant`, which add up to the samples' mean length over `loss_length`.
+    The weights sum to 1, except for `constant`, where they sum to the mean sample length divided by `loss_length`.
     """
     counts = [len(trained_positions(sample)) for sample in samples]
     aggregation = settings.loss_aggregation
@@ -213,3 +211,54 @@ def token_weights(samples: Sequence[Sample], settings: LossSettings) -> list[npt
         )
         for parts in segments
     ]
+
+
+def less_kl(
+    episodes: Sequence[Episode],
+    samples: Sequence[Sample],
+    reference: Sequence[torch.Tensor],
+    coef: float,
+    equal: Collection[tuple[str, str]] = (),
+) -> tuple[list[Episode], float]:
+    """Adds a negative reward for each agent's divergence from the initial model, whose mean per token is also returned.
+
+    An attempt loses coef · sum over its sampled tokens of log sampler - log reference: the k1 estimate of KL(policy ‖
+    reference) of a whole reply, whose policy gradient is that of the divergence (Ouyang et al. 2022, arXiv:2203.02155,
+    section 3.5; Ahmadian et al. 2024, arXiv:2402.14740, eq. 1), as in verl's `use_kl_in_reward` with `kl_penalty: kl`
+    and TRL's RLOO.
+
+    Args:
+        episodes: of one step; those that failed or have no reward are unchanged.
+        samples: all samples of these episodes.
+        reference: the initial model's log-probabilities of each sample's trained tokens.
+        coef: weight of the divergence.
+        equal: episodes and agents of `without_signal`, which get no such reward: after division by a standard
+            deviation, attempts with equal rewards would be trained at full strength by their divergence alone.
+    """
+    divergence: dict[tuple[str, str], float] = defaultdict(float)
+    tokens = 0
+    for sample, logprobs in zip(samples, reference, strict=True):
+        sampled = sample.timeline.logprobs[trained_positions(sample)]
+        nats = kl_estimate(torch.from_numpy(sampled).double(), logprobs.double().cpu(), "k1").sum()
+        divergence[sample.episode_id, sample.timeline.agent] += float(nats)
+        tokens += len(sampled)
+    of_episode: dict[str, list[Reward]] = defaultdict(list)
+    for (episode_id, agent), nats in divergence.items():
+        if (episode_id, agent) not in equal:
+            of_episode[episode_id].append(Reward(name="kl", value=-nats, weight=coef, agent=agent))
+    rewarded = [
+        episode.model_copy(update={"rewards": (*episode.rewards, *of_episode[episode.episode_id])})
+        if episode.rewards and episode.status == "succeeded"
+        else episode
+        for episode in episodes
+    ]
+    return rewarded, sum(divergence.values()) / max(1, tokens)
+
+
+def without_signal(episodes: Sequence[Episode], ledger: Sequence[LedgerEntry]) -> set[tuple[str, str]]:
+    """Episode ids and agents that the ledger doesn't train because all attempts got the same reward."""
+    calls = {call.call_id: call for episode in episodes for call in episode.calls}
+    agents: dict[Outcome, set[tuple[str, str]]] = defaultdict(set)
+    for row in ledger:
+        agents[row.outcome].add((calls[row.call_id].episode_id, calls[row.call_id].agent))
+    return agents["zero_advantage"] - agents["trained"]

@@ -1,4 +1,4 @@
-"""Measures the agent's reward with a model that a recipe is making: on training tasks, at temperature 1."""
+"""Measures the agent's reward during a recipe's warm-up: on training tasks, at temperature 1."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Probe:
-    """Runs a workflow on some training tasks against a model in memory, without recording."""
+    """Runs a workflow on training tasks with a model in memory, without recording."""
 
     def __init__(
         self, config: Config, workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task]
@@ -40,13 +40,13 @@ class Probe:
 
     @classmethod
     def of(cls, config: Config) -> Probe:
-        """A probe of the config's workflow, judge and tasks."""
+        """Builds a probe from a config's workflow, judge and tasks."""
         if config.rollout.user_workflow is None:
             raise ConfigError("rollout.user_workflow is not set; model.recipe needs the agent to measure its model")
         return cls(config, config.load(config.rollout.user_workflow), load_judge(config), load_tasks(config).train)
 
     async def reward(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int) -> float:
-        """Mean reward over `count` tasks; an episode that failed by its own doing counts nothing.
+        """Mean reward over `count` tasks; an episode that failed by its own fault counts as 0.
 
         Raises TrainingError if fewer than `rollout.min_sound_share` of them are sound.
         """

@@ -1,12 +1,9 @@
-"""Recipes: a small model from scratch, made by demonstrations, for machines without a GPU or a network.
+"""Recipes: build a small model from demonstrations, for machines without a GPU or a network.
 
 A recipe trains a byte-level BPE tokenizer and a Qwen3 of a hundred thousand parameters on demonstrations of a task,
-until the real agent earns a little reward with it; the rest is left to reinforcement learning. The result is a normal
-Hugging Face checkpoint at `model.path`, kept until the recipe's content changes; each seed has its own.
-
-Where the models of recipes lie: each seed's in a directory of its own, and `model.path` a link to one of them.
-
-Runs of several seeds may go on at once: none moves what another reads, and each change is one rename.
+until the real agent earns some reward with it; reinforcement learning does the rest. The result is a Hugging Face
+checkpoint, which is reused until the recipe's content changes. Each seed has its own directory, and `model.path` links
+to one of them. Runs of several seeds can be concurrent: none moves what another reads, and each change is one rename.
 """
 
 from __future__ import annotations
@@ -71,12 +68,12 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
-"""ChatML with Hermes tool calls, as Qwen's models speak it."""
+"""ChatML with Hermes tool calls, as used by Qwen's models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A whole conversation of the agent; the assistant's messages are learnt."""
+    """A complete conversation of the agent; the assistant's messages are trained."""
 
     messages: list[dict[str, object]]
     tools: list[dict[str, object]] | None = None
@@ -84,7 +81,7 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The size of the model: a Qwen3 with tied embeddings."""
+    """Size of the model: a Qwen3 with tied embeddings."""
 
     hidden: int = 64
     layers: int = 2
@@ -97,11 +94,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to make a small model that can begin to learn a task.
+    """Settings for a small model that can start to learn a task.
 
-    `demonstrate` writes a conversation; it may be wrong at times, for a model that only ever saw success has nothing
-    left to learn. Every `check_every` steps from `min_steps` on the agent is run on training tasks at temperature 1,
-    and the warm-up ends once it earns `enough`; past `max_steps` it ends with an error that says how far it came.
+    `demonstrate` writes a conversation. Some should be wrong, since a model that has only seen success has nothing left
+    to learn. From `min_steps` on, the agent runs on training tasks at temperature 1 every `check_every` steps, and the
+    warm-up ends once it earns `enough`, or after `max_steps` with an error that reports the best reward.
     """
 
     demonstrate: Callable[[random.Random], Demonstration]
@@ -115,12 +112,12 @@ class Recipe:
     lr: float = 3e-3
     vocabulary: int = 800
     longest_token: int = 64
-    """Longest token in characters: constant text of the domain becomes a few tokens."""
+    """Longest token, in characters: constant text of the domain becomes a few tokens."""
     shape: Shape = field(default_factory=Shape)
     chat_template: str = CHAT_TEMPLATE
 
     def key(self, seed: int) -> str:
-        """A hash of everything that the model depends on: settings, template and demonstrations."""
+        """Hash of settings, template and demonstrations, on which the model depends."""
         settings = {k: v for k, v in asdict(self).items() if k != "demonstrate"}
         draw = random.Random(seed)
         examples = [asdict(self.demonstrate(draw)) for _ in range(64)]
@@ -129,7 +126,7 @@ class Recipe:
 
 
 def wants_recipe(config: Config) -> bool:
-    """Whether `model.path` is a directory that a recipe must fill."""
+    """Whether the model at `model.path` comes from a recipe."""
     model, path = config.model, config.model.path
     if not model.recipe or not path or model.base_url or model.scripted:
         return False
@@ -137,14 +134,13 @@ def wants_recipe(config: Config) -> bool:
 
 
 _PROBE, _WARM_UP = "ajet_sdk.learn.probe", "ajet_sdk.learn.warm_up"
-"""Loaded only if a model is made, since they import torch."""
+"""Loaded only to build a model, since they import torch."""
 
 
 async def with_model(config: Config, agent: tuple[object, object, Sequence[Task]] | None = None) -> Config:
-    """Make a recipe's model; returns the config with its directory, which runs of other seeds do not replace.
+    """Build a recipe's model; returns the config with its directory, which runs of other seeds do not replace.
 
-    `agent` is the workflow, judge and tasks to measure it with, by default those of the config. Raises as
-    `build_recipe`.
+    `agent`: workflow, judge and tasks to measure it with; by default those of the config. Raises as `build_recipe`.
     """
     if not wants_recipe(config):
         return config
@@ -154,12 +150,11 @@ async def with_model(config: Config, agent: tuple[object, object, Sequence[Task]
 
 
 async def build_recipe(config: Config, probe: Probe | None = None, say: Say = log.info) -> Path:
-    """Make `model.path` by `model.recipe` where it is absent or made by another recipe; return the model's directory.
+    """Build `model.path` by `model.recipe` unless it is up to date; return the model's directory.
 
-    What a recipe made is the seed's own directory, and `model.path` links to it until a run of another seed begins.
-    A directory without the recipe's mark is somebody's model and is left as it is. `probe` measures the agent; without
-    one it is that of the config. `say` tells how it goes. Raises ConfigError, and TrainingError where the warm-up does
-    not get going.
+    Each seed has its own directory, and `model.path` links to it until a run of another seed starts. A directory
+    without a recipe's mark is a user's model and is left unchanged. `probe` measures the agent (default: the config's);
+    `say` prints progress. Raises ConfigError, and TrainingError if the warm-up fails.
     """
     assert config.model.path is not None and config.model.recipe is not None
     path = config.resolve(config.model.path)
@@ -180,7 +175,7 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
     loop = asyncio.get_running_loop()
 
     def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int) -> float:
-        # The agent runs in the run's own loop, because its module-level clients keep connections that belong to it.
+        # The agent runs in the run's loop, to which connections of its module-level clients belong.
         reward: float = asyncio.run_coroutine_threadsafe(measured.reward(model, tokenizer, count), loop).result()
         return reward
 
@@ -190,16 +185,16 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
 
 
 def recipe_of(path: Path) -> dict[str, Any]:
-    """The record beside the model at `path` (`recipe`: the key; `seed`); empty where no recipe made it."""
+    """The record of the model at `path` (`recipe`: the key; `seed`); empty if it is from no recipe."""
     mark = path / MARK
     record: dict[str, object] = json.loads(mark.read_text()) if mark.is_file() else {}
     return record
 
 
 def find_model(path: Path, seed: int, key: str) -> Path | None:
-    """The directory of the seed's model, which `path` links to from now on; None where another recipe made it.
+    """Returns the directory of the seed's model, and links `path` to it; None if it is from another recipe.
 
-    A directory at `path`, of an earlier version of ajet, first goes where its seed's model belongs.
+    A directory at `path`, from an earlier version of ajet, is first moved to its seed's directory.
     """
     if not path.is_symlink() and (record := recipe_of(path)):
         model = made_for_seed(path, record["seed"])
@@ -213,16 +208,16 @@ def find_model(path: Path, seed: int, key: str) -> Path | None:
 
 
 def store_model(path: Path, write: Callable[[Path], None], record: dict[str, Any]) -> Path:
-    """`write` a model to its seed's directory, whole or not at all; an earlier one of that seed gives way.
+    """Store a model in its seed's directory atomically, replacing an earlier one, and link `path` to it.
 
-    Returns the directory, which `path` links to from now on.
+    Returns the directory.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     model = made_for_seed(path, record["seed"])
     fresh = _unused_path(model)
     write(fresh)
     (fresh / MARK).write_text(json.dumps(record, indent=1))
-    if recipe_of(model).get("recipe") == record["recipe"]:  # another run was faster, and may be reading it
+    if recipe_of(model).get("recipe") == record["recipe"]:  # of a concurrent run, which may be reading it
         shutil.rmtree(fresh)
     else:
         _discard(model)
@@ -232,7 +227,7 @@ def store_model(path: Path, write: Callable[[Path], None], record: dict[str, Any
 
 
 def _unused_path(path: Path) -> Path:
-    """An unused name. A process id would not do: a killed run in a container may have had the same."""
+    """An unused name: random, since process ids repeat between containers."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}")
 
 
@@ -243,7 +238,7 @@ def _link(path: Path, model: Path) -> None:
 
 
 def _discard(model: Path) -> None:
-    """Remove a model after renaming it, so that a half-removed directory is not taken for a model."""
+    """Rename a model, then remove it, so that a half-removed directory is never taken for a model."""
     if model.exists():
         old = _unused_path(model)
         model.rename(old)

@@ -20,22 +20,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _FAR = 0.3
-"""Largest mean difference, in nats per token, of one model's log-probabilities: bfloat16 and other kernels give some
-hundredths, other weights whole nats."""
+"""Largest mean difference of log-probabilities, in nats per token: bfloat16 and other kernels give some hundredths,
+other weights whole nats."""
 _CALLS, _TOKENS = 4, 2048
 _SHARE = 0.25
-"""Share of the machine's memory up to which the weights are loaded completely."""
+"""Largest weights to load completely, as a share of the machine's memory."""
 
 
 def check_export(path: Path, calls: Sequence[Call] = ()) -> float | None:
-    """Load the Hugging Face checkpoint at `path` from its files and compute with it.
+    """Load a Hugging Face checkpoint and compare its log-probabilities with those of `calls` by the final weights.
 
-    Returns how far its log-probabilities lie from those of `calls` that the final weights sampled, in the mean over
-    tokens; None where there is none to compare, or the model is larger than a quarter of this machine's memory: then
-    its names, shapes and values are checked, and nothing is computed.
+    Returns the mean difference over tokens; None without calls to compare, or if the model exceeds a quarter of this
+    machine's memory, in which case only its names, shapes and values are checked.
 
-    Raises CheckpointError where weights are missing, left over, of another shape or not finite, or where the
-    probabilities are another model's.
+    Raises CheckpointError if weights are missing, unexpected, of another shape or not finite, or if the probabilities
+    differ too much.
     """
     _check_names(path)
     _check_values(path)
@@ -111,7 +110,7 @@ def _scores(path: Path, model: PreTrainedModel, ids_T: torch.Tensor) -> torch.Te
 
 
 def _comparable(calls: Sequence[Call]) -> list[Call]:
-    """The shortest calls whose log-probabilities are of the whole distribution at a temperature."""
+    """The shortest calls sampled from the whole distribution at a positive temperature."""
     fit: list[tuple[int, Call]] = []
     for call in calls:
         sampling = call.sampling
@@ -126,7 +125,7 @@ def _comparable(calls: Sequence[Call]) -> list[Call]:
 
 
 def _gaps(path: Path, model: PreTrainedModel, call: Call) -> torch.Tensor:
-    """Log-probabilities of the reply's tokens by the model, less those recorded (T)."""
+    """Log-probabilities of the reply's tokens minus the recorded ones, shape (T,)."""
     prompt, reply = np.asarray(call.prompt_ids), np.asarray(call.output_ids)
     ids_T, start = torch.tensor(np.concatenate([prompt, reply]).astype(np.int64)), len(prompt)
     logits = _scores(path, model, ids_T)[start - 1 : -1] / float(call.sampling["temperature"])

@@ -1,4 +1,4 @@
-"""Scores of each token in a training step, the rows of `trained` with them, and their means."""
+"""Scores of each token in a training step, their rows of the table `trained`, and their means."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def trained_calls(
     logprobs: Sequence[npt.NDArray[np.float32]] = (),
     entropy: Sequence[npt.NDArray[np.float32]] = (),
 ) -> Iterator[Trained]:
-    """A record for each call in the samples, with the tokens in its span.
+    """Yields a record for each call in the samples, with the tokens in its span.
 
     Args:
-        logprobs: for each sample an array of length T; empty where no trainer of ours has scored them.
+        logprobs: for each sample an array of length T; empty if no trainer of ours has scored them.
         entropy: likewise.
     """
     calls = {call.call_id: call for episode in episodes for call in episode.calls}
@@ -47,7 +47,7 @@ def trained_calls(
 
 
 def _pad(values: Floats, size: int) -> npt.NDArray[np.float32]:
-    """The values of a call's trained tokens, padded by NaN for those cut off."""
+    """Pads the values of a call's trained tokens with NaN for those cut off."""
     whole = np.full(size, np.nan, np.float32)
     whole[: len(values)] = values
     return whole
@@ -64,7 +64,7 @@ class TokenScores:
     def record(
         self, samples: Sequence[Sample], share: Sequence[int], seen: Sequence[tuple[Sequence[int], Scored]]
     ) -> None:
-        """Store the scores of micro-batches, whose positions refer to `share`."""
+        """Store the scores of micro-batches, whose positions index `share`."""
         self.logprobs = [np.full(len(s.timeline.token_ids), np.nan, np.float32) for s in samples]
         self.entropy = [np.full(len(s.timeline.token_ids), np.nan, np.float32) for s in samples]
         for group, scored in seen:
@@ -92,7 +92,7 @@ class Tally:
         self._sums[name] = (total + values.sum(), count + values.numel())
 
     def add_all(self, seen: Mapping[str, torch.Tensor], *, first: bool) -> None:
-        """Add what a loss logs. The gap is that of a step's first update: later ones compare two different policies."""
+        """Add the values of a loss. The gap is only that of the first update: later ones compare different policies."""
         for name, values in seen.items():
             if name != "gap":
                 self.add(name, values)

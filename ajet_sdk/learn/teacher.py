@@ -1,14 +1,13 @@
-"""On-policy distillation: a teacher's scores of the tokens that the student sampled become their advantages.
+"""On-policy distillation: a teacher's scores of the student's sampled tokens become their advantages.
 
 The objective is the reverse KL divergence from student to teacher over the student's own replies (Agarwal et al. 2024,
 "On-Policy Distillation of Language Models", arXiv:2306.13649, section 3; Gu et al. 2024, MiniLLM, arXiv:2306.08543,
-eq. 1). Of a sampled token x it has the estimate log student(x) - log teacher(x), whose negative is the token's reward,
-undiscounted, as in Lu et al. (2025, "On-Policy Distillation", Thinking Machines Lab): the gradient is the policy
+eq. 1). Its estimate for a sampled token x is log student(x) - log teacher(x), whose negative is the token's
+undiscounted reward, as in Lu et al. (2025, "On-Policy Distillation", Thinking Machines Lab): the gradient is the policy
 gradient with that advantage.
 
-Both sides are the distributions that the token was drawn under: the teacher's logits go through the same mask, bias,
-penalties and temperature, and of `top_p`, `top_k` and `min_p` it is given the student's support. A teacher equal to the
-student therefore gives no gradient, whatever the sampling.
+Both distributions are those of the sampling: the teacher's logits get the same mask, bias, penalties and temperature,
+and for `top_p`, `top_k` and `min_p` the student's support. A teacher equal to the student therefore gives no gradient.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from ajet_sdk.engines.frozen import source_of
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.errors import ConfigError, EngineError, RequestRefused
-from ajet_sdk.learn.activations import tokens_of_a_pass
-from ajet_sdk.learn.batches import MicroBatch, trained_positions
+from ajet_sdk.learn.batches import MicroBatch, tokens_of_a_pass, trained_positions
 from ajet_sdk.learn.losses import policy_pass, score
 from ajet_sdk.learn.trainer import batches_of, logprobs_of
 from ajet_sdk.learn.trees import shares_prefixes
@@ -46,13 +44,13 @@ _AT_ONCE = 16
 """Concurrent requests to an endpoint."""
 _SECONDS = 600.0
 _ALIKE = 0.9
-"""Share of an endpoint's tokens whose text must equal ours; bytes and blanks are written differently."""
+"""Share of an endpoint's tokens whose text must equal ours; notations of bytes and blanks vary."""
 
 
 async def open_teacher(
     config: Config, tokenizer: HFTokenizer, student: PreTrainedModel | None
 ) -> LocalTeacher | RemoteTeacher | None:
-    """The config's teacher, if any. Raises ConfigError if its tokenizer differs."""
+    """Opens the config's teacher, if any. Raises ConfigError if its tokenizer differs."""
     algorithm = config.trainer_common.algorithm
     if algorithm.adv_estimator != "opd" or algorithm.teacher is None:
         return None
@@ -83,12 +81,9 @@ def _load(config: Config, path: str, tokenizer: HFTokenizer, student: PreTrained
 async def distill(
     samples: Sequence[Sample], teacher: LocalTeacher | RemoteTeacher, sampling: Mapping[str, Sampling]
 ) -> tuple[list[Sample], dict[str, float]]:
-    """The samples with the teacher's advantages, and the mean estimate of the divergence, in nats a token.
+    """Sets the teacher's advantages; also returns the mean divergence in nats per token.
 
-    Args:
-        samples: what the student sampled.
-        teacher: what scores it.
-        sampling: how each call was sampled, by `call_id`.
+    `sampling` is that of each call, by `call_id`.
     """
     taught, differences = [], []
     for sample, theirs in zip(samples, await teacher.logprobs(samples, sampling), strict=True):
@@ -104,7 +99,7 @@ async def distill(
 
 
 def unscored(algorithm: Algorithm, batch: Batch) -> str | None:
-    """A message about calls that the teacher cannot score as they were sampled; None if it can."""
+    """A message about calls that the teacher cannot score as they were sampled, if any."""
     tokens = int(batch.metrics.get("train/tokens_unmaskable", 0))
     if not tokens or not algorithm.remote_teacher:
         return None
@@ -116,9 +111,9 @@ def unscored(algorithm: Algorithm, batch: Batch) -> str | None:
 
 
 class LocalTeacher:
-    """A model in this process. Nothing may be sampled from `student` while it scores.
+    """A teacher in this process. Nothing may be sampled from `student` while it scores.
 
-    Without `student`, which a service has, nothing may limit the tokens that could be drawn.
+    Without `student`, which then is at a service, calls must be sampled without limits.
     """
 
     def __init__(
@@ -131,8 +126,7 @@ class LocalTeacher:
                 self._shares = self._shares and shares_prefixes(student)
 
     async def logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
-        """Log-probabilities of each sample's trained tokens, in order, under the `sampling` of their calls, by
-        `call_id`."""
+        """Log-probabilities of each sample's trained tokens, under the `sampling` of their calls, by `call_id`."""
         return await asyncio.to_thread(self._logprobs, samples, sampling)
 
     def _logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
@@ -145,7 +139,7 @@ class LocalTeacher:
         return score(self.model, batch, entropy=False, support_MV=support_MV).logprobs_N
 
     def _support(self, batch: MicroBatch) -> torch.Tensor:
-        """Mask of the tokens that the student could draw, padded to the teacher's vocabulary."""
+        """Mask of the student's possible tokens, padded to the teacher's vocabulary."""
         assert self._student is not None
         with policy_pass(self._student):
             support_MV = score(self._student, batch, entropy=False).support_MV
@@ -158,10 +152,10 @@ class LocalTeacher:
 
 
 class RemoteTeacher:
-    """An endpoint that takes token ids and returns `prompt_logprobs`, as vLLM's completions route does.
+    """A teacher at an endpoint that takes token ids and returns `prompt_logprobs`, as vLLM's completions route does.
 
-    Those are the model's own, whatever the request says of temperature, bias or grammar: it scores plain calls only
-    (`Sampling.plain`), and `samples_of` leaves out the others.
+    These ignore temperature, bias and grammar, so that only plain calls can be scored (`Sampling.plain`); `samples_of`
+    leaves out the others.
     """
 
     def __init__(self, endpoint: Endpoint, tokenizer: HFTokenizer, model: str | None) -> None:
@@ -170,7 +164,7 @@ class RemoteTeacher:
         self._room = asyncio.Semaphore(_AT_ONCE)
 
     async def check(self) -> None:
-        """Ask once, before anything is trained. Raises ConfigError where the endpoint cannot be a teacher."""
+        """Send a test request before training. Raises ConfigError if the endpoint cannot be a teacher."""
         await self._name()
         ids = self._tokenizer.encode("What is 6 times 7? It is 42.")
         await self._ask(ids, np.arange(1, len(ids)))
@@ -206,7 +200,7 @@ class RemoteTeacher:
         return self._read(answer, ids, at)
 
     def _read(self, answer: dict[str, object], ids: Sequence[int], at: npt.NDArray[np.intp]) -> Floats:
-        """The log-probabilities at some places. Raises ConfigError where the endpoint's tokens are not ours."""
+        """Reads the log-probabilities at positions `at`. Raises ConfigError if the endpoint's tokens are not ours."""
         choices = answer.get("choices")
         entries = choices[0].get("prompt_logprobs") if isinstance(choices, list) and choices else None
         if not isinstance(entries, list) or len(entries) != len(ids):
@@ -232,5 +226,5 @@ class RemoteTeacher:
 
 
 def _plain(token: str) -> str:
-    """A token's text without the marks that stand for blanks."""
+    """A token's text without blanks and their markers."""
     return token.replace("\u0120", "").replace("\u2581", "").replace("\u010a", "").strip()

@@ -1,4 +1,4 @@
-"""The trainer: samples in, one or more optimiser updates done, numbers worth logging out."""
+"""The trainer: optimizer updates on samples, and their metrics."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ import torch
 
 from ajet_sdk.config.trainer_schema import OBJECTIVE
 from ajet_sdk.errors import ConfigError, TrainingError
-from ajet_sdk.learn.activations import tokens_of_a_pass
-from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_inputs, trained_positions
+from ajet_sdk.learn.batches import (
+    MicroBatch,
+    collate,
+    micro_batches,
+    tokens_of_a_pass,
+    trained_inputs,
+    trained_positions,
+)
 from ajet_sdk.learn.losses import loss_of, policy_pass, score, units
 from ajet_sdk.learn.objective import LossSettings, Scored, token_weights
 from ajet_sdk.learn.scores import Tally, TokenScores
@@ -35,7 +41,7 @@ _IMITATION = LossSettings(objective="imitation")
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """How the weights move."""
+    """Optimizer, schedule, batching and loss."""
 
     lr: float
     loss: LossSettings = field(default_factory=LossSettings)
@@ -44,21 +50,21 @@ class TrainerSettings:
     warmup_steps: int = 5
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     total_updates: int = 1
-    """Optimiser updates of the whole run, over which a learning rate that falls reaches 0."""
+    """Optimizer updates of the whole run, over which a decaying learning rate reaches 0."""
     grad_clip: float = 1.0
     mini_batch_num: int = 1
-    """Optimiser updates per step and epoch; each takes its share of the samples."""
+    """Optimizer updates per step and epoch, each on its share of the samples."""
     ppo_epochs: int = 1
     micro_batch_tokens: int | None = None
-    """Tokens in one forward and backward pass, padding included and those that samples share counted once; bounds
-    memory and changes no result. None: what fits the device (`tokens_of_a_pass`)."""
+    """Tokens in a forward and backward pass, with padding, shared prefixes counted once; bounds memory without changing
+    results. None: as many as fit the device (`tokens_of_a_pass`)."""
     seed: int = 0
     has_reference: bool = False
-    """Whether `reference_logprobs` will be asked for."""
+    """Whether `reference_logprobs` will be called."""
 
     @classmethod
     def of(cls, config: Config, lr: float, steps: int) -> TrainerSettings:
-        """The settings that a config asks for, in a run of that many steps."""
+        """Reads the settings of a config, for a run of `steps` steps."""
         common, optim = config.trainer_common, config.trainer_common.optim
         by_reward, in_reward = common.algorithm.by_reward, common.algorithm.use_kl_in_reward
         if in_reward and not common.algorithm.has_kl_in_reward:
@@ -92,7 +98,7 @@ class TrainerSettings:
         )
 
     def lr_after(self, updates: int) -> float:
-        """The learning rate of the next update: risen over the warm-up, and falling over the run where it falls."""
+        """Learning rate of the next update, by warm-up and schedule."""
         risen = min(1.0, (updates + 1) / max(1, self.warmup_steps))
         gone = min(1.0, updates / self.total_updates)
         falling = {"constant": 1.0, "linear": 1.0 - gone, "cosine": (1.0 + math.cos(math.pi * gone)) / 2}
@@ -102,11 +108,11 @@ class TrainerSettings:
         return min(self.mini_batch_num, len(units(samples, self.loss)))
 
     def updates_of(self, samples: Sequence[Sample]) -> int:
-        """How many updates a step on the samples makes."""
+        """Number of updates in a step on the samples."""
         return self.ppo_epochs * self.mini_batches(samples)
 
     def shares(self, samples: Sequence[Sample], updates: int) -> list[list[int]]:
-        """Positions of the samples of each mini-batch, drawn anew from the seed for every epoch."""
+        """Positions of the samples in each mini-batch, shuffled for every epoch."""
         order, number = units(samples, self.loss), self.mini_batches(samples)
         if number > 1:
             random.Random(f"{self.seed}/{updates}").shuffle(order)
@@ -123,7 +129,7 @@ def batches_of(
     *,
     share: bool,
 ) -> Iterator[tuple[list[int], MicroBatch]]:
-    """Micro-batches of at most `tokens`, each with the positions of its samples; see `micro_batches` and `collate`."""
+    """Yields micro-batches of at most `tokens` with the positions of their samples; see `micro_batches`, `collate`."""
     for group in micro_batches([trained_inputs(sample) for sample in samples], tokens, together, share=share):
         members = [samples[i] for i in group.members]
         yield group.members, collate(members, sampling, device, tokenizer, group.row_sizes)
@@ -134,7 +140,7 @@ def logprobs_of(
     batches: Iterator[tuple[list[int], MicroBatch]],
     score_N: Callable[[MicroBatch], torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Log-probabilities of each sample's trained tokens, in order, as `score_N` gives them for a micro-batch."""
+    """Log-probabilities of each sample's trained tokens, in order; `score_N` computes them for a micro-batch."""
     logprobs = [torch.empty(0)] * len(samples)
     for members, batch in batches:
         counts = [len(trained_positions(samples[i])) for i in members]
@@ -145,16 +151,16 @@ def logprobs_of(
 
 
 def trainable_parameters(model: PreTrainedModel) -> list[torch.nn.Parameter]:
-    """The parameters that training moves: all of a full model, the adapter's of a LoRA model."""
+    """The trainable parameters: all of a full model, the adapter's of a LoRA model."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
 class Trainer:
     """Applies a loss to a model, in place.
 
-    Weights below fp32 get fp32 master copies, for which AdamW's small steps are not lost to rounding. For a KL term
-    and for preferences a full model is copied once, as it is now, to be the frozen reference; a LoRA model is its own
-    with the adapter off.
+    Weights below fp32 get fp32 master copies, so that AdamW's small steps are not lost to rounding. For a KL term and
+    for preferences, a copy of the initial model is the frozen reference; a LoRA model with its adapter off serves as
+    its own.
     """
 
     plain_only = False
@@ -162,10 +168,10 @@ class Trainer:
     def __init__(self, model: PreTrainedModel, settings: TrainerSettings, tokenizer: Tokenizer | None = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        """What calls with penalties, forbidden words and the like are scored with."""
+        """Needed to score calls with penalties, forbidden words and the like."""
         self.settings = settings
         self.updates = 0
-        """Optimiser updates applied: the policy's version."""
+        """Number of optimizer updates: the policy version."""
         self.parameters = trainable_parameters(model)
         if not self.parameters:
             raise ConfigError("the model has no trainable parameters")
@@ -180,8 +186,11 @@ class Trainer:
             self._shares = shares_prefixes(model)
         self._adapter, self._threads = hasattr(model, "disable_adapter"), torch.get_num_threads()
         wanted = settings.loss.has_reference or settings.has_reference
-        self.reference = self._freeze() if wanted and not self._adapter else None
-        """The frozen first model; None where it isn't asked for, or is the model itself with its adapter off."""
+        self.reference: PreTrainedModel | None = None
+        """The frozen initial model; None if not needed, or if it is the model itself with its adapter off."""
+        if wanted and not self._adapter:
+            self.reference = copy.deepcopy(model).eval()
+            self.reference.requires_grad_(False)
 
     @property
     def device(self) -> torch.device:
@@ -195,19 +204,20 @@ class Trainer:
         updated: Callable[[], None] | None = None,
         replay: Sequence[Sample] = (),
     ) -> dict[str, float]:
-        """Train on the samples; `sampling` says how they were sampled, or how each call was by its `call_id`.
+        """Train on the samples.
 
-        `replay` are given replies that are imitated besides, shared out among the step's updates.
+        Args:
+            sampling: of all samples, or of each call by `call_id`.
+            scores: records the scores of the first update's forward pass. With several mini-batches, tokens of the
+                others stay unknown, since their pass sees changed weights.
+            updated: called after each update, before the passes of the next one.
+            replay: replies to imitate in addition, distributed over the step's updates.
 
-        `scores` is given what the first update's forward pass says of each token; only the samples of that update were
-        seen by the weights as they were, so with several mini-batches the others' tokens stay unknown. `updated` is
-        called after each update, before the next one's passes.
-
-        Returns metrics without their `train/` prefix. Raises TrainingError where the loss is not finite.
+        Returns metrics without the prefix `train/`. Raises TrainingError if the loss is not finite.
         """
         if not samples:
             raise TrainingError("there are no samples to train on")
-        torch.set_num_threads(self._threads)  # a number of each thread, and any thread of a pool may be here
+        torch.set_num_threads(self._threads)  # set per thread, and a pool may use any thread
         started, tally = time.perf_counter(), Tally()
         try:
             with policy_pass(self.model):
@@ -239,15 +249,15 @@ class Trainer:
     def _old_logprobs(
         self, samples: Sequence[Sample], sampling: Sampling | Mapping[str, Sampling]
     ) -> list[torch.Tensor] | None:
-        """Log-probabilities of each sample's trained tokens before the step's first update; None where a step has one
-        update, whose own pass gives them, and where the loss asks for none."""
+        """Log-probabilities of each sample's trained tokens before the step's first update; None if the step has one
+        update, whose own pass computes them, or if the loss doesn't use them."""
         if self.settings.loss.ratio_base != "trainer" or self.settings.updates_of(samples) == 1:
             return None
         batches = self._batches(samples, sampling)
         return logprobs_of(samples, batches, lambda batch: score(self.model, batch, entropy=False).logprobs_N)
 
     def reference_logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[torch.Tensor]:
-        """Log-probabilities of each sample's trained tokens under the first model, limited as the policy was."""
+        """Log-probabilities of each sample's trained tokens under the initial model, with the policy's limits."""
 
         def reference(batch: MicroBatch) -> torch.Tensor:
             support_MV = None if batch.limits is None else score(self.model, batch, entropy=False).support_MV
@@ -274,7 +284,7 @@ class Trainer:
         *,
         first: bool,
     ) -> list[tuple[list[int], Scored]]:
-        """One optimiser update. Returns the samples' positions in each micro-batch and their scores, detached."""
+        """Makes an optimizer update. Returns the samples' positions in each micro-batch and their detached scores."""
         seen: list[tuple[list[int], Scored]] = []
         together = units(samples, self.settings.loss)
         paired = self.settings.loss.objective == "preference"
@@ -293,7 +303,7 @@ class Trainer:
         return seen
 
     def _replay(self, samples: Sequence[Sample], tally: Tally) -> None:
-        """Add the gradients of imitating the samples, each token alike, to those of the update to come."""
+        """Adds gradients of imitation, with equal token weights, to those of the next update."""
         weights = token_weights(samples, _IMITATION)
         for members, batch in self._batches(samples, {}) if samples else ():
             weights_N = torch.from_numpy(np.concatenate([weights[i] for i in members])).to(self.device)
@@ -303,7 +313,7 @@ class Trainer:
             tally.add("replay_loss", loss_N.detach())
 
     def imitation_loss(self, samples: Sequence[Sample]) -> float:
-        """The mean negative log-likelihood per trained token; nothing is trained."""
+        """Mean negative log-likelihood per trained token, without training."""
         tally = Tally()
         with policy_pass(self.model), torch.no_grad():
             for _, batch in self._batches(samples, {}):
@@ -311,10 +321,10 @@ class Trainer:
         return tally.means()["loss"]
 
     def _backward(self, batch: MicroBatch, pairs: int, tally: Tally, *, first: bool) -> tuple[torch.Tensor, Scored]:
-        """Add the micro-batch's gradients. Returns its share of the update's loss, and its scores, detached."""
+        """Adds the gradients of a micro-batch. Returns its share of the update's loss and its detached scores."""
         settings = self.settings.loss
         reference_N = None
-        if settings.has_reference and batch.limits is None:  # first, while no activations are held
+        if settings.has_reference and batch.limits is None:  # first, while there are no activations in memory
             reference_N = self._reference_logprobs(batch)
         scored = score(self.model, batch, entropy=True, entropy_grad=bool(settings.entropy_coef))
         if settings.has_reference and batch.limits is not None:
@@ -336,9 +346,9 @@ class Trainer:
                 return score(self.model, batch, entropy=False, support_MV=support_MV).logprobs_N
 
     def _gather(self) -> None:
-        """Move the gradients of a pass to the master copies, where they add up.
+        """Accumulates the gradients of a pass in the master copies.
 
-        A sum in bfloat16 stands still once it is 256 times as large as what is added.
+        A bfloat16 sum would stop growing at 256 times the size of an addend.
         """
         for master, parameter in zip(self.masters, self.parameters, strict=True):
             if master is not parameter and parameter.grad is not None:
@@ -346,7 +356,7 @@ class Trainer:
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
     def _apply(self) -> float:
-        """One optimiser update from the gradients at hand. Returns their norm before clipping."""
+        """Applies the accumulated gradients. Returns their norm before clipping."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.grad_clip))
         if not math.isfinite(norm):
             raise TrainingError(
@@ -368,13 +378,8 @@ class Trainer:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _freeze(self) -> PreTrainedModel:
-        reference: PreTrainedModel = copy.deepcopy(self.model).eval()
-        reference.requires_grad_(False)
-        return reference
-
     def state(self) -> dict[str, object]:
-        """Everything beside the weights that the next step depends on; tensors, numbers and lists only."""
+        """Everything besides the weights that the next step depends on, as tensors, numbers and lists."""
         masters = [m.detach() for m, p in zip(self.masters, self.parameters, strict=True) if m is not p]
         state = {"updates": self.updates, "optimizer": self.optimizer.state_dict(), "masters": masters}
         state["rng"] = torch.get_rng_state()
@@ -383,7 +388,7 @@ class Trainer:
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of an earlier trainer; the model's weights are restored apart from it."""
+        """Restore an earlier trainer's state; the model's weights are restored separately."""
         self.updates = int(state["updates"])
         self.optimizer.load_state_dict(state["optimizer"])
         lower = [m for m, p in zip(self.masters, self.parameters, strict=True) if m is not p]

@@ -1,8 +1,8 @@
-"""Token sequences that begin alike, laid out in one row so that what they share is computed once.
+"""Lays out token sequences with common prefixes in one row, so that shared tokens are computed once.
 
-A row holds the tree of its sequences' prefixes, depth first: what follows token j in any of them lies behind it, up to
-`ends[j]`. So token i sees token j where j <= i < ends[j], and its position in its sequence is its depth. A row of one
-sequence is a tree without branches, and its attention is the causal one.
+A row is the prefix tree of its sequences, depth first: the descendants of token j end at `ends[j]`. Token i attends to
+token j if j <= i < ends[j], and its position in its sequence is its depth. A single sequence is a tree without
+branches, with causal attention.
 
 Letters of shapes: B rows, T their padded length.
 """
@@ -35,17 +35,17 @@ _Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One row: token ids, their depths, and where the tokens that follow each of them end."""
+    """A row: token ids, their depths, and the ends of their descendants."""
 
     ids_T: _Places
     depths_T: _Places
     ends_T: _Places
     places: list[_Places]
-    """Where each sequence's tokens are in the row."""
+    """Positions of each sequence's tokens in the row."""
 
 
 def lay_out(sequences: Sequence[Tokens]) -> Tree:
-    """The tree of the sequences' prefixes; equal sequences have the same places."""
+    """Builds the prefix tree of sequences; equal sequences have the same places."""
     total = sum(len(ids) for ids in sequences)
     ids_T, depths_T, ends_T = (np.zeros(total, np.int64) for _ in range(3))
     places = [np.zeros(0, np.int64)] * len(sequences)
@@ -63,11 +63,11 @@ def lay_out(sequences: Sequence[Tokens]) -> Tree:
 def trees_of(
     sequences: Sequence[Tokens], which: Sequence[int], budget: int, *, share: bool
 ) -> Iterator[tuple[int, list[int]]]:
-    """Those of `which` sequences that are laid out in one row, and its length.
+    """Assigns the sequences `which` to rows; yields each row's length and its sequences.
 
-    With `share` a sequence joins the row of the one before it in order of its tokens where they begin alike. A row with
-    branches is at most `budget` tokens long, or a quarter longer than the longest sequence. Without, each sequence has
-    a row of its own.
+    With `share`, a sequence joins the row of its predecessor in sorted order if they have a common prefix. A row with
+    branches has at most `budget` tokens, or a quarter more than the longest sequence. Otherwise each sequence gets its
+    own row.
     """
     if not share or not which:
         yield from ((len(sequences[i]), [i]) for i in which)
@@ -88,7 +88,7 @@ def trees_of(
 
 
 def _sorted(sequences: Sequence[Tokens], which: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The sequences in order of their tokens, each with how many first tokens it shares with the one before it."""
+    """Sorts sequences by their tokens; yields each with the length of the prefix shared with its predecessor."""
     before: Tokens = np.zeros(0, np.int64)
     for i in sorted(which, key=lambda i: sequences[i].astype(">i4").tobytes()):
         width = min(len(before), len(sequences[i]))
@@ -99,16 +99,16 @@ def _sorted(sequences: Sequence[Tokens], which: Sequence[int]) -> Iterator[tuple
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Trees, padded on the right to one length."""
+    """Trees, padded on the right to equal length."""
 
     ids_BT: torch.Tensor
     depths_BT: torch.Tensor | None = None
-    """None, as `ends_BT`: no row has branches. A causal model never looks right, so that padding needs no mask."""
+    """None, like `ends_BT`, if no row has branches. Right padding needs no mask in a causal model."""
     ends_BT: torch.Tensor | None = None
     """On the CPU: attention reads it in each layer."""
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """The arguments of a transformers model; in place of a mask its attention gets the ends (`_attend`)."""
+        """Arguments of a transformers model; its attention gets the ends in place of a mask (`_attend`)."""
         if self.depths_BT is None or self.ends_BT is None:
             return {"input_ids": self.ids_BT}
         ends_B11T = self.ends_BT[:, None, None, :]
@@ -116,16 +116,16 @@ class Rows:
 
 
 class Run(NamedTuple):
-    """Tokens of a row without a branch between them: each sees those before it in the run, and all of some runs."""
+    """Tokens of a row without a branch between them; each attends to earlier ones, and to all of the runs above."""
 
     size: int
     above: tuple[int, ...]
-    """The indices of the runs that it continues, the first first."""
+    """Indices of the runs that it continues, first to last."""
 
 
 @lru_cache(maxsize=8)
 def _runs(ends: bytes) -> tuple[Run, ...]:
-    """The runs of a row in their order, by the bytes of its 64-bit `ends_T`."""
+    """The runs of a row, from the bytes of its 64-bit `ends_T`."""
     ends_T = np.frombuffer(ends, np.int64)
     at_T = np.arange(len(ends_T))
     begins = np.flatnonzero((at_T == 0) | (ends_T != np.roll(ends_T, 1)) | (at_T >= np.roll(ends_T, 1)))
@@ -141,7 +141,7 @@ def _runs(ends: bytes) -> tuple[Run, ...]:
 
 @lru_cache(maxsize=256)
 def _mask(before: int, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What is added to the scores of so many tokens for so many before them, all seen, and for their own."""
+    """Causal mask of `size` tokens after `before` visible ones."""
     return torch.full((size, before + size), -torch.inf, dtype=dtype, device=device).triu(before + 1)
 
 
@@ -153,13 +153,13 @@ def _attend(
     attention_mask: torch.Tensor | None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of transformers' `sdpa`, and that of rows with branches run by run: no hidden pair is computed.
+    """Attention of transformers' `sdpa`; rows with branches are computed run by run, without masked pairs.
 
     Args:
-        query: (B, heads, T, D), as key and value of maybe fewer heads.
-        attention_mask: the ends of a row's tokens, 64-bit integers of shape (B, 1, 1, T); or any that `sdpa` takes.
+        query: (B, heads, T, D), like key and value, which may have fewer heads.
+        attention_mask: the ends of a row's tokens, int64 of shape (B, 1, 1, T); or any mask of `sdpa`.
     """
-    if torch.is_autocast_enabled(query.device.type):  # as the sampler computes it, and faster on a CPU
+    if torch.is_autocast_enabled(query.device.type):  # as in the sampler, and faster on a CPU
         with torch.autocast(query.device.type, enabled=False):
             return _attend(module, query.float(), key.float(), value.float(), attention_mask, **more)
     if attention_mask is None or attention_mask.dtype != torch.int64:
@@ -185,8 +185,8 @@ def _attend(
 def _attend_in_row(
     runs: Sequence[Run], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: dict[str, Any]
 ) -> torch.Tensor:
-    """Attention of one row. Each run has a copy of the keys and values that it sees, which the backward pass makes
-    again: kept, those of a prompt with eight replies are a quarter of all activations."""
+    """Attention of one row. The backward pass recomputes each run's copy of keys and values, which for a prompt with
+    eight replies would be a quarter of all activations."""
     heads = query.shape[1] // key.shape[1]
     sizes = [run.size for run in runs]
     queries, keys, values = query.split(sizes, 2), *(repeat_kv(x, heads).split(sizes, 2) for x in (key, value))
@@ -211,9 +211,9 @@ def _attend_in_row(
 def grid(
     sequences: Sequence[Tokens], row_sizes: Sequence[int], device: torch.device | str = "cpu"
 ) -> tuple[Rows, list[_Places]]:
-    """Rows of so many sequences each, and where each sequence's tokens are in the flattened (B, T) grid.
+    """Lays out sequences in rows of `row_sizes`; also returns their positions in the flattened (B, T) grid.
 
-    Padding sees itself, and nothing before it sees padding.
+    Padding attends to itself, and no other token attends to padding.
     """
     ends = np.cumsum(row_sizes).tolist()
     trees = [lay_out(sequences[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
@@ -230,11 +230,11 @@ def grid(
 
 
 def shares_prefixes(model: PreTrainedModel) -> bool:
-    """Whether rows with branches give what their sequences give one by one.
+    """Whether rows with branches give the same logits as separate sequences.
 
-    They don't where the model's attention is not transformers' `sdpa`, does not see the whole context (sliding windows,
-    state spaces), or turns positions by the length of a pass; and where a trial gives other logits, for which the model
-    must be in the mode of passes without dropout.
+    They don't if the model's attention is not transformers' `sdpa`, doesn't cover the whole context (sliding windows,
+    state spaces) or scales positions by sequence length, or if a trial gives different logits. The model must be in a
+    mode without dropout.
     """
     config = model.config.get_text_config()
     by_length = any("dynamic" in kind or kind == "longrope" for kind, _ in rope_kinds(config))
@@ -245,7 +245,7 @@ def shares_prefixes(model: PreTrainedModel) -> bool:
 
 
 def _trial(model: PreTrainedModel) -> bool:
-    """Whether three sequences give the same logits in a row as each by itself."""
+    """Whether three sequences give the same logits in one row as separately."""
     ids = (np.arange(12) * 7919 + 13) % model.config.get_text_config().vocab_size
     sequences = [ids[[0, 1, 2, 3, 4, 5]], ids[[0, 1, 2, 6, 7]], ids[[0, 1, 2, 6, 8, 9, 10]]]
     rows, places = grid(sequences, [len(sequences)], model.device)

@@ -1,6 +1,6 @@
-"""Building a recipe's model: its tokenizer, then the model on demonstrations, until the agent earns a little.
+"""Builds a recipe's model: trains its tokenizer, then the model on demonstrations, until the agent earns some reward.
 
-The agent is probed with the same engine, gateway and judge as in the run that follows.
+The agent is measured with the same engine, gateway and judge as in the run that follows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Measure = Callable[[Any, Any, int], float]
 
 
 def make_model(recipe: Recipe, path: Path, *, seed: int, key: str, measure: Measure, say: Say) -> Path:
-    """Warm a model up and put it at `path`, whole or not at all. Returns the directory that `path` links to."""
+    """Train a model and store it at `path` atomically. Returns the directory that `path` links to."""
     started = time.perf_counter()
     draw = random.Random(f"{seed}/demonstrations")
     demonstrations = [recipe.demonstrate(draw) for _ in range(recipe.demonstrations)]
@@ -67,7 +67,7 @@ def make_model(recipe: Recipe, path: Path, *, seed: int, key: str, measure: Meas
 
 
 def train_tokenizer(recipe: Recipe, demonstrations: Sequence[Demonstration]) -> Any:
-    """A byte-level BPE with single digits and signs over the rendered demonstrations, special tokens apart."""
+    """Train a byte-level BPE on rendered demonstrations, with a token for each digit, sign and special token."""
 
     def wrap(backend: Tokenizer) -> Any:
         fast = PreTrainedTokenizerFast(
@@ -108,7 +108,7 @@ def train_tokenizer(recipe: Recipe, demonstrations: Sequence[Demonstration]) -> 
 def tokenize_demonstrations(
     tokenizer: PreTrainedTokenizerBase, demonstrations: Sequence[Demonstration]
 ) -> list[Sample]:
-    """The demonstrations as training sequences, rendered and tokenised by what serving uses: exact ids, merged."""
+    """Turn demonstrations into training samples, rendered, tokenized and merged as in serving."""
     exact = HFTokenizer(tokenizer)
     samples = []
     for number, demonstration in enumerate(demonstrations):
@@ -120,7 +120,7 @@ def tokenize_demonstrations(
 
 
 def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """A Qwen3 with random weights, drawn from torch's seed."""
+    """A Qwen3 with random weights from torch's global seed."""
     shape, ends = recipe.shape, cast("Any", tokenizer)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -153,7 +153,7 @@ def warm_up(
     measure: Measure,
     say: Say,
 ) -> tuple[int, float]:
-    """Supervised steps until the agent earns enough. Returns their number and the reward."""
+    """Train until the agent earns enough. Returns the number of steps and the reward."""
     optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, betas=(0.9, 0.98), weight_decay=0.01)
     batches = _batches(samples, recipe.batch, random.Random(f"{seed}/batches"))
     best = 0.0
@@ -181,9 +181,9 @@ def warm_up(
 
 
 def _batches(samples: Sequence[Sample], size: int, draw: random.Random) -> Iterator[list[Sample]]:
-    """Batches without end, in an order drawn anew for each pass.
+    """Endless batches, shuffled for each epoch.
 
-    Rows of all lengths share a batch: sorted by length, a batch would hold one kind of behaviour only.
+    They mix samples of all lengths: sorted by length, a batch would have one kind of behavior only.
     """
     order = list(samples)
     while True:

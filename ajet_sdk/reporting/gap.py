@@ -25,7 +25,7 @@ GAPS = """
     SELECT c.policy_version, c.sampling, c.index, g.gap, g.tokens
     FROM (SELECT call_id, sum(abs(trainer - sampler)) AS gap, count(*) AS tokens FROM gaps
         WHERE isfinite(trainer) AND isfinite(sampler) GROUP BY ALL) g JOIN calls c USING (call_id)"""
-"""SQL: the calls that a step trained, with the summed gap of their tokens in nats and their count."""
+"""SQL: the trained calls of a step, with the summed gap of their tokens in nats and their number."""
 
 _ADVICE = {
     "staleness": "lower rollout.max_staleness",
@@ -35,7 +35,7 @@ _ADVICE = {
 
 
 def gap_by_cause(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
-    """The summed gap and the number of tokens by cause, and by turn (`turn 1`, …); `rows` are those of `GAPS`."""
+    """Sums gaps and counts tokens by cause and by turn (`turn 1`, …); `rows` are results of `GAPS`."""
     newest = max((row["policy_version"] or 0 for row in rows), default=0)
     sums: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for row in rows:
@@ -50,7 +50,7 @@ def gap_by_cause(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, in
 
 
 def gap_message(parts: Mapping[str, tuple[float, int]]) -> str:
-    """A sentence on a step's gap: its mean, what each cause and turn contributes, and what to do about the largest."""
+    """Describes a step's gap: its mean, the shares of causes and turns, and advice on the largest cause."""
     causes = {name: part for name, part in parts.items() if name in _ADVICE}
     total, tokens = (sum(column) for column in zip(*causes.values(), strict=True))
     ordered = sorted(causes, key=lambda name: -causes[name][0])

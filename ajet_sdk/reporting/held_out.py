@@ -51,7 +51,7 @@ _TRAINED = f"""
 
 @dataclass(frozen=True)
 class Change:
-    """The mean rewards of the same tasks at two steps, and the interval of their difference."""
+    """Mean rewards of the same tasks at two steps, with the interval of their difference."""
 
     before: float
     after: float
@@ -67,9 +67,9 @@ class Change:
 
 
 def compare(before: Mapping[str, float], after: Mapping[str, float], comparisons: int = 1) -> Change | None:
-    """The change on tasks that are in both, by id; None for fewer than `MIN_TASKS`, or too few for an interval.
+    """Compares rewards of common tasks, by id; None for fewer than `MIN_TASKS`, or too few for an interval.
 
-    `comparisons` is the number of comparisons made together; it widens the intervals.
+    `comparisons`: the number of simultaneous comparisons, which widens the intervals.
     """
     shared = sorted(before.keys() & after.keys())
     if len(shared) < MIN_TASKS:
@@ -116,7 +116,7 @@ def task_rewards(
 
 
 def dropped(before: Mapping[str, float], after: Mapping[str, float], sets: Mapping[str, set[str]]) -> dict[str, Change]:
-    """The sets whose reward fell by more than chance explains; "" stands for all tasks."""
+    """The sets whose reward fell significantly; "" stands for all tasks."""
     within = {"": before.keys(), **sets}
     fell = {}
     for name, ids in within.items():
@@ -142,7 +142,7 @@ def drop_message(fell: Mapping[str, Change], first: int, metric: str = "held-out
 def not_carried_over(train: Mapping[int, float], change: Change | None, step: int) -> str:
     """A warning if the training reward rose and the held-out reward did not; else empty.
 
-    `train`: mean training reward by step, at least 6 steps. The held-out reward did not rise where the upper end of its
+    `train`: mean training reward by step, at least 6 steps. The held-out reward did not rise if the upper end of its
     interval is below half of the training reward's rise.
     """
     steps = [at for at in sorted(train) if at <= step]

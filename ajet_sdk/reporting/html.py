@@ -1,4 +1,4 @@
-"""Small pieces of HTML for a notebook's cell: a paragraph, a table, the learning curve. Every text is escaped."""
+"""HTML for notebook cells: a paragraph, a table, the learning curve. All text is escaped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def progress_in_cell(total: int) -> Callable[[Episode], None] | None:
     """A callback that shows finished episodes and their mean reward in a notebook cell; None elsewhere."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if getattr(shell, "kernel", None) is None:  # terminals and programs that import parts of a kernel cannot show it
+    if getattr(shell, "kernel", None) is None:  # terminals cannot show it, nor programs that import parts of a kernel
         return None
     from IPython.display import HTML, display
 
@@ -59,7 +59,7 @@ _CURVES = {
 
 
 def learning_curve(history: Mapping[str, Mapping[int, float]]) -> bytes | None:
-    """The rewards by step as a PNG; None where there is nothing to draw or no plotting library."""
+    """Draws the rewards by step as a PNG; None without rewards or without matplotlib."""
     present = {name: style for name, style in _CURVES.items() if history.get(name)}
     if not present:
         return None
@@ -68,7 +68,7 @@ def learning_curve(history: Mapping[str, Mapping[int, float]]) -> bytes | None:
         from matplotlib.figure import Figure
     except ImportError:
         return None
-    figure = Figure(figsize=(7, 4))  # a layout that is worked out draws it three times over
+    figure = Figure(figsize=(7, 4))  # an automatic layout would draw it three times
     figure.subplots_adjust(left=0.1, right=0.98, top=0.97, bottom=0.13)
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

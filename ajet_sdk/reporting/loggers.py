@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet")
 
 _QUIET = 30.0
-"""Seconds between two lines about the progress of a step or validation, where there is no terminal."""
+"""Seconds between progress lines without a terminal."""
 
 _SHOWN = ("val/reward", "val/greedy_reward", "val/loss")
 _KNOWN = ("console", "tensorboard", *TRACKERS)
@@ -44,7 +44,7 @@ class Loggers(AbstractContextManager["Loggers"]):
     """Logs metrics by step to the trace and to the loggers in `names`.
 
     wandb and swanlab get the run's name, project and config from its row in the trace. Raises ConfigError for an
-    unknown name or a service that cannot be reached, MissingExtra for one whose package is absent.
+    unknown name or an unreachable service, MissingExtra for an absent package.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Loggers(AbstractContextManager["Loggers"]):
         self.last: dict[str, float] = {}
         """The newest value of each metric."""
         self._warned: dict[str, int] = {}
-        """The step from which to repeat a warning, by metric."""
+        """Step from which to repeat a warning, by metric."""
         self.unstable = ""
-        """The metric that left its range in the newest steps, as a message, or empty."""
+        """A message about a metric that left its range in the newest steps, or empty."""
         self.best_by: Literal["val/reward", "val/loss"] = "val/reward"
-        """The metric of the best step: highest reward, or lowest loss."""
+        """Metric that selects the best step: highest reward, or lowest loss."""
         self._run_id, self._writer, self._directory = run_id, writer, directory
         self._board = _Board(directory / "tensorboard") if "tensorboard" in names else None
         self.display = Display(total_steps) if "console" in names else None
@@ -82,15 +82,14 @@ class Loggers(AbstractContextManager["Loggers"]):
         return loggers
 
     def _describe_run(self) -> TrackedRun:
-        """The run as in the trace, whose config has no secrets."""
+        """Reads the run from the trace, whose config has no secrets."""
         self._writer.flush()
         [row] = self._writer.query("SELECT name, config FROM runs WHERE run_id = ?", [self._run_id]).to_pylist()
         config = json.loads(row["config"])
         return TrackedRun(self._run_id, config["ajet"]["project_name"], row["name"], config, self._directory)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step. Values that are not finite are left out, since stores treat them
-        differently."""
+        """Record the metrics of a step, without non-finite values, which stores treat differently."""
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         self.last |= finite
         for name, value in finite.items():
@@ -104,7 +103,7 @@ class Loggers(AbstractContextManager["Loggers"]):
         self._warn(step)
 
     def _warn(self, step: int) -> None:
-        """Print warnings about a rising reward, which hold on, each time that the run is twice as long."""
+        """Print warnings; those about a rising reward, which persist, again when the run is twice as long."""
         for name, text in warning_signs(self.history).items():
             text = f"{text}; inspect some episodes: does the judge reward what you want?"
             self._warn_once(step, name, text, pause=max(2 * STEPS, step))
@@ -114,7 +113,7 @@ class Loggers(AbstractContextManager["Loggers"]):
             self._warn_once(step, name, text)
 
     def _warn_once(self, step: int, name: str, text: str, pause: int = 2 * STEPS) -> None:
-        """Print a warning, and repeat it only after as many steps."""
+        """Print a warning, and repeat it only after `pause` steps."""
         if text and step >= self._warned.get(name, step):
             self._warned[name] = step + pause
             log.warning("step %d: %s", step, text)
@@ -162,7 +161,7 @@ class Loggers(AbstractContextManager["Loggers"]):
             self.display.say(text)
 
     def best_step(self) -> int | None:
-        """The step with the best validation so far, the newest of equal ones; None before the first."""
+        """The step with the best validation so far, or the newest of equal ones; None before the first."""
         sign, values = -1 if self.best_by == "val/loss" else 1, self.history[self.best_by]
         return max(values, key=lambda step: (sign * values[step], step), default=None)
 
@@ -173,7 +172,7 @@ class Loggers(AbstractContextManager["Loggers"]):
         """
         self._writer.flush()
         booked = "SELECT outcome, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = ? GROUP BY outcome"
-        with open_trace(directory) as trace:  # processes of a cluster have files of their own
+        with open_trace(directory) as trace:  # processes of a cluster write separate files
             rows = trace.query(booked, [self._run_id]).to_pylist()
         best, validated = self.best_step(), self.history[self.best_by]
         tuned = TunedModel(
@@ -190,7 +189,7 @@ class Loggers(AbstractContextManager["Loggers"]):
         return tuned
 
     def close(self, error: BaseException | None = None) -> None:
-        """Flush everything and draw the learning curve; `error` ended the run early."""
+        """Flush everything and draw the learning curve. `error`: the cause of an early end."""
         if self.display is not None:
             self.display.stop()
         for tracker in self._trackers:
@@ -209,8 +208,8 @@ class Loggers(AbstractContextManager["Loggers"]):
 
 
 class Display:
-    """The console: a line for each step, and how many episodes of a step or validation are done: on a terminal a bar
-    with the time left, elsewhere a line every `_QUIET` seconds."""
+    """The console: a line for each step, and the progress of its episodes: on a terminal a bar with the time left,
+    otherwise a line every `_QUIET` seconds."""
 
     def __init__(self, total_steps: int) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -290,7 +289,7 @@ _TRAIN = [
 
 
 def _by_set(metrics: Mapping[str, float]) -> dict[str, str]:
-    """The rewards of sets of validation tasks, a line for each key: `family: a .500 (greedy .625)  b .…`."""
+    """Formats the rewards of validation sets, a line for each key: `family: a .500 (greedy .625)  b .…`."""
     lines: dict[str, list[str]] = defaultdict(list)
     for name, value in metrics.items():
         if name.startswith("val/reward/"):
@@ -311,10 +310,10 @@ def _duration(seconds: float) -> str:
 
 
 class _Board:
-    """A file for tensorboard, written step by step in the caller's thread.
+    """An event file for tensorboard, written in the caller's thread.
 
-    torch's `SummaryWriter` writes in a thread of its own, which prints a traceback where the disk is full. Raises
-    MissingExtra, ConfigError where tensorboard cannot be imported, OSError where the file cannot be written.
+    torch's `SummaryWriter` uses a background thread, which prints a traceback if the disk is full. Raises MissingExtra,
+    ConfigError if tensorboard cannot be imported, OSError if the file cannot be written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -346,7 +345,7 @@ class _Board:
             self._records.write(event.SerializeToString())
             self._records.flush()
         except OSError:
-            self._file.raw.close()  # what is in the buffer is not tried again
+            self._file.raw.close()  # drop the buffer instead of writing it again
             raise
 
     def close(self) -> None:

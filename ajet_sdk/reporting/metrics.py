@@ -12,7 +12,7 @@ from ajet_sdk.types import Episode
 
 
 def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics with `prefix/` before each name that has none."""
+    """Adds `prefix/` to names without a prefix."""
     return {name if "/" in name else f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
@@ -21,7 +21,7 @@ def rewards(episodes: Iterable[Episode]) -> list[float]:
 
 
 def mean_reward(episodes: Iterable[Episode]) -> float:
-    """The mean reward of the sound episodes; NaN without any."""
+    """Mean reward of the sound episodes; NaN if there are none."""
     return _mean(rewards(episodes))
 
 
@@ -58,13 +58,13 @@ def staleness(episodes: Sequence[Episode], updates: int) -> dict[str, float]:
 def reason_for_no_samples(
     batch: Batch, episodes: Sequence[Episode], estimator: str, earlier: Mapping[int, float] | None = None
 ) -> str:
-    """Why a batch has no training samples, with advice.
+    """Explains why a batch has no training samples, with advice.
 
     Args:
         batch: the batch without samples.
-        episodes: those that it was made of, the attempts at a task behind one another.
+        episodes: its episodes, with the attempts at a task in succession.
         estimator: `adv_estimator`.
-        earlier: the mean reward of the steps before, by step; empty where none of them updated the weights.
+        earlier: mean rewards of earlier steps, by step; empty if none of them updated the weights.
     """
     outcomes: dict[str, int] = {}
     for entry in batch.ledger:
@@ -110,6 +110,3 @@ def _advice_without_variance(episodes: Sequence[Episode], estimator: str, earlie
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
-
-
-# Scoring

@@ -1,10 +1,8 @@
 """Signs that a rising reward is not an improvement: a judge with weight 0 disagrees, answers change in length, or more
 of them use the same phrase.
 
-Each compares the newest steps of a run with those before them and with the first ones, and needs the reward to
-have risen beyond its noise.
-
-Also warns of many sampled tokens that were not trained, and of training metrics that leave their range.
+Each compares the newest steps of a run with the preceding ones and with the first ones, and applies only if the reward
+has risen significantly. Also warns of many untrained tokens, and of training metrics that leave their range.
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ _READ = 4000
 
 
 def answer_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Of the sound episodes: the mean length of outputs, the share with the most frequent phrase, and the
-    mean of each reward with weight 0."""
+    """Metrics of sound episodes: mean output length, share of the most frequent phrase, mean of each reward with weight
+    0."""
     sound = [e for e in episodes if e.status == "succeeded" and e.output is not None]
     texts = [text for e in sound if (text := answer_text(e.output))]
     metrics: dict[str, float] = {}
@@ -61,9 +59,9 @@ def answer_text(output: object) -> str:
 
 
 def phrases(text: str) -> set[str]:
-    """The phrases of five words at the beginning of an answer, in lower case; an answer of two to four words is one.
+    """Lower-case phrases of five words at the beginning of an answer; a shorter answer is one phrase.
 
-    A single word is none: it is often the outcome of an environment ("goal").
+    A single word is not a phrase, since it is often the outcome of an environment ("goal").
     """
     words = text[:_READ].lower().split()
     if 1 < len(words) < _WORDS:
@@ -74,9 +72,8 @@ def phrases(text: str) -> set[str]:
 def warning_signs(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
     """Warnings about the reward of a run so far, by metric.
 
-    `history`: the values of each metric by step. Empty where the reward has not risen, or too few steps are done.
-    The newest steps are compared with those before them and with the first ones: what is seen of a run at step 16 is
-    still seen when its reward no longer rises.
+    `history`: the values of each metric by step. Empty if the reward has not risen, or after too few steps. The
+    comparison with the first steps keeps a sign visible after the reward has stopped rising.
     """
     return _signs(history, since_start=False) | _signs(history, since_start=True)
 
@@ -123,11 +120,11 @@ _CAUSES = {
     "superseded": "sampled after the checkpoint that the run was resumed at, or for steps that it did not come to: "
     "lower trainer_common.save_freq or rollout.max_staleness",
 }
-"""Why tokens of an outcome are not trained, with advice; other outcomes need none."""
+"""Advice by outcome of untrained tokens; other outcomes need none."""
 
 
 def discarded(tokens: Mapping[str, float]) -> str:
-    """A warning with the share of sampled tokens that were not trained, and why; empty up to 5 %.
+    """A warning with the share of untrained tokens and its causes; empty up to 5 %.
 
     `tokens`: number of tokens by outcome of the ledger.
     """
@@ -183,8 +180,8 @@ def unstable(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
 
 
 def _change(values: Mapping[int, float], since_start: bool) -> tuple[float, float, float] | None:
-    """The means of the newest span and of that before it, or of the first one, and their difference in standard errors;
-    None for too few steps."""
+    """Means of the preceding (or first) span and the newest one, and their difference in standard errors; None for too
+    few steps."""
     listed = [values[step] for step in sorted(values)]
     if len(listed) < 2 * STEPS:
         return None

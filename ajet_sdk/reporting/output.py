@@ -1,7 +1,7 @@
-"""Output to the terminal, in which no text can move the cursor, set colours, hide itself or change direction.
+"""Output to the terminal, in which no text can move the cursor, set colors, hide itself or change direction.
 
-`echo` prints a line and `console` makes a rich console; both escape control characters in replies of models, rows of
-datasets and messages of errors. Nothing else prints; a test checks it.
+`echo` prints a line and `console` opens a rich console; both escape control characters in model replies, dataset rows
+and error messages. Nothing else prints; a test checks it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.progress import Progress
 
 _KEPT = "\n\t"
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
@@ -59,15 +60,15 @@ def echo(text: str = "", *, err: bool = False) -> None:
 
 
 def json_line(value: object, *, indent: int | None = 2) -> str:
-    """A value as JSON for a terminal: what `visible` escapes is escaped in JSON's way."""
+    """Formats JSON for a terminal: characters that `visible` would escape are escaped as in JSON."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=json_default)
     return "\n".join(line if line.isprintable() else "".join(map(_escaped, line)) for line in text.split("\n"))
 
 
 def json_default(value: object) -> float | str:
-    """JSON for values that JSON does not know, as `default` of `json.dumps`.
+    """Converts other values to JSON, as `default` of `json.dumps`.
 
-    Decimals are numbers; dates, times and intervals are text; bytes are text where they are UTF-8, else base64.
+    Decimals become numbers, dates, times and intervals text, bytes text if they are UTF-8, else base64.
     """
     if isinstance(value, Decimal):
         return float(value) if value.is_finite() else str(value)
@@ -86,9 +87,9 @@ def _escaped(c: str) -> str:
 
 
 def console(**settings: Any) -> Console:
-    """A rich console whose texts are `visible`; `settings` are rich's.
+    """Opens a rich console that escapes text with `visible`; `settings` are rich's.
 
-    It writes to its file in a notebook too, where rich would show each print in the cell.
+    In a notebook it writes to its file, too, where rich would show each print in the cell.
     """
     return _console_class()(force_jupyter=False, **settings)
 
@@ -104,3 +105,40 @@ def _console_class() -> type[Console]:
                 yield Segment(text if control else visible(text), form, control)
 
     return VisibleConsole
+
+
+class ProgressBar:
+    """Within the block, a bar on stderr if that is a terminal."""
+
+    def __init__(self, title: str, total: int | None = None, *, quiet: bool = False) -> None:
+        self._bar: Progress | None = None
+        if quiet or not sys.stderr.isatty():
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console(stderr=True), transient=True)
+        self._task = self._bar.add_task(title, total=total)
+
+    def __enter__(self) -> ProgressBar:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def advance(self, by: int = 1) -> None:
+        if self._bar:
+            self._bar.advance(self._task, by)
+
+    def update(self, done: int, total: int) -> None:
+        """Set the number done and the total; a total of 0 is unknown."""
+        if self._bar:
+            self._bar.update(self._task, completed=done, total=total or None)
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """`update` for a named stage."""
+        if self._bar:
+            self._bar.update(self._task, description=stage, completed=done, total=total or None)

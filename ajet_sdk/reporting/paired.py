@@ -1,10 +1,10 @@
-"""Paired differences: a sign-flip permutation test of their mean, and the confidence interval that belongs to it.
+"""Paired differences: a sign-flip permutation test of their mean, with the corresponding confidence interval.
 
-If two runs do equally well, the difference on a task is as likely to be d as -d; the test counts how many of the 2^n
-choices of signs give a mean as far from 0 as the one observed (Fisher 1935, The Design of Experiments, section 21).
-The interval is the test turned round: the means of all subsets of the differences cut the line into 2^n parts, each of
-which is as likely to hold the true mean, provided that the differences are spread evenly about it (Hartigan 1969,
-Using Subsample Values as Typical Values, JASA 64). Up to `EXACT` pairs both are exact, above they are drawn.
+If two runs perform equally well, the difference on a task is as likely to be d as -d. The test counts how many of the
+2^n choices of signs give a mean as far from 0 as observed (Fisher 1935, The Design of Experiments, section 21). The
+interval inverts the test: the means of all subsets of the differences cut the line into 2^n parts, each equally likely
+to contain the true mean if the differences are distributed symmetrically about it (Hartigan 1969, Using Subsample
+Values as Typical Values, JASA 64). Both are exact up to `EXACT` pairs, and sampled above.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 EXACT = 16
-"""Pairs up to which every choice of signs is looked at."""
-
+"""Largest number of pairs for the exact test."""
 _DRAWS = 20_000
-
+"""Random choices of signs for more pairs."""
 _CHUNK = 500
-
 _Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Paired:
-    """The mean of n paired differences. `p`, `low` and `high` are None where n is too small to claim anything."""
+    """Mean of n paired differences. `p`, `low` and `high` are None if n is too small."""
 
     n: int
     mean: float
@@ -36,10 +34,10 @@ class Paired:
     low: float | None
     high: float | None
     level: float | None
-    """Coverage of the interval; slightly above what was asked for if exact."""
+    """Coverage of the interval; slightly above the requested level if exact."""
     exact: bool
     smallest_p: float
-    """The smallest p that n pairs allow; above 0.05, no difference can be significant."""
+    """Smallest p possible with n pairs; above 0.05, no difference can be significant."""
 
 
 def paired(differences: Sequence[float], *, level: float = 0.95, seed: int = 0) -> Paired:
@@ -47,8 +45,8 @@ def paired(differences: Sequence[float], *, level: float = 0.95, seed: int = 0) 
 
     Args:
         differences: one per pair.
-        level: least coverage of the interval; of m comparisons made together 1 - 0.05 / m (Bonferroni).
-        seed: of the draws, above `EXACT` pairs.
+        level: minimum coverage of the interval; 1 - 0.05 / m for m simultaneous comparisons (Bonferroni).
+        seed: random seed for more than `EXACT` pairs.
 
     Raises:
         ValueError: there are no differences.
@@ -74,7 +72,7 @@ def paired(differences: Sequence[float], *, level: float = 0.95, seed: int = 0) 
 
 
 def _every_subset(values: _Array) -> tuple[_Array, _Array]:
-    """The sum and the size of each of the 2^n subsets."""
+    """Sum and size of each of the 2^n subsets."""
     sums, sizes = np.zeros(1), np.zeros(1)
     for value in values:
         sums, sizes = np.concatenate((sums, sums + value)), np.concatenate((sizes, sizes + 1))
@@ -82,7 +80,7 @@ def _every_subset(values: _Array) -> tuple[_Array, _Array]:
 
 
 def _drawn_subsets(values: _Array, seed: int) -> tuple[_Array, _Array]:
-    """The same of subsets drawn evenly from all."""
+    """Sums and sizes of random subsets."""
     draw = np.random.default_rng(seed)
     parts = []
     for _ in range(_DRAWS // _CHUNK):

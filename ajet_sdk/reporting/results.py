@@ -1,6 +1,6 @@
-"""Results of `ajet.run` and `ajet.train`: a score, a trained model. Both print readably.
+"""Results of `ajet.run` and `ajet.train`: a score, a trained model. Both have a readable `repr`.
 
-`to_arrow()` gives either as a table, which pandas, polars and DuckDB read.
+`to_arrow()` converts either to a table for pandas, polars and DuckDB.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ def view_command(directory: Path) -> str:
 
 @dataclass(frozen=True)
 class TaskScore:
-    """The attempts at one task."""
+    """Attempts at a task."""
 
     task: Task
     episodes: tuple[Episode, ...]
 
     @property
     def reward(self) -> float | None:
-        """Mean over the attempts with a reward; None without any."""
+        """Mean over attempts with a reward; None without rewards."""
         return _mean(e.reward for e in self.episodes)
 
     @property
     def solved(self) -> int:
-        """Attempts that solved the task."""
+        """Number of attempts that solved the task."""
         return sum(map(solved, self.episodes))
 
     @property
     def failed(self) -> int:
-        """Attempts without a reward."""
+        """Number of attempts without a reward."""
         return sum(e.status != "succeeded" for e in self.episodes)
 
     def pass_at(self, k: int) -> float | None:
@@ -60,7 +60,7 @@ class TaskScore:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The score of an agent: by task and in all. The traces are in `directory`."""
+    """Score of an agent, by task and overall. The traces are in `directory`."""
 
     run_id: str
     directory: Path
@@ -74,12 +74,12 @@ class Report:
 
     @property
     def reward(self) -> float | None:
-        """Mean over tasks of their mean reward; None without any."""
+        """Mean over tasks of their mean reward; None without rewards."""
         return _mean(score.reward for score in self.tasks)
 
     @property
     def pass_at(self) -> dict[int, float]:
-        """pass@1 to pass@k, each a mean over the tasks with enough attempts."""
+        """pass@1 to pass@k, each averaged over tasks with enough attempts."""
         means = {k: _mean(score.pass_at(k) for score in self.tasks) for k in range(1, self.k + 1)}
         return {k: mean for k, mean in means.items() if mean is not None}
 
@@ -124,7 +124,7 @@ class Report:
                 }
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows of the table that is printed: one for each of the first tasks."""
+        """Header and rows of the printed table, with the first tasks."""
         rows = []
         for score in self.tasks[:SHOWN]:
             question = " ".join(_question(score.task).split())
@@ -141,7 +141,7 @@ class Report:
         return ["task", "question", "rewards", "mean", "solved"], rows
 
     def summary(self) -> str:
-        """The score in one line."""
+        """The score as one line."""
         if self.reward is None:
             return f"No reward from {len(self.tasks)} tasks, {len(self.episodes)} episodes"
         passed = "".join(f", pass@{k} {value:.4g}" for k, value in self.pass_at.items())
@@ -159,7 +159,7 @@ class Report:
         return output.visible("\n".join([_text_table(*self.table()), *more, "", self.summary(), *notes]))
 
     def _notes(self) -> tuple[list[str], list[str]]:
-        """What stands below the table, and below the summary."""
+        """Lines below the table, and lines below the summary."""
         more = len(self.tasks) - SHOWN
         where = f"Traces are in {self.directory}. To view them: ajet trace ls {self.directory}"
         return (
@@ -203,7 +203,7 @@ def _text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 _CURVES = ("val/reward", "val/greedy_reward", "train/reward")
-"""Metrics for the learning curve, the most important first."""
+"""Metrics of the learning curve, the most important first."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -224,8 +224,7 @@ class TunedModel:
     outcomes: Mapping[str, int] | None = None
     """Sampled tokens by their outcome in the ledger; None if nothing was trained (`debug`)."""
     best: Path | None = None
-    """The checkpoint with the best validation: `path`, an earlier one, or the initial model. None if those weights were
-    not kept."""
+    """The checkpoint with the best validation: `path`, an earlier one, or the initial model; None if it was deleted."""
 
     @property
     def trained_tokens(self) -> int | None:

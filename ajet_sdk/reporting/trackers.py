@@ -24,20 +24,20 @@ _END_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The run as a tracker needs it to begin."""
+    """A run as described to a tracker."""
 
     run_id: str
-    """A resumed run with the same id is continued in the tracker."""
+    """A resumed run with the same id continues in the tracker."""
     project: str
     name: str
     config: Mapping[str, object]
     directory: Path
-    """The tracker's files."""
+    """Directory of the tracker's files."""
 
 
 class _Service(Protocol):
     address: str
-    """Where to see the run, as text."""
+    """Where to view the run, as text."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def finish(self, error: BaseException | None) -> None: ...
@@ -47,7 +47,7 @@ class _Wandb:
     def __init__(self, run: TrackedRun) -> None:
         import wandb
 
-        run.directory.mkdir(parents=True, exist_ok=True)  # else it takes the system's temporary directory
+        run.directory.mkdir(parents=True, exist_ok=True)  # otherwise it uses the system's temporary directory
         self._run = wandb.init(
             project=run.project,
             name=run.name,
@@ -57,7 +57,7 @@ class _Wandb:
             config=dict(run.config),
             settings=wandb.Settings(init_timeout=_BEGIN_SECONDS - 10, console="off", silent=True),
         )
-        # Its own step never goes back, as a resume from an earlier checkpoint would.
+        # wandb's own step cannot decrease, as after a resume from an earlier checkpoint.
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
         folder = Path(self._run.dir).parent
@@ -104,9 +104,9 @@ TRACKERS: Mapping[str, Callable[[TrackedRun], _Service]] = {"wandb": _Wandb, "sw
 
 
 class Tracker:
-    """One run in one of `TRACKERS`. Later failures are printed once by `say` and do not stop the run.
+    """A run in one of `TRACKERS`. Later failures are reported once by `say` and do not stop the run.
 
-    Raises MissingExtra if the package is absent, ConfigError if the run cannot be begun: no key, no network (after 40
+    Raises MissingExtra if the package is absent, ConfigError if the run cannot start: no key, no network (after 40
     seconds at most).
     """
 
@@ -130,7 +130,7 @@ class Tracker:
             return
         try:
             self._service.log(step, metrics)
-        except Exception as error:  # noqa: BLE001  a service's own kinds of error; told, and the metrics are in the trace
+        except Exception as error:  # noqa: BLE001  any error of the service; reported, and the metrics are in the trace
             self._say(
                 f"{self._name} failed and gets no more metrics ({type(error).__name__}: {error}); they are still "
                 "written to the trace"

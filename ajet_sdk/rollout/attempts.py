@@ -1,6 +1,6 @@
-"""One try at a task before it is made, and what is drawn for it: the seats that the policy plays, and the other models.
+"""A planned attempt at a task, and the random choice of its trained seats and other models.
 
-The attempts of a group share the draw: their advantages compare them with each other.
+The attempts of a group share this choice, since their advantages compare them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A planned attempt at a task. The attempts of one position of a batch share `group_id`."""
+    """A planned attempt at a task. Attempts at the same position of a batch share `group_id`."""
 
     task: Task
     run_id: str = ""
@@ -35,19 +35,19 @@ class Attempt:
     step: int = 0
     split: Literal["train", "val", "trial"] = "train"
     seed: int | None = None
-    """Mixed into the seed of every call; None leaves calls without a seed of their own unseeded."""
+    """Mixed into the seed of every call; None leaves calls without their own seed unseeded."""
     group_seed: int = 0
-    """Seed for what the attempts of a group share: opponent and seats."""
+    """Random seed of the group's opponent and seats."""
     must_call: bool = False
-    """An attempt without a call to a model fails, as in training."""
+    """Whether an attempt without a call to a model fails, as in training."""
     check: Callable[[str], None] | None = None
-    """Called with the episode's id once the workflow has returned; raises where the output must not be judged."""
+    """Called with the episode's id after the workflow; raises if the output must not be judged."""
 
 
 def draw_seats(rollout: Rollout, workflow_targets: Sequence[str] | None, group_seed: int) -> list[str] | None:
-    """The targets that the policy plays: those of the config, else the workflow's; `trained_seats` of them where set.
+    """Choose the policy's targets: those of the config, else the workflow's; if `trained_seats` is set, that many.
 
-    None means every agent. Raises ConfigError where there are fewer to draw from.
+    None means every agent. Raises ConfigError if there are too few.
     """
     targets = rollout.trainable_targets or workflow_targets
     if rollout.trained_seats is None:
@@ -64,8 +64,8 @@ def draw_seats(rollout: Rollout, workflow_targets: Sequence[str] | None, group_s
 def draw_models(
     config: Config, attempt: Attempt, policy: Engine, frozen: FrozenModels
 ) -> tuple[dict[str, Engine], Engine | None]:
-    """The other models of an episode: those by agent, target tag or name of a debug model, and an opponent drawn from
-    the population. Raises as `source_of`."""
+    """The other models of an episode, by agent, target tag or debug name, and a random opponent from the population.
+    Raises as `source_of` does."""
     rollout = config.rollout
     population = (rollout.val_kwargs.opponent if attempt.split == "val" else None) or rollout.opponent
     draw = random.Random(f"{attempt.group_seed}/opponent")
@@ -84,18 +84,18 @@ def frozen_model(
     frozen: FrozenModels,
     draw: random.Random | None = None,
 ) -> Engine:
-    """The engine of a model named in the config or the code. Raises ConfigError if there is none."""
+    """Opens the engine of a model named in config or code. Raises ConfigError if there is none."""
     source = source_of(named, config, run_id=attempt.run_id, step=attempt.step, draw=draw)
     return policy if source is None else frozen.get(source, config)
 
 
 def check_models(config: Config, workflow: object, *, training: bool) -> None:
-    """Raise ConfigError for a missing model or for seats that can't be drawn."""
+    """Raise ConfigError for a missing model or too few seats."""
     check_frozen(config, training=training)
     spec = make_workflow(workflow) if is_workflow_class(workflow) else spec_of(workflow, "workflow")
     draw_seats(config.rollout, spec.trainable_targets, 0)
 
 
 def seed_of(*parts: object) -> int:
-    """A seed of 48 bits from the parts, the same on every machine."""
+    """Derives a 48-bit seed from the parts, the same on every machine."""
     return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=6).digest(), "big")

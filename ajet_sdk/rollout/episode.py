@@ -1,7 +1,7 @@
-"""One attempt at a task, from the task to a finished `Episode`; and a batch of them at once.
+"""Runs an attempt at a task to a finished `Episode`, or a batch of attempts concurrently.
 
-A crash, a time-out, a refused call or a senseless reward is data on the episode, and its siblings go on. Only what ends
-the run itself is raised from here: too many abandoned calls, an endpoint that is configured wrongly, a cancellation.
+A crash, a time-out, a refused call or an invalid reward is recorded on the episode, and other episodes continue. Only
+errors that end the run are raised: too many abandoned calls, a misconfigured endpoint, a cancellation.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ async def run_episode(
     sampling: SamplingOverride | None = None,
     member: Member | None = None,
 ) -> Episode:
-    """Run a workflow once, judge it, and return the finished episode, which is put to `writer` too.
+    """Run a workflow once, judge it, write the finished episode to `writer`, and return it.
 
     `workflow` is a decorated function or a `Workflow` class, `judge` a decorated function or a `BaseJudge`. `sampling`
-    stands in for the agent's own parameters in trainable calls. `member` is its part in a group that is judged as one.
-    Never raises for a fault of the agent, the judge, the
-    environment or the engine: see `Episode.status`, `cause` and `infrastructure`.
+    overrides the agent's parameters in trainable calls. `member` is the attempt's membership in a group with a group
+    judge. Faults of the agent, the judge, the environment or the engine are not raised: see `Episode.status`, `cause`
+    and `infrastructure`.
 
-    Raises TrainingError where more calls were abandoned than `rollout.max_env_worker`, EndpointMisconfigured where an
-    endpoint's key, URL or model is wrong.
+    Raises TrainingError if more calls than `rollout.max_env_worker` were abandoned, EndpointMisconfigured for a wrong
+    key, URL or model of an endpoint.
     """
     with _workers(config) as workers:
         running = EpisodeRunner(workflow, judge, attempt, engine, gateway, config, sampling, workers, member)
@@ -83,7 +83,7 @@ async def run_episode(
 
 @contextmanager
 def _workers(config: Config) -> Iterator[Workers]:
-    """The run's workers, or some for as long as the block lasts; the capture hooks are in place meanwhile."""
+    """Provides the run's workers, or temporary ones, with capture hooks installed."""
     present = current_workers.get()
     with (
         placeholder_keys(),
@@ -93,15 +93,9 @@ def _workers(config: Config) -> Iterator[Workers]:
         yield workers
 
 
-def _decoding(sampling: SamplingOverride | None) -> Literal["sampled", "greedy"] | None:
-    if sampling is None or (sampling.temperature is None and not sampling.greedy):
-        return None
-    return "greedy" if sampling.greedy or sampling.temperature == 0 else "sampled"
-
-
 @dataclass
 class EpisodeRunner:
-    """A running episode. Users' code is called through `workers`."""
+    """A running episode. Users' code runs in `workers`."""
 
     workflow: object
     judge: object
@@ -116,9 +110,12 @@ class EpisodeRunner:
     opened: OpenEpisode | None = None
 
     def __post_init__(self) -> None:
-        a = self.attempt
+        a, sampling = self.attempt, self.sampling
         self.task = a.task
         episode_id = new_id()
+        decoding: Literal["sampled", "greedy"] | None = None
+        if sampling is not None and (sampling.temperature is not None or sampling.greedy):
+            decoding = "greedy" if sampling.greedy or sampling.temperature == 0 else "sampled"
         self.episode = Episode(
             episode_id=episode_id,
             run_id=a.run_id,
@@ -126,7 +123,7 @@ class EpisodeRunner:
             attempt=a.attempt,
             step=a.step,
             split=a.split,
-            decoding=_decoding(self.sampling),
+            decoding=decoding,
             task=a.task,
             status="aborted",
             error="the run was stopped during this episode",
@@ -134,7 +131,7 @@ class EpisodeRunner:
         )
 
     async def run(self) -> None:
-        """Run the workflow, then the judge; the result is in `episode`."""
+        """Run the workflow, then the judge; the result is `episode`."""
         try:
             name, timeout, function = await self._prepare()
             output = await self._act(name, timeout, function)
@@ -177,13 +174,16 @@ class EpisodeRunner:
     # Before
 
     async def _prepare(self) -> tuple[str, float | None, Callable[..., object]]:
-        """Open the episode and its environment. Returns the workflow's name, its time limit, and the call."""
+        """Opens the episode and its environment. Returns the workflow's name, time limit and call."""
         if is_workflow_class(self.workflow):
             instance = make_workflow(self.workflow)
             instance.trainable_targets = self._targets(instance.trainable_targets)
-            self.opened = self._open(None, uses_handle=True)  # the tuner knows the targets, which may change on the way
+            self.opened = opened = self._open(None, uses_handle=True)  # the tuner has the targets, which may change
             await self._enter_environment()
-            tuner = self._tuner(lambda: instance.trainable_targets)
+            tuner = AjetTuner(
+                self.config, opened.model(), lambda: instance.trainable_targets, lambda: opened.context_overflow,
+                self._debug_model,
+            )  # fmt: skip
             return instance.name, None, functools.partial(instance.execute, self.attempt_task(), tuner)
         spec = spec_of(self.workflow, "workflow")
         self.opened = self._open(self._targets(spec.trainable_targets), spec.uses_handle)
@@ -193,7 +193,7 @@ class EpisodeRunner:
         return spec.name, spec.timeout, functools.partial(spec.function, **arguments)
 
     def _targets(self, workflow_targets: Sequence[str] | None) -> list[str] | None:
-        """The targets that the policy plays in this episode, from the config or else the workflow."""
+        """The policy's targets in this episode, from the config or else the workflow."""
         return draw_seats(self.config.rollout, workflow_targets, self.attempt.group_seed)
 
     def _open(self, targets: Sequence[str] | None, uses_handle: bool) -> OpenEpisode:
@@ -233,7 +233,7 @@ class EpisodeRunner:
             self.task = self.task.model_copy(update={"init_messages": outcome.value})
 
     def reserved_arguments(self, opened: OpenEpisode, function: object, output: object = None) -> dict[str, object]:
-        """The values of the reserved parameters of a workflow or judge; `function` is None for an object."""
+        """Values of the reserved parameters of a workflow or judge; `function` is None for an object."""
         arguments: dict[str, object] = {"task": self.task, "model": opened.model(), "episode": self.episode}
         spec = None if function is None else spec_of(function, "judge" if opened.judged else "workflow")
         if spec is not None and spec.tuner_names:
@@ -247,18 +247,13 @@ class EpisodeRunner:
         tokenizer = getattr(self.engine, "tokenizer", None)
         return workflow_task(self.task, self.episode, tokenizer=tokenizer, gym_env=self.env)
 
-    def _tuner(self, targets: Callable[[], list[str] | None]) -> AjetTuner:
-        opened = self.opened
-        assert opened is not None
-        return AjetTuner(self.config, opened.model(), targets, lambda: opened.context_overflow, self._debug_model)
-
     def _debug_model(self, name: str) -> Engine:
         return frozen_model(name, self.config, self.attempt, self.engine, self.gateway.frozen)
 
     # During
 
     async def _act(self, name: str, timeout: float | None, function: Callable[..., object]) -> object:
-        """The workflow's output. Raises EpisodeFault, also for failed calls that the workflow ignored."""
+        """Runs the workflow. Raises EpisodeFault, also for failed calls that the workflow ignored."""
         opened = self.opened
         assert opened is not None
         token = current_episode.set(opened.active)
@@ -285,9 +280,9 @@ class EpisodeRunner:
         return outcome.value
 
     async def _output(self, value: object, name: str) -> object:
-        """The output as JSON. Methods of users' objects are called in a worker.
+        """Converts the output to JSON; methods of users' objects run in a worker.
 
-        Raises EpisodeFault where they do not return.
+        Raises EpisodeFault if they fail.
         """
         if type(value) in LEAVES:
             return value
@@ -300,7 +295,7 @@ class EpisodeRunner:
         return outcome.value
 
     def _raise_fault_of_environment(self) -> None:
-        """Raise EpisodeFault if the environment failed and the agent or the judge ignored it."""
+        """Raises EpisodeFault if the environment failed and agent and judge ignored it."""
         if self.env is not None and self.env.fault is not None:
             raise EpisodeFault(self.env.fault)
 
@@ -313,7 +308,7 @@ def _stored(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """The output for the episode, with ajet's models as plain JSON."""
+    """Converts ajet's models in an output to plain JSON."""
     value = plain(value)
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
@@ -334,11 +329,11 @@ async def run_batch(
     sampling: SamplingOverride | None = None,
     on_episode: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
-    """Run attempts, at most `rollout.max_env_worker` at once; the episodes come back in the attempts' order.
+    """Run attempts, at most `rollout.max_env_worker` at once; returns their episodes in order.
 
-    After an infrastructure fault an attempt is made again, up to `rollout.max_retries` times, as a new episode. Only
-    the last one is returned; the others are in the trace, with their tokens in the ledger as `failed`.
-    `on_episode` is called as each returned episode finishes. Raises as `run_episode` does.
+    After an infrastructure fault an attempt is repeated as a new episode, up to `rollout.max_retries` times. The last
+    episode is returned; the trace has the others, with their tokens in the ledger as `failed`. `on_episode` is called
+    for each returned episode as it finishes. Raises as `run_episode` does.
     """
     room = asyncio.Semaphore(config.rollout.max_env_worker)
     groups = groups_of((attempt.group_id for attempt in attempts), judge)
@@ -355,7 +350,7 @@ async def run_batch(
                     workflow, judge, attempt, engine=engine, gateway=gateway, config=config, writer=writer,
                     sampling=sampling, member=member,
                 )  # fmt: skip
-                # What was judged together is not made again one by one.
+                # Attempts that were judged as a group are not repeated separately.
                 if not (episode.infrastructure and remaining) or (group is not None and group.judged):
                     break
                 if writer is not None:
@@ -372,7 +367,7 @@ async def run_batch(
 
 
 async def all_of(tasks: list[asyncio.Task[T]]) -> list[T]:
-    """The results of all tasks. The first error cancels the other tasks and is raised when they have ended."""
+    """Awaits all tasks. The first error cancels the others and is raised when they have ended."""
     try:
         return await asyncio.gather(*tasks)
     except BaseException:

@@ -1,7 +1,6 @@
-"""An event loop for a coroutine of ours, also where the caller's is running: in a notebook, in an async program.
+"""Runs a coroutine to its end, even if the caller's event loop is running, as in notebooks and async programs.
 
-What SIGINT (Ctrl-C) and SIGTERM do meanwhile: the first cancels the coroutine, which ends in order; the second ends the
-process.
+Meanwhile the first SIGINT (Ctrl-C) or SIGTERM cancels the coroutine, which ends orderly; the second ends the process.
 """
 
 from __future__ import annotations
@@ -26,24 +25,21 @@ T = TypeVar("T")
 _Begun = Future[tuple[asyncio.AbstractEventLoop, "asyncio.Task[Any]"]]
 
 _begun: ContextVar[_Begun | None] = ContextVar("ajet_begun", default=None)
-"""Where the first `run_to_end` of a thread puts the task that is to be cancelled."""
-
+"""Receives the task to cancel from the first `run_to_end` of a thread."""
 _START_SECONDS = 10.0
-"""Seconds within which a thread that was started begins its work."""
-
+"""Time for a thread to start, in seconds."""
 _LOOK = 1.0
-"""Seconds between looks for Ctrl-C: a signal that comes just before a thread begins to wait does not wake it."""
-
+"""Seconds between checks for Ctrl-C: a signal just before a thread starts to wait does not wake it."""
 TERMINATED = 128 + signal.SIGTERM
-"""The exit code of a process that SIGTERM ended, and the code of the `SystemExit` that is raised for it."""
+"""Exit code after SIGTERM, also of the `SystemExit` raised for it."""
 
 
 def run_to_end(work: Coroutine[Any, Any, T], on_signal: Callable[[signal.Signals], None] | None = None) -> T:
-    """The result of a coroutine; as `asyncio.run`, but also where a loop is running already, as in a notebook.
+    """Run a coroutine as `asyncio.run` does, even if a loop is running, as in a notebook.
 
-    There the coroutine has a loop in a thread of its own, and the caller's loop waits. Ctrl-C (a notebook's interrupt)
+    In the latter case it gets its own loop in a thread, and the caller's loop waits. Ctrl-C (a notebook's interrupt)
     and SIGTERM cancel it; when it has ended, KeyboardInterrupt or SystemExit(143) is raised. `on_signal` is called in
-    the coroutine's loop before it is cancelled.
+    the coroutine's loop before the cancellation.
     """
     try:
         asyncio.get_running_loop()
@@ -52,7 +48,10 @@ def run_to_end(work: Coroutine[Any, Any, T], on_signal: Callable[[signal.Signals
         try:
             return asyncio.run(_cancellable(work, stop))
         except asyncio.CancelledError:
-            stop.raise_error()
+            if stop.signal == signal.SIGTERM:
+                raise SystemExit(TERMINATED) from None
+            if stop.signal is not None:
+                raise KeyboardInterrupt from None
             raise
     outcome: Future[T] = Future()
     begun: _Begun = Future()
@@ -70,7 +69,7 @@ def run_to_end(work: Coroutine[Any, Any, T], on_signal: Callable[[signal.Signals
 
 
 async def call_to_end(function: Callable[[], T]) -> T:
-    """The result of a function that ends in `run_to_end`, in a thread of its own. Cancelling this cancels that."""
+    """Run a function that calls `run_to_end` in a thread. Cancelling this cancels its coroutine."""
     outcome: Future[T] = Future()
     begun: _Begun = Future()
     _start(function, outcome, begun)
@@ -102,14 +101,15 @@ async def _cancellable(work: Coroutine[Any, Any, T], stop: _Stop) -> T:
 
 
 class _Stop:
-    """What the two signals do while a coroutine runs in the main thread. Handlers of the caller's own are left alone.
+    """Handles the two signals while a coroutine runs in the main thread. Handlers of the caller stay in place.
 
-    It takes the place of asyncio's handler of SIGINT, at whose second signal a thread that trains is still waited for.
+    It replaces asyncio's handler of SIGINT, which even after a second signal waits for a training thread.
     """
 
     def __init__(self, on_signal: Callable[[signal.Signals], None] | None) -> None:
         self._on_signal, self._pid = on_signal, os.getpid()
-        self._first: signal.Signals | None = None
+        self.signal: signal.Signals | None = None
+        """The signal that cancelled the task."""
         self._heard = []
         if threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -130,33 +130,26 @@ class _Stop:
                     signal.signal(number, old)
 
     def _handle(self, number: int, _: object) -> None:
-        if self._first is not None or os.getpid() != self._pid:  # or in a forked child, whose loop this is not
+        if self.signal is not None or os.getpid() != self._pid:  # or in a forked child, which doesn't run this loop
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        self._first = signal.Signals(number)
+        self.signal = signal.Signals(number)
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        assert self._first is not None and self._task is not None
+        assert self.signal is not None and self._task is not None
         if self._task.done():
             return
-        log.info("%s: stopping; a second signal ends the process at once", self._first.name)
+        log.info("%s: stopping; a second signal ends the process at once", self.signal.name)
         if self._on_signal is not None:
-            self._on_signal(self._first)
+            self._on_signal(self.signal)
         self._task.cancel()
-
-    def raise_error(self) -> None:
-        """Raise what a signal that cancelled the task stands for, where there was one."""
-        if self._first == signal.SIGTERM:
-            raise SystemExit(TERMINATED) from None
-        if self._first is not None:
-            raise KeyboardInterrupt from None
 
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """SIGTERM raises SystemExit(143) in the main thread, as Ctrl-C raises KeyboardInterrupt: blocks are left."""
+    """Within the block, SIGTERM raises SystemExit(143) in the main thread, as Ctrl-C raises KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
@@ -173,10 +166,10 @@ def _exit(*_: object) -> NoReturn:
 
 
 def _cancel(begun: _Begun) -> bool:
-    """Cancel the task; False where none had begun, and none will."""
+    """Cancel the task; False if none had started, and none will."""
     if begun.cancel():
         return False
     loop, task = begun.result()
-    with suppress(RuntimeError):  # it ended just now, and its loop is closed
+    with suppress(RuntimeError):  # it has just ended, and its loop is closed
         loop.call_soon_threadsafe(task.cancel)
     return True

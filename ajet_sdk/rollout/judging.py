@@ -39,11 +39,11 @@ class Runner(Protocol):
         """The task for `compute_reward`."""
 
     def reserved_arguments(self, opened: OpenEpisode, function: object, output: object = None) -> dict[str, object]:
-        """The values of the reserved parameters of a judge; `function` is None for an object."""
+        """Values of the reserved parameters of a judge; `function` is None for an object."""
 
 
 async def judge_episode(runner: Runner, output: object) -> Verdict:
-    """The verdict of the run's judge. Raises EpisodeFault, or NoReward without a judge."""
+    """Judge an episode with the run's judge. Raises EpisodeFault, or NoReward without a judge."""
     opened, judge = runner.opened, runner.judge
     assert opened is not None
     if judge is None and not runner.config.trainer_common.algorithm.needs_reward:
@@ -64,7 +64,7 @@ async def judge_episode(runner: Runner, output: object) -> Verdict:
 
 
 def _to_be_judged(runner: Runner) -> Episode:
-    """The episode as the judge sees it."""
+    """The episode as shown to the judge."""
     assert runner.opened is not None
     runner.settle(calls=runner.opened.calls, events=tuple(runner.opened.events))
     return runner.episode.model_copy(update={"status": "succeeded", "error": None, "cause": None})
@@ -77,7 +77,7 @@ async def _called(runner: Runner, opened: OpenEpisode, call: JudgeCall) -> objec
     outcome = await runner.workers.call(call.function, {}, timeout=timeout, label=f"judge {call.name}")
     if outcome.error is not None:
         fault = EpisodeFault(outcome.error, f"judge {call.name}: ")
-        # A judge's client raises an exception of its own where the judge's model could not answer.
+        # If the judge's model failed, the judge's client raises its own exception.
         fault.fields["infrastructure"] |= any(error.infrastructure for error in opened.errors[before:])
         raise fault
     if len(opened.errors) > before and is_last_call_lost(opened, "judge"):
@@ -86,9 +86,9 @@ async def _called(runner: Runner, opened: OpenEpisode, call: JudgeCall) -> objec
 
 
 class Group:
-    """The attempts at one task whose judge sees them together, once none of them is still under way.
+    """Attempts at a task that a group judge compares once all of them have ended.
 
-    The judge's own calls are recorded in the first of its episodes.
+    The judge's calls are recorded in the first episode.
     """
 
     def __init__(self, judge: object, size: int) -> None:
@@ -99,7 +99,7 @@ class Group:
         self._work: asyncio.Task[None] | None = None
 
     async def verdict(self, runner: Runner) -> Verdict:
-        """Wait for the other attempts, and for the judge."""
+        """Wait for the other attempts and the judge."""
         assert runner.opened is not None
         async with runner.opened.judging():  # its workflow is over
             episode = _to_be_judged(runner)
@@ -129,12 +129,12 @@ class Group:
         futures = [future for _, _, future in members]
         try:
             verdicts = await self._ask([runner for runner, _, _ in members], [episode for _, episode, _ in members])
-        except Exception as error:  # noqa: BLE001  whatever it is, each of the episodes says it
+        except Exception as error:  # noqa: BLE001  any error is recorded on each of the episodes
             prefix = "" if isinstance(error, AjetError) else "judge: "
             first = error if isinstance(error, EpisodeFault) else EpisodeFault(error, prefix)
             for number, future in enumerate(futures):
                 if not future.done():
-                    fault = EpisodeFault(error)  # one exception in several tasks would gather their tracebacks
+                    fault = EpisodeFault(error)  # an exception shared by tasks would collect their tracebacks
                     fault.fields = dict(first.fields)
                     fault.metrics = {} if number else first.metrics  # the first trace has the judge's calls
                     future.set_exception(fault)
@@ -153,7 +153,7 @@ class Group:
 
 @dataclass
 class Member:
-    """An attempt's place in its group; `make_room` lets another attempt run while it waits."""
+    """An attempt's membership in a group; `make_room` lets another attempt run while it waits."""
 
     group: Group
     make_room: Callable[[], None] = lambda: None
@@ -164,6 +164,6 @@ class Member:
 
 
 def groups_of(group_ids: Iterable[str], judge: object) -> dict[str, Group]:
-    """A group for each id among those of a batch's attempts; none where the judge sees one episode at a time."""
+    """A group for each id, if the judge is a group judge; otherwise none."""
     sizes = Counter(group_ids) if is_group_judge(judge) else {}
     return {group_id: Group(judge, size) for group_id, size in sizes.items() if group_id}

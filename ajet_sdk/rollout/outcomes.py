@@ -1,9 +1,4 @@
-"""The outcome of a batch of episodes: failures by cause, pass@k, and whether enough of it is sound.
-
-Why an episode has no reward: its own code, its judge, its environment, or its calls.
-
-Episodes as JSON files, beside the trace: for programs that were written for them.
-"""
+"""Outcomes of episodes: the cause of a missing reward, failures of a batch, pass@k, and JSON files of episodes."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from ajet_sdk.environments.client import GymEnv
 from ajet_sdk.errors import AjetError, EndpointMisconfigured, EpisodeTimeout, TrainingError
 from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.rollout.threads import is_library_code
-from ajet_sdk.samples.draft import sampled_tokens
+from ajet_sdk.samples.draft import ledger_entry, sampled_tokens
 from ajet_sdk.types import Episode, LedgerEntry, Outcome, Phase, Status
 
 log = logging.getLogger("ajet")
@@ -48,9 +43,9 @@ def solved(episode: Episode) -> bool:
 
 
 def pass_at_k(attempts: int, successes: int, k: int) -> float:
-    """The unbiased estimate of solving a task in k attempts: 1 - C(n-c, k) / C(n, k).
+    """Unbiased estimate of solving a task in k attempts: 1 - C(n-c, k) / C(n, k).
 
-    Chen et al. 2021, arXiv:2107.03374, equation 1. Raises ValueError where there are fewer than k attempts.
+    Chen et al. 2021, arXiv:2107.03374, equation 1. Raises ValueError for fewer than k attempts.
     """
     if not 1 <= k <= attempts or not 0 <= successes <= attempts:
         raise ValueError(
@@ -60,7 +55,7 @@ def pass_at_k(attempts: int, successes: int, k: int) -> float:
 
 
 def failures_by_cause(episodes: Iterable[Episode]) -> list[str]:
-    """A line per cause of failure, most frequent first, with the count and the first message."""
+    """Lists causes of failure, most frequent first, with count and first message."""
     groups: dict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
         if episode.status != "succeeded":
@@ -73,9 +68,9 @@ def failures_by_cause(episodes: Iterable[Episode]) -> list[str]:
 
 
 def failure_messages(episodes: Sequence[Episode], *, cause: bool = True) -> list[str]:
-    """Messages about failures in a batch that the run survives.
+    """Messages about non-fatal failures in a batch.
 
-    `cause` adds why most of the failed episodes failed; no need where `failures_by_cause` is shown too.
+    `cause` adds the most frequent cause; redundant with `failures_by_cause`.
     """
     messages = []
     failed = [e for e in episodes if e.status != "succeeded"]
@@ -111,16 +106,9 @@ def check_sound(episodes: Sequence[Episode], share: float) -> None:
 
 
 def untrained_entries(episode: Episode, outcome: Outcome = "evaluation") -> list[LedgerEntry]:
-    """The ledger of an episode without trained tokens."""
+    """Ledger entries of an episode without trained tokens."""
     return [
-        LedgerEntry(
-            run_id=episode.run_id,
-            step=episode.step,
-            episode_id=episode.episode_id,
-            call_id=call.call_id,
-            outcome=outcome,
-            tokens=sampled_tokens(call),
-        )
+        ledger_entry(episode, call, outcome, sampled_tokens(call))
         for call in episode.calls
         if call.trainable and (call.output_ids is not None or call.cut_tokens)
     ]
@@ -133,19 +121,24 @@ def _first_line(episode: Episode) -> str:
 
 
 def is_infrastructure_error(error: BaseException) -> bool:
-    """Whether an exception, or one that it was raised from, began in the infrastructure, whoever raised it last.
+    """Whether an exception, or one of its causes, comes from the infrastructure.
 
-    That is an error of ours that says so, and whatever was raised in a method of a `GymEnv` or of a subclass of it.
+    Those are errors of ours with `infrastructure` set, and any exception from a method of a `GymEnv` or subclass.
     """
     return any(
         bool(getattr(origin, "infrastructure", False))
-        or (not isinstance(origin, AjetError) and _is_from_environment(origin))
+        or (
+            not isinstance(origin, AjetError)
+            and any(
+                isinstance(frame.f_locals.get("self"), GymEnv) for frame, _ in traceback.walk_tb(origin.__traceback__)
+            )
+        )
         for origin in _origins(error, set())
     )
 
 
 def _origins(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
-    """The exception, the members of an exception group, and their causes."""
+    """Yields the exception, members of an exception group, and their causes."""
     if id(error) in seen:
         return
     seen.add(id(error))
@@ -156,24 +149,20 @@ def _origins(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
             yield from _origins(origin, seen)
 
 
-def _is_from_environment(error: BaseException) -> bool:
-    return any(isinstance(frame.f_locals.get("self"), GymEnv) for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
 class UserError(Exception):
-    """An exception of another process. Its class has the name of the original."""
+    """An exception from another process. Its class has the name of the original."""
 
     def __init__(self, message: str, description: str, infrastructure: bool) -> None:
         super().__init__(message)
         self.description = description
-        """The description from the process where it was raised."""
+        """Description from the process that raised it."""
         self.infrastructure = infrastructure
 
 
 def describe_error(error: BaseException) -> str:
-    """One line that says what, then where in the user's code, then the causes: no frames of libraries or of ours.
+    """Describes an error: its message, the frames of the user's code, then the causes.
 
-    What UTF-8 cannot hold (half of a pair that a model sampled, say) becomes `?`: episodes travel as JSON.
+    Characters outside of UTF-8, such as a sampled lone surrogate, become `?`, since episodes are sent as JSON.
     """
     if isinstance(error, UserError):
         return error.description
@@ -188,7 +177,7 @@ def describe_error(error: BaseException) -> str:
 
 
 class EpisodeFault(Exception):
-    """Why an episode has no reward, as fields of `Episode`."""
+    """The cause of a missing reward, as fields of `Episode`."""
 
     def __init__(self, error: BaseException, prefix: str = "", *, cause: str | None = None, detail: str = "") -> None:
         super().__init__(str(error))
@@ -209,9 +198,9 @@ class EpisodeFault(Exception):
 
 
 def fault_of_calls(opened: OpenEpisode, error: BaseException | None) -> EpisodeFault | None:
-    """The fault of an episode whose workflow is over: of its calls where they are to blame, else of its own code.
+    """The fault of an episode after its workflow: of its calls if they caused it, else of its own code.
 
-    An engine that failed is to blame where the workflow raised, or made do with what it had after a last failed call.
+    A failed engine is the cause if the workflow raised, or returned after a failed last call.
     """
     if isinstance(error, EpisodeTimeout):
         return EpisodeFault(error)
@@ -226,9 +215,9 @@ def fault_of_calls(opened: OpenEpisode, error: BaseException | None) -> EpisodeF
 
 
 def is_last_call_lost(opened: OpenEpisode, phase: Phase) -> bool:
-    """Whether the last call to the policy failed in a phase, or the last to another model: who made do with it lost it.
+    """Whether the last call of a phase to the policy failed, or the last one to other models.
 
-    An agent that asks once more, or another model in place of one that failed, has its reply.
+    It is not lost if the agent repeats it, or asks another model after a failed one.
     """
     calls = [call for call in opened.calls if call.phase == phase]
     policy_error, other_error = (
@@ -241,8 +230,7 @@ def is_last_call_lost(opened: OpenEpisode, phase: Phase) -> bool:
 def write_trajectory(directory: Path, episode: Episode) -> None:
     """Write `trajectory/{split}-{step}/{episode_id}.json`.
 
-    An output that JSON does not know is written as its `str`. A file that cannot be written is a warning, for the trace
-    has the episode too.
+    An output that is no JSON is written as its `str`. A failure only logs a warning, since the trace has the episode.
     """
     place = directory / "trajectory" / f"{episode.split}-{episode.step}" / f"{episode.episode_id}.json"
     try:

@@ -1,9 +1,7 @@
-"""Worker processes over a Ray cluster that run users' code: one call a process at a time, processes used again.
+"""Worker processes on a Ray cluster that run users' code, one call at a time; processes are reused.
 
-Engine, gateway, trace and trainer stay here; an agent's requests come to the gateway over HTTP. What an agent does to
-its process (blocks, forks, leaks, dies) costs its own attempt: the process is ended and another takes its place.
-
-The worker process on a Ray node: takes one call after the other and runs it in the episode that it belongs to.
+Engine, gateway, trace and trainer stay in this process; agents send requests to the gateway over HTTP. If an agent
+harms its process (blocks, leaks memory, crashes), only its own attempt fails, and the process is replaced.
 """
 
 from __future__ import annotations
@@ -35,52 +33,49 @@ from ajet_sdk.rollout.threads import Outcome, Workers
 log = logging.getLogger("ajet")
 
 _PER_CPU = 4
-"""Processes for each CPU of a node: agents mostly wait for their model."""
-
+"""Processes per CPU of a node: agents mostly wait for their model."""
 _START = 300.0
-"""Seconds that a process has to start, the code's way there included."""
-
+"""Time for a process to start, in seconds, with the transfer of the code."""
 _GRACE = 10.0
-"""Seconds past a time limit within which a process itself says what stood where."""
-
+"""Seconds after a time limit for a process to report where its code is."""
 _MOST_GROWTH = 2**30
-"""Bytes by which a process may outgrow its first call before another takes its place."""
+"""Growth of a process since its first call, in bytes, above which it is replaced."""
 
 
 @dataclass(eq=False)
 class _Process:
-    """A worker process, or one that is being started."""
+    """A worker process, possibly still starting."""
 
     actor: Any
     node: Node
     busy: bool = True
     has: set[str] = field(default_factory=set)
-    """Keys of the kept objects that it was given."""
+    """Keys of the stored objects that it has."""
     memory: int = 0
-    """Bytes after its first call."""
+    """Bytes of memory after its first call."""
 
 
 class RayWorkers(Workers):
-    """`Workers` whose calls of users' functions run in processes of a Ray cluster; ajet's own run here, in threads.
+    """`Workers` that run users' functions in processes of a Ray cluster, and ajet's own in threads here.
 
-    As many processes as calls at once, at most `limit` and four a CPU. Calls beyond that wait, and their time limit
-    begins when a process takes them. Raises nothing of Ray's: a process that dies is WorkerLost on its attempt.
+    There are as many processes as concurrent calls, at most `limit` and four per CPU. Further calls wait, and their
+    time limit starts when a process takes them. A lost process becomes WorkerLost on its attempt, not an error of Ray.
     """
 
     def __init__(self, limit: int, cluster: RayCluster) -> None:
         super().__init__(limit)
         self.cluster = cluster
         self.calls: Counter[str] = Counter()
-        """Calls by node id."""
+        """Number of calls by node id."""
         self.lost = 0
-        """Processes that died, or were ended because of a time limit."""
+        """Processes that died, or were killed after a time limit."""
         self._processes: set[_Process] = set()
         self._idle: list[_Process] = []
         self._waiting: deque[asyncio.Future[_Process | None]] = deque()
         self._gone: set[str] = set()
         self._kept = ObjectStore()
         self._data: dict[str, object] = {}
-        """ObjectRefs of the kept objects, by key."""
+        """ObjectRefs of the stored objects, by key."""
 
     def close(self) -> None:
         """End every process."""
@@ -95,9 +90,9 @@ class RayWorkers(Workers):
     async def call(
         self, function: Callable[..., object], arguments: dict[str, object], *, timeout: float | None, label: str
     ) -> Outcome:
-        """Call a function in a process of its own for as long as the call lasts; see `Workers.call`.
+        """Call a function in a process that no other call uses; see `Workers.call`.
 
-        Raises ConfigError where the function cannot be sent to another process, or its code cannot be set up there.
+        Raises TrainingError if the function cannot be pickled, ConfigError if its code cannot be set up there.
         """
         if _is_ours(function):
             return await super().call(function, arguments, timeout=timeout, label=label)
@@ -152,7 +147,7 @@ class RayWorkers(Workers):
                 error=EpisodeTimeout(f"{label} did not finish within {timeout:.3g} s and could not be interrupted")
             )
         except RayTaskError:
-            raise  # ours to mend: what users' code raises comes as a reply
+            raise  # a bug of ours: exceptions of users' code come as a reply
         except RayError as error:
             raise await self._explain_loss(process, error, f"while {label} ran") from error
         reply: Reply = loads(done)
@@ -165,7 +160,7 @@ class RayWorkers(Workers):
         return outcome
 
     async def _explain_loss(self, process: _Process, error: RayError, when: str) -> WorkerLost:
-        """What died, the process or its whole node; no process is started on a node that is gone."""
+        """Tells a lost process from a lost node; lost nodes get no new processes."""
         node, text = process.node, str(error)
         gone = node.node_id in self._gone or not await asyncio.to_thread(self.cluster.reaches, node)
         self._end(process, lost=True)
@@ -196,7 +191,7 @@ class RayWorkers(Workers):
     # The pool
 
     async def _take(self) -> _Process:
-        """A process that is this call's alone."""
+        """Takes a free process, or starts one."""
         while True:
             process = self._idle.pop() if self._idle else None
             if process is None and (node := self._choose_node()) is not None:
@@ -208,7 +203,7 @@ class RayWorkers(Workers):
                 return process
 
     async def _wait_for_process(self) -> _Process | None:
-        """Wait for a process that another call leaves, or, None, for room to start one."""
+        """Waits for a process that another call releases; None: a new one can be started."""
         turn: asyncio.Future[_Process | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
@@ -219,7 +214,7 @@ class RayWorkers(Workers):
             raise
 
     def _release(self, process: _Process) -> None:
-        """The call is over, and the process, if it is still one, is free."""
+        """Frees a process after a call, unless it has ended."""
         if process in self._processes:
             process.busy = False
             self._hand_over(process)
@@ -244,7 +239,7 @@ class RayWorkers(Workers):
         self._hand_over(None)
 
     def _choose_node(self) -> Node | None:
-        """The node with the fewest processes for its CPUs; None where every one is full. Raises TrainingError."""
+        """The node with the fewest processes per CPU; None if all are full. Raises TrainingError."""
         nodes = [n for n in self.cluster.nodes() if n.alive and n.cpus >= 1 and n.node_id not in self._gone]
         if not nodes:
             raise TrainingError("no node of the Ray cluster has a CPU; see `ray status`")
@@ -282,29 +277,29 @@ class RayWorkers(Workers):
 
 
 def _is_ours(function: Callable[..., object]) -> bool:
-    """Whether a function is ajet's, and so needs no process."""
+    """Whether a function is ajet's, and therefore needs no process."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__module__", "")).partition(".")[0] == "ajet_sdk"
 
 
 class AgentProcess:
-    """Runs users' functions, one at a time. Its event loop lasts, so that clients made at module level do too."""
+    """Runs users' functions on a Ray node, one at a time, in a lasting event loop for module-level clients."""
 
     def __init__(self) -> None:
         install_code()
-        self._stack = ExitStack()  # for as long as the process lives
+        self._stack = ExitStack()  # open until the process ends
         self._stack.enter_context(placeholder_keys())
         self._stack.enter_context(installed())
         self._workers = Workers(limit=1, alone=True)
         self._kept: dict[str, object] = {}
 
     def ready(self) -> bool:
-        """Answers once the process is up."""
+        """Returns once the process has started."""
         return True
 
     def do(self, label: str, data: bytes, keys: list[str], *values: bytes) -> tuple[bytes, int]:
-        """Run a call; its reply, and the bytes of memory that the process holds now."""
+        """Run a call; returns its pickled reply and the process's memory in bytes."""
         try:
             self._kept |= {key: loads(value) for key, value in zip(keys, values, strict=True)}
             call: RemoteCall = loads(data, self._kept)

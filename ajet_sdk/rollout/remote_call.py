@@ -1,7 +1,7 @@
-"""One call of a user's function as it travels to a worker process, and what comes back.
+"""Serializes calls of users' functions for worker processes, and their results.
 
-Functions and classes of the user's files go by file and name, so that the other process imports the file and makes its
-own clients; what stays the same over a run (the config, a judge, a tokenizer) goes once a process.
+Functions and classes in users' files are sent as file and name, so that the other process imports the file and makes
+its own clients. Constants of a run (config, judge, tokenizer) are sent once per process.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,18 +33,18 @@ from ajet_sdk.rollout.threads import Outcome
 
 @dataclass(frozen=True)
 class RemoteCall:
-    """A call that a worker process is to make."""
+    """A call to a user's function in a worker process."""
 
     function: Callable[[], object]
     label: str
-    """Names the function in messages."""
+    """The function's name in messages."""
     timeout: float | None
     active: ActiveEpisode | None
-    """The episode that its requests belong to."""
+    """The episode of its requests."""
 
     @property
     def environment(self) -> GymEnv | None:
-        """The environment that the function is given, by itself or in its task."""
+        """The environment among the function's arguments, or in its task."""
         function = self.function
         if not isinstance(function, partial):
             return None
@@ -53,15 +54,15 @@ class RemoteCall:
 
 @dataclass(frozen=True)
 class Reply:
-    """The result of a call. `error` is the exception itself if it is ajet's, else a description of it."""
+    """The result of a call. `error` is an exception of ajet itself, or a report of any other."""
 
     value: Any = None
     error: AjetError | _ErrorReport | None = None
     fault: EnvironmentUnavailable | None = None
-    """Of the environment, whether or not the function let it out."""
+    """A fault of the environment, even if the function caught it."""
 
     def outcome(self) -> Outcome:
-        """As the run takes it: an exception of a user's class comes as a `UserError` that bears its name."""
+        """Converts to an outcome; exceptions of other classes become a `UserError` with the same class name."""
         if isinstance(self.error, _ErrorReport):
             report = self.error
             return Outcome(
@@ -72,7 +73,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class _ErrorReport:
-    """An exception in words: its class may not exist elsewhere, and few can be pickled."""
+    """An exception as text: its class may not exist elsewhere, and few can be pickled."""
 
     name: str
     message: str
@@ -81,13 +82,13 @@ class _ErrorReport:
 
 
 def dump_outcome(outcome: Outcome, label: str, environment: GymEnv | None = None) -> bytes:
-    """An outcome as it goes back. A value that cannot travel is an error that says so."""
+    """Pickle an outcome; a value that cannot be pickled becomes an error."""
     fault = None if environment is None else environment.fault
     if outcome.error is not None:
         return dumps(Reply(error=_report_error(outcome.error), fault=fault))
     try:
         return dumps(Reply(outcome.value, fault=fault))
-    except Exception as error:  # noqa: BLE001  what any object's pickling raises
+    except Exception as error:  # noqa: BLE001  pickling may raise anything
         wrong = ConfigError(
             f"{label} returned {type(outcome.value).__name__}, which cannot be sent between processes "
             f"({type(error).__name__}: {error}); return text, numbers, lists and dictionaries of them, or Rewards"
@@ -96,8 +97,10 @@ def dump_outcome(outcome: Outcome, label: str, environment: GymEnv | None = None
 
 
 def _report_error(error: BaseException) -> AjetError | _ErrorReport:
-    if isinstance(error, AjetError) and _is_picklable(error):
-        return error
+    if isinstance(error, AjetError):
+        with suppress(Exception):  # an exception whose arguments are not its message
+            if type(pickle.loads(pickle.dumps(error))) is type(error):
+                return error
     installed, text = installed_code(), describe_error(error)
     return _ErrorReport(
         type(error).__name__,
@@ -107,25 +110,15 @@ def _report_error(error: BaseException) -> AjetError | _ErrorReport:
     )
 
 
-def _is_picklable(error: AjetError) -> bool:
-    try:
-        return type(pickle.loads(pickle.dumps(error))) is type(error)
-    except Exception:  # noqa: BLE001  an exception whose arguments are not its message
-        return False
-
-
-# Pickling
-
-
 @dataclass
 class ObjectStore:
-    """Objects that are sent to a process once, by the key that replaces them in a call."""
+    """Objects that are sent to a process once, with keys that replace them in calls."""
 
     keys: dict[int, str] = field(default_factory=dict)
     objects: dict[str, object] = field(default_factory=dict)
 
     def key(self, thing: object) -> str | None:
-        """The key of an object that stays the same over a run; None for every other."""
+        """The key of an object that is constant during a run; None for others."""
         key = self.keys.get(id(thing))
         if key is None and _is_constant(thing):
             key = self.keys[id(thing)] = f"{len(self.keys)}"
@@ -144,14 +137,14 @@ def _is_engine_part(thing: object) -> bool:
 
 
 def dumps(thing: object, store: ObjectStore | None = None) -> bytes:
-    """Pickle what a call or a reply consists of; objects that stay go by their key. Raises what pickling raises."""
+    """Pickle a call or reply; objects in `store` are replaced with their keys. Raises as pickling does."""
     into = io.BytesIO()
     _Pickler(into, store).dump(thing)
     return into.getvalue()
 
 
 def dump_object(thing: object) -> bytes:
-    """An object of `ObjectStore` as it goes to a process."""
+    """Pickle an object of `ObjectStore`."""
     return dumps(DeferredObject(dumps(thing)) if _is_engine_part(thing) else thing)
 
 
@@ -187,7 +180,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _reference(thing: Any) -> tuple[str, ...] | None:
-    """File, module and name of a function or class that stands at the top of a user's file; None for all others."""
+    """File, module and name of a function or class at the top level of a user's file; None for others."""
     module = sys.modules.get(getattr(thing, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if module is None or not file or is_library_file(Path(file)) or module.__name__.partition(".")[0] in _OURS:
@@ -205,15 +198,16 @@ def _reference(thing: Any) -> tuple[str, ...] | None:
 
 _OURS = ("ajet", "ajet_sdk", "ajet_tools")
 _MAIN = "ajet_main"
-"""What the program itself is called elsewhere: importing it must not run it."""
+"""Name of the main program in other processes: importing it must not run it."""
 
 
 def _load_module(sent_file: str, name: str) -> ModuleType:
-    """The module of a user's file, imported once. Raises ConfigError where the file did not travel."""
+    """Imports a user's file once. Raises ConfigError if it was not sent."""
     installed = installed_code()
     file = (installed.local_path(sent_file) if installed else None) or Path(sent_file)
     for known in (sys.modules.get(name), sys.modules.get("__main__") if name == _MAIN else None):
-        if known is not None and _is_file_of(known, file):
+        origin = getattr(known, "__file__", None)
+        if known is not None and origin and Path(origin).resolve() == file.resolve():
             return known
     if not file.is_file():
         raise ConfigError(
@@ -225,13 +219,8 @@ def _load_module(sent_file: str, name: str) -> ModuleType:
     return import_as(name, file)
 
 
-def _is_file_of(module: ModuleType, file: Path) -> bool:
-    origin = getattr(module, "__file__", None)
-    return bool(origin) and Path(str(origin)).resolve() == file.resolve()
-
-
 class DeferredObject:
-    """An object of ours that is unpickled when it is first used: a tokenizer, which most agents never ask for."""
+    """An object of ours that is unpickled at its first use, such as a tokenizer, which most agents never use."""
 
     def __init__(self, data: bytes) -> None:
         self.__dict__["_data"] = data
@@ -241,7 +230,7 @@ class DeferredObject:
         return loads(self.__dict__["_data"])
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what pickle looks for, before there is anything to look in
+        if name.startswith("__"):  # pickle looks these up before `_data` exists
             raise AttributeError(name)
         return getattr(self._object, name)
 

@@ -1,4 +1,4 @@
-"""Faults of the policy's replies: endless repetition, and tool calls that cannot be parsed."""
+"""Faults of the policy's replies: endless repetition, unparsable tool calls, excessive length."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet")
 
 MADNESS = "agent_madness"
-"""The name of the reward that a mad reply gets."""
+"""Name of the reward for a faulty reply."""
 OVERLONG = "overlong"
-"""The name of the reward that a reply near the maximum length loses."""
+"""Name of the penalty for a reply near the maximum length."""
 
 _LEAST = 200
-"""Characters of a stretch that counts as repetition."""
+"""Minimum length of a repetition, in characters."""
 _TIMES = 10
-"""How often its piece stands in it."""
+"""Minimum number of repeats."""
 _LONGEST = 100
-"""Characters of the longest piece."""
+"""Maximum length of the repeated text, in characters."""
 
 
 def repeats(text: str) -> bool:
-    """Whether a stretch of at least 200 characters is one piece of at most 100 of them, ten times or more in a row."""
+    """Whether a text of at most 100 characters occurs ten times or more in a row, over at least 200 characters."""
     letters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     for period in range(1, min(_LONGEST, len(letters) // _TIMES) + 1):
         same = letters[period:] == letters[:-period]
@@ -48,7 +48,7 @@ def repeats(text: str) -> bool:
 
 
 def fault_in(call: Call, checklist: Sequence[str], engine: Engine) -> str | None:
-    """The first thing of the checklist (`nonsense`, `wrong_toolcall`) that a reply of the policy shows, or None."""
+    """The first fault of the checklist (`nonsense`, `wrong_toolcall`) in a reply of the policy, or None."""
     if not is_trained(call) or call.error is not None:
         return None
     if "nonsense" in checklist and repeats(_text_of(call, engine)):
@@ -57,7 +57,7 @@ def fault_in(call: Call, checklist: Sequence[str], engine: Engine) -> str | None
 
 
 def _unread(call: Call) -> bool:
-    """Whether a reply begins a tool call that cannot be read."""
+    """Whether a reply contains an unparsable tool call."""
     choices = call.response.get("choices") or [{}]
     return choices[0].get("unread_tool_call") is True
 
@@ -67,8 +67,8 @@ def _cut(call: Call) -> bool:
 
 
 def metrics_of(calls: Sequence[Call]) -> dict[str, float]:
-    """How many of the policy's replies begin a tool call that cannot be read, and how many of these are cut at the
-    maximum length; nothing where no tool was offered."""
+    """Counts the policy's replies with an unparsable tool call, and those of them cut at the maximum length; empty if
+    no tool was offered."""
     offered = [call for call in calls if is_trained(call) and call.request.get("tools")]
     unread = [call for call in offered if _unread(call)]
     metrics = {"unread_tool_calls": float(len(unread)), "cut_tool_calls": float(sum(map(_cut, unread)))}
@@ -76,7 +76,7 @@ def metrics_of(calls: Sequence[Call]) -> dict[str, float]:
 
 
 def _text_of(call: Call, engine: Engine) -> str:
-    """What was sampled, as text; without a tokenizer what the client got, as far as it is chat."""
+    """The sampled text; without a tokenizer the content of the client's chat message."""
     tokenizer = getattr(engine, "tokenizer", None)
     if tokenizer is not None and call.output_ids is not None:
         ids = call.output_ids.tolist()
@@ -87,7 +87,7 @@ def _text_of(call: Call, engine: Engine) -> str:
 
 
 def check_of(config: Config, engine: Engine) -> Callable[[Call], str | None] | None:
-    """Why an episode ends with a call (`EpisodeSpec.stop_after`); None where no reply ends it."""
+    """The function `EpisodeSpec.stop_after`, which ends an episode after a faulty reply; None if disabled."""
     rollout = config.rollout
     if not rollout.agent_madness_termination or not rollout.compute_madness_checklist:
         return None
@@ -95,7 +95,7 @@ def check_of(config: Config, engine: Engine) -> Callable[[Call], str | None] | N
 
 
 def verdict_on_stopped(stopped: str | None, config: Config) -> Verdict | None:
-    """The verdict on an episode that a mad reply ended; None where none did."""
+    """The verdict on an episode that a faulty reply ended, if any."""
     if stopped is None:
         return None
     return Verdict((Reward(name=MADNESS, value=config.rollout.agent_madness_reward, reason=stopped),), False)
@@ -104,10 +104,9 @@ def verdict_on_stopped(stopped: str | None, config: Config) -> Verdict | None:
 def with_rewards_of_replies(
     episode: Episode, calls: Sequence[Call], config: Config, engine: Engine
 ) -> dict[str, object]:
-    """The episode's `rewards`; where mad replies don't end it, each gets one that makes its worth the configured one.
+    """The episode's `rewards`, with one for each faulty reply that sets its value to the configured one.
 
-    In training, replies that reach into `overlong_buffer` lose some of theirs; what they solve stays solved, which
-    `is_success` then says.
+    In training, replies that reach into `overlong_buffer` get a penalty, with `is_success` unaffected by it.
     """
     rollout, rewards = config.rollout, list[Reward]()
     for call in calls if rollout.compute_madness_checklist and not rollout.agent_madness_termination else ():
@@ -124,9 +123,9 @@ def with_rewards_of_replies(
 
 
 def overlong(calls: Sequence[Call], longest: int, buffer: int, penalty: float) -> list[Reward]:
-    """The penalty for overlong replies of the policy: Yu et al. 2025 (DAPO), arXiv:2503.14476, equation 13.
+    """Penalties for overlong replies of the policy: Yu et al. 2025 (DAPO), arXiv:2503.14476, equation 13.
 
-    From `longest - buffer` tokens on it grows linearly, to `penalty` at `longest`; shorter replies lose nothing.
+    They grow linearly from 0 at `longest - buffer` tokens to `penalty` at `longest`.
     """
     rewards = []
     for call in calls:
@@ -139,7 +138,7 @@ def overlong(calls: Sequence[Call], longest: int, buffer: int, penalty: float) -
 
 
 def log_replies(episode_id: str, calls: Sequence[Call], config: Config, engine: Engine) -> None:
-    """Log what `context_tracker` asks for: tool calls that could not be read, and splits of timelines."""
+    """Log unparsable tool calls and splits of timelines, as `context_tracker` requests."""
     tracker = config.context_tracker
     for call in calls if tracker.log_tool_format_check else ():
         if fault_in(call, ("wrong_toolcall",), engine):

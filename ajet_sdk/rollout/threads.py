@@ -1,10 +1,10 @@
-"""The threads that run users' code, apart from the loop that trains.
+"""Threads that run users' code, apart from the training loop.
 
-Async functions of one run share one event loop in a thread of its own, so that clients made at module level stay on the
-loop that they first met, from the first step to the last. A blocking call inside async code holds up the other episodes
-and is warned about; it stops neither the gateway nor the run's own loop. Each sync function gets a daemon thread.
+Async functions of a run share an event loop in its own thread, so that module-level clients stay on the same loop for
+the whole run. A blocking call in async code delays the other episodes, with a warning, but neither the gateway nor the
+run's loop. Each sync function gets a daemon thread.
 
-Code that does not end when its time is up is abandoned and counted; more than `limit` of it stops the run.
+Code that does not end within its time limit is abandoned and counted; more than `limit` of it stops the run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ P = ParamSpec("P")
 _BEAT = 0.1
 _OURS, _STANDARD_LIBRARY = Path(__file__).parents[1], Path(traceback.__file__).parent
 _GRACE = 2.0
-"""Seconds that cancelled code has to clean up."""
+"""Time for cancelled code to clean up, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -50,25 +50,25 @@ class Outcome:
 
 @dataclass
 class _Work:
-    """One call under way. `cancel` asks it to stop, where it can be asked."""
+    """A running call. `cancel` requests it to stop, if possible."""
 
     future: Future[Outcome]
     cancel: Callable[[], None]
     thread: threading.Thread
     loop: _Loop | None = None
-    """The loop it runs on, for async code."""
+    """The loop of async code."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
 
 class _Daemons(ThreadPoolExecutor):
-    """A default executor for the shared loop whose hung calls neither fill a pool nor keep the process from ending."""
+    """Default executor of the shared loop: hung calls neither exhaust a pool nor block the end of the process."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         return in_thread(partial(fn, *args, **kwargs), "ajet-to-thread")
 
 
 class _Loop:
-    """An event loop in a daemon thread that notices when it stands still."""
+    """An event loop in a daemon thread that detects blocking calls."""
 
     def __init__(self, patience: float) -> None:
         self.patience = patience
@@ -77,7 +77,7 @@ class _Loop:
         self.beat = time.monotonic()
         self.suspect: tuple[asyncio.Task[object], float] | None = None
         self.thread = threading.Thread(target=self._run, name="ajet-workflows", daemon=True)
-        Context().run(self.thread.start)  # it outlives the episode that happens to be first
+        Context().run(self.thread.start)  # without the first episode's context, which it outlives
 
     def _run(self) -> None:
         _unshare()
@@ -91,9 +91,9 @@ class _Loop:
         self.loop.call_later(_BEAT, self._tick)
 
     def blocker(self) -> asyncio.Task[object] | None:
-        """The task that has kept the loop from turning for longer than `patience`, seen there at two looks.
+        """The task that has blocked the loop for longer than `patience`, seen in two checks.
 
-        A loop that is merely busy shows another task at each look.
+        In a loop that is merely busy, each check sees another task.
         """
         now = time.monotonic()
         task = asyncio.current_task(self.loop) if now - self.beat > self.patience + _BEAT else None
@@ -124,16 +124,16 @@ class _Loop:
         return work
 
     def _call(self, callback: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nothing of it is left to start or cancel
+        with suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(callback)
 
     def stop(self) -> None:
-        """Cancel what is left and end the loop, if it still turns."""
+        """Cancel remaining tasks and end the loop, unless it is blocked."""
 
         async def end() -> None:
             try:
                 await _unwind()
-            finally:  # what it unwinds may have cancelled it
+            finally:  # a task that it cancels may cancel it, too
                 self.loop.stop()
 
         self._call(lambda: self.loop.create_task(end()))
@@ -142,21 +142,14 @@ class _Loop:
 
 
 async def _unwind() -> None:
-    """Cancel the other tasks of this loop, and close what async generators hold; wait a while for each to end."""
+    """Cancel the other tasks of this loop and close async generators, waiting a while for each."""
     pending = asyncio.all_tasks() - {asyncio.current_task()}
     for task in pending:
         task.cancel()
-    if pending:  # to unwind may take them several turns of the loop
+    if pending:  # they may need several iterations of the loop
         await asyncio.wait(pending, timeout=_GRACE / 2)
-    closing = asyncio.create_task(asyncio.get_running_loop().shutdown_asyncgens())  # connections that live as long
+    closing = asyncio.create_task(asyncio.get_running_loop().shutdown_asyncgens())  # and their connections
     await asyncio.wait([closing], timeout=_GRACE / 2)
-
-
-def _working_directory() -> Path | None:
-    try:
-        return Path.cwd()
-    except OSError:  # it was removed
-        return None
 
 
 def _current_place(thread: threading.Thread) -> str:
@@ -169,13 +162,13 @@ def _current_place(thread: threading.Thread) -> str:
 
 
 def is_library_code(filename: str) -> bool:
-    """Whether code of this file is an installed package's, Python's or ours, and so not the user's."""
+    """Whether a file belongs to an installed package, Python or ajet, rather than to the user."""
     path = Path(filename)
     return "site-packages" in path.parts or bool({_STANDARD_LIBRARY, _OURS} & {*path.parents}) or filename[:1] == "<"
 
 
 class _ThreadLoop(asyncio.SelectorEventLoop):
-    """An event loop that opens its selector and sockets when it is first used: most sync code never does."""
+    """An event loop that opens its selector and sockets at its first use: most sync code never uses it."""
 
     def __init__(self) -> None:
         self.used = False
@@ -194,7 +187,7 @@ class _ThreadLoop(asyncio.SelectorEventLoop):
 
 @contextmanager
 def _event_loop() -> Iterator[None]:
-    """What `asyncio.get_event_loop()` gives in this thread, as in a program's main thread; closed at the end."""
+    """Provides `asyncio.get_event_loop()` in this thread, as in a main thread; closed at the end."""
     loop = _ThreadLoop()
     asyncio.set_event_loop(loop)
 
@@ -211,9 +204,9 @@ _CLONE_FS = 0x200
 
 
 def _unshare() -> None:
-    """Give this thread, and those that it starts, a working directory and a umask that are not the process's.
+    """Give this thread and its children their own working directory and umask.
 
-    Linux can, where the container's rules let it; elsewhere `Workers` undoes a change after the call.
+    This takes Linux and, in containers, the permission; otherwise `Workers` reverts changes after the call.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).unshare(_CLONE_FS)
@@ -238,32 +231,32 @@ def _start_thread(function: Callable[[], object], context: Context) -> _Work:
 
 
 current_workers: ContextVar[Workers | None] = ContextVar("ajet_current_workers", default=None)
-"""The workers of the run that this context belongs to, set by `with Workers(...)`."""
+"""Workers of this context's run, set by `with Workers(...)`."""
 
 
 class WorkerBlocked(EpisodeTimeout):
-    """An episode ran out of time because another one's blocking call stopped the loop that they share."""
+    """An episode ran out of time because of another episode's blocking call on the shared loop."""
 
     infrastructure = True
 
 
 class Workers:
-    """Runs users' functions with a time limit. One per run, as a context manager."""
+    """Runs users' functions with a time limit. A run has one, as a context manager."""
 
     def __init__(self, limit: int, *, patience: float = 1.0, alone: bool = False) -> None:
         self.limit = limit
         self.alone = alone
-        """One call at a time: a blocking one holds up nobody."""
+        """Whether calls run one at a time, so that a blocking one delays no other."""
         self.patience = patience
-        """Seconds that the shared loop may stand still."""
+        """Seconds for which the shared loop may be blocked."""
         self.abandoned = 0
-        """Calls that did not end when their time was up."""
+        """Number of calls that did not end within their time limit."""
         self._shared: _Loop | None = None
         self._retired: list[_Loop] = []
         self._warned = False
         self._directory: Path | None = None
         self._recursion = 0
-        """The process's, which calls may change."""
+        """Recursion limit of the process, which calls may change."""
         self._token: Token[Workers | None] | None = None
 
     def __enter__(self) -> Workers:
@@ -277,7 +270,7 @@ class Workers:
         self.close()
 
     def close(self) -> None:
-        """End the loops; one that stands still ends when it turns again, or with the process, as every thread does."""
+        """End the loops; a blocked one ends after its blocking call, or with the process."""
         for loop in [*self._retired, *([self._shared] if self._shared is not None else [])]:
             loop.stop()
         self._retired, self._shared = [], None
@@ -287,8 +280,8 @@ class Workers:
     ) -> Outcome:
         """Call a function, sync or async, in a copy of this context; `label` names it in messages.
 
-        The outcome's error is EpisodeTimeout where it ran past `timeout` seconds. Raises TrainingError when more calls
-        than `limit` have been abandoned.
+        The outcome's error is EpisodeTimeout after `timeout` seconds. Raises TrainingError if more calls than `limit`
+        were abandoned.
         """
         context = copy_context()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -330,10 +323,14 @@ class Workers:
             self._restore(label)
 
     def _restore(self, label: str) -> None:
-        """Undo what a call did to the process that would make the run fail."""
+        """Reverts changes of the process that would make the run fail."""
         if sys.getrecursionlimit() < self._recursion:
             sys.setrecursionlimit(self._recursion)
-        if self._directory is not None and _working_directory() != self._directory:
+        try:
+            changed = self._directory is not None and Path.cwd() != self._directory
+        except OSError:  # it was removed
+            changed = True
+        if changed and self._directory is not None:
             log.warning("%s changed the working directory; ajet changed it back to %s", label, self._directory)
             os.chdir(self._directory)
 
@@ -351,13 +348,13 @@ class Workers:
         blocker = None if work.loop is None else work.loop.blocker()
         place = _current_place(work.thread) if work.loop is None or blocker is not None else ""
         work.cancel()
-        end_programs()  # who waits for one can go on
+        end_programs()  # a call may be waiting for one
         done, _ = await asyncio.wait({waiting}, timeout=_GRACE)
         message = f"{label} did not finish within {seconds:.3g} s" + (f"; it was at {place}" if place else "")
         held_up = blocker is not None and blocker not in work.tasks
         if blocker is not None and work.loop is self._shared and self._shared is not None:
             self._retired.append(self._shared)
-            self._shared = None  # the next episodes get a loop that turns
+            self._shared = None  # the next episodes get a new loop
             self._abandon(label, place)
         elif not done and blocker is None:
             self._abandon(label, place)

@@ -1,23 +1,22 @@
-"""Episodes to training samples with advantages, and the ledger that accounts for every sampled token.
+"""Builds training samples with advantages from episodes, and the ledger that accounts for every sampled token.
 
 `grpo` and `rloo` compare the attempts at one task. `grpo` subtracts the group's mean and, if asked, divides by its
 standard deviation (Shao et al. 2024, DeepSeekMath, section 4.1.2). `rloo` subtracts the mean of the other attempts
-(Ahmadian et al. 2024, Back to Basics, section 3.3). In both, each episode counts once in its baseline, however many
-calls or timelines it has: its share is divided equally among its role's calls, which matters where rewards name single
-calls. `opo` subtracts the mean over the group's sampled tokens, so that a long episode counts more (Hao et al. 2025,
-arXiv:2505.23585).
+(Ahmadian et al. 2024, Back to Basics, section 3.3). In both, each episode counts once in its baseline, regardless of
+its number of calls or timelines: its weight is divided equally among its role's calls, which matters if rewards name
+single calls. `opo` subtracts the mean over the group's sampled tokens, so that long episodes count more (Hao et al.
+2025, arXiv:2505.23585).
 
-`reinforce_plus_plus` compares every sampled token with all others of the batch: the token's return less the mean over
-the batch's tokens, divided by their standard deviation, so that one attempt a task is enough (Hu et al. 2025,
-arXiv:2501.03262, global advantage normalisation; the variant without a baseline: no group's mean is subtracted first).
-The return is undiscounted and without the paper's KL penalty, which stands in the loss here (`use_kl_loss`). Tokens of
-several roles are batches apart.
+`reinforce_plus_plus` normalizes each token's return by mean and standard deviation over all tokens of the batch, so
+that one attempt per task suffices (Hu et al. 2025, arXiv:2501.03262, global advantage normalization; the variant
+without subtracting a group mean first). The return is undiscounted and without the paper's KL penalty, which is in the
+loss here (`use_kl_loss`). Each role is normalized separately.
 
-A role is a target tag, or without one an agent. Only calls of one role are compared, whatever the estimator: rewards of
-several roles need not be alike, and who plays a role may differ between the attempts.
+A role is a target tag, or else an agent. All estimators compare calls of the same role only: the rewards of roles may
+have different scales, and the agents of a role may vary between attempts.
 
-`sft` and `opd` learn from every token alike: its advantage is 1 (for `opd` until the teacher's word takes its place).
-`dpo` takes of each group the best attempt (1) and the worst (-1), role by role.
+`sft` and `opd` weight all tokens equally, with an advantage of 1 (which `opd` replaces by the teacher's). `dpo` pairs
+the best (1) and the worst (-1) attempt of each group, role by role.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Sample, Split
 
 _EPSILON = 1e-6
 _UNREWARDED = ("sft", "opd")
-"""Estimators that learn from episodes without a reward too."""
+"""Estimators that don't require a reward."""
 _UNSCORED = ("sft", "dpo")
-"""Estimators that do not ask how likely a reply was when it was sampled."""
+"""Estimators that don't require the sampler's log-probabilities."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The samples that a step trains on, and the outcome of everything else."""
+    """The training samples of a step, and the outcome of every other token."""
 
     samples: tuple[Sample, ...]
     ledger: tuple[LedgerEntry, ...]
-    """Rows for every call; a call's tokens add up to what was sampled in it."""
+    """Entries for every call, whose tokens sum to those sampled in it."""
     splits: tuple[Split, ...]
     metrics: dict[str, float]
-    """Named `train/...`, of the episodes of split `train`; empty where there are none."""
+    """Metrics `train/...` of the episodes in split `train`; empty without any."""
 
 
 def build(
@@ -73,25 +72,25 @@ def build(
     template: ChatTemplate | None = None,
     scorable: Callable[[Call], bool] | None = None,
 ) -> Batch:
-    """Fold episodes into samples.
+    """Build the samples of a step.
 
     Args:
-        episodes: whole groups; those of splits `val` and `trial` give ledger rows and nothing else.
-        estimator: how a reward becomes an advantage.
+        episodes: complete groups; those of splits `val` and `trial` only get ledger entries.
+        estimator: computes advantages from rewards.
         normalize_std: divide by the group's standard deviation (`grpo` only).
-        policy_version: that of the policy to be trained.
-        max_staleness: with it, calls sampled more updates before `policy_version` are left out.
-        max_tokens: what a training sequence may hold; what was sampled beyond is left out.
-        max_lengths: what of a training sequence may count as its prompt and as its response, the rest of a longer first
-            prompt included; None: no limit.
-        max_samples: the most timelines of one episode that are trained; of more, as many are drawn.
-        gamma: the discount of what is not one call's own reward, for each later turn of the call's agent.
-        failure_reward: the value of an episode in which the workflow raised or the context overflowed. None: such
-            episodes are left out. Never given to an infrastructure fault.
-        decode: as of `merge`.
-        template: as of `merge`.
-        scorable: whether trainer and teacher can score a call under the distribution that it was sampled from; where
-            they can't, it is left out as `unmaskable`. None: they can.
+        policy_version: of the policy to be trained.
+        max_staleness: leave out calls sampled more updates before `policy_version`; None: no limit.
+        max_tokens: maximum length of a training sequence; tokens beyond it are left out.
+        max_lengths: maximum length of prompt and response; the excess of a longer first prompt counts as response.
+            None: no limit.
+        max_samples: maximum number of trained timelines per episode; of more, a random choice is trained.
+        gamma: discount per later turn of the call's agent, for all rewards but those of the call itself.
+        failure_reward: value of an episode whose workflow raised or whose context overflowed; None: such episodes are
+            left out. Never used for infrastructure faults.
+        decode: see `merge`.
+        template: see `merge`.
+        scorable: whether trainer and teacher can compute a call's sampling distribution; if not, the call is left out
+            as `unmaskable`. None: always.
     """
     if estimator not in get_args(Estimator):
         known = ", ".join(get_args(Estimator))
@@ -115,11 +114,11 @@ def build(
 
 
 _Values = list[tuple[Draft, list[tuple[Call, float]]]]
-"""The calls of one role in each episode of a group, with their values."""
+"""Calls of a role in each episode of a group, with their values."""
 
 
 def _advantages(drafts: Sequence[Draft], estimator: Estimator, normalize_std: bool) -> tuple[int, int]:
-    """Give each call its advantage, or the outcome `zero_advantage`. Returns how many groups, and how many without."""
+    """Sets each call's advantage or outcome `zero_advantage`. Returns the number of groups, and of those without."""
     groups: dict[str, list[Draft]] = defaultdict(list)
     for draft in drafts:
         groups[draft.episode.group_id or draft.episode.episode_id].append(draft)
@@ -141,7 +140,7 @@ def _advantages(drafts: Sequence[Draft], estimator: Estimator, normalize_std: bo
 
 
 def _values(drafts: Sequence[Draft], role: str) -> tuple[_Values, list[float]]:
-    """What each call of one role is worth, and the value of each episode that made no call at all."""
+    """Values of a role's calls, and of each episode without any call."""
     values: _Values = []
     callless: list[float] = []
     for draft in drafts:
@@ -162,8 +161,7 @@ def _values(drafts: Sequence[Draft], role: str) -> tuple[_Values, list[float]]:
 
 
 def _group(episodes: _Values, callless: Sequence[float], estimator: Estimator, normalize_std: bool) -> None:
-    """Set the advantages of one role's calls in one group, or rule them out where all are worth the same, or one has
-    none to be compared with."""
+    """Sets the advantages of a role's calls in a group, or rules them out if their values are equal or there is one."""
     means = [_mean([value for _, value in valued]) for _, valued in episodes] + [*callless]
     n = len(means)
     varied = n > 1 and _varied([*_earned(episodes), *callless])
@@ -186,8 +184,8 @@ def _group(episodes: _Values, callless: Sequence[float], estimator: Estimator, n
 
 
 def _batch(episodes: _Values) -> None:
-    """Set the advantages of one role's calls in the whole batch, by the mean and deviation over their tokens, or rule
-    them out where all tokens are worth the same."""
+    """Sets the advantages of a role's calls in the batch, by mean and deviation over tokens, or rules them out if all
+    tokens have the same value."""
     values = np.array([value for _, valued in episodes for _, value in valued])
     tokens = np.array([output_tokens(call) for _, valued in episodes for call, _ in valued])
     varied = _varied(_earned(episodes, least_tokens=1))
@@ -202,7 +200,7 @@ def _batch(episodes: _Values) -> None:
 
 
 def _pair(episodes: _Values) -> None:
-    """The best and the worst attempt of a group; of equal ones the first. The others, and ties, are ruled out."""
+    """Pairs the best and the worst attempt of a group, the first among equals; rules out the others, and ties."""
     means = [_mean([value for _, value in valued]) for _, valued in episodes]
     sides = {means.index(max(means)): 1.0, means.index(min(means)): -1.0} if _varied(means) else {}
     for place, (draft, valued) in enumerate(episodes):
@@ -214,8 +212,7 @@ def _pair(episodes: _Values) -> None:
 
 
 def _whole_pairs(samples: Sequence[Sample], drafts: Sequence[Draft]) -> list[Sample]:
-    """The samples with the role in their `group_id`, so that it names the pair; a pair whose other side did not fit is
-    left out, and its calls are ruled out."""
+    """Adds the role to each sample's `group_id`, which then identifies the pair; rules out pairs with only one side."""
     roles = {call.call_id: role for draft in drafts for role, calls in draft.candidates.items() for call in calls}
     pairs: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
@@ -229,14 +226,14 @@ def _whole_pairs(samples: Sequence[Sample], drafts: Sequence[Draft]) -> list[Sam
 
 
 def _earned(episodes: _Values, least_tokens: int = 0) -> list[float]:
-    """The values of calls before the discount: that tells where a turn stands, not how good it is."""
+    """Undiscounted values of calls: the discount depends on a turn's position, not on its quality."""
     calls = [(draft, call) for draft, valued in episodes for call, _ in valued if output_tokens(call) >= least_tokens]
     values = [draft.value(call.agent, call.call_id, discounted=False) for draft, call in calls]
     return [value for value in values if value is not None]
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The same in any order of the values."""
+    """The mean, independent of the order of values."""
     return math.fsum(values) / len(values)
 
 
@@ -245,14 +242,14 @@ def _varied(values: Sequence[float]) -> bool:
 
 
 def has_signal(group: Iterable[Episode]) -> bool:
-    """Whether the sound attempts at a task differ in reward."""
+    """Whether the rewards of a task's sound attempts differ."""
     return _varied([e.reward for e in group if e.status == "succeeded" and e.reward is not None])
 
 
 def _metrics(
     drafts: Sequence[Draft], samples: Sequence[Sample], ledger: Sequence[LedgerEntry], groups: tuple[int, int]
 ) -> dict[str, float]:
-    """The step in numbers; see docs for each name."""
+    """Metrics of the step; see docs for each name."""
     drafts = [draft for draft in drafts if draft.episode.split == "train"]
     if not drafts:
         return {}
@@ -281,7 +278,7 @@ def _metrics(
 
 
 def token_metrics(ledger: Iterable[tuple[str, int]]) -> dict[str, float]:
-    """Tokens of a step by outcome, from the outcome and tokens of each row of its ledger."""
+    """Metrics of tokens by outcome, from the outcome and tokens of ledger entries."""
     tokens = Counter({"trained": 0})
     for outcome, count in ledger:
         tokens[outcome] += count
@@ -289,7 +286,7 @@ def token_metrics(ledger: Iterable[tuple[str, int]]) -> dict[str, float]:
 
 
 def balance(ledger: Iterable[LedgerEntry], calls: Iterable[Call]) -> list[str]:
-    """Mismatches between a ledger and the calls it accounts for; empty if it balances."""
+    """Mismatches between a ledger and its calls; empty if it balances."""
     accounted: Counter[str] = Counter()
     seen: set[tuple[str, Outcome]] = set()
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""One episode on its way to training samples: what of it is trained, and what became of everything else."""
+"""Draft: an episode during its conversion to training samples, with the outcome of each call."""
 
 from __future__ import annotations
 
@@ -24,41 +24,33 @@ _OF_AJET = {
 _NOT_THE_AGENTS = _OF_AJET - {"ContextOverflow", "RequestRefused"}
 
 
-def _has_ids(call: Call, scored: bool) -> bool:
-    """Whether the engine told all that training needs: ids, and where it takes them the probability of each."""
-    if call.prompt_ids is None or call.output_ids is None:
-        return False
-    return not scored or (call.logprobs is not None and bool(np.isfinite(call.logprobs).all()))
-
-
-def _may_have_failure_reward(episode: Episode) -> bool:
-    """Whether the agent itself failed: its own exception, or a conversation that outgrew the model."""
-    judges = (episode.error or "").startswith("judge ")
-    return episode.status == "failed" and not (episode.infrastructure or judges or episode.cause in _NOT_THE_AGENTS)
-
-
 @dataclass(eq=False)
 class Draft:
+    """An episode during its conversion to training samples."""
+
     episode: Episode
     merged: Merged
     failure_reward: float | None
     gamma: float
     rewarded: bool = True
-    """Whether it takes a reward to learn from it."""
+    """Whether training requires a reward."""
     scored: bool = True
-    """Whether it takes the sampler's log-probabilities."""
+    """Whether training requires the sampler's log-probabilities."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    """Why a call is left out, by call id; no entry: it is trained, as far as it fits."""
+    """Reasons for leaving out calls, by call id; other calls are trained as far as they fit."""
     advantages: dict[str, float] = field(default_factory=dict)
     trained_tokens: dict[str, int] = field(default_factory=dict)
-    """How many of a call's tokens are trained."""
+    """Number of trained tokens by call id."""
 
     @property
     def failed(self) -> bool:
-        """Whether there is no value to train on."""
-        if self.episode.status == "succeeded":
-            return self.rewarded and not self.episode.rewards
-        return self.failure_reward is None or not _may_have_failure_reward(self.episode)
+        """Whether there is no value to train on. `failure_reward` is for faults of the agent itself only."""
+        episode = self.episode
+        if episode.status == "succeeded":
+            return self.rewarded and not episode.rewards
+        others = episode.infrastructure or (episode.error or "").startswith("judge ")
+        others = others or episode.cause in _NOT_THE_AGENTS
+        return self.failure_reward is None or episode.status != "failed" or others
 
     @property
     def counts(self) -> bool:
@@ -76,7 +68,7 @@ class Draft:
 
     @cached_property
     def later_turns(self) -> dict[str, int]:
-        """How many turns its agent takes after each call; the choices of one request are one turn."""
+        """Number of the agent's turns after each call; the choices of a request are one turn."""
         turns: dict[str, dict[str, int]] = defaultdict(dict)
         calls = [call for call in self.episode.calls if is_trained(call) and call.error is None]
         for call in calls:
@@ -84,7 +76,7 @@ class Draft:
         return {c.call_id: len(turns[c.agent]) - 1 - turns[c.agent][c.request_id or c.call_id] for c in calls}
 
     def rule_out(self, newest: int | None, scorable: Callable[[Call], bool] | None) -> None:
-        """Note each call that is left out for a reason of its own or of its episode; the first that holds."""
+        """Record the outcome of calls that are left out by themselves or with their episode: the first that applies."""
         for call in self.episode.calls:
             outcome: Outcome | None = None
             if self.episode.split in ("val", "trial"):
@@ -93,8 +85,10 @@ class Draft:
                 outcome = "untrainable"
             elif call.error is not None:
                 outcome = "cancelled" if call.output_ids is None and call.cut_tokens else "undelivered"
-            elif not _has_ids(call, self.scored):
+            elif call.prompt_ids is None or call.output_ids is None:
                 outcome = "untrainable"
+            elif self.scored and not (call.logprobs is not None and np.isfinite(call.logprobs).all()):
+                outcome = "untrainable"  # the engine reported no usable probability of each token
             elif self.failed:
                 outcome = "failed"
             elif newest is not None and call.policy_version is not None and call.policy_version < newest:
@@ -106,7 +100,7 @@ class Draft:
 
     @cached_property
     def candidates(self) -> dict[str, list[Call]]:
-        """The calls that are not ruled out, or only for their age, by role; fixed before advantages rule out more."""
+        """Calls by role that are not ruled out, or only as stale; fixed before advantages rule out more."""
         by_role: dict[str, list[Call]] = defaultdict(list)
         for call in self.episode.calls:
             if call.call_id not in self.outcomes or self.outcomes[call.call_id] == "stale":
@@ -114,12 +108,12 @@ class Draft:
         return by_role
 
     def samples(self, max_tokens: int | None, max_lengths: Lengths, max_samples: int | None) -> list[Sample]:
-        """A sample for each timeline in which something is trained, or for as many as are drawn, the same each time."""
+        """Builds a sample for each timeline with trained tokens, or for a fixed random choice of `max_samples`."""
         timelines = [t for t in self.merged.timelines if any(s.call_id not in self.outcomes for s in t.spans)]
         if max_samples is not None and len(timelines) > max_samples:
             at = self.episode
             draw = random.Random(f"{at.task.task_id}/{at.step}/{at.attempt}")
-            timelines.sort(key=lambda timeline: timeline.token_ids.tobytes())  # parallel calls begin in any order
+            timelines.sort(key=lambda timeline: timeline.token_ids.tobytes())  # the order of parallel calls varies
             timelines = [timelines[i] for i in sorted(draw.sample(range(len(timelines)), max_samples))]
         samples = []
         for timeline in timelines:
@@ -173,39 +167,40 @@ class Draft:
         )
 
     def ledger(self) -> Iterable[LedgerEntry]:
-        """The rows of each call: one, or more where its tail was cut or did not fit."""
+        """Yields the entries of each call: one, or more if its end was cut or did not fit."""
         for call in self.episode.calls:
             sampled = sampled_tokens(call)
             outcome = self.outcomes.get(call.call_id)
             if outcome is not None:
-                yield self._row(call, outcome, sampled)
+                yield ledger_entry(self.episode, call, outcome, sampled)
                 continue
             trained = self.trained_tokens.get(call.call_id, 0)
             output = sampled - call.cut_tokens
             if trained or not sampled:
-                yield self._row(call, "trained", trained)
+                yield ledger_entry(self.episode, call, "trained", trained)
             if call.cut_tokens:
-                yield self._row(call, "cut", call.cut_tokens)
+                yield ledger_entry(self.episode, call, "cut", call.cut_tokens)
             if output > trained:
-                yield self._row(call, "truncated", output - trained)
+                yield ledger_entry(self.episode, call, "truncated", output - trained)
 
-    def _row(self, call: Call, outcome: Outcome, tokens: int) -> LedgerEntry:
-        at = self.episode
-        return LedgerEntry(
-            run_id=at.run_id,
-            step=at.step,
-            episode_id=at.episode_id,
-            call_id=call.call_id,
-            outcome=outcome,
-            tokens=tokens,
-        )
+
+def ledger_entry(episode: Episode, call: Call, outcome: Outcome, tokens: int) -> LedgerEntry:
+    """The ledger entry for some tokens of a call."""
+    return LedgerEntry(
+        run_id=episode.run_id,
+        step=episode.step,
+        episode_id=episode.episode_id,
+        call_id=call.call_id,
+        outcome=outcome,
+        tokens=tokens,
+    )
 
 
 def output_tokens(call: Call) -> int:
-    """How many sampled tokens the reply of a call has."""
+    """Number of sampled tokens in a call's reply."""
     return 0 if call.output_ids is None else len(call.output_ids)
 
 
 def sampled_tokens(call: Call) -> int:
-    """How many tokens the model sampled in a call, with those that were cut from the reply."""
+    """Number of tokens sampled in a call, with those cut from the reply."""
     return output_tokens(call) + call.cut_tokens

@@ -1,9 +1,9 @@
-"""The place of a call among the earlier calls of its episode: which one it extends, and which it shares most with.
+"""Finds the earlier call that a call extends, and the one with which it shares the longest prefix.
 
-Two answers are needed. The call that is extended is wholly a prefix of the prompt and of the same agent and phase:
-merging follows it. The nearest call shares most, wholly or in part, whoever made it: the trace stores what follows it.
+The extended call, of the same agent and phase, is a prefix of the prompt as a whole; merging follows it. The nearest
+call, of any agent, shares most tokens; the trace stores only the tokens after the shared prefix.
 
-Memory is linear in what is distinct: ids are held as runs that follow each other, and messages as digests.
+Memory is linear in the number of distinct tokens: ids are stored as a tree of runs, and messages as digests.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _NO_IDS = np.empty(0, np.int32)
 
 
 def is_trained(call: Call) -> bool:
-    """Whether a call's sampled tokens are to be masked in: its own to train, and the policy's (not a judge's)."""
+    """Whether a call's sampled tokens are masked in: it is trainable, and not a judge's."""
     return call.trainable and call.phase == "rollout"
 
 
 def rank(call: Call) -> tuple[bool, Any, str]:
-    """Of calls whose prompts and outputs are equal, the least is extended: a trained one, then the earliest."""
+    """Order among calls with equal prompts and outputs, of which the first is extended: trained ones, then by time."""
     return not is_trained(call), call.started_at, call.call_id
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
-    """How many leading tokens two sequences share."""
+    """Length of the common prefix of two token sequences."""
     n = min(len(a), len(b))
     if not n or a[0] != b[0]:
         return 0
-    for end in (64, n) if n > 4096 else (n,):  # long sequences mostly differ soon or not at all
+    for end in (64, n) if n > 4096 else (n,):  # long sequences mostly differ early or not at all
         differs = a[:end] != b[:end]
         first = int(differs.argmax())
         if differs[first]:
@@ -55,7 +55,7 @@ def common_prefix(a: Ids, b: Ids) -> int:
 
 
 def common_start(a: Sequence[object], b: Sequence[object]) -> int:
-    """How many first items two sequences share, texts or lists. By bisection: slices compare faster than items do."""
+    """Length of the common prefix of two texts or lists, by bisection, since slices compare faster than items."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -67,23 +67,23 @@ def common_start(a: Sequence[object], b: Sequence[object]) -> int:
 
 
 IdHash = hashlib.blake2b
-"""A hash of the bytes of token ids, of which more can be added."""
+"""Incremental hash of the bytes of token ids."""
 DIGEST = 16
-"""Bytes of a digest."""
+"""Length of a digest, in bytes."""
 
 
 class Ends(Generic[T]):
-    """Where the sequences (prompt and output) of one agent end, to find the longest that begins a prompt."""
+    """Sequences (prompt and output) of an agent by length, to find the longest that is a prefix of a prompt."""
 
     def __init__(self) -> None:
         self._lengths: list[int] = []
         self._items: dict[tuple[int, int], dict[bytes, tuple[object, T]]] = {}
-        """By length and last id: by digest, the item of least rank."""
+        """The item of lowest rank by digest, by length and last id."""
 
     def longest(self, prompt: Ids, limit: int, hashed: IdHash, known: int = 0) -> T | None:
-        """The longest sequence, of `known` to `limit` ids, that begins a prompt.
+        """The longest sequence of `known` to `limit` ids that is a prefix of a prompt.
 
-        `hashed` is of the first `known` ids of the prompt, and in the end of all.
+        `hashed` has the first `known` ids of the prompt, and all of them afterwards.
         """
         best: T | None = None
         prompt = np.ascontiguousarray(prompt)
@@ -99,7 +99,7 @@ class Ends(Generic[T]):
         return best
 
     def add(self, hashed: IdHash, length: int, last_id: int, rank: Any, item: T) -> None:
-        """Add a sequence of so many ids, by its hash and its last id (-1: it is empty)."""
+        """Add a sequence by its hash, length and last id (-1 if empty)."""
         place = bisect_left(self._lengths, length)
         if place == len(self._lengths) or self._lengths[place] != length:
             insort(self._lengths, length)
@@ -111,25 +111,25 @@ class Ends(Generic[T]):
 
 
 class CallPlace(NamedTuple):
-    """The place of a call among the earlier calls of its episode."""
+    """A call's relation to the earlier calls of its episode."""
 
     extends_call_id: str | None = None
-    """The longest call of the same agent and phase whose prompt and output begin the prompt."""
+    """The longest call of the same agent and phase whose prompt and output are a prefix of the prompt."""
     parent_call_id: str | None = None
-    """The call that shares most with this one, wholly or not."""
+    """The call with the longest common prefix."""
     prefix_len: int = 0
-    """How many of the first prompt ids are those of the parent's prompt and output."""
+    """Length of the common prefix of the prompt and the parent's prompt and output, in tokens."""
     prefix_messages: int = 0
-    """How many of the first messages are the parent's."""
+    """Length of the common prefix with the parent's messages."""
 
 
 PLACE = CallPlace._fields
-"""The fields of `Call` that say where it stands."""
+"""Fields of `Call` with its place."""
 
 
 @dataclass(slots=True, eq=False)
 class IdRun:
-    """Ids that follow others: the first `start` ids of `parent`, and `tail` after them, up to `end`."""
+    """Ids after a prefix: the first `start` ids of `parent`, followed by `tail`, up to `end`."""
 
     parent: IdRun | None
     start: int
@@ -137,7 +137,7 @@ class IdRun:
     end: int
 
     def chain(self) -> list[tuple[IdRun, int]]:
-        """From the first ids to these: each run, and up to where its ids are these."""
+        """The runs from the first to this one, each with the end of its used ids."""
         runs, run, end = list[tuple[IdRun, int]](), self, self.end
         while True:
             runs.append((run, end))
@@ -146,7 +146,7 @@ class IdRun:
             run, end = run.parent, min(end, run.start)
 
     def whole(self) -> Ids:
-        """All ids up to its end, read-only."""
+        """All ids from the first, read-only."""
         ids = np.concatenate([run.tail[: max(end - run.start, 0)] for run, end in self.chain()])
         ids.flags.writeable = False
         return ids
@@ -154,21 +154,21 @@ class IdRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Leaf:
-    """A call that no later one wholly repeats: its ids are the first `end` of a run."""
+    """A call that no later one repeats completely; its ids are the first `end` of a run."""
 
     call_id: str
     run: IdRun | None
     end: int
     keys: Sequence[bytes]
     hashed: IdHash | None
-    """Of its prompt and output, where it has both."""
+    """Hash of its prompt and output, if it has both."""
 
 
 class PrefixIndex:
-    """The calls of one episode, for later ones to find what they share with them. Any thread may use it.
+    """Index of an episode's calls for finding the place of later ones. Thread-safe.
 
-    A call that a later one wholly repeats can never share more than that one, so only leaves are compared: one for a
-    linear conversation of any length, 64 at most. A call that is extended is found among all.
+    A call that a later one repeats completely never shares more than the latter, so that only leaves are compared: one
+    for a linear conversation of any length, at most 64. The extended call is found among all calls.
     """
 
     def __init__(self) -> None:
@@ -176,20 +176,20 @@ class PrefixIndex:
         self._leaves: list[_Leaf] = []
         self._ends: dict[tuple[str, str], Ends[str]] = defaultdict(Ends)
         self._spelt: tuple[Sequence[object], Sequence[bytes]] = (), ()
-        """The messages of the latest call, and their keys."""
+        """Messages of the latest call, and their keys."""
 
     def add(self, call: Call) -> Call:
-        """Add a call. Returns it with its place."""
+        """Add a call and return it with its place."""
         return call.model_copy(update=self.place(call)._asdict())
 
     def place(self, call: Call) -> CallPlace:
-        """Find the place of a call, and add the call."""
+        """Find the place of a call, and add it."""
         return self.find(call)[0]
 
     def find(self, call: Call, engine_ids: array[int] | None = None) -> tuple[CallPlace, IdRun | None]:
-        """Find the place of a call, and add the call. Its prompt is the first ids of the run.
+        """Find the place of a call, and add it. Also returns the run that starts with its prompt.
 
-        `engine_ids` are the last of its prompt's ids, where the engine holds them too: they are not held twice.
+        `engine_ids` are the last ids of its prompt if the engine stores them, so that they are not stored twice.
         """
         with self._lock:
             prompt = _NO_IDS if call.prompt_ids is None else call.prompt_ids
@@ -212,7 +212,7 @@ class PrefixIndex:
             return CallPlace(extended, None if nearest is None else nearest.call_id, *shared), run
 
     def _nearest(self, prompt: Ids, keys: Sequence[bytes]) -> tuple[tuple[int, int], _Leaf | None]:
-        """The leaf that shares most ids, then messages, and how many."""
+        """The leaf that shares most ids, then messages, and their numbers."""
         best, nearest = (0, 0), None
         known: dict[IdRun | None, int] = {None: 0}
         data = prompt.tobytes()
@@ -223,14 +223,14 @@ class PrefixIndex:
         return best, nearest
 
     def _extended(self, call: Call, prompt: Ids, output: Ids, first: _Leaf | None) -> tuple[IdHash, str | None]:
-        """The call that this one extends, and the hash of its prompt and output; `first`: its first ids."""
+        """The extended call, and the hash of prompt and output; `first` is a leaf that is a prefix of the prompt."""
         limit = min(len(prompt), len(prompt) + len(output) - 1)
         ends = self._ends[call.agent, call.phase]
         hashed, extended = IdHash(digest_size=DIGEST), None
         if first is not None and first.hashed is not None and first.end <= limit:
             hashed = first.hashed.copy()
             extended = ends.longest(prompt, limit, hashed, first.end)
-        if extended is None:  # the nearest may be another agent's
+        if extended is None:  # the nearest may be of another agent
             hashed = IdHash(digest_size=DIGEST)
             extended = ends.longest(prompt, limit, hashed)
         hashed.update(np.ascontiguousarray(output).data)
@@ -239,7 +239,7 @@ class PrefixIndex:
         return hashed, extended
 
     def _keys(self, messages: object) -> Sequence[bytes]:
-        """For each message a digest of it and of all before it, as far as they can be spelt."""
+        """For each message a digest of it and its predecessors, up to one that cannot be serialized."""
         if not isinstance(messages, list):
             return ()
         before, known = self._spelt
@@ -258,7 +258,7 @@ class PrefixIndex:
 
 
 def place_all(calls: Iterable[Call]) -> list[Call]:
-    """The calls of one episode, each with its place among those before it by `index`; in the order given."""
+    """Sets the place of each call of an episode among those before it by `index`; keeps the given order."""
     calls = list(calls)
     index = PrefixIndex()
     placed = {id(call): index.add(call) for call in sorted(calls, key=attrgetter("index"))}
@@ -266,10 +266,7 @@ def place_all(calls: Iterable[Call]) -> list[Call]:
 
 
 def _shared(run: IdRun | None, prompt: Ids, data: bytes, known: dict[IdRun | None, int]) -> int:
-    """How many ids up to a run's end begin a prompt, whose bytes are `data`.
-
-    Each run is compared once and kept in `known`.
-    """
+    """Length of the common prefix of a run and a prompt with the bytes `data`. Caches each run in `known`."""
     above = list[IdRun]()
     while run is not None and run not in known:
         above.append(run)
@@ -277,7 +274,7 @@ def _shared(run: IdRun | None, prompt: Ids, data: bytes, known: dict[IdRun | Non
     count = known[run]
     for ancestor in reversed(above):
         if count >= ancestor.start:
-            tail: Any = ancestor.tail  # any buffer will do, and bytes compare faster than arrays
+            tail: Any = ancestor.tail  # a buffer; bytes compare faster than arrays
             whole = data.startswith(tail, 4 * ancestor.start)
             count = ancestor.end if whole else ancestor.start + common_prefix(ancestor.tail, prompt[ancestor.start :])
         known[ancestor] = count
@@ -285,19 +282,19 @@ def _shared(run: IdRun | None, prompt: Ids, data: bytes, known: dict[IdRun | Non
 
 
 def _append(run: IdRun | None, start: int, ids: Ids) -> IdRun | None:
-    """The run that ends with `ids`, after the first `start` ids of another; None where there are none at all."""
+    """The run that ends with `ids`, after the first `start` ids of another; None if there are no ids."""
     while run is not None and run.start >= start:
         run = run.parent
     if not len(ids):
         return run
-    part = isinstance(ids.base, np.ndarray) and ids.base.size > ids.size  # it would keep a whole prompt
+    part = isinstance(ids.base, np.ndarray) and ids.base.size > ids.size  # a view would keep the whole prompt in memory
     return IdRun(run, start, ids.copy() if part else np.ascontiguousarray(ids), start + len(ids))
 
 
 def _spelling(message: Any) -> bytes | None:
-    """What tells a message from every other; None where nothing does."""
+    """Serializes a message for comparison; None if impossible."""
     try:
-        return marshal.dumps(message, 2)  # the last format in which what is equal is spelt equally, shared or not
+        return marshal.dumps(message, 2)  # the last format without references, so that equal values have equal bytes
     except ValueError:
         pass
     try:

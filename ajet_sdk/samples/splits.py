@@ -1,15 +1,15 @@
-"""Why a call does not go on from an earlier one: the causes, what a user can do, and how a cause is proven.
+"""Finds the cause of a split: why a call does not extend an earlier one, and what a user can do.
 
-Two sides are compared: the call that was expected to go on, and the request that did not go on from it. A cause is
-stated where the two would be one if it were undone:
+Two sides are compared: the call that was expected to be extended, and the request that did not extend it. A cause is
+proven if undoing it makes the latter extend the former:
 
-- A cause of the text (other ids, reasoning gone, an end token, a stop string, a tool call written otherwise) is undone
-  in the two texts.
-- A cause of the request (tools, options, system prompt, history) is undone in the request, which is then rendered
-  again. Without the template it is stated as what changed, where one thing did.
-- Where two have to be undone together the cause is `several`, and where nothing helps `unknown`.
-- What needs no proof: a call whose messages don't go on from the other's (`parallel_branch`, `new_conversation`,
-  `summarised`), and `template_rewrites`, a request in which nothing changed.
+- Causes in the text (other ids, dropped reasoning, an end token, a stop string, a tool call with other spelling) are
+  undone in the two texts.
+- Causes in the request (tools, options, system prompt, history) are undone in the request, which is rendered again.
+  Without the template, the cause is the change, if there is only one.
+- If two changes have to be undone together, the cause is `several`; if nothing helps, `unknown`.
+- No proof is needed if the messages don't extend the other call's (`parallel_branch`, `new_conversation`,
+  `summarised`), and for `template_rewrites`, a request without changes.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ HINTS: Mapping[str, str] = {
 }
 
 REPLACEMENT = "\ufffd"
-"""What decoding shows for bytes that are no whole character: a reply may be cut inside one."""
+"""The decoded form of incomplete characters: a reply may be cut inside of one."""
 
 _ATOM = re.compile(r"(?:\\u[0-9a-fA-F]{4})+|-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,4})?|\S")
 
 
 @dataclass(eq=False)
 class Side:
-    """One call as the comparison sees it."""
+    """A call in a comparison."""
 
     messages: Sequence[Message] | None = None
-    """Cleaned (`template.clean`); None where they are not at hand."""
+    """Cleaned (`template.clean`); None if not recorded."""
     tools: Any = None
     options: JsonView = field(default_factory=dict)
-    """The template's arguments beside messages and tools."""
+    """Template arguments besides messages and tools."""
     reply: Message | None = None
     stop: Sequence[str] = ()
-    """The stop strings that the call was sampled with."""
+    """Stop strings of the call's sampling."""
 
     @cached_property
     def meanings(self) -> list[str]:
@@ -91,14 +91,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Texts:
-    """The prompt and reply of a call, and the prompt of a later one; both from one place before they part."""
+    """Prompt and reply of a call, and the prompt of a later one, both from the same position before they diverge."""
 
     old: str
     """Prompt and reply of the earlier call."""
     new: str
-    """The prompt that does not start with it."""
+    """The prompt that does not extend it."""
     reply_at: int
-    """Where the sampled reply begins in `old`."""
+    """Start of the sampled reply in `old`."""
     last: str = ""
     """The last sampled token."""
 
@@ -107,13 +107,13 @@ class Texts:
         return self.old[self.reply_at :]
 
     def near_the_fork(self) -> Texts:
-        """The same without what both begin with, but for a little of it and the whole reply."""
+        """Both texts without most of their common prefix, but with the whole reply."""
         start = max(0, min(common_start(self.old, self.new), self.reply_at) - _BEFORE)
         return Texts(self.old[start:], self.new[start:], self.reply_at - start, self.last)
 
 
 def _atoms(text: str, start: int = 0) -> Iterator[tuple[str | Decimal, int]]:
-    """The text without blanks, its JSON escapes resolved and its numbers by value; each with where it ends."""
+    """Yields characters without blanks, with JSON escapes resolved, and numbers by value, each with its end."""
     for match in _ATOM.finditer(text, start):
         atom = match.group()
         if len(atom) > 1 and atom[0] == "\\":
@@ -126,10 +126,10 @@ def _atoms(text: str, start: int = 0) -> Iterator[tuple[str | Decimal, int]]:
 
 
 def align(sampled: str, text: str, start: int = 0) -> int | None:
-    """Where in `text` the sampled text ends if text[start:] begins by spelling it, else None.
+    """The end of the sampled text in `text`, if text[start:] starts with it apart from spelling; else None.
 
-    Blanks, JSON escapes and the spelling of numbers may differ: templates trim replies and write tool calls their way.
-    A character that the reply was cut in is matched where the text has it too.
+    Blanks, JSON escapes and the spelling of numbers may differ: templates trim replies and rewrite tool calls. A
+    character in which the reply was cut is matched if the text has it, too.
     """
     if text.startswith(sampled, start):
         return start + len(sampled)
@@ -146,7 +146,7 @@ def align(sampled: str, text: str, start: int = 0) -> int | None:
 
 
 def explain(old: Side, new: Side, texts: Texts | None = None, template: ChatTemplate | None = None) -> tuple[str, str]:
-    """Why `new` does not go on from `old`: a key of `HINTS`, and what a user can do."""
+    """Explains why `new` does not extend `old`: a key of `HINTS`, and advice."""
     changed = _changes(old, new)
     if changed and changed[-1] in _ELSEWHERE:
         return _with_hint(changed[-1])
@@ -167,7 +167,7 @@ def explain(old: Side, new: Side, texts: Texts | None = None, template: ChatTemp
 
 
 _ELSEWHERE = {"parallel_branch", "new_conversation", "summarised"}
-"""The request goes on from another place: nothing is to be undone."""
+"""Requests that don't continue the other call, so that there is nothing to undo."""
 _HISTORY = {"history_edited", "think_stripped"}
 
 
@@ -181,19 +181,19 @@ def _with_hint(*causes: str) -> tuple[str, str]:
 
 
 def _json(value: object) -> str:
-    """As a template may show it, which minds the order of keys."""
+    """JSON with its order of keys, which a template may show."""
     return json.dumps(value or None, default=str)
 
 
 def _systems(messages: Sequence[Message]) -> int:
-    """How many first messages are the system's."""
+    """Number of leading system messages."""
     return next((i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")), len(messages))
 
 
 def _changes(old: Side, new: Side) -> list[str] | None:
-    """The causes that the requests show, the last of `_ELSEWHERE` if any.
+    """Causes in the requests, with one of `_ELSEWHERE` last.
 
-    Empty where only a turn was added, None where the requests are not at hand.
+    Empty if only a turn was added, None if the requests are not recorded.
     """
     changed = ["tools_changed"] if _json(old.tools) != _json(new.tools) else []
     changed += ["options_changed"] if _json(sorted(old.options.items())) != _json(sorted(new.options.items())) else []
@@ -217,7 +217,7 @@ def _changes(old: Side, new: Side) -> list[str] | None:
 
 
 def _of_reply(old: Side, got: Message) -> str | None:
-    """What became of the reply in the history; None where it says the same."""
+    """The change of the reply in the history; None if it is unchanged."""
     gave = old.reply
     if gave is None or meaning(got) == old.reply_meaning:
         return None
@@ -241,7 +241,7 @@ def _is_tail(short: str, long: str) -> bool:
 
 
 def _undo(old: Side, new: Side, seen: Texts, template: ChatTemplate, causes: Sequence[str]) -> Texts | None:
-    """The two texts had some of what changed not changed; None where the template refuses them."""
+    """Renders the two texts with some changes undone; None if the template refuses them."""
     before, after = old.messages or (), new.messages or ()
     n_old, n_new = _systems(before), _systems(after)
     system, turns = before[:n_old] if "system_changed" in causes else after[:n_new], after[n_new:]
@@ -259,11 +259,11 @@ def _undo(old: Side, new: Side, seen: Texts, template: ChatTemplate, causes: Seq
 
 
 def _by_rendering(old: Side, new: Side, seen: Texts, template: ChatTemplate, changed: Sequence[str]) -> list[str]:
-    """The fewest of the changes that have to be undone for the calls to merge, and a cause of the text if need be.
+    """The smallest set of changes to undo for the calls to merge, with a cause in the text if needed.
 
-    Empty where the calls don't merge even if all are undone.
+    Empty if the calls don't merge even with all changes undone.
     """
-    if not changed:  # but for keys that mean nothing (a name), and that the template may show
+    if not changed:  # except for irrelevant keys (a name), which the template may show
         texts = _undo(old, new, seen, template, ("history_edited",))
         return ["history_edited" if texts is not None and _begins(texts.old, texts) else "template_rewrites"]
     remaining: dict[tuple[str, ...], list[str]] = {}
@@ -281,15 +281,15 @@ def _by_rendering(old: Side, new: Side, seen: Texts, template: ChatTemplate, cha
 
 
 def _begins(text: str, texts: Texts) -> bool:
-    """Whether the new text begins with an old one: with its prompt to the letter, and with its reply's spelling."""
+    """Whether the new text starts with an old one: exactly with its prompt, and with its reply apart from spelling."""
     prompt = texts.old[: texts.reply_at]
     return texts.new.startswith(prompt) and align(text[len(prompt) :], texts.new, len(prompt)) is not None
 
 
 def _of_text(old: Side, texts: Texts, template: ChatTemplate | None, same_reply: bool) -> list[str]:
-    """The causes that undone in the texts make the one begin with the other; empty where there are no such ones.
+    """Causes in the texts that, if undone, make the new text extend the old one; empty without such causes.
 
-    `same_reply`: the history has the reply as it was given, or nothing is known of it.
+    `same_reply`: the history has the unchanged reply, or is unknown.
     """
     if texts.new.startswith(texts.old):
         return ["retokenised"]
@@ -309,12 +309,12 @@ def _of_text(old: Side, texts: Texts, template: ChatTemplate | None, same_reply:
 
 
 def _shorten(old: Side, texts: Texts, block: re.Pattern[str] | None) -> Iterator[tuple[str, str]]:
-    """The old text without what is written otherwise if this were the cause, by cause."""
+    """Yields each possible cause, with the old text without the part that it changes."""
     sampled, reply = texts.sampled, old.reply or {}
     stops = [at for stop in old.stop if (at := sampled.find(stop)) >= 0]
     if stops:
         yield "stop_string", texts.old[: texts.reply_at + min(stops)].rstrip()
-    # Without its message, a reply that was cut short is not told from one that ended.
+    # Without its message, a truncated reply cannot be distinguished from one that ended.
     known = old.messages is not None or not texts.last.strip().isalnum()
     if texts.last and sampled.endswith(texts.last) and known:
         yield "end_token", texts.old.removesuffix(texts.last)
@@ -332,14 +332,14 @@ def _shows_calls(reply: Message, text: str) -> bool:
 
 
 def _block(template: ChatTemplate | None) -> re.Pattern[str] | None:
-    """A block of reasoning as the template writes it, also one that is not closed."""
+    """Pattern of a block of reasoning in the template's format, even if not closed."""
     marks = (template.reasoning if template is not None else None) or ("<think>", "</think>")
     opening, closing = (re.escape(mark.strip()) for mark in marks)
     return re.compile(f"{opening}.*?(?:{closing}|\\Z)", re.DOTALL) if opening and closing else None
 
 
 def _lacks_reasoning(old: Side, before: str, after: str, block: re.Pattern[str] | None) -> bool:
-    """Whether the texts are the same but for reasoning that the old one shows and the new one does not."""
+    """Whether the texts differ only in reasoning that the new one lacks."""
     if block is not None:
         bare_before, bare_after = block.sub("", before), block.sub("", after)
         if bare_before != before and align(bare_before, bare_after) is not None:
@@ -351,10 +351,12 @@ def _lacks_reasoning(old: Side, before: str, after: str, block: re.Pattern[str] 
 
 
 _ANCHOR, _SPAN, _BACK, _MOST, _BEFORE = 6, 40, 24, 64, 200
+"""Lengths for aligning texts, in characters: of a match to search for, of a match to verify, before the divergence to
+search, and of common text to keep before it; and the maximum number of missing pieces (`_MOST`)."""
 
 
 def _missing_pieces(old: str, new: str) -> list[str] | None:
-    """The pieces without which the old text is where the new one begins; None where there are no such ones."""
+    """Pieces whose removal makes the old text a prefix of the new one; None if there are none."""
     pieces: list[str] = []
     while align(old, new) is None:
         drop = _find_drop(old, new, common_start(old, new))
@@ -367,7 +369,7 @@ def _missing_pieces(old: str, new: str) -> list[str] | None:
 
 
 def _find_drop(old: str, new: str, where: int) -> tuple[int, int] | None:
-    """Where the new text goes on, near where they part, and where what it goes on with stands further on in the old."""
+    """Positions of equal text near the divergence in the new text, and further on in the old text."""
     for start in range(where, max(-1, where - _BACK), -1):
         anchor = new[start : start + _ANCHOR]
         if len(anchor.strip()) < 3:
@@ -378,7 +380,7 @@ def _find_drop(old: str, new: str, where: int) -> tuple[int, int] | None:
             if span >= _ANCHOR and old.startswith(new[start : start + span], at):
                 return start, at
             at = old.find(anchor, at + 1)
-        for size in range(_ANCHOR - 1, 2, -1):  # the old text may end before there is enough to look for
+        for size in range(_ANCHOR - 1, 2, -1):  # near the end of the old text, a shorter match suffices
             if old.endswith(anchor[:size]) and len(old) - size > max(start, where):
                 return start, len(old) - size
     return None

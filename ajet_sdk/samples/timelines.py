@@ -1,14 +1,13 @@
-"""Calls to timelines and splits.
+"""Merges calls into timelines, and explains splits.
 
-A call extends the timeline that is the longest exact token prefix of its prompt; else it opens a new one, a branch.
-What was sampled is masked in exactly once, behind the exact prefix at which it was sampled; where a branch repeats it,
-it is masked out. Two replies to one prompt are both kept, agents never share a timeline, and the order in which calls
-arrive changes nothing: where several calls go on from one place, the one with most sampled behind it keeps the
-timeline and the others branch off.
+A call extends the timeline that is the longest exact token prefix of its prompt, or else opens a new one, a branch.
+Every sampled token is masked in exactly once, after the exact prefix with which it was sampled, and masked out where a
+branch repeats it. Two replies to one prompt are both included, agents never share a timeline, and the order of the
+calls doesn't matter: of several calls that extend the same one, the one with most tokens sampled after it continues the
+timeline, and the others branch off.
 
-What a call extends was found where it was recorded (`Call.extends_call_id`), and is compared here, for nothing may be
-trained behind a prefix that it was not sampled behind. Of a call without it, the call that it extends is searched among
-all, also those that were recorded later.
+The extended call is found at recording (`Call.extends_call_id`) and verified here, since no token may be trained after
+a prefix with which it was not sampled. If it is missing, it is searched among all calls, including later ones.
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ from ajet_sdk.types import Call, Span, Split, Timeline
 Decode = Callable[[Sequence[int]], str]
 _Ids = npt.NDArray[np.int32]
 _WINDOW = 48
-"""Tokens before the place where two calls part that are decoded to tell why."""
+"""Number of tokens to decode before the point where two calls diverge."""
 _RECENT = 8
-"""Earlier calls among which a call that extends none by its messages looks for one that had ended."""
+"""Number of earlier calls to search for an ended one, if a call's messages extend none."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The timelines of some calls, and why each that opened a new one did not extend an earlier one."""
+    """Timelines of calls, with the cause of each branch."""
 
     timelines: tuple[Timeline, ...]
     splits: tuple[Split, ...]
 
 
 def merge(calls: Sequence[Call], decode: Decode | None = None, template: ChatTemplate | None = None) -> Merged:
-    """Fold calls into timelines.
+    """Merge calls into timelines.
 
     Args:
-        calls: of one episode, in any order; those without ids give no timeline.
-        decode: token ids to text. With it, and with the messages in `Call.request`, a split's cause can be told.
-        template: of the calls' model. With it a cause that lies in the request is proven, else it is what changed.
+        calls: of one episode, in any order; those without ids are left out.
+        decode: converts token ids to text; needed, with the messages in `Call.request`, to find a split's cause.
+        template: of the calls' model; used to prove causes in the request, which otherwise are its changes.
 
     Returns:
-        timelines in the order in which their first own call began, and one split for each timeline of an agent
-        beyond its first. Every sampled token of a trainable call is masked in exactly once.
+        Timelines in the order of their first calls, and a split for each timeline of an agent but its first. Every
+        sampled token of a trainable call is masked in exactly once.
     """
     by_agent: dict[tuple[str, str], list[_Node]] = defaultdict(list)
     for call in {call.call_id: call for call in calls}.values():
@@ -73,7 +72,7 @@ def merge(calls: Sequence[Call], decode: Decode | None = None, template: ChatTem
 
 
 class _Node:
-    """A call in the tree of calls: its parent is the call whose prompt and output are the longest prefix of it."""
+    """A call in the tree of calls; its parent's prompt and output are the longest prefix of its prompt."""
 
     def __init__(self, call: Call, prompt: _Ids, output: _Ids) -> None:
         self.call, self.prompt, self.output = call, prompt, output
@@ -82,9 +81,9 @@ class _Node:
         self.trained = is_trained(call)
         self.parent: _Node | None = None
         self.heir: _Node | None = None
-        """The child that keeps the timeline."""
+        """The child that continues the timeline."""
         self.weight = 0
-        """Tokens sampled in this call and all that go on from it."""
+        """Tokens sampled in this call and its descendants."""
 
     @cached_property
     def side(self) -> Side:
@@ -92,12 +91,12 @@ class _Node:
 
     @property
     def last_id(self) -> int:
-        """-1 where there is none."""
+        """-1 if there is none."""
         last = self.output if self.end > self.start else self.prompt
         return int(last[-1]) if self.end else -1
 
     def begins_with(self, earlier: _Node) -> bool:
-        """Whether the prompt begins with another's prompt and output, and the two are not the same length."""
+        """Whether another call's prompt and output are a prefix of this prompt, and shorter than this call."""
         if earlier.end > self.start or earlier.end >= self.end:
             return False
         if (self.prompt[: earlier.start] != earlier.prompt).any():
@@ -114,7 +113,7 @@ def _began(node: _Node) -> tuple[object, str]:
 
 
 def _find_parents(nodes: Sequence[_Node]) -> None:
-    """Set each node's parent: the call that it was recorded to extend, else the one that is found."""
+    """Sets each node's parent: the recorded one, or else by a search."""
     known = {node.call.call_id: node for node in nodes}
     unplaced: set[str] = set()
     for node in nodes:
@@ -123,12 +122,12 @@ def _find_parents(nodes: Sequence[_Node]) -> None:
             node.parent = parent
         else:
             unplaced.add(node.call.call_id)
-    if len(unplaced) > 1:  # one alone is the first, for every other goes on from it in the end
+    if len(unplaced) > 1:  # a single one is the root
         _search(nodes, unplaced)
 
 
 def _search(nodes: Sequence[_Node], unplaced: Collection[str]) -> None:
-    """Set the parents of some nodes: a parent ends before its child does, so the shorter sequences come first."""
+    """Sets the parents of some nodes, from shorter to longer sequences, since a parent is shorter than its child."""
     ends: Ends[_Node] = Ends()
     hashes: dict[str, IdHash] = {}
     to_extend = {node.parent.call.call_id for node in nodes if node.parent is not None}
@@ -151,8 +150,8 @@ def _search(nodes: Sequence[_Node], unplaced: Collection[str]) -> None:
 
 
 def _choose(nodes: Sequence[_Node]) -> None:
-    """Choose the heir of each node: the child with most sampled behind it; where equal, the one whose ids come first
-    as bytes, for parallel calls begin in any order; then the earlier one."""
+    """Chooses the heir of each node: the child with most sampled tokens; among equals the one with the smallest ids as
+    bytes, since the order of parallel calls varies; then the earlier one."""
 
     def key(node: _Node) -> tuple[Any, ...]:
         return -node.weight, node.prompt.tobytes(), node.output.tobytes(), _began(node)
@@ -169,7 +168,7 @@ def _choose(nodes: Sequence[_Node]) -> None:
 
 
 def _timeline(node: _Node) -> Timeline:
-    """The timeline that a node opens: its prompt, its output, and those of its heirs."""
+    """Builds the timeline that a node opens: its prompt and output, and those of its heirs."""
     chain = [node]
     while chain[-1].heir is not None:
         chain.append(chain[-1].heir)
@@ -200,7 +199,7 @@ def _timeline(node: _Node) -> Timeline:
 
 
 def _splits(nodes: Sequence[_Node], decode: Decode | None, template: ChatTemplate | None) -> list[tuple[_Node, Split]]:
-    """A split for each timeline of one agent but the first."""
+    """Builds a split for each timeline of an agent but its first."""
     opened = [node for node in nodes if node.opens]
     if len(opened) < 2:
         return []
@@ -232,7 +231,7 @@ def _split(node: _Node, history: _History, decode: Decode | None, template: Chat
 
 
 def _common_tokens(node: _Node, earlier: _Node) -> int:
-    """How many tokens of a prompt another call's prompt and output begin with."""
+    """Length of the common prefix of a prompt and another call's prompt and output."""
     same = common_prefix(node.prompt, earlier.prompt)
     return same + common_prefix(node.prompt[same:], earlier.output) if same == earlier.start else same
 
@@ -246,7 +245,7 @@ def _decode_texts(old: _Node, new: _Node, at: int, decode: Decode) -> Texts:
 
 
 class _History:
-    """The calls of one agent, to find the one that a call was expected to extend."""
+    """Finds the call that another call of the agent was expected to extend."""
 
     def __init__(self, nodes: Sequence[_Node]) -> None:
         self._nodes = nodes
@@ -261,9 +260,9 @@ class _History:
                 self._asked[len(messages), meaning(clean(messages[-1]))].append(node)
 
     def parted(self, node: _Node) -> tuple[_Node | None, _Node]:
-        """Whose going on from whom failed, so that a call opens a timeline; no earlier call where none did.
+        """The earlier call that was not extended, if any, and the call that should have extended it.
 
-        A call may open one because the next turn did not go on from it and took its place behind an older call.
+        The latter may be the heir of the call's parent: a next turn that extends the parent instead of the call.
         """
         if node.parent is None:
             twin = self._roots[node.prompt.tobytes()]
@@ -278,17 +277,17 @@ class _History:
         return None, node
 
     def _expected(self, node: _Node) -> _Node:
-        """The call that a first one extends by its messages, else the latest that ended before it began."""
+        """The call that a root extends by its messages, else the latest that ended before it began."""
         extended = self._extended(node, len(node.side.meanings))
         if extended is not None:
             return extended
         place = self._place[id(node)]
-        recent = self._nodes[max(0, place - _RECENT) : place][::-1]  # some: it is not the agent's first call
+        recent = self._nodes[max(0, place - _RECENT) : place][::-1]  # not empty, since it is not the agent's first call
         ended = [earlier for earlier in recent if earlier.call.ended_at <= node.call.started_at]
         return (ended or recent)[0]
 
     def _extended(self, node: _Node, most: int) -> _Node | None:
-        """The latest call whose messages, `most` of them, a call's extend furthest; one with the reply that follows."""
+        """The latest call whose messages are the longest prefix, up to `most`; preferably with the same reply."""
         meanings, place = node.side.meanings, self._place[id(node)]
         for n in range(most, 0, -1):
             nodes = self._asked.get((n, meanings[n - 1]), ())[-64:]

@@ -23,8 +23,7 @@ import torch
 from ajet_sdk.engines.local.forward import vocabulary
 from ajet_sdk.engines.local.loading import add_adapter, load_model
 from ajet_sdk.errors import CheckpointError, RequestRefused, TrainingError
-from ajet_sdk.learn.activations import tokens_of_a_pass
-from ajet_sdk.learn.batches import MicroBatch, logit_rows, micro_batches
+from ajet_sdk.learn.batches import MicroBatch, logit_rows, micro_batches, tokens_of_a_pass
 from ajet_sdk.learn.checkpoint import read_weights, save_model
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss

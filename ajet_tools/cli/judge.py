@@ -21,7 +21,7 @@ from ajet_sdk.judges.attack import Attack, attack_environment, attack_judge
 from ajet_sdk.judges.evaluate import Evaluation, Labelled, evaluate, labelled_row
 from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.judges.rubric import Built, RubricJudge
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.trace.reader import episodes
 from ajet_tools.cli.arguments import JUDGE_HELP

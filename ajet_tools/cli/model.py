@@ -10,8 +10,7 @@ from typer import Argument, Option
 
 from ajet_sdk.config.model_source import NAMED_MODELS
 from ajet_sdk.engines.fetch import fetch_model, fetched
-from ajet_sdk.reporting.output import echo
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar, echo
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.text.tables import console, table
 

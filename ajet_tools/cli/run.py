@@ -14,8 +14,7 @@ from typer import Option
 from ajet_sdk import run as sdk
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import echo
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar, echo
 from ajet_sdk.reporting.results import Report
 from ajet_sdk.tasks.load import load_tasks
 from ajet_tools.cli.arguments import (

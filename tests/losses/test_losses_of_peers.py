@@ -17,8 +17,7 @@ import torch
 import ajet
 from ajet_sdk.config.trainer_schema import LOSS_TYPES
 from ajet_sdk.learn.batches import MicroBatch, logit_rows
-from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss, token_weights
-from ajet_sdk.learn.reward_kl import less_kl
+from ajet_sdk.learn.objective import LossSettings, Scored, less_kl, policy_loss, token_weights
 from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.learn.trees import Rows
 from ajet_sdk.samples.build import build

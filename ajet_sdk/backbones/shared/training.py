@@ -22,7 +22,7 @@ from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.determinism import in_order, step_hash
-from ajet_sdk.learn.reward_kl import less_kl, without_signal
+from ajet_sdk.learn.objective import less_kl, without_signal
 from ajet_sdk.learn.scores import TokenScores, trained_calls
 from ajet_sdk.learn.teacher import LocalTeacher, RemoteTeacher, distill, open_teacher, unscored
 from ajet_sdk.protocols import Sampling

@@ -1,4 +1,4 @@
-"""`TinkerLearner`: a model at a service with what samples from it and trains it, its checkpoints, and its adapter."""
+"""`TinkerLearner`: a model at a service with its sampler, trainer, checkpoints and exported adapter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 _LR = 1e-4
-"""Where none is set: a service's models are large, and the best rate of an adapter hardly depends on the size
+"""Default learning rate: a service's models are large, and an adapter's best rate hardly depends on the size
 (Schulman et al. 2025, "LoRA Without Regret")."""
 _STATE = "tinker.json"
 _TEXTS = (
@@ -41,9 +41,9 @@ _TEXTS = (
     '{"name": "search", "arguments": {"query": "weather in Oslo"}}',
     "def mean(values):\n    return sum(values) / len(values)\n",
 )
-"""What an adapter is compared on, and, the first, the service's scaling measured on."""
+"""Texts for comparing an adapter; the first also for measuring the service's scaling."""
 _FAR = 0.3
-"""Nats, in the mean over tokens, that two computations of one adapter may lie apart."""
+"""Largest mean difference between two computations of an adapter, in nats per token."""
 
 
 @dataclass(frozen=True)
@@ -61,39 +61,38 @@ class TinkerLearner:
     say: Callable[[str], None]
 
     def estimate(self, config: Config, *, steps: int, val_episodes: int) -> str:
-        """The episodes; what they cost is known after the first step."""
+        """Number of episodes; their cost is known after the first step."""
         stored = config.trainer_common.algorithm.stored
         per_step = 0 if stored else config.data.train_batch_size * config.rollout.num_repeat
         return f"{steps * per_step + val_episodes:,} episodes; time and cost are known after the first step"
 
     def write(self, directory: Path) -> None:
-        """Have the service keep weights and optimiser, and write down where."""
+        """Save weights and optimizer at the service, and their path in `directory`."""
         path = self.service.save(f"{directory.name.strip('.').partition('.')[0]}-{new_id()[:8]}")
         record = {"state": path, "updates": self.trainer.updates, "tokens": self.costs.tokens}
         (directory / _STATE).write_text(json.dumps(record, indent=1))
 
     def read(self, directory: Path) -> None:
-        """Have the service take up what `write` had it keep. Raises CheckpointError, TrainingError."""
+        """Restore the state that `write` saved at the service. Raises CheckpointError, TrainingError."""
         path, self.trainer.updates, tokens = _kept(directory, "state")
         self.costs.resume(tokens)
         self.service.load(path)
 
     def remove(self, directory: Path) -> None:
-        """Delete a checkpoint here, and at the service the state that it names."""
+        """Delete a checkpoint here and its state at the service."""
         with suppress(CheckpointError):  # a damaged one names nothing
             self._delete(_kept(directory, "state")[0])
         shutil.rmtree(directory)
 
     def _delete(self, path: str) -> None:
-        """Delete weights at the service. One that refuses keeps them."""
+        """Delete weights at the service, which may refuse."""
         try:
             self.service.delete(path)
         except TrainingError as error:
             self.say(f"{error}; the service keeps it")
 
     def export(self, run: Path) -> Path:
-        """Fetch the adapter as peft keeps it into `adapter/`, and check it; where the service does not give it, only
-        its path at the service is written there."""
+        """Download the adapter to `adapter/` in peft's format and check it; if the service refuses, write its path."""
         path = self.service.keep_sampler(f"final-{new_id()[:8]}")
         self.say(f"the service keeps the adapter at {path}")
         fresh = run / f".adapter.{new_id()[:8]}"
@@ -108,15 +107,15 @@ class TinkerLearner:
             self.say(f"adapter of {', '.join(modules)}: {self._compare(fresh)}")
             self._delete(copy)
         (fresh / _STATE).write_text(json.dumps({"sampler": path, "updates": self.trainer.updates}, indent=1))
-        with suppress(CheckpointError):  # there is an adapter where a shorter run was resumed
+        with suppress(CheckpointError):  # an earlier adapter exists if a shorter run was resumed
             self._delete(_kept(run / "adapter", "sampler")[0])
         checkpoint.replace(fresh, run / "adapter")
         return run / "adapter"
 
     def _compare(self, adapter: Path) -> str:
-        """Load base model and adapter here, where the former is here, and score texts as the service does.
+        """Compare the adapter's log-probabilities with the service's, if the base model is on this machine.
 
-        Raises CheckpointError where the log-probabilities are another model's.
+        Raises CheckpointError if they differ too much.
         """
         base = _base(self.config)
         if not (Path(base).is_dir() or is_cached(base)):
@@ -143,7 +142,7 @@ class TinkerLearner:
         return self.costs.metrics()
 
     def reason_to_stop(self) -> str:
-        """Where `max_cost` is reached, or another step like the dearest one would pass it."""
+        """A message if another step at the highest cost so far would exceed `max_cost`, else empty."""
         limit = self.config.tinker.max_cost
         if limit is None or self.costs.dollars + self.costs.step <= limit:
             return ""
@@ -154,10 +153,7 @@ class TinkerLearner:
 
 
 def _kept(directory: Path, kind: str) -> tuple[str, int, dict[str, int]]:
-    """The path at the service of a checkpoint's `state`, or of an adapter's `sampler`; updates and tokens before it.
-
-    Raises CheckpointError.
-    """
+    """Reads a path at the service (`state` or `sampler`), with its updates and tokens. Raises CheckpointError."""
     try:
         record = json.loads((directory / _STATE).read_text())
         return str(record[kind]), int(record["updates"]), record.get("tokens", {})
@@ -166,7 +162,7 @@ def _kept(directory: Path, kind: str) -> tuple[str, int, dict[str, int]]:
 
 
 async def open_tinker_learner(config: Config, steps: int, say: Callable[[str], None], costs: Costs) -> TinkerLearner:
-    """Open a session, make an adapter, measure how the service scales. Raises ConfigError, TrainingError."""
+    """Open a session, create an adapter and measure the service's scaling. Raises ConfigError, TrainingError."""
     _check(config)
     return await asyncio.to_thread(_open, config, steps, say, costs)
 
@@ -199,7 +195,7 @@ def _open(config: Config, steps: int, say: Callable[[str], None], costs: Costs) 
 
 
 def _price(costs: Costs, session: Session, limit: float | None, say: Callable[[str], None]) -> None:
-    """Take the prices from the service's bills if the config has none. Raises ConfigError for a limit without any."""
+    """Take prices from the service's bills if the config has none. Raises ConfigError for a limit without prices."""
     if costs.prices.known:
         return
     costs.prices = session.billed_rates(session.model)
@@ -221,7 +217,7 @@ def _route(trainer: TinkerTrainer) -> str:
 
 
 def _check(config: Config) -> None:
-    """Raise ConfigError for what a service cannot do."""
+    """Raise ConfigError for settings that a service doesn't support."""
     common, model = config.trainer_common, config.model
     algorithm = common.algorithm
     refused = {
@@ -242,7 +238,7 @@ def _check(config: Config) -> None:
 
 
 def _base(config: Config) -> str:
-    """The directory of the base model where it is on this machine, or its name."""
+    """The directory of the base model if it is on this machine, else its name."""
     name = str(config.model.path)
     known = named_model(name)
     path = fetched(known) if known is not None else config.resolve(name)
@@ -250,9 +246,9 @@ def _base(config: Config) -> str:
 
 
 def complete_adapter(directory: Path, base: str) -> list[str]:
-    """Write into an adapter's config what peft needs to load all of it; returns the modules that it changes.
+    """Complete an adapter's config for peft; returns the modules that the adapter changes.
 
-    Some servers leave `target_modules` empty, and peft then loads a part, in silence. Raises CheckpointError.
+    Some servers leave `target_modules` empty, and peft then silently loads a part. Raises CheckpointError.
     """
     try:
         with safe_open(directory / "adapter_model.safetensors", framework="pt") as file:

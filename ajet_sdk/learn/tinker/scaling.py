@@ -1,7 +1,7 @@
-"""How a service weighs the sequences of a request, measured; and the factors that undo it.
+"""Measures how a service weights the sequences of a request, and computes factors that compensate for it.
 
-By the API's contract a loss is the plain sum over tokens. Some servers average each sequence over its tokens and a
-request over its sequences, which is another objective where lengths differ.
+By the API's contract a loss is the sum over tokens. Some servers average each sequence over its tokens and a request
+over its sequences, which changes the objective if lengths differ.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from ajet_sdk.engines.tinker.sdk import SdkService
 
 _SIGN_STEP = Adam(lr=1e-3, betas=(1e-3, 1e-3))
-"""AdamW without a memory moves each weight by the sign of its gradient, whatever the gradient's size."""
+"""AdamW without momentum moves each weight by the sign of its gradient."""
 _NO_STEP = Adam(lr=1e-12)
 _NEAR = 1.25
-"""Two sequences pull at the same token, one up and one down, the latter by this factor weaker or stronger."""
+"""Ratio of the two opposite advantages in a probe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What the service divides by."""
+    """Divisors that the service applies."""
 
     by_tokens: bool = False
     """The loss of each sequence by its number of targets."""
@@ -35,7 +35,7 @@ class Scaling:
     """The gradient of an update by its number of sequences."""
 
     def factors(self, targets: Sequence[int]) -> list[float]:
-        """What to multiply the loss of each sequence with, by its number of targets, so that the gradient is a sum."""
+        """Factors for the losses of sequences, by their numbers of targets, that make the gradient a sum."""
         count = len(targets) if self.by_sequences else 1
         return [float(count * (size if self.by_tokens else 1)) for size in targets]
 
@@ -62,8 +62,8 @@ def measure_scaling(service: SdkService, token_ids: Sequence[int], seconds: floa
 
 
 def _rises(trial: SdkService, ids: Sequence[int], pull: float, scaling: Scaling, seconds: float) -> bool:
-    """Whether the last token of `ids` gets likelier by a step in which it has advantage 1 in a sequence of its own and
-    -`pull` within one that goes on."""
+    """Whether a step increases the likelihood of the last token of `ids`, if its advantage is 1 in a sequence that ends
+    there and -`pull` in a longer one."""
     sequences = [list(ids), [*ids, *ids, *ids]]
     position = len(ids) - 2
 
@@ -83,7 +83,7 @@ def _rises(trial: SdkService, ids: Sequence[int], pull: float, scaling: Scaling,
 
 
 def _averages(trial: SdkService, ids: Sequence[int], scaling: Scaling, seconds: float) -> bool:
-    """Whether a second sequence without a loss makes the gradient smaller, where the service tells its norm."""
+    """Whether a second sequence without a loss reduces the gradient norm, if the service reports it."""
     size, position = len(ids) - 1, len(ids) - 2
     pulled = Datum(ids, _at(position, size, scaling.factors([size])[0]), _at(position, size, 0.0))
     idle = Datum(ids, _at(position, size, 0.0), _at(position, size, 0.0))
@@ -97,7 +97,7 @@ def _averages(trial: SdkService, ids: Sequence[int], scaling: Scaling, seconds: 
 
 
 def grad_norm(metrics: Mapping[str, float]) -> float | None:
-    """The gradient's norm among what a service said of a step; None where it does not say."""
+    """The gradient norm among a service's metrics, if reported."""
     return next((float(value) for name, value in metrics.items() if name.endswith("grad_norm")), None)
 
 

@@ -1,8 +1,8 @@
-"""`TinkerTrainer`: the objective of the config, applied by a service.
+"""`TinkerTrainer`: applies the config's objective at a service.
 
-Where the service has the loss, it computes it: one pass. Any other is folded into advantages: a forward pass gives the
-log-probabilities, our own objective their gradient g, and importance sampling at a ratio of 1 with the advantage -g has
-that gradient. That is about 1.5 times the compute. What needs more than log-probabilities (entropy) is refused.
+A loss that the service has takes one pass. Others are expressed by advantages: a forward pass gives log-probabilities,
+our objective their gradient g, and importance sampling at a ratio of 1 with the advantage -g has that gradient. This
+takes about 1.5 times the compute. Entropy, which needs more than log-probabilities, is not supported.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 def loss_of_service(settings: LossSettings, scaling: Scaling) -> tuple[Loss, tuple[float, float] | None] | None:
-    """The service's loss that is this one, and its bounds of the ratio; None where it has none."""
-    if settings.objective == "imitation":  # what averages by weights cannot be scaled by weights
+    """The service's equivalent loss with its ratio bounds; None if it has none."""
+    if settings.objective == "imitation":  # an average by weights cannot be rescaled by weights
         return None if scaling.by_tokens else ("cross_entropy", None)
     odd = (
         settings.objective != "policy", settings.ratio_level != "token", settings.ratio_base != "sampler",
@@ -51,23 +51,23 @@ def loss_of_service(settings: LossSettings, scaling: Scaling) -> tuple[Loss, tup
 
 
 def forward_passes(config: Config, steps: int) -> int:
-    """Passes over a step's samples beside the one that trains: for a loss that the service lacks, for the reference."""
+    """Number of passes over a step's samples besides training: for an unsupported loss, and for the reference."""
     loss = TrainerSettings.of(config, 0.0, steps).loss
     return (loss_of_service(loss, Scaling()) is None) + loss.has_reference
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """The samples of one update."""
+    """Samples of an update."""
 
     samples: list[Sample]
     at: list[np.ndarray[tuple[int], np.dtype[np.intp]]]
-    """Where the trained tokens of each stand."""
+    """Positions of each sample's trained tokens."""
     weights: list[np.ndarray[tuple[int], np.dtype[np.float32]]] | None
-    """Of the trained tokens of each in the update's loss; None for pairs."""
+    """Weights of each sample's trained tokens in the loss; None for pairs."""
 
     def datum(self, i: int, values: Floats, logprobs: Floats | None = None) -> Datum:
-        """Sample `i` up to its last trained token; the values and log-probabilities are those of trained tokens."""
+        """Builds a datum of sample `i` up to its last trained token; `values` and `logprobs` are of trained tokens."""
         ids, at = self.samples[i].timeline.token_ids, self.at[i]
         size = int(at[-1])
         places = [np.zeros(size, np.float32) for _ in range(2)]
@@ -82,7 +82,7 @@ class _Share:
 
 
 class TinkerTrainer:
-    """Trains the adapter of a service; `updates` are those that were applied."""
+    """Trains an adapter at a service; `updates` counts applied updates."""
 
     plain_only = True
     parameters: Sequence[torch.Tensor] = ()
@@ -93,7 +93,7 @@ class TinkerTrainer:
         self.service, self.settings, self.scaling, self.costs = service, settings, scaling, costs
         self.updates = 0
         self.seconds = seconds
-        """How long a request may take."""
+        """Time limit of a request."""
         self.loss = loss_of_service(settings.loss, scaling)
 
     def step(
@@ -104,9 +104,9 @@ class TinkerTrainer:
         updated: Callable[[], None] | None = None,
         replay: Sequence[Sample] = (),
     ) -> dict[str, float]:
-        """Train on the samples, all sampled at temperature 1 without limits; as `Trainer.step` without `replay`.
+        """Train on samples drawn at temperature 1 without limits, as `Trainer.step` does without `replay`.
 
-        Raises TrainingError where the service fails, or the loss is not finite.
+        Raises TrainingError if the service fails or the loss is not finite.
         """
         started, tally, lr = time.perf_counter(), Tally(), self.settings.lr
         old = self._old_logprobs(samples)
@@ -128,7 +128,7 @@ class TinkerTrainer:
         return tally.means() | {"lr": lr, "seconds": seconds, "tokens_per_second": tokens / seconds}
 
     def imitation_loss(self, samples: Sequence[Sample]) -> float:
-        """The mean negative log-likelihood per trained token; nothing is trained."""
+        """Mean negative log-likelihood per trained token, without training."""
         share = self._share([sample for sample in samples if len(trained_positions(sample))])
         return -float(np.concatenate(self._forward(share)).mean())
 
@@ -143,7 +143,7 @@ class TinkerTrainer:
         return _Share(samples, [trained_positions(sample) for sample in samples], weights)
 
     def _old_logprobs(self, samples: Sequence[Sample]) -> list[Floats] | None:
-        """Of each sample's trained tokens before the step's first update; None where nothing asks for them."""
+        """Log-probabilities of trained tokens before the step's first update; None if unused."""
         if self.settings.loss.ratio_base != "trainer" or self.settings.updates_of(samples) == 1:
             return None
         share = self._share([sample for sample in samples if len(trained_positions(sample))])
@@ -156,7 +156,7 @@ class TinkerTrainer:
         return _trained(share, wait(self.service.forward(data), self.seconds, f"forward of update {self.updates + 1}"))
 
     def _update(self, share: _Share, old: list[Floats] | None, tally: Tally, *, first: bool) -> torch.Tensor:
-        """One optimiser update. Returns the log-probabilities of the trained tokens before it."""
+        """Makes an optimizer update. Returns the log-probabilities of the trained tokens before it."""
         factors = self.scaling.factors(share.targets)
         logprobs: list[Floats] | None = None
         if self.loss is None:
@@ -178,7 +178,7 @@ class TinkerTrainer:
         learnt = self.service.forward_backward(data, loss, bounds)
         settings = self.settings
         adam = Adam(settings.lr_after(self.updates), settings.betas, settings.weight_decay, settings.grad_clip)
-        applied = self.service.optim_step(adam)  # sent before the gradient is there
+        applied = self.service.optim_step(adam)  # sent before the gradient is ready
         scored = _trained(share, wait(learnt, self.seconds, f"forward_backward of update {self.updates + 1}"))
         if logprobs is None:
             logprobs = scored

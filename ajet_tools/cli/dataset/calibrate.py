@@ -10,8 +10,7 @@ import typer
 from typer import Option
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import echo
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar, echo
 from ajet_tools.cli.arguments import AgentOptions
 from ajet_tools.cli.dataset.options import Out, RowOptions, Source, check_apart, counted
 from ajet_tools.cli.options import pick

@@ -11,7 +11,7 @@ from typing import Annotated
 from typer import Option
 
 from ajet_sdk.engines.budget import Budget, Price
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar
 from ajet_tools.cli.dataset.options import (
     Embeddings,
     Out,

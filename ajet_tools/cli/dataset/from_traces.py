@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar
 from ajet_tools.cli.dataset.generation import ModelOptions
 from ajet_tools.cli.dataset.options import Out, SkipBad, check_apart, counted, print_summary, write_report
 from ajet_tools.cli.options import AsJson, IncludeValidation

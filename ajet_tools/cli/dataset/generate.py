@@ -19,8 +19,7 @@ from typer import Argument, Option
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.recipe import with_model
-from ajet_sdk.reporting.output import echo
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar, echo
 from ajet_sdk.run import open_run
 from ajet_tools.cli.arguments import JUDGE_HELP, AgentOptions
 from ajet_tools.cli.dataset.generation import (

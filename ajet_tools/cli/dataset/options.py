@@ -16,8 +16,7 @@ import numpy as np
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_sdk.reporting.output import echo
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar, echo
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.dataset.files.blocks import Block

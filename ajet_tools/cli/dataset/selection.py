@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, NoReward
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.dataset.options import (
     Map,

@@ -15,7 +15,7 @@ import numpy as np
 from typer import Option
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.tasks.task_rows import SPLITS
 from ajet_tools.cli.dataset.options import (
     Embeddings,

@@ -14,8 +14,7 @@ from typer import Argument, Option
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.reporting.output import echo
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar, echo
 from ajet_sdk.reporting.results import Report
 from ajet_sdk.types import Json
 from ajet_tools.cli.arguments import AgentOptions, split_arguments

@@ -11,8 +11,7 @@ from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.reporting.output import echo, visible
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar, echo, visible
 from ajet_tools.cli.options import AsJson, IncludeValidation, print_json
 from ajet_tools.cli.trace.options import FROM_HELP, OfRun, WhereOrRun
 from ajet_tools.dataset.similarity.held_out import export_rows

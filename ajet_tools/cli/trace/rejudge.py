@@ -11,7 +11,7 @@ from typer import Option
 from ajet_sdk.errors import QueryError
 from ajet_sdk.judges.load import named_judge
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar
 from ajet_tools.cli.arguments import JUDGE_HELP
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.trace.options import Fitting, OfRun, WhereOrRun

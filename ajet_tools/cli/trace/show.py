@@ -14,8 +14,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.reporting.output import visible
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar, visible
 from ajet_sdk.trace.reader import ledger_balance
 from ajet_sdk.types import Call
 from ajet_tools.cli.options import AsJson, print_json

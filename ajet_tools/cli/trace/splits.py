@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.types import Split
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.trace.options import Fitting, Newest, NoPager, OfRun, WhereOrRun
