@@ -1,6 +1,6 @@
-"""Find passwords and keys in URLs and DSNs, and remove them from texts.
+"""Finds passwords and keys in URLs and DSNs, and removes them from texts.
 
-Connections use addresses unchanged; anything written, logged, raised or exported goes through `public`.
+Connections use addresses unchanged; everything written, logged, raised or exported goes through `public`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _VOCABULARY = re.compile(
     r"(.*_)?(bos|eos|pad|unk|sep|cls|mask|stop|start|end|begin|first|last|next|prev|previous|page|special|image|audio"
     r"|tool|think|prompt|output|input|decoder|added|new|max|num|n|per|target|answer|top|by)_token"
 )
-"""Tokens of a tokenizer, or of a list's pages."""
+"""Names of tokens of a tokenizer or of paging."""
 _SECRET_PARAMETER = re.compile(
     r"(.*_)?(key|keys|tokens?|sig|sign|signature|hmac|mac|auth|oauth|jwt|pass|pw|psk|pin|otp|code|ticket|sid|session"
     r"|assertion|license|sas|security_token|credential|aws_?access_?key_?id|subscription_key|secret\w*|password\w*)"
 )
-"""What else is one in a URL, where parameters have short names."""
+"""Further names of secrets in URLs, where parameters have short names."""
 
 _KEY = re.compile(
     r"(?:sk|rk|pk|api|key|pplx|nvapi|fw|csk|tgp)[-_](?:[\w-]*_)?[\w-]{16,}|gh[oprsu]_\w{20,}|github_pat_\w{20,}"
@@ -39,7 +39,7 @@ _WEBHOOK = re.compile(
     r"|//[\w.-]+\.webhook\.office\.com/webhookb2/|//hooks\.zapier\.com/hooks/catch/\d+/|//maker\.ifttt\.com/.*?/key/"
     r"|//[\w.-]+\.infura\.io/v3/|//[\w.-]+\.alchemy\.com/(?:v2|nft/v\d)/|//\w+\.ingest\.[\w.]*sentry\.io/api/\d+/"
 )
-"""Before what is a key in the addresses of known providers, whatever it looks like."""
+"""Prefixes of keys in the addresses of known providers."""
 _BEGIN = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://"
 _ADDRESS = re.compile(rf"(?<![A-Za-z0-9+.-]){_BEGIN}(?:(?!{_BEGIN})[^\s\"'<>`])*")
 _PORT = re.compile(r"(?:[^:\[\]]*|\[[^\]]*\])(?::\d*)?")
@@ -74,7 +74,7 @@ def secrets_in(text: str) -> Iterator[tuple[int, int]]:
         ends = [at for at in (address.find(c, authority) for c in "/?#\\") if at >= 0]
         end = min(ends, default=len(address))
         at = address.rfind("@", authority, end)
-        if at < 0 and not _PORT.fullmatch(address, authority, end):  # a password with a `/` or `#` that is not encoded
+        if at < 0 and not _PORT.fullmatch(address, authority, end):  # a password with an unencoded `/` or `#`
             at = address.rfind("@")
         if at > authority:
             yield start + authority, start + at

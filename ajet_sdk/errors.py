@@ -42,12 +42,12 @@ from ajet_sdk.addresses import public
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message that is not blank; the name of its class where there is none."""
+    """The first nonblank line of an error's message, or else the name of its class."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def place_of(error: BaseException) -> str:
-    """Where an exception was raised, as ` (agent.py line 12)`; empty without a traceback."""
+    """The location where an exception was raised, as ` (agent.py line 12)`; empty without a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
 
@@ -55,7 +55,7 @@ def place_of(error: BaseException) -> str:
 class AjetError(Exception):
     """Base of every error raised on purpose; its message says what, where and what to do next.
 
-    A message has addresses without their passwords and keys. `metrics` are recorded with the episode that fails by it.
+    Addresses in a message lose their passwords and keys. `metrics` are recorded with the episode that fails.
     """
 
     infrastructure: ClassVar[bool] = False
@@ -74,7 +74,7 @@ class MissingResource(ConfigError):
 
 
 class SignatureError(AjetError, TypeError):
-    """A decorated function asks for a parameter that nothing can fill."""
+    """A decorated function has a parameter that nothing can fill."""
 
 
 class TaskError(AjetError, ValueError):
@@ -84,7 +84,7 @@ class TaskError(AjetError, ValueError):
 class MissingExtra(AjetError, ImportError):
     """An optional dependency is absent; the message is the line that installs it.
 
-    `extra` is an extra of ajet; for those that pip cannot resolve (trinity, verl, vllm) it is an `ajet` command.
+    `extra` is an extra of ajet; those that pip cannot resolve (trinity, verl, vllm) are installed by an `ajet` command.
     """
 
     def __init__(self, package: str, extra: str) -> None:
@@ -95,7 +95,7 @@ class MissingExtra(AjetError, ImportError):
 
 
 CPU_TORCH = 'pip install "torch<2.14" --index-url https://download.pytorch.org/whl/cpu'
-"""Without it pip takes the CUDA build, of several gigabytes."""
+"""By default pip installs the CUDA build of several gigabytes."""
 _STACKS = {"trinity": "trinity", "verl": "trinity", "vllm": "vllm"}
 
 
@@ -123,7 +123,7 @@ class QueryError(TraceError):
 
 
 class EngineError(AjetError, RuntimeError):
-    """A model could not answer; `request` is the key under which a cache of replies has the request."""
+    """A model could not answer; `request` is the key of the request in a cache of replies."""
 
     request: str | None = None
 
@@ -144,8 +144,8 @@ class ContextOverflow(EngineError):
 class EngineUnavailable(EngineError):
     """The engine did not answer: connection lost, 429 or 5xx after every retry, or an invalid reply.
 
-    `status` is the HTTP status of the last answer, None where there was none; `retry_after` is its header of that name.
-    `refused`: nothing listens at the address. `retryable`: the same request may be sent again.
+    `status` is the HTTP status of the last answer, if any, and `retry_after` its header. `refused`: nothing listens at
+    the address. `retryable`: the request may be sent again.
     """
 
     infrastructure: ClassVar[bool] = True
@@ -167,7 +167,7 @@ class EngineUnavailable(EngineError):
 
 
 class EndpointMisconfigured(EngineError, ConfigError):
-    """Key, URL or model of an endpoint is wrong (HTTP 401, 402, 403, 404, 418): other requests fail alike.
+    """Key, URL or model of an endpoint is wrong (HTTP 401, 402, 403, 404, 418), so that all requests fail.
 
     In an episode it ends the run.
     """

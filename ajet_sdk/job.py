@@ -1,4 +1,4 @@
-"""The job class: a config written in Python. It builds the `Config` that the same YAML would give."""
+"""The job class: builds a `Config` in Python, as from YAML."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class AjetJob:
         job.set_data(type="hf", dataset_path="openai/gsm8k")
         tuned = job.tune()
 
-    Every setting is a key of the config; `set` reaches the others. Wrong values raise ConfigError when the config is
-    built: by `config`, `dump_job_as_yaml` and `tune`.
+    Every setting is a key of the config; `set` sets any other key. Invalid values raise ConfigError when the config is
+    built by `config`, `dump_job_as_yaml` or `tune`.
 
     Args:
         model: a directory in the format of transformers, or a name on the hub.
-        algorithm: how a reward becomes an advantage (`trainer_common.algorithm.adv_estimator`).
+        algorithm: estimator of advantages (`trainer_common.algorithm.adv_estimator`).
         backbone: `local`, `trinity`, `verl` or `debug`.
-        n_gpu: the GPUs of each node.
-        n_gpu_for_infer: the engines that sample (`rollout.n_vllm_engine`).
+        n_gpu: number of GPUs per node.
+        n_gpu_for_infer: number of engines for sampling (`rollout.n_vllm_engine`).
         experiment_name: the directory under `launcher_record`; None: a new name.
     """
 
@@ -76,7 +76,7 @@ class AjetJob:
                 self.set(key, value)
 
     def set(self, key: str, value: object) -> AjetJob:
-        """Set one key of the config by its dotted path: `job.set("rollout.num_repeat", 8)`."""
+        """Set a key of the config by its dotted path: `job.set("rollout.num_repeat", 8)`."""
         *sections, last = key.removeprefix("ajet.").split(".")
         into = self._values
         for name in sections:
@@ -85,13 +85,13 @@ class AjetJob:
         return self
 
     def set_workflow(self, workflow: Callable[..., object] | str) -> AjetJob:
-        """The agent: a decorated function, a `Workflow` class, or a class path."""
+        """Set the agent: a decorated function, a `Workflow` class, or a class path."""
         return self._set_object("rollout.user_workflow", "_workflow", workflow)
 
     def set_judge(self, judge: Judge | BaseJudge | str, *, pattern: str | None = None) -> AjetJob:
-        """The judge: a decorated function, a `BaseJudge` class, a class path, or `exact`, `math`, `regex`, `llm:FILE`.
+        """Set the judge: a decorated function, `BaseJudge` class, class path, or `exact`, `math`, `regex`, `llm:FILE`.
 
-        `pattern` is what `regex` looks for in the output; see `task_judge.pattern`.
+        `pattern` is the regular expression of `regex`; see `task_judge.pattern`.
         """
         named = f"regex:{pattern}" if judge == "regex" and pattern is not None else judge
         section = judge_section(named) if isinstance(named, str) and named != "regex" else {"judge_type": named}
@@ -118,8 +118,8 @@ class AjetJob:
         validation_split: str | None = None,
         validation_path: str | Path | None = None,
     ) -> AjetJob:
-        """The tasks: `hf` (a Hugging Face name or a directory) with splits, or `jsonl` with a file for each of training
-        and validation."""
+        """Set the tasks: `hf` (a Hugging Face name or a directory) with splits, or `jsonl` with files for training and
+        validation."""
         kind = _DATA_TYPES.get(type)
         if kind is None:
             raise ConfigError(f"set_data(type={type!r}) is unknown; there are {', '.join(sorted(set(_DATA_TYPES)))}")
@@ -144,7 +144,7 @@ class AjetJob:
 
     @property
     def config(self) -> Config:
-        """The config so far, checked. Raises ConfigError."""
+        """The validated config so far. Raises ConfigError."""
         return load_config(self._file, values={"ajet": self._values})
 
     def dump_job_as_yaml(self, path: str | Path) -> Path:
@@ -157,8 +157,8 @@ class AjetJob:
             if value is not None and not _is_importable(value):
                 raise ConfigError(
                     f"the {key} {getattr(value, '__name__', value)!r} has no name that a config file could refer to "
-                    "(it is a lambda, nested, made in a notebook or at a prompt, or its name in its module means "
-                    "something else); define it under a name of its own in a .py file, and import it"
+                    "(it is a lambda, nested, defined in a notebook or at a prompt, or its name in its module means "
+                    "something else); define it under its own name in a .py file, and import it"
                 )
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ class AjetJob:
         return path
 
     def load_job_from_yaml(self, path: str | Path) -> AjetJob:
-        """Take everything from a config file; what is set afterwards goes on top."""
+        """Load a config file; keys set afterwards override it."""
         config = load_config(path)
         self._file, self._values = Path(path), {"experiment_name": config.experiment_name}
         if config.rollout.user_workflow:
@@ -202,7 +202,7 @@ AstunerJob = AjetJob
 
 
 def _class_path(value: object) -> str | None:
-    """`module->Name`, or `file.py->Name` for what stands in the program itself; None for what has no such name."""
+    """`module->Name`, or `file.py->Name` for objects of the main program; None without such a name."""
     name, module = getattr(value, "__qualname__", ""), getattr(value, "__module__", None)
     if not name or not module or "<" in name:
         return None
@@ -213,7 +213,7 @@ def _class_path(value: object) -> str | None:
 
 
 def _is_importable(value: Any) -> bool:
-    """Whether the class path of an object leads to it in another process, too."""
+    """Whether the class path of an object is valid in another process."""
     if _class_path(value) is None:
         return False
     resolved: object = sys.modules.get(value.__module__)
@@ -226,7 +226,7 @@ def _is_importable(value: Any) -> bool:
 
 
 def _source_names(value: object) -> set[str]:
-    """Names of the files with the code of a function or of a class's methods, also for notebook cells."""
+    """Names of the source files of a function or of a class's methods, also for notebook cells."""
     members = vars(value).values() if isinstance(value, type) else (value,)
     codes = (getattr(inspect.unwrap(member), "__code__", None) for member in members if callable(member))
     return {Path(code.co_filename).name for code in codes if code is not None}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def resident_bytes() -> int:
-    """Bytes of RAM that the process holds; where that is not known (macOS), the most that it has held."""
+    """Resident memory of the process in bytes; its maximum so far if the current value is unknown (macOS)."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -18,6 +18,6 @@ def resident_bytes() -> int:
 
 
 def return_freed() -> None:
-    """Return freed memory to the system, where glibc keeps it for the threads that had it."""
+    """Return freed memory to the system, which glibc otherwise keeps for the threads that used it."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

@@ -137,7 +137,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One reply. `message` for chat, `text` for completions; ids are None where the engine cannot know them."""
+    """A reply: `message` for chat, `text` for completions. Ids are None if the engine doesn't know them."""
 
     message: dict[str, Any] | None
     text: str | None
@@ -155,7 +155,7 @@ class Choice:
     cut_tokens: int = 0
     """Tokens sampled after `output_ids` and cut off."""
     unread: bool = False
-    """The reply begins a tool call that cannot be parsed: a wrong one, or one that is cut (see `finish_reason`)."""
+    """Whether it contains an unparsable tool call: an invalid or a truncated one (see `finish_reason`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +181,8 @@ class Engine(Protocol):
     """The model's name in requests."""
 
     async def answer(self, ask: Ask) -> Answer:
-        """Raises RequestRefused (400), ContextOverflow, EngineUnavailable. Cancelling frees what the request holds, and
-        raises SamplingCancelled where it is known what was drawn."""
+        """Answer a request. Raises RequestRefused (400), ContextOverflow, EngineUnavailable. Cancelling frees its
+        resources, and raises SamplingCancelled if the number of sampled tokens is known."""
 
     async def count(self, ask: Ask) -> int:
         """Number of prompt tokens. Raises as `answer`."""
@@ -196,7 +196,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Tokens sampled after a prompt. `output_ids` ends with the end-of-turn token where one was sampled."""
+    """Tokens sampled after a prompt. `output_ids` ends with the end-of-turn token if it was sampled."""
 
     output_ids: Sequence[int]
     logprobs: Sequence[float]
@@ -209,7 +209,7 @@ class Sampled:
 
 
 class SamplingCancelled(asyncio.CancelledError):
-    """Cancelled in the middle of sampling: `tokens` were drawn by then, of all continuations together."""
+    """Sampling was cancelled after `tokens` tokens in all continuations together."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__(f"{tokens} tokens were drawn")
@@ -223,9 +223,9 @@ class Sampler(Protocol):
     max_model_len: int
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
-        """`sampling.n` continuations. Prompts of one `session` tend to extend each other: its KV may be kept.
+        """Sample `sampling.n` continuations. Prompts of a `session` tend to extend each other: its KV may be cached.
 
-        Cancelled, it raises SamplingCancelled where it knows what was drawn.
+        If cancelled, raises SamplingCancelled if it knows the number of sampled tokens.
         """
 
     def forget(self, session: str) -> None: ...
@@ -238,7 +238,7 @@ class Tokenizer(Protocol):
 
     chat_template: str | None
     variables: Mapping[str, object]
-    """The template's variables beside messages and tools: bos_token, eos_token, ..."""
+    """Template variables besides messages and tools: bos_token, eos_token, ..."""
     eos_ids: frozenset[int]
     """Ids that end a turn."""
 
@@ -315,7 +315,7 @@ class Job:
     workflow: Callable[..., object] | None
     """A decorated function or a `Workflow` class."""
     judge: Any | None
-    """A decorated function, a `BaseJudge`, or None where the workflow gives its own reward."""
+    """A decorated function, a `BaseJudge`, or None if the workflow gives its own reward."""
     train: Sequence[Task]
     val: Sequence[Task]
     run_id: str

@@ -83,7 +83,7 @@ def train(
             backbone needs none.
 
     Returns:
-        The checkpoint and what was measured on the way to it.
+        The checkpoint and its training metrics.
 
     Raises:
         ConfigError: a setting is wrong; before the first episode, as are the next two.
@@ -124,7 +124,7 @@ def train(
 
 
 async def train_async(config: Config, **options: Any) -> TunedModel:
-    """`train`, to be awaited: the caller's event loop goes on meanwhile. Cancelling it stops the run as Ctrl-C does.
+    """Awaitable `train`, which doesn't block the caller's event loop. Cancelling it stops the run as Ctrl-C does.
 
     Args:
         config: as of `train`.
@@ -172,7 +172,7 @@ def _fetch_model(config: Config) -> Config:
 def _check_signatures(
     workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task], config: Config
 ) -> None:
-    """Check against one task of each shape, so that a missing key is reported before the first episode."""
+    """Check against a task of each shape, so that a missing key is reported before the first episode."""
     shapes = {(frozenset(task.metadata), bool(task.main_query), task.env_type): task for task in reversed(tasks)}
     for task in shapes.values() if workflow is not None else ():
         check_signature(workflow, judge, task, config)
@@ -189,25 +189,25 @@ def run(
     on_episode: Callable[[Episode], None] | None = None,
     ray: str | None = None,
 ) -> Report:
-    """Run a workflow k times on every task and score it. Nothing is trained; the traces are kept.
+    """Run a workflow k times on every task and score it, without training.
 
-    The agent's own sampling parameters apply where the config sets none.
+    The agent's sampling parameters apply unless the config sets them.
 
     Args:
         config: the settings; `load_config` reads them from a file.
         workflow: a decorated function or a `Workflow`, in place of the config's `rollout.user_workflow`.
         judge: a judge, or a name such as `llm:FILE`, in place of the config's `task_judge`.
         tasks: rows such as `{"question": …, "answer": …}` or `Task`s, a DataFrame, a `datasets.Dataset`, or a path;
-            None: the config's validation tasks, or its training tasks where it has none.
-        k: the attempts at each task.
+            None: the config's validation tasks, or else its training tasks.
+        k: number of attempts at each task.
         on_episode: called with each episode when it has ended.
         ray: the Ray cluster on which episodes run, as in `train`.
 
     Returns:
-        The score, by task and in all.
+        The score, by task and overall.
 
     Raises:
-        ConfigError: a setting is wrong, or k > 1 is asked of greedy sampling.
+        ConfigError: a setting is wrong, or k > 1 with greedy sampling.
         SignatureError: the workflow or the judge has a parameter that nothing fills.
         TaskError: the tasks cannot be read.
         TraceLocked: another run is writing to the experiment's directory.
@@ -238,9 +238,9 @@ def score_tasks(
     wrap: Callable[[Engine], Engine] | None = None,
     check: Callable[[str], None] | None = None,
 ) -> Report:
-    """`run` over tasks that are already read; `of_validation` marks them as held out in the trace.
+    """`run` over loaded tasks; `of_validation` marks them as held out in the trace.
 
-    `wrap` makes the engine that answers from the one that was opened; `check` is that of `Attempt`.
+    `wrap` replaces the opened engine; `check` is that of `Attempt`.
     """
     if k < 1:
         raise ConfigError(f"k must be at least 1 (got {k})")
@@ -259,7 +259,7 @@ def score_tasks(
 
 
 async def run_async(config: Config, **options: Any) -> Report:
-    """`run`, to be awaited: the caller's event loop goes on meanwhile. Cancelling it stops the run as Ctrl-C does.
+    """Awaitable `run`, which doesn't block the caller's event loop. Cancelling it stops the run as Ctrl-C does.
 
     Args:
         config: as of `run`.
@@ -305,7 +305,7 @@ def open_run(
     ray: str | None = None,
     of_validation: bool = False,
 ) -> Iterator[OpenRun]:
-    """Open a run whose attempts are made on demand, at tasks that need not be known in advance.
+    """Open a run for attempts on demand, at tasks that need not be known in advance.
 
     Args:
         workflow, judge: replace those of the config.
@@ -326,14 +326,14 @@ def open_run(
 
 
 class OpenRun:
-    """An agent with its judge and its model; call `aclose` in the event loop of the attempts."""
+    """An agent with its judge and model; call `aclose` in the event loop of the attempts."""
 
     def __init__(
         self, session: Session, workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task]
     ) -> None:
         self.session, self._workflow, self._judge, self._tasks = session, workflow, judge, tasks
         self.wrap: Callable[[Engine], Engine] = lambda engine: engine
-        """Makes the engine that answers from the one that was opened."""
+        """Replaces the opened engine."""
         rollout = session.config.rollout
         names = [n for n in ("temperature", "top_p", "top_k") if session.config.is_set(f"rollout.{n}")]
         sampling = {name: getattr(rollout, name) for name in names}
@@ -347,7 +347,7 @@ class OpenRun:
     async def attempt(
         self, attempts: Sequence[Attempt], on_episode: Callable[[Episode], None] | None = None
     ) -> list[Episode]:
-        """Run the attempts; episodes are returned in the same order and recorded. Raises as `run_batch`."""
+        """Run and record attempts; returns episodes in the same order. Raises as `run_batch`."""
 
         def finished(episode: Episode) -> None:
             self.session.writer.put(*untrained_entries(episode))

@@ -1,4 +1,4 @@
-"""Keys of JSON and YAML, at any depth, whose names mark their values as secrets."""
+"""Finds and masks secrets in JSON and YAML by the names of their keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def masked(value: object, by: str, address: Callable[[str, str], str] = public) 
         return address(value, by)
     if type(value) in LEAVES:
         return value
-    if isinstance(value, dict | Mapping):  # the first is a quick answer
+    if isinstance(value, dict | Mapping):  # checking for dict first is faster
         result = dict[object, object]()
         for key, item in value.items():
             hidden = is_secret(key, value)
@@ -44,4 +44,4 @@ def _hidden(value: object, by: str, address: Callable[[str, str], str]) -> Any:
         return by if value else value
     if isinstance(value, list | tuple):
         return [_hidden(item, by, address) for item in value]
-    return masked(value, by, address)  # the schema of a password, say: it has texts that are none
+    return masked(value, by, address)  # such as the schema of a password, whose texts are no secrets

@@ -64,9 +64,9 @@ def serve(
         host: the address to bind to.
         port: the port; 0 takes a free port, which is printed.
         name: the model's name in requests; None: the checkpoint's.
-        trace: the file or directory in which every call is recorded; None: none is.
+        trace: the file or directory to record every call; None: nothing is recorded.
         config: dtype, device and lengths.
-        api_key: only requests with `Authorization: Bearer KEY` are answered. Required where other machines can connect.
+        api_key: answer only requests with `Authorization: Bearer KEY`. Required if other machines can connect.
 
     Raises:
         ConfigError: the checkpoint cannot be loaded, or a key is missing.
@@ -120,10 +120,10 @@ def serve_environment(
     python: str = sys.executable,
     api_key: str | None = None,
 ) -> None:
-    """Host an environment at `http://HOST:PORT` until Ctrl-C; jobs ask for it by `name`.
+    """Host an environment at `http://HOST:PORT` until Ctrl-C; jobs request it by `name`.
 
-    Instances are processes of the interpreter `python`. With `api_key` only requests that send it are answered (clients
-    send AJET_ENV_KEY); it is required if other machines can connect.
+    Instances are processes of the interpreter `python`. With `api_key`, which is required if other machines can
+    connect, only requests with it are answered (clients send AJET_ENV_KEY).
 
     Raises ConfigError if the environment cannot be loaded or a key is missing, OSError if the port is taken.
     """

@@ -136,7 +136,7 @@ class Session:
     def check_ledger(self) -> None:
         """Raise TrainingError if the tokens in the ledger do not add up to those sampled."""
         self.writer.flush()
-        with open_trace(self.config.directory) as trace:  # processes of a cluster have files of their own
+        with open_trace(self.config.directory) as trace:  # processes of a cluster write separate files
             wrong = ledger_balance(trace, self.run.run_id)
         if wrong:
             more = f"\n  and {len(wrong) - 10} more" if len(wrong) > 10 else ""
@@ -158,7 +158,7 @@ class Session:
             status, text = "interrupted", "stopped by Ctrl-C"
         elif error is not None:
             status, text = "failed", f"{type(error).__name__}: {error}"
-            log.error("The run failed: %s", text, extra={"raised": True})  # for the file: the caller has the error
+            log.error("The run failed: %s", text, extra={"raised": True})  # only for the file
         try:
             self.writer.put(self.run.model_copy(update={"status": status, "ended_at": now(), "error": text}))
         except AjetError as lost:
@@ -170,7 +170,7 @@ class Session:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that is given up with one message once it cannot be written, as on a full disk."""
+    """A log file that is abandoned with a message once it cannot be written, as on a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         log.removeHandler(self)
@@ -199,5 +199,5 @@ def log_file(path: Path) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
-        with suppress(OSError):  # the rest of its buffer has no room, which was reported
+        with suppress(OSError):  # its buffer doesn't fit the disk, which was reported
             handler.close()

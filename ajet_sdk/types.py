@@ -1,6 +1,6 @@
-"""The vocabulary: what a task, a call, an episode, a timeline and a sample are.
+"""The vocabulary of the package: task, call, episode, timeline, sample and more.
 
-Every model is frozen and refuses unknown fields. Token ids are read-only int32 arrays and log-probabilities read-only
+All models are frozen and reject unknown fields. Token ids are read-only int32 arrays and log-probabilities read-only
 float32 arrays; any sequence is accepted and converted once. Shapes: T is the number of tokens of a timeline.
 """
 
@@ -38,9 +38,9 @@ Outcome = Literal[
 ]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 Json = dict[str, Any]
-"""A JSON object: a message, a request, the row of a table."""
+"""A JSON object, such as a message, a request or the row of a table."""
 JsonView = Mapping[str, Any]
-"""A JSON object that is only read."""
+"""A read-only JSON object."""
 
 
 _draw = random.Random()  # the system's entropy once per process: reading it each time would release the GIL
@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def new_id() -> str:
-    """A fresh opaque id of 128 bits. It is no secret."""
+    """Generates an opaque 128-bit id, which isn't secret."""
     return f"{_draw.getrandbits(128):032x}"
 
 
@@ -139,7 +139,7 @@ class Call(_Frozen):
     logprobs: Floats | None = None
     """Log-probability of each output id under the distribution sampled from."""
     cut_tokens: Annotated[int, BeforeValidator(lambda stored: stored or 0)] = 0
-    """Tokens sampled behind `output_ids` and cut off (`parallel_tool_calls: false`), or before a call was cancelled."""
+    """Tokens sampled after `output_ids` and cut off (`parallel_tool_calls: false`), or before a call was cancelled."""
     finish_reason: str | None = None
     started_at: datetime = Field(default_factory=now)
     ended_at: datetime = Field(default_factory=now)
@@ -180,11 +180,11 @@ class Reward(_Frozen):
 
 
 class Event(_Frozen):
-    """A tool call over MCP; a tool call or a retrieval that an OpenTelemetry span tells of."""
+    """A tool call over MCP, or a tool call or retrieval from an OpenTelemetry span."""
 
     kind: Literal["mcp", "tool", "retrieval"] = "mcp"
     name: str
-    """Of the tool."""
+    """Name of the tool."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     result: Any = None
     """The result as in the protocol (content, structuredContent, isError), if any."""
@@ -192,12 +192,12 @@ class Event(_Frozen):
     started_at: datetime = Field(default_factory=now)
     ended_at: datetime = Field(default_factory=now)
     trace_id: str | None = None
-    """Of the OpenTelemetry span of the call, in hexadecimal, if any."""
+    """Id of the call's OpenTelemetry span, in hexadecimal, if any; so is `span_id`."""
     span_id: str | None = None
 
 
 _PAGE = "ajet_tools.trace.export.html"
-"""By name: it stands above this package, and a notebook is what it is loaded for."""
+"""Loaded by name in notebooks, since it is in a higher package."""
 
 
 class Episode(_Frozen):
@@ -228,15 +228,15 @@ class Episode(_Frozen):
     infrastructure: bool = False
     """The failure was not caused by the agent, so the attempt may be repeated."""
     decoding: Literal["sampled", "greedy"] | None = None
-    """How the run had its tokens drawn: a mean over both says nothing. None: the agent chose, or it is not known."""
+    """Decoding set by the run, by which means are separated. None: chosen by the agent, or unknown."""
     _directory: Path | None = PrivateAttr(default=None)
 
     def is_traced_in(self, directory: Path) -> None:
-        """Say where the trace is that has this episode: a notebook's cell then shows its tokens as text."""
+        """Set the directory of the episode's trace, with which notebooks show its tokens as text."""
         self._directory = directory
 
     def _repr_html_(self) -> str:
-        """The episode in a notebook's cell: messages, rewards, and each token in colour."""
+        """Shows the episode in a notebook cell: messages, rewards, and colored tokens."""
         page: str = import_module(_PAGE).cell(self, self._directory)
         return page
 
@@ -246,7 +246,7 @@ class Episode(_Frozen):
         return sum(r.value * r.weight for r in mine) if mine else None
 
     def rewards_for(self, agent: str | None, call_id: str | None) -> tuple[Reward, ...]:
-        """The rewards that its tokens are trained on: those that name the call, its agent, or neither."""
+        """The rewards for a call's tokens: those that name the call, its agent, or neither."""
         return tuple(r for r in self.rewards if r.call_id in (None, call_id) and r.agent in (None, agent))
 
     @property

@@ -1,4 +1,4 @@
-"""A small file that is written whole or not at all; drafts that are taken away."""
+"""Writes small files atomically, and removes drafts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from uuid import uuid4
 
 
 def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """Put a file in the place of what is at `path`; where that fails, as on a full disk, nothing is left beside it.
+    """Write a file atomically; after a failure, as on a full disk, no draft is left.
 
-    `private`: for its owner's eyes only, from its first byte on. The directory must be there. Raises OSError.
+    `private`: readable by its owner only, from the start. The directory must exist. Raises OSError.
     """
     draft = path.with_name(f".{path.name}.{uuid4().hex[:8]}.part")
     try:
@@ -24,6 +24,6 @@ def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> N
 
 
 def remove_draft(path: Path) -> None:
-    """Remove a file that need not be there, nor its directory: `unlink(missing_ok=True)` raises below a file."""
+    """Remove a file if it exists; unlike `unlink(missing_ok=True)`, allows for a file in place of its directory."""
     with suppress(FileNotFoundError, NotADirectoryError):
         path.unlink()

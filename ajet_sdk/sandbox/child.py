@@ -1,10 +1,10 @@
-"""The program between `sandbox` and the code that it runs: it sets the limits, runs the code, watches it, and reports.
+"""The watcher between `sandbox` and the code that it runs: sets limits, runs the code, watches it, and reports.
 
-It is started as `python -I -S -c SOURCE LIMITS` and imports nothing of ajet. To the file descriptor that the limits
-name, a socket, it writes lines of JSON: that it stands, then the code's exit status and what it was killed for. Once
-the other side has nothing more to send, it ends the code: so it does where ajet is killed. Inside a fence it is the
-first process: the code can send it no signal, and its end is the end of all that the code has started. Outside it kills
-them one by one. It does without pathlib, to start quickly.
+It is started as `python -I -S -c SOURCE LIMITS` and imports nothing of ajet. It writes lines of JSON to a socket, whose
+file descriptor is among the limits: that it has started, then the code's exit status and the limit that it exceeded.
+When the other side closes the socket, it ends the code, also if ajet is killed. Inside a fence it is the first process:
+the code cannot send it signals, and all of the code's processes end with it. Outside it kills them one by one. It does
+without pathlib, to start quickly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     limits = json.loads(sys.argv[1])
     control(NO_NEW_PRIVILEGES, 1)
     control(ADOPT_ORPHANS, 1)
-    control(DUMPABLE, 0)  # else the code, of the same user, could write into this process
+    control(DUMPABLE, 0)  # otherwise the code, of the same user, could write into this process
     say(limits, {"stands": True})
     watcher = os.getpid()
     child = os.fork()
@@ -53,7 +53,7 @@ def say(limits: Json, message: Json) -> None:
 
 
 def become(limits: Json, watcher: int) -> None:
-    """Give up what is left of rights, set the limits that outlive exec, and turn into the program."""
+    """Drop remaining privileges, set the limits that outlive exec, and execute the program."""
     for name in ("AS", "CPU", "FSIZE", "NOFILE", "NPROC", "CORE"):
         wanted = limits["rlimits"].get(name)
         kind = getattr(resource, "RLIMIT_" + name, None)
@@ -67,15 +67,15 @@ def become(limits: Json, watcher: int) -> None:
         os.setresgid(*[limits["user"]] * 3)
         os.setresuid(*[limits["user"]] * 3)
     control(DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != watcher:  # it was killed before: no signal comes any more
+    if os.getppid() != watcher:  # it has already been killed: no signal will come
         os._exit(1)
-    os.nice(10)  # whoever watches it must get a turn while it forks as fast as it can
+    os.nice(10)  # the watcher must get a turn even if the code forks as fast as it can
     keep_stdio()
     os.execve(limits["argv"][0], limits["argv"], limits["environment"])
 
 
 def keep_stdio() -> None:
-    """Nothing else crosses the fence, whatever its number; the report least of all."""
+    """Close all other file descriptors, above all the report."""
     for name in os.listdir("/dev/fd"):  # noqa: PTH208
         if int(name) > 2:
             with contextlib.suppress(OSError):  # the one that listed them
@@ -83,7 +83,7 @@ def keep_stdio() -> None:
 
 
 def watch(child: int, limits: Json) -> Json:
-    """Wait for the code's end; bring it about where it took too long, is too many, or took too much."""
+    """Wait for the code's end, or end it if it exceeds a limit."""
     until, status, killed = time.monotonic() + limits["seconds"], None, ""
     called_off = select.poll()
     called_off.register(limits["report"], select.POLLIN)
@@ -105,7 +105,7 @@ def watch(child: int, limits: Json) -> Json:
 
 
 def passed(limits: Json, until: float) -> str:
-    """The limit that the code has passed, or nothing."""
+    """The limit that the code has exceeded, or empty."""
     if time.monotonic() > until:
         return "time"
     running = descendants()
@@ -118,7 +118,7 @@ def passed(limits: Json, until: float) -> str:
 
 
 def end(child: int) -> None:
-    """Kill all that the code has started, until no new one is found; orphans of its processes became ours."""
+    """Kill all processes of the code until there are no new ones; orphans are children of this process."""
     killed: set[int] = set()
     while alive := ({child, *descendants()} - killed):
         for pid in alive:
@@ -131,7 +131,7 @@ def end(child: int) -> None:
 
 
 def descendants() -> dict[int, int]:
-    """All processes below this one: id -> bytes of memory that are its alone, or shared with its children."""
+    """All descendants of this process: id -> resident bytes."""
     children: dict[int, list[tuple[int, int]]] = {}
     for name in os.listdir("/proc") if sys.platform.startswith("linux") else ():  # noqa: PTH208
         if name.isdigit():
@@ -150,14 +150,14 @@ def descendants() -> dict[int, int]:
 
 
 def filled(folders: list[str]) -> tuple[int, int]:
-    """Bytes and files in file systems that are the code's alone."""
+    """Bytes and files in the code's file systems."""
     there = [os.statvfs(folder) for folder in folders]
     size = sum((filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize for filesystem in there)
     return size, sum(filesystem.f_files - filesystem.f_ffree for filesystem in there)
 
 
 def used(directory: str, enough: int) -> int:
-    """Bytes of the files below a directory; counting stops where it is more than enough."""
+    """Bytes of the files below a directory; stops counting above `enough`."""
     total, folders = 0, [directory]
     while folders and total <= enough:
         try:

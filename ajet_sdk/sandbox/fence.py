@@ -1,9 +1,8 @@
-"""The fence around a program that a model wrote: bubblewrap's namespaces and a filter of system calls, and its proof.
+"""The fence around a program written by a model: bubblewrap's namespaces and a system call filter, with a test.
 
-Inside there are a root of its own, read-only, with what Python needs and nothing else; a scratch directory in memory;
-no network but a loopback of its own; a process table of its own, in which the watcher is the first process, which a
-program can neither kill nor stop; no privilege. Nothing of that is believed: `fence` runs a program that tries to get
-out, and raises where one of its attempts succeeds.
+Inside, a program has a read-only root with only the files that Python needs, a scratch directory in memory, a private
+loopback as its only network, no privileges, and its own process table, whose first process, the watcher, it can neither
+kill nor stop. `fence` tests this: it runs a program that tries to escape, and raises if any attempt succeeds.
 """
 
 from __future__ import annotations
@@ -32,42 +31,42 @@ log = logging.getLogger("ajet.dataset")
 
 SCRATCH = "/scratch"
 FOLDERS = (SCRATCH, "/tmp", "/dev/shm")
-"""Where a program can write: each a file system of its own, in memory."""
+"""Writable directories, each a separate file system in memory."""
 _STRANGER = 65534
 _USERS = range(61_184, 65_520)
-"""Ids that systemd gives to services for as long as they run, and nobody else has."""
+"""User ids that systemd reserves for running services."""
 _PROBE_SECONDS = 20
 
 
 class NoFence(ConfigError):
-    """Nothing on this machine keeps a program from harm; says what is missing."""
+    """There is no working fence on this machine; the message names the missing part."""
 
 
 @dataclass(frozen=True)
 class Fence:
-    """How programs are run here."""
+    """A way to run programs on this machine."""
 
     bwrap: str
     version: str
     users: bool
-    """Each program gets a user of its own (ajet runs as root); else it has ajet's, in a namespace."""
+    """Whether each program gets its own user (ajet runs as root), rather than ajet's in a namespace."""
 
     @property
     def sized(self) -> bool:
-        """It can limit a file system in memory (0.7); else the watcher looks."""
+        """Whether bubblewrap can limit file systems in memory (0.7); otherwise the watcher does."""
         return tuple(map(int, re.findall(r"\d+", self.version)[:2])) >= (0, 7)
 
     def user(self, number: int) -> int:
-        """The user of one program: limits of processes are counted by user, so two at once have two."""
+        """The user of a program: process limits count per user, so concurrent programs get different ones."""
         return _USERS[(os.getpid() * 64 + number) % len(_USERS)] if self.users else 0
 
     def command(self, disk: int, calls: int, program: int) -> list[str]:
-        """The start of a command line that runs the rest of it inside.
+        """The beginning of a command line that runs its rest inside the fence.
 
         Args:
-            disk: bytes that all files may have together.
+            disk: total bytes of files.
             calls: a file descriptor with `system_calls()`.
-            program: a file descriptor with what becomes /scratch/program.py.
+            program: a file descriptor with the content of /scratch/program.py.
         """
         if self.users:
             rights = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
@@ -87,7 +86,7 @@ class Fence:
 
 @functools.cache
 def fence() -> Fence:
-    """The fence of this machine, after it has withstood a program that tries to get out. Raises NoFence."""
+    """Returns the fence of this machine after testing it. Raises NoFence."""
     if sys.platform != "linux":
         raise NoFence(f"bubblewrap does not exist for {platform.system()}")
     bwrap = shutil.which("bwrap")
@@ -107,7 +106,7 @@ def fence() -> Fence:
 
 
 def fenced(feature: str, *, unfenced: bool) -> bool:
-    """Whether programs run inside a fence; False, with a warning, where they need not. Raises NoFence."""
+    """Whether programs run inside a fence; False, with a warning, if `unfenced`. Raises NoFence."""
     if unfenced:
         log.warning(
             "%s --unfenced: programs written by a model run with your permissions: they can read, change and "
@@ -157,7 +156,7 @@ print(json.dumps(found))
 
 @contextmanager
 def program_files(code: bytes) -> Iterator[tuple[int, int]]:
-    """File descriptors with what `Fence.command` is given: `system_calls()` and the program."""
+    """File descriptors for `Fence.command`: `system_calls()` and the program."""
     with tempfile.TemporaryFile() as calls, tempfile.TemporaryFile() as program:
         for file, content in ((calls, system_calls()), (program, code)):
             file.write(content)
@@ -166,7 +165,7 @@ def program_files(code: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _prove(candidate: Fence) -> str:
-    """What is wrong with a fence; empty where nothing is."""
+    """Tests a fence; returns the problem, or an empty text."""
     drop = f"import os; os.setgroups([]); u = {candidate.user(0)}; os.setresgid(u, u, u); os.setresuid(u, u, u)\n"
     run = "os.execve(sys.argv[1], [sys.argv[1], '-I', '-S', 'program.py', *sys.argv[2:]], {})"
     with tempfile.TemporaryDirectory(prefix="ajet-fence-") as place, socket.create_server(("127.0.0.1", 0)) as server:
@@ -194,7 +193,7 @@ def _prove(candidate: Fence) -> str:
 
 @functools.cache
 def _python() -> tuple[str, ...]:
-    """What this Python needs: its library, its site packages, the system's libraries; nothing beside them."""
+    """Mounts for this Python: its library, its site packages and the system's libraries only."""
     paths = dict.fromkeys(
         [
             *("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store"),
@@ -206,7 +205,7 @@ def _python() -> tuple[str, ...]:
     )
     shown = [step for path in paths for step in _mounts(Path(path))] + list(_interpreter())
     above = dict.fromkeys(str(parent) for *_, path in shown for parent in reversed(Path(path).parents))
-    above.pop("/")  # the others would be for ajet's user only
+    above.pop("/")  # else they would be accessible for ajet's user only
     folders = [text for path in above for text in ("--perms", "0755", "--dir", path)]
     return (*folders, *(text for step in shown for text in step))
 
@@ -219,7 +218,7 @@ def _mounts(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _interpreter() -> Iterator[tuple[str, str, str]]:
-    """The interpreter and the links that lead to it: where it is started from says which environment it is."""
+    """The interpreter and the links that lead to it, whose location determines the environment."""
     path = Path(sys.executable)
     while path.is_symlink():
         yield "--symlink", str(path.readlink()), str(path)
@@ -240,17 +239,17 @@ _REFUSED = {
     "msgget": (68, 186), "mq_open": (240, 180), "personality": (135, 92), "syslog": (103, 116),
     "open_by_handle_at": (304, 265),
 }  # fmt: skip
-"""Numbers on x86-64 and on arm64. Namespaces, kernel tables, and memory that no limit of a process counts."""
+"""Numbers on x86-64 and arm64 of calls for namespaces, kernel tables, and memory outside of process limits."""
 _CALLS = {"x86_64": (0, 0xC000003E, 56, 41), "aarch64": (1, 0xC00000B7, 220, 198)}
-"""Machine -> column of `_REFUSED`, the kernel's name for it, `clone`, `socket`."""
+"""Machine -> column of `_REFUSED`, the kernel's id of the machine, numbers of `clone` and `socket`."""
 _CLONE3, _X32 = 435, 0x40000000
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEW* of clone(2)
 _FAMILIES = (1, 2, 10)
-"""AF_UNIX, AF_INET and AF_INET6: others, such as AF_VSOCK, are not all behind the network namespace."""
+"""AF_UNIX, AF_INET and AF_INET6: the network namespace doesn't cover all others, such as AF_VSOCK."""
 
 
 def system_calls() -> bytes:
-    """A seccomp filter in classic BPF (linux/filter.h): refused calls fail, and a foreign machine's end the program."""
+    """A seccomp filter in classic BPF (linux/filter.h): refused calls fail; calls of another machine end the program."""
     column, machine, clone, sockets = _CALLS[platform.machine()]
     load, equal, at_least, has_bits, end = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, kill = 0x7FFF0000, 0x80000000

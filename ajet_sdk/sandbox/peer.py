@@ -1,11 +1,11 @@
-"""The protocol between a program and its tests, each in a process of its own: see `tester`.
+"""The protocol between a program and its tests in separate processes: see `tester`.
 
-A line is a request or a reply. Plain data crosses by value and is made anew of the receiver's own types. Anything else
-crosses as a number, a `Remote` on the other side, which is never equal to plain data: what a program says where such an
-object is compared with data of the tests would be the verdict.
+Each line is a request or a reply. Plain data is sent by value and rebuilt from the receiver's types. Other objects are
+sent as a number and become a `Remote`, which is never equal to plain data: otherwise the program would decide the
+comparison, and with it the verdict.
 """
 
-# what a value has is asked before:
+# attributes are checked before use:
 # pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from typing import Any
 
 SCALARS = (type(None), bool, int, float, str)
 LONG = 10_000
-"""Bits of an integer that has more digits than Python likes to write."""
+"""Bits above which an integer is sent as hexadecimal, since Python limits decimal conversion."""
 READ: dict[str, Callable[..., object]] = {
     "int": lambda text: int(text, 16),
     "complex": complex, "range": range, "Decimal": decimal.Decimal, "Fraction": fractions.Fraction,
@@ -37,7 +37,7 @@ READ: dict[str, Callable[..., object]] = {
     "date": datetime.date.fromisoformat, "time": datetime.time.fromisoformat,
     "datetime": datetime.datetime.fromisoformat,
 }  # fmt: skip
-"""How a value is made of what its encoding has behind the name of its type."""
+"""Decoders by name of type."""
 HELD = (list, tuple, set, frozenset, collections.deque)
 OPERATIONS: dict[str, Callable[..., object]] = {
     **{f.__name__: f for f in (len, iter, next, bool, str, repr, int, float, abs, reversed, isinstance, issubclass)},
@@ -48,17 +48,17 @@ OPERATIONS: dict[str, Callable[..., object]] = {
     "exit": lambda manager, *raised: manager.__exit__(*raised),
 }
 BETWEEN = ("sub", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lt", "le", "gt", "ge")
-"""Between two objects of the program; with plain data beside it the result could be a verdict."""
+"""Operations allowed only between two objects of the program; with plain data the result could be a verdict."""
 PREDICATES = ("startswith", "endswith", "issubset", "issuperset", "isdisjoint", "equals")
-"""Methods that hold plain data of the tests against an object, and say whether it is the same."""
+"""Methods that compare an object with plain data of the tests."""
 
 
 class Gone(BaseException):
-    """The other side has ended, or says what makes no sense."""
+    """The other side has ended, or sent an invalid message."""
 
 
 class Remote:
-    """An object of the other side, by its number."""
+    """A proxy of an object on the other side."""
 
     def __init__(self, peer: Peer, number: int) -> None:
         self.__dict__.update(_peer=peer, _number=number)
@@ -119,10 +119,10 @@ for _name in ("add", "mul"):
 
 
 class Peer:
-    """One of the two sides: asks the other, and answers it while it waits."""
+    """One of the two sides: sends requests, and answers the other's while it waits."""
 
     def __init__(self, code: str | None = None) -> None:
-        """`code` is the program, on its side; there any attribute of any object may be asked for."""
+        """`code` is the program on its side, where any attribute of any object may be requested."""
         self.reader, self.writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
@@ -131,7 +131,7 @@ class Peer:
         self.code, self.gone, self.asked = code, False, 0
         self.module = types.ModuleType("__main__")
         self.turn = threading.RLock()
-        """One thread asks at a time; it may ask again while it answers."""
+        """Held by the requesting thread, which may send requests while it answers."""
         self.objects: dict[int, object] = {}
         self.numbers: dict[int, int] = {}
         self.remotes: dict[int, Any] = {}
@@ -157,7 +157,7 @@ class Peer:
         return message
 
     def ask(self, operation: str, *arguments: object) -> Any:
-        """The answer of the other side. Raises what it raises, and Gone."""
+        """Requests an operation of the other side. Raises what it raises, and Gone."""
         with self.turn:
             return self._ask(operation, arguments)
 
@@ -178,13 +178,13 @@ class Peer:
             except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError):
                 self.gone = True
                 raise Gone("the program sent something that is not a value") from None
-            stream = sys.stdout  # the tests', which never is a terminal
+            stream = sys.stdout  # of the tests, never a terminal
             stream.write(str(printed))
             if kind != "raised":
                 if changed:
                     restore(list(arguments[1]), changed)
                 return result
-            if isinstance(result, StopIteration) and operation != "next":  # would end a loop of the tests
+            if isinstance(result, StopIteration) and operation != "next":  # would end a loop in the tests
                 raise RuntimeError("StopIteration")
             raise result if isinstance(result, BaseException) else RuntimeError(str(result))
 
@@ -234,7 +234,7 @@ class Peer:
         if kind.__module__ == "numpy" and hasattr(value, "dtype") and value.dtype.kind in "biufcSU":
             items = self.encode(value.tolist())
             return ["numpy", str(value.dtype), list(value.shape), items, kind.__name__ == "ndarray"]
-        if isinstance(value, SCALARS):  # of an enumeration's too only the value is written
+        if isinstance(value, SCALARS):  # of enumerations only the value is written, too
             return value
         if kind in (decimal.Decimal, fractions.Fraction):
             return [kind.__name__, str(value)]
@@ -274,7 +274,7 @@ class Peer:
 
     def number(self, value: object) -> int:
         number = self.numbers.setdefault(id(value), len(self.numbers))
-        self.objects[number] = value  # and so its id stays its own
+        self.objects[number] = value  # keeps its id unique
         return number
 
     def decode(self, encoded: Any) -> Any:
@@ -303,7 +303,7 @@ class Peer:
             arguments = self.decode(fields[1])
             try:
                 instance = error(*arguments)
-            except TypeError:  # those of `BaseException` are enough
+            except TypeError:  # skip the constructor
                 instance = error.__new__(error)
             instance.args = arguments
             with_names = self.decode(fields[2])
@@ -323,7 +323,7 @@ class Peer:
 
 
 def restore(old: Any, new: Any) -> Any:
-    """Make an argument what the call made of it, in place."""
+    """Apply a call's changes of an argument in place."""
     if type(old) is not type(new):
         return new
     if isinstance(old, list):

@@ -1,8 +1,8 @@
-"""Running code that a model wrote: fenced in (`fence`), with limits, in an empty scratch directory.
+"""Runs code written by a model inside a fence (`fence`), with limits, in an empty scratch directory.
 
-The program sees a root of its own, no network, no process of the machine, nothing of the environment; it has no
-privilege. Limited are time, memory, processes, the size of a file and of all files, and output. With `unfenced` only
-the limits hold: the code has ajet's rights then.
+The program has its own root, no network, no other processes, no environment variables and no privileges. Time, memory,
+processes, file sizes and output are limited. With `unfenced` only the limits apply, and the code has ajet's
+permissions.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ _LIMITED = (
 )
 _EXCEPTION = re.compile(r"[\w.]*Error\b")
 _LAST = 8192
-"""Bytes of the end of the errors that are read for the limit that was met: many processes may write there."""
+"""Bytes at the end of stderr to search for an exceeded limit: many processes may write there."""
 _START_UP = 5.0
-"""Seconds beyond the time limit for starting and clearing up."""
+"""Time for start and cleanup beyond the limit, in seconds."""
 _numbers = itertools.count()
 
 
 class SandboxError(AjetError, RuntimeError):
-    """The code could not even be started; says why."""
+    """The code could not be started."""
 
 
 @dataclass(frozen=True)
 class ProgramLimits:
-    """Limits of the code. Sizes are in bytes."""
+    """Limits of the code, with sizes in bytes."""
 
     seconds: float = 10.0
-    """By the clock; of processor time one second more."""
+    """Wall-clock time; CPU time is limited to one second more."""
     memory: int = 512 * _MIB
-    """Address space of each process, and resident memory of all."""
+    """Limit of each process's address space, and of the resident memory of all."""
     file: int = 8 * _MIB
-    """Of one file."""
+    """Size of a file."""
     disk: int = 64 * _MIB
-    """Of all files in its directory."""
+    """Size of all files in its directory."""
     processes: int = 16
-    """Processes and threads at once."""
+    """Concurrent processes and threads."""
     shown: int = 64 * 1024
-    """Of output and of errors, each; what comes after is counted and dropped."""
+    """Stored bytes of stdout and stderr each; the rest is counted and dropped."""
     output: int = 16 * _MIB
-    """Of output and errors together; more ends the code."""
+    """Total bytes of stdout and stderr; more ends the code."""
 
 
 @dataclass(frozen=True)
@@ -74,21 +74,21 @@ class Ran:
     stdout: str
     stderr: str
     code: int
-    """The exit status; minus the signal where one ended it."""
+    """Exit status, or minus the signal."""
     stopped: str = ""
-    """The limit that it met: time, memory, file size, disk, processes, output. Empty where none."""
+    """The exceeded limit, if any: time, memory, file size, disk, processes, output."""
     printed: int = 0
-    """Bytes of output and errors, dropped ones included."""
+    """Bytes of stdout and stderr, including dropped ones."""
     seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
-        """It ended by itself, with status 0."""
+        """Whether it ended by itself with status 0."""
         return self.code == 0 and not self.stopped
 
     @property
     def failure(self) -> str:
-        """Why it is not ok, in one line."""
+        """The failure in one line; empty if `ok`."""
         if self.ok:
             return ""
         last = next((line for line in reversed(self.stderr.splitlines()) if line.strip()), "")
@@ -105,13 +105,13 @@ async def run_code(
     limits: ProgramLimits | None = None,
     unfenced: bool = False,
 ) -> Ran:
-    """Run a Python program and say what came of it; what the program does wrong never raises.
+    """Run a Python program and return the result; its own errors are not raised.
 
-    `channel` becomes its standard input and output, in place of `stdin` and of a `stdout` that is kept; it is closed
-    here once the program has it.
+    `channel` becomes its stdin and stdout, in place of `stdin` and a recorded `stdout`; it is closed here once the
+    program has it.
 
-    Raises NoFence where nothing here fences it in and `unfenced` is not given, ConfigError where the system has no
-    limits either (Windows), SandboxError where nothing could be started.
+    Raises NoFence without a working fence unless `unfenced`, ConfigError if the system has no limits either (Windows),
+    SandboxError if nothing could be started.
     """
     if os.name != "posix":
         raise ConfigError("running code needs Linux or macOS; verify with agreement:3 or a judge instead")
@@ -129,7 +129,7 @@ async def run_code(
 
 @dataclass(frozen=True)
 class _Launcher:
-    """How the program between us and the code is started."""
+    """Command line of the watcher."""
 
     command: Sequence[str]
     descriptors: Sequence[int]
@@ -175,7 +175,7 @@ def _command(directory: str, limits: ProgramLimits, report: int, *, user: int, f
             "FSIZE": limits.file,
             "NOFILE": 128,
             "CORE": 0,
-            # Counted for a user in a namespace; outside of one all that the user runs would count.
+            # Counted per user: outside of a namespace, all of the user's processes would count.
             **({"NPROC": limits.processes + 2} if fenced else {}),
         },
     }
@@ -234,7 +234,7 @@ async def _run(
 
 
 def _all(ours: socket.socket) -> bytes:
-    """What was reported; what still has the other end of the socket is not waited for."""
+    """Reads the report without waiting for processes that still have the other end of the socket."""
     data = b""
     with suppress(BlockingIOError):
         while chunk := ours.recv(_CHUNK):
@@ -243,7 +243,7 @@ def _all(ours: socket.socket) -> bytes:
 
 
 def _ending(reported: list[bytes]) -> tuple[int, str]:
-    """Exit status and limit by the watcher's report. Without a report that makes sense the program was killed."""
+    """Exit status and limit from the watcher's report. Without a valid report, the program was killed."""
     try:
         [ending] = map(json.loads, reported)
         code, killed = ending.get("code", -signal.SIGKILL), ending.get("killed", "")
@@ -253,7 +253,7 @@ def _ending(reported: list[bytes]) -> tuple[int, str]:
 
 
 def _limit(code: int, err: str) -> str:
-    """The limit that a program met by itself, as the last exception in its errors says; lines of others may follow."""
+    """The limit according to the last exception in a program's stderr; other lines may follow."""
     if code == -signal.SIGXCPU:
         return "time"
     raised = [line for line in err.splitlines() if _EXCEPTION.match(line)] if code else []
@@ -268,7 +268,7 @@ def _source() -> str:
 async def _read(
     stream: asyncio.StreamReader | None, limits: ProgramLimits, counted: list[int], flood: asyncio.Event
 ) -> tuple[str, str]:
-    """What is kept of a stream, and its end."""
+    """The stored beginning of a stream, and its end."""
     head, last = bytearray(), b""
     while stream is not None and (chunk := await stream.read(_CHUNK)):
         counted[0] += len(chunk)

@@ -1,7 +1,7 @@
-"""A program and its tests in two processes: `serve` is the program's side, `test` that of the tests.
+"""Runs a program and its tests in two processes: `serve` is the program's side, `test` that of the tests.
 
-Both are started by `judges/code.py` with one socket as standard input and output, and as text: nothing of ajet can be
-imported in a fence. The verdict goes to standard error, which the program's process does not have.
+Both are started by `judges/code.py` as source text, since nothing of ajet can be imported in a fence, with a socket as
+standard input and output. The verdict goes to standard error of the tests, which the program cannot access.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 from ajet_sdk.sandbox.peer import Gone, Peer, Remote
 
 MODULES = {name: name for name in (*sys.stdlib_module_names, "numpy", "pandas")} | {"np": "numpy", "pd": "pandas"}
-"""What tests may use without an import of theirs, as many do: the tests' own, whatever the program has by that name."""
+"""Modules that tests may use without an import, regardless of the program's names."""
 
 
 def serve(code: str) -> None:
-    """Do what the tests ask: first of all to run the program, then to call what it defines."""
+    """Answer requests of the tests: first to run the program, then to call its functions."""
     peer = Peer(code)
     sys.modules["__main__"] = peer.module
     try:
@@ -37,7 +37,7 @@ def serve(code: str) -> None:
 
 
 class Names(dict[str, Any]):
-    """The names of the tests: their own, then the program's, then built-in ones."""
+    """Global names of the tests: their own, then the program's, then built-in ones."""
 
     def __init__(self, peer: Peer, tree: ast.Module) -> None:
         super().__init__(__name__="__main__", __in_place__=in_place)
@@ -49,7 +49,7 @@ class Names(dict[str, Any]):
         }
         self.peer, self.modules = peer, {name: MODULES[name] for name in holders & MODULES.keys()}
         names = loads - self.modules.keys()
-        # `abs` is the built-in one even where the program defines it, unless the tests use no other name.
+        # `abs` is the built-in even if the program defines it, unless the tests use no other name.
         self.program_names = names if len(names) == 1 else {name for name in names if not hasattr(builtins, name)}
 
     def __missing__(self, name: str) -> object:
@@ -61,7 +61,7 @@ class Names(dict[str, Any]):
 
 
 class InPlace(ast.NodeTransformer):
-    """A call of the program that is a whole statement may change its arguments; one within an `assert` may not."""
+    """Lets a call to the program change its arguments if it is a whole statement, but not within an `assert`."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         return self.visit_statement(node)
@@ -82,7 +82,7 @@ def in_place(function: object) -> object:
 
 
 def run(tests: str, peer: Peer) -> None:
-    """Run the text, then the test functions and test cases in it that it does not run itself."""
+    """Run the tests' text, then the test functions and test cases that it does not call itself."""
     tree = ast.parse(tests)
     names = Names(peer, tree)
     loads = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
@@ -106,13 +106,13 @@ def run(tests: str, peer: Peer) -> None:
 
 
 def test(tests: str, nonce: str) -> None:
-    """Run tests on the program at the other end, and write the verdict where only ajet reads."""
+    """Run tests on the program at the other end, and write the verdict to ajet."""
     verdict = os.fdopen(os.dup(2), "w")
     peer = Peer()
     os.dup2(1, 2)
     sys.modules["__main__"] = peer.module
     sys.stdout = sys.stderr = io.StringIO()
-    with contextlib.suppress(OSError):  # outside a fence the program, which waits for us, could read it
+    with contextlib.suppress(OSError):  # outside of a fence the program could read it
         os.unlink(sys.argv[0])  # noqa: PTH108
     why = ""
     try:

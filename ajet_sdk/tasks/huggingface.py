@@ -1,4 +1,4 @@
-"""Tasks of a Hugging Face dataset: a local directory read with pyarrow, or a Hugging Face name read with `datasets`."""
+"""Reads tasks from a Hugging Face dataset: a local directory by pyarrow, or a name by `datasets`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json")
 
 
 def read_huggingface(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
-    """The rows of `task_reader.huggingface_dat_repo`: training, validation."""
+    """Reads training and validation rows of `task_reader.huggingface_dat_repo`."""
     repo = config.task_reader.huggingface_dat_repo
     if repo.dataset_path is None:
         raise ConfigError(f"{SECTION}.dataset_path is not set; give a Hugging Face name or a directory")
@@ -54,9 +54,9 @@ def read_huggingface(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
 
 
 def path_rows(path: Path, name: str) -> Iterator[Row]:
-    """The rows of a file, of a directory's split `train`, or of the hub's dataset of that name.
+    """Reads rows from a file, from a directory's split `train`, or from a dataset on the hub.
 
-    Raises TaskError, and MissingResource where the hub does not give it.
+    Raises TaskError, and MissingResource if the hub doesn't provide it.
     """
     if path.exists():
         return _local_rows(path, "train")
@@ -105,7 +105,7 @@ def _arrow(file: Path) -> Iterator[Any]:
 
     try:
         return iter(pa.ipc.open_stream(file))
-    except pa.ArrowInvalid:  # the file format, which can be read from any place, instead of the stream format
+    except pa.ArrowInvalid:  # the file format with random access instead of the stream format
         reader = pa.ipc.open_file(file)
         return (reader.get_batch(index) for index in range(reader.num_record_batches))
 
@@ -117,7 +117,7 @@ def _hub_rows(repo: str, name: str | None, split: str) -> Iterator[Row]:
         raise MissingExtra("datasets", "datasets") from None
     try:
         dataset = datasets.load_dataset(repo, name, split=split)
-    except Exception as error:  # the library raises a dozen kinds, network errors among them; all mean the same here
+    except Exception as error:  # the library raises a dozen kinds, among them network errors
         raise MissingResource(
             f"cannot load split {split!r} of the dataset {repo!r}: {type(error).__name__}: {error}. Without a "
             f"network, download it elsewhere and set {SECTION}.dataset_path to its directory"

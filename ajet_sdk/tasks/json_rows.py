@@ -1,4 +1,4 @@
-"""JSON out of files of any origin, a row at a time, each with its place; a bad one is told by file and line."""
+"""Reads JSON from untrusted files row by row, and reports bad rows by file and line."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import Any, BinaryIO
 from ajet_sdk.errors import TaskError
 
 _WHOLE = 1 << 30
-"""The largest file that is read as one piece, where it is not JSON lines."""
+"""Largest JSON document, in bytes, that isn't JSON lines."""
 LONGEST = 1 << 28
-"""Bytes of a line: a packed file of a few megabytes can hold one of many gigabytes."""
+"""Longest line, in bytes: a compressed file of a few megabytes may contain one of many gigabytes."""
 _CHUNK = 1 << 20
 _NO_VALUE = " is no JSON value"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One JSON value and where it stood."""
+    """A JSON value with its location."""
 
     where: str
     number: int
     value: Any
     text: bytes
-    """As it was read: what an id can be made of where the row has none."""
+    """The raw text, from which an id can be derived."""
     problem: str | None = None
-    """Why it could not be read."""
+    """The reason why it could not be read."""
 
 
 @dataclass
 class BadRows:
-    """Rows that could not be read: the first raises, unless they are to be skipped and counted."""
+    """Unreadable rows: the first raises, unless they are skipped and counted."""
 
     skip: bool = False
     count: int = 0
     first: list[str] = field(default_factory=list)
-    """What was wrong with the first few."""
+    """Messages about the first few."""
 
     def add(self, where: str, problem: str) -> None:
-        """Note a bad row. Raises TaskError where they are not to be skipped."""
+        """Record a bad row. Raises TaskError unless `skip`."""
         message = f"{where} {problem}"
         if not self.skip:
             raise TaskError(f"{message}. To skip and count such rows, pass --skip-bad-rows")
@@ -51,12 +51,12 @@ class BadRows:
 
 
 class _Bounded(io.RawIOBase):
-    """The bytes of a stream, until one of its lines is too long; with `cut` that line is cut off at its limit."""
+    """A stream whose lines are limited in length; a longer one raises, or is cut with `cut`."""
 
     def __init__(self, stream: Any, name: str, cut: bool) -> None:
         self._stream, self._name, self._cut = stream, name, cut
         self._line, self._size = 1, 0
-        """The line that is read, and how many bytes of it were."""
+        """Number and length so far of the current line."""
 
     def readable(self) -> bool:
         return True
@@ -87,17 +87,17 @@ def _too_long() -> str:
 
 
 def bounded(stream: object, name: str, *, cut: bool = False) -> io.BufferedReader:
-    """The stream, buffered. Reading raises TaskError with the number of a line that is longer than 256 MiB.
+    """Buffers a stream. Reading raises TaskError for a line longer than 256 MiB.
 
-    With `cut` that line ends at its limit instead, and is a bad row for the readers of this module.
+    With `cut` the line is cut at the limit instead, and becomes a bad row.
     """
     return io.BufferedReader(_Bounded(stream, name, cut), _CHUNK)
 
 
 def json_rows(file: BinaryIO, name: str, bad: BadRows, *, strict: bool = False) -> Iterator[Row]:
-    """The rows of a stream: JSON lines; or one JSON document, whose items (of an array) or self are the rows.
+    """Reads rows from JSON lines, or from one JSON document: the items of an array, or a single row.
 
-    `strict` refuses NaN and Infinity, which Python writes and JSON has not.
+    `strict` rejects NaN and Infinity, which Python writes but JSON doesn't have.
     """
     for row in scan(file, name, strict=strict):
         if row.problem is not None:
@@ -111,7 +111,7 @@ def json_rows(file: BinaryIO, name: str, bad: BadRows, *, strict: bool = False) 
 
 
 def scan(file: BinaryIO, name: str, *, strict: bool = False) -> Iterator[Row]:
-    """Each line, or the one document that the stream is, also where it is not JSON: `problem` says why."""
+    """Yields each line, or the one document of a stream; invalid JSON has a `problem`."""
     first = True
     for number, raw in enumerate(file, 1):
         if number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -128,7 +128,7 @@ def scan(file: BinaryIO, name: str, *, strict: bool = False) -> Iterator[Row]:
 
 
 def parse_line(text: bytes, where: str, number: int, *, ended: bool) -> Row:
-    """A line of JSON lines, without blanks around it, strictly read; `ended`: a line feed stood behind it."""
+    """Strictly parses a stripped line of JSON lines; `ended`: whether a line feed followed."""
     return _cut_off(_parse(text, where, number, True), ended)
 
 
@@ -139,7 +139,7 @@ def _cut_off(row: Row, ended: bool) -> Row:
 
 
 def _document(content: bytes, name: str, file: BinaryIO, strict: bool) -> Iterator[Row]:
-    """A file that is one JSON value over many lines; where it is none, JSON lines with a bad first one."""
+    """Parses a file as one JSON value over many lines, or else as JSON lines with a bad first one."""
     if file.read(1):
         raise TaskError(f"{name} is a single JSON document of more than {_WHOLE >> 30} GiB; convert it to JSON lines")
     whole = _parse(content.removeprefix(b"\xef\xbb\xbf"), name, 1, strict)

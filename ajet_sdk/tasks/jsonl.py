@@ -1,4 +1,4 @@
-"""Tasks in files of JSON, one a line."""
+"""Reads tasks from JSON-lines files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ajet_sdk.tasks.json_rows import bounded, scan
 from ajet_sdk.tasks.task_rows import Row
 
 VALIDATION_SET = "validation_set"
-"""The metadata key with the name of the file that a validation task is of, where files are named."""
+"""Metadata key for the name of a validation task's file, if files are named."""
 
 
 def read_jsonl(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
-    """The rows of `task_reader.jsonl_dataset_file`: training, validation."""
+    """Reads training and validation rows of `task_reader.jsonl_dataset_file`."""
     files = config.task_reader.jsonl_dataset_file
     if files.training.file_path is None:
         raise ConfigError("task_reader.jsonl_dataset_file.training.file_path is not set")
@@ -31,7 +31,7 @@ def read_jsonl(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
 
 
 def _in_set(row: Row, name: str) -> Row:
-    """The row with the name of its set in its metadata."""
+    """Adds the name of the set to a row's metadata."""
     if not isinstance(row.values, dict):
         return row
     metadata = row.values.get("metadata")
@@ -49,7 +49,7 @@ def _existing(config: Config, text: str, split: str, name: str = "") -> Path:
 
 
 def json_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file: JSON lines, or one JSON array of objects. Blank lines are passed over."""
+    """Reads rows from JSON lines or a JSON array of objects, skipping blank lines."""
     try:
         with path.open("rb") as file:
             for row in scan(bounded(file, path.name), path.name, strict=True):

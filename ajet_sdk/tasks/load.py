@@ -1,6 +1,6 @@
-"""Task readers: where a job's tasks come from, or what a caller gives in Python (objects, rows, a table, a path).
+"""Loads a job's tasks from its task reader, or from Python (objects, rows, a table, a path).
 
-Made-up sums: tasks for trying a set-up before there is a dataset.
+The reader `random_dummy` generates sums, for testing a setup without a dataset.
 """
 
 from __future__ import annotations
@@ -28,26 +28,24 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     GivenTasks: TypeAlias = Iterable[Task | JsonView] | str | os.PathLike[str] | Any
-    """Tasks, or rows as a file of tasks has them; a table (pandas, polars, pyarrow); a `datasets.Dataset`; a path."""
+    """Tasks, or rows as in a file of tasks; a table (pandas, polars, pyarrow); a `datasets.Dataset`; a path."""
 
 log = logging.getLogger("ajet.tasks")
 
 
 @dataclass(frozen=True)
 class TaskSets:
-    """The tasks of a job. No task stands in both."""
+    """Disjoint training and validation tasks of a job."""
 
     train: list[Task]
     val: list[Task]
 
 
 def load_tasks(config: Config, tasks: GivenTasks | None = None, val_tasks: GivenTasks | None = None) -> TaskSets:
-    """The training and validation tasks that `task_reader` names; `tasks`, which are given, replace both.
+    """Load the training and validation tasks of `task_reader`.
 
-    `val_tasks` are validated on in place of those of `task_reader`.
-
-    Raises TaskError for a row that is no task (with file and line), for an id that stands
-    for two contents, and for a task that stands in both splits; ConfigError where the source is not given.
+    `tasks` replace both, `val_tasks` the validation tasks. Raises TaskError for a row that is no task (with file and
+    line), for an id of two different tasks, and for a task in both splits; ConfigError without a source.
     """
     train_rows, val_rows = (given_rows(tasks), iter(())) if tasks is not None else _reader(config)(config)
     if val_tasks is not None:
@@ -64,7 +62,7 @@ _ACCEPTED = "a list of dicts or Tasks, a DataFrame (pandas or polars), a dataset
 
 
 def given_rows(tasks: GivenTasks, name: str = "tasks") -> Iterator[Row]:
-    """The rows of what a caller gave as `name`. Raises TaskError where it can't hold tasks."""
+    """Reads rows from a caller's argument `name`. Raises TaskError for unsupported types."""
     if isinstance(tasks, str | os.PathLike):
         return path_rows(Path(tasks).expanduser(), os.fspath(tasks))
     if isinstance(tasks, Mapping):
@@ -83,7 +81,7 @@ def given_rows(tasks: GivenTasks, name: str = "tasks") -> Iterator[Row]:
 
 
 def _table_rows(table: object) -> Iterator[Json]:
-    """The rows of a table of any library that speaks Arrow; a pandas index is none of its columns."""
+    """Yields rows of any table with Arrow's protocol, without a pandas index."""
     import pyarrow as pa
 
     for batch in pa.table(table).to_batches():
@@ -94,7 +92,7 @@ def _table_rows(table: object) -> Iterator[Json]:
 _Reader = Callable[["Config"], tuple[Iterator[Row], Iterator[Row]]]
 
 _GROUP = "ajet.task_readers"
-"""Entry points of readers that stand above this package, or in others."""
+"""Entry points of readers in other packages."""
 
 _TOOLKIT = "ajet_tools.dataset"
 _MADE = {
@@ -103,7 +101,7 @@ _MADE = {
     "growth": "growing:Growing",
     "tracing": "readers:read_traced",
 }
-"""Where those of the toolkit are found in a checkout whose entry points are not installed."""
+"""The toolkit's readers, for a checkout without installed entry points."""
 
 
 def _reader(config: Config) -> _Reader:
@@ -113,7 +111,7 @@ def _reader(config: Config) -> _Reader:
 
 
 def read_environment(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
-    """The tasks of `task_reader.env_service`: an id each, of what the service has in the two splits."""
+    """Reads task ids of both splits from `task_reader.env_service`."""
     service = config.task_reader.env_service
 
     def rows(split: str | None) -> Iterator[Row]:
@@ -125,7 +123,7 @@ def read_environment(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
 
 
 def _custom(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
-    """The tasks of a reader of a user's own, whose class path is `task_reader.type`."""
+    """Reads tasks with a user's reader class, `task_reader.type`."""
     path = config.task_reader.type
     reader_class: object = config.load(path)
     methods = ("get_training_tasks", "get_validation_tasks")
@@ -146,7 +144,7 @@ def _custom(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
 
 
 def open_growth(config: Config, run_id: str) -> Any:
-    """The `Growth` that adds tasks to a run as it trains; None unless `task_reader.type` is `growing`."""
+    """Opens the `Growth` that adds tasks during training; None unless `task_reader.type` is `growing`."""
     if config.task_reader.type != "growing":
         return None
     if config.backbone != "local" or config.trainer_common.algorithm.stored:
@@ -158,7 +156,7 @@ def open_growth(config: Config, run_id: str) -> Any:
 
 
 def _plugged_in(kind: str, config: Config) -> Any:
-    """What a package above this one has, imported only where a job asks for it."""
+    """Loads a reader from a higher package, only if a job needs it."""
     for entry in entry_points(group=_GROUP, name=kind):
         return entry.load()
     module, _, name = _MADE[kind].partition(":")
@@ -175,7 +173,7 @@ def _plugged_in(kind: str, config: Config) -> Any:
 
 
 def _collect(rows: Iterator[Row], mapping: Mapping[str, str]) -> list[tuple[Task, str]]:
-    """The tasks of a split with their places."""
+    """Converts rows to tasks, with their locations."""
     tasks: list[tuple[Task, str]] = []
     first_of: dict[str, tuple[Task, str]] = {}
     for row in rows:
@@ -188,7 +186,7 @@ def _collect(rows: Iterator[Row], mapping: Mapping[str, str]) -> list[tuple[Task
 
 
 def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> None:
-    """Raises TaskError where a training task is a validation task, asks what one asks, or was made of one."""
+    """Raises TaskError if a training task is a validation task, has the same question, or was derived from one."""
     if not val:
         return
     tasks, places = [task for task, _ in train], {task.task_id: where for task, where in val}
@@ -220,7 +218,7 @@ def _how(task: Task, same: Task) -> str:
 
 
 def _warn_of_near_copies(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> None:
-    """Say so; they may be tasks of their own, so this is no reason to refuse. Needs the dataset toolkit."""
+    """Warns of near copies, which may be different tasks. Needs the dataset toolkit."""
     try:
         find = import_module(f"{_TOOLKIT}.similarity.held_out").near_copies
     except ModuleNotFoundError:
@@ -239,9 +237,9 @@ LARGEST = 999
 
 
 def read_random(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
-    """Distinct sums of two numbers, the same for the same seed; no sum stands in both splits.
+    """Generates distinct sums of two numbers by random seed.
 
-    `metadata["random_number"]` is a number of each task's own, for workflows that make up their task from it.
+    `metadata["random_number"]` is unique for each task, for workflows that generate their task from it.
     """
     sizes = config.task_reader.random_dummy
     count = sizes.training + sizes.validation

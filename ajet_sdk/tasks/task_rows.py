@@ -1,10 +1,8 @@
-"""A row of a dataset, and the task that it is.
+"""Converts rows of datasets to tasks, and decodes the rows of ajet's Parquet files.
 
-What ajet's own Parquet files say of their columns, so that a row comes back as it was written.
-
-A column of a table has one type and a value in each row; rows of a dataset need not. `ajet dataset` writes a place
-whose values have several types as JSON text, and a key that some rows lack as null, and lists both under `KEY` in the
-schema's metadata: a tree of `{"json": true, "absent": true, "fields": {name: tree}, "item": tree}`.
+Columns of a table have one type and a value in each row, unlike rows of a dataset. `ajet dataset` writes values of
+several types as JSON text, and missing keys as null, and lists both under `KEY` in the schema's metadata: a tree of
+`{"json": true, "absent": true, "fields": {name: tree}, "item": tree}`.
 """
 
 from __future__ import annotations
@@ -25,15 +23,15 @@ if TYPE_CHECKING:
     from ajet_sdk.types import Json, JsonView, Task
 
 _TYPES = "ajet_sdk.types"
-"""Loaded when a task is made: pydantic's models take a tenth of a second, and commands of rows make none."""
+"""Loaded to create a task: pydantic's models take a tenth of a second, and commands on rows need none."""
 
 FIELDS = ("main_query", "init_messages", "task_id", "env_type", "metadata")
 
 QUERY_COLUMNS = ("main_query", "question", "query", "prompt", "problem", "instruction")
-"""Usual names of the column that holds what is asked."""
+"""Common names of the column with the question."""
 
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
-"""Names of files that say the split, in whatever folder they are."""
+"""File names that determine the split in any directory."""
 SHARD = re.compile(r"-\d+(-of-\d+)?$")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _WHOLE = re.compile(rf"0|-?[1-9]\d{{0,17}}|{_NO_VALUE}")
@@ -41,17 +39,17 @@ _WHOLE = re.compile(rf"0|-?[1-9]\d{{0,17}}|{_NO_VALUE}")
 
 @dataclass(frozen=True)
 class Row:
-    """One row as read, and its place (`train.jsonl line 3`)."""
+    """A row with its location (`train.jsonl line 3`)."""
 
     where: str
     values: object
 
 
 def to_task(row: Row, mapping: Mapping[str, str]) -> Task:
-    """The task that a row is.
+    """Converts a row to a task.
 
-    Columns named like a field of Task are that field, mapped columns go where the mapping says, the first of
-    `QUERY_COLUMNS` is the main query, and every column that is no field stays in the metadata. Raises TaskError.
+    Columns with the name of a field of Task set it, mapped columns set their targets, the first of `QUERY_COLUMNS`
+    becomes the main query, and all other columns the metadata. Raises TaskError.
     """
     from pydantic import ValidationError
 
@@ -102,7 +100,7 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 def _plain(value: object) -> object:
-    """A value as JSON can hold it: bytes as base64, times and decimals as text."""
+    """Converts a value to JSON: bytes to base64, times and decimals to text."""
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, Mapping):
@@ -116,7 +114,7 @@ KEY = b"ajet.encoding"
 
 
 def decoder(schema: Any) -> Callable[[Json], Json]:
-    """A row as pyarrow gives it -> the row as it was. Rows of files that ajet did not write pass unchanged."""
+    """Returns a decoder of pyarrow's rows; rows of other programs' files are unchanged."""
     text = (schema.metadata or {}).get(KEY)
     if text is None:
         return lambda row: row
@@ -146,11 +144,11 @@ def decoded(value: Any, tree: JsonView) -> Any:
 
 
 def by_split(folder: Path, files: Iterable[tuple[Path, str]]) -> dict[str, list[Path]]:
-    """The files of each split: `train.jsonl`, `train-00000-of-00002.parquet`, `train/…`, also under `data/`.
+    """Groups files by split: `train.jsonl`, `train-00000-of-00002.parquet`, `train/…`, also below `data/`.
 
-    Those of several configurations (`main/train-00000-of-00001.parquet`) are `main/train`. Directories of partitions
-    (`label=dog/`, see `partitions`) say no split, but for `split=test/`. `files` are those of the folder, in order,
-    each with its name without a suffix.
+    With several configurations the split includes its name: `main/train` for `main/train-00000-of-00001.parquet`. Of
+    the directories of partitions (`label=dog/`, see `partitions`) only `split=test/` sets a split. `files` are those of
+    the folder, in order, each with its name without a suffix.
     """
     known: dict[str, list[Path]] = {}
     for file, stem in files:
@@ -166,9 +164,9 @@ def by_split(folder: Path, files: Iterable[tuple[Path, str]]) -> dict[str, list[
 
 
 def partitions(folder: Path, files: Iterable[Path]) -> dict[Path, dict[str, object]]:
-    """The columns that directories such as `label=dog/level=2/` give the files below them, as Hive and Spark write.
+    """Columns of files from directories such as `label=dog/level=2/`, as Hive and Spark write them.
 
-    A column whose values are all whole numbers has numbers, another text.
+    A column of whole numbers has numbers, any other text.
     """
     above = {file: file.relative_to(folder).parts[:-1] for file in files}
     named = {file: [part.split("=", 1) for part in parts if "=" in part] for file, parts in above.items()}

@@ -1,8 +1,7 @@
-"""How a model spells tool calls and reasoning, read back from the text of a reply.
+"""Formats of tool calls and reasoning, and the parser of replies.
 
-A reply is read as `reasoning content OPEN item (SEPARATOR item)* CLOSE`. What does not parse stays text: a malformed
-call is the model's, and never an error. Blanks between marks are not insisted on, nor are digits in them, which count
-calls in some formats.
+A reply is parsed as `reasoning content OPEN item (SEPARATOR item)* CLOSE`. A malformed call stays text and is never an
+error. Blanks between marks may vary, and so may digits in them, which number the calls in some formats.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ from itertools import takewhile
 from ajet_sdk.types import JsonView
 
 ID = "zqid00000"
-"""Stands in a mark for the id of a call, which the model writes."""
+"""Placeholder in a mark for the id of a call, which the model writes."""
 
 Tools = Sequence[JsonView]
 _decoder = json.JSONDecoder(strict=False)
 _BRACE = re.compile(r"\s*(?=\{)")
 _NAME = r"\s*([^\s\"'{}\[\]<>(),]+)"
 _LONGEST_CALL = 64
-"""Closing brackets that are tried as the end of one call in Python's spelling."""
+"""Maximum number of closing brackets to try as the end of a call in Python syntax."""
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """A reply read: its reasoning, its content, and its calls as (name, JSON of the arguments)."""
+    """A parsed reply: reasoning, content, and calls as (name, JSON of the arguments)."""
 
     content: str | None
     reasoning: str | None = None
     calls: tuple[tuple[str, str], ...] = ()
     ids: tuple[str | None, ...] = ()
-    """Of the calls, where the model wrote them."""
+    """Ids of the calls, if the model wrote them."""
     unread: bool = False
-    """It begins a tool call that cannot be read, so that the text of it is content."""
+    """Whether it contains an unparsable tool call, whose text is then content."""
     behind_first: int = 0
-    """Characters behind the first call and what closes that one alone."""
+    """Number of characters after the first call and its closing mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +52,19 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Marks of arguments that are spelt one by one: NAME name_end (key_open KEY assign VALUE value_close)*."""
+    """Marks of arguments written as pairs: NAME name_end (key_open KEY assign VALUE value_close)*."""
 
     name_end: str
     key_open: str
     assign: str
     value_close: str
     assign_json: str = ""
-    """The mark before a value that is no string, where it is another."""
+    """The mark before a value that is no string, if different."""
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How tool calls are spelt; without more, an item is one JSON object that holds name and arguments."""
+    """A format of tool calls; by default an item is a JSON object with name and arguments."""
 
     open: str
     separator: str
@@ -77,15 +76,15 @@ class CallFormat:
     python: bool = False
     """Items are NAME(KEY=VALUE, …)."""
     item: str = ""
-    """One item as the template writes it, where it was learnt."""
+    """An item in the template's format, if learnt."""
 
     @property
     def begins(self) -> re.Pattern[str]:
-        """The marker that a reply with tool calls contains."""
+        """Pattern of the mark before tool calls."""
         return re.compile(_loose(self.open) if self.open.strip() else r"^\s*(?=\{|\[)")
 
     def find(self, text: str, tools: Tools) -> tuple[str, tuple[_Item, ...]] | None:
-        """The text before the calls, and the calls; None where there is none or one is malformed."""
+        """Finds the calls, and the text before them; None without calls, or if one is malformed."""
         start = self.begins.search(text)
         if start is None:
             return None
@@ -108,11 +107,11 @@ class CallFormat:
             return None
         offered = {(tool.get("function") or {}).get("name") for tool in tools}
         if self.python and not self.open.strip(" [") and not {item.name for item in items} <= offered:
-            return None  # a list in brackets, and no call
+            return None  # a list in brackets rather than calls
         return text[: start.start()], tuple(items)
 
     def end_of(self, item: _Item, text: str) -> int:
-        """Where a call ends, with what closes it whether another follows or not."""
+        """The end of a call, including the mark that closes it regardless of further calls."""
         both = zip(self.separator.strip(), self.close.strip(), strict=False)
         alike = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], both))
         mark = alike[: max(alike.rfind(">"), alike.rfind("]")) + 1]
@@ -164,18 +163,18 @@ class CallFormat:
 
 @dataclass(frozen=True)
 class ReplyFormat:
-    """How one template spells replies."""
+    """A template's format of replies."""
 
     calls: tuple[CallFormat, ...]
     reasoning: tuple[tuple[str, str], ...] = ()
-    """Marks before and behind reasoning: what follows it may change them."""
+    """Marks before and after reasoning, which may depend on what follows."""
     preamble: str = ""
-    """What stands before plain content (a channel's header, say) and is no part of it."""
+    """Text before plain content that isn't part of it, such as the header of a channel."""
     postamble: str = ""
-    """What stands behind it, before the end of the turn."""
+    """Text between content and the end of the turn."""
 
     def parse(self, text: str, *, prompt: str = "", tools: Tools = ()) -> Parsed:
-        """Read a reply to a prompt that ends with `prompt`. Without `tools`, calls stay text."""
+        """Parse a reply to a prompt that ends with `prompt`. Without `tools`, calls stay text."""
         reasoning, reply, closed = self._reasoning(text, prompt)
         if self.preamble and reply.startswith(self.preamble):
             reply = reply[len(self.preamble) :]
@@ -194,14 +193,14 @@ class ReplyFormat:
         return Parsed(reply, reasoning, unread=bool(tools) and self.unread(reply))
 
     def unread(self, text: str) -> bool:
-        """Whether a reply begins a tool call that cannot be read."""
+        """Whether a reply contains an unparsable tool call."""
         return any(map(_opens, self.calls, [text] * len(self.calls))) and not any(f.find(text, ()) for f in self.calls)
 
     def _reasoning(self, text: str, prompt: str) -> tuple[str | None, str, bool]:
-        """The reasoning, what follows it, and whether it was closed."""
+        """Splits off the reasoning; returns it, the rest, and whether it was closed."""
         for opening, closing in ((a.strip(), b.strip()) for a, b in self.reasoning):
             body = text.lstrip()
-            if opening and body.startswith(closing):  # nothing was thought
+            if opening and body.startswith(closing):  # empty reasoning
                 return None, body[len(closing) :].lstrip("\n"), True
             if not (opening and prompt.rstrip().endswith(opening)):
                 if not opening or not body.startswith(opening):
@@ -271,24 +270,24 @@ PARSERS: dict[str, tuple[CallFormat, ...]] = {
     "llama3_json": (CallFormat("<|python_tag|>", ";", ""), CallFormat("", ";", "")),
     "none": (),
 }  # fmt: skip
-"""Formats by name, for templates that do not show how they spell calls; `auto` tries all where nothing is learnt."""
+"""Formats by name, for templates that don't show their format; `auto` tries all if none is learnt."""
 
 
 def _opens(form: CallFormat, text: str) -> bool:
-    """Whether a text has what opens a call; where that is nothing but a bracket, the beginning of a call as JSON."""
+    """Whether a text has a call's opening mark, or the beginning of its JSON if the mark is only a bracket."""
     if form.open.strip(" \n[{"):
         return form.begins.search(text) is not None
     return not form.python and re.match(r'\s*\[?\s*\{\s*"(name|tool_name|function)"\s*:', text) is not None
 
 
 def _distinct(ids: Sequence[str | None]) -> tuple[str | None, ...]:
-    """The ids, where no two are the same."""
+    """The ids, or None for each if two are equal."""
     known = [i for i in ids if i]
     return tuple(i or None for i in ids) if len(set(known)) == len(known) else (None,) * len(ids)
 
 
 def json_at(text: str, at: int) -> tuple[object, int] | None:
-    """The JSON object that begins at a place, behind blanks, and its end."""
+    """Parses the JSON object at a position, after blanks; also returns its end."""
     begin = _BRACE.match(text, at)
     try:
         return None if begin is None else _decoder.raw_decode(text, begin.end())
@@ -297,7 +296,7 @@ def json_at(text: str, at: int) -> tuple[object, int] | None:
 
 
 def named(value: object) -> tuple[str, JsonView, str | None] | None:
-    """Name, arguments and id of a call that is one JSON object."""
+    """Reads name, arguments and id of a call from a JSON object."""
     if not isinstance(value, dict):
         return None
     written = value.get("id")
@@ -324,7 +323,7 @@ def _kinds(name: str, tools: Tools) -> dict[str, object]:
 
 
 def _value(text: str, kind: object) -> object:
-    """A value spelt without quotes where it is a string, else as JSON or as Python writes it."""
+    """Parses a value: a string without quotes, or else JSON or a Python literal."""
     if kind == "string":
         return text
     try:
@@ -338,7 +337,7 @@ def _value(text: str, kind: object) -> object:
 
 
 def _python_item(text: str, at: int) -> _Item | None:
-    """`NAME(KEY=VALUE, …)` with literals of Python or JSON."""
+    """Parses `NAME(KEY=VALUE, …)` with literals of Python or JSON."""
     head = re.compile(r"\s*([\w.\-]+)\(").match(text, at)
     if head is None:
         return None
@@ -358,7 +357,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def _literal(node: ast.AST) -> object:
-    """The value of a literal. Raises ValueError for any other expression."""
+    """Evaluates a literal. Raises ValueError for any other expression."""
     if isinstance(node, ast.Name) and node.id in _WORDS:
         return _WORDS[node.id]
     if isinstance(node, ast.List):
@@ -373,7 +372,7 @@ def _literal(node: ast.AST) -> object:
 
 @lru_cache(maxsize=256)
 def _pair(marks: Pairs, ends: str) -> re.Pattern[str]:
-    """One argument; the value is kept to the letter."""
+    """Pattern of an argument, with its exact value."""
     close = (r"\n?" if marks.value_close.startswith("\n") else "") + _loose(marks.value_close.strip(), inner=True)
 
     def assign(mark: str) -> str:
@@ -388,7 +387,7 @@ def _pair(marks: Pairs, ends: str) -> re.Pattern[str]:
 
 @lru_cache(maxsize=256)
 def _loose(mark: str, inner: bool = False) -> str:
-    """A pattern for `mark` that insists neither on its blanks, around it unless `inner`, nor on its numbers or id."""
+    """Pattern of a mark with any blanks (around it unless `inner`), numbers and id."""
     pieces = re.findall(rf"{ID}|\d+|[^\W\d]+|[^\w\s]", mark)
     spelt = [r"(?P<id>[\w.:\-]+)" if p == ID else r"\d+" if p.isdigit() else re.escape(p) for p in pieces]
     whole = r"\s*".join(spelt)

@@ -1,8 +1,8 @@
-"""The grammar of a request's typed output, in llguidance's Lark dialect.
+"""Builds the grammar of a request's typed output, in llguidance's Lark dialect.
 
-The grammar covers a whole reply: a block of reasoning where the template has one, the value or the tool calls in the
-template's own frame, and the token that ends the turn. It names tokens by id, so every engine over the same tokenizer
-draws from the same language.
+The grammar covers a complete reply: a block of reasoning if the template has one, the value or the tool calls in the
+template's format, and the end-of-turn token. It names tokens by id, so that all engines with the same tokenizer use the
+same language.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from ajet_sdk.tokens.probing import KEY, NAME, VALUE
 from ajet_sdk.types import Json, JsonView
 
 _JSON = {"whitespace_flexible": True, "whitespace_pattern": r"(\n {0,20}| )", "coerce_one_of": True}
-"""Between two parts of a value stands nothing, a blank, or a line break with its indent: a reply that is all blanks
-would never end."""
+"""White space in JSON is limited, since a reply of blanks would never end."""
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 TYPED = frozenset((*_GUIDED, "structured_outputs", "response_format", "tool_choice"))
-"""The parameters that may ask for a grammar."""
+"""Parameters that may require a grammar."""
 _ID = "/[a-zA-Z0-9]{9}/"
-"""The id of a call, where the model writes it: what Mistral's templates insist on."""
+"""Format of call ids that the model writes, as Mistral's templates require."""
 _ARGUMENTS = json.dumps({KEY: VALUE})
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
@@ -38,9 +37,9 @@ def reply_grammar(
     tokenizer: Tokenizer,
     prompt_end: str = "",
 ) -> str:
-    """The grammar of replies to a request whose prompt ends with `prompt_end`; empty where any text will do.
+    """Builds the grammar of replies to a request whose prompt ends with `prompt_end`; empty if any text is allowed.
 
-    Raises RequestRefused, which names the parameter.
+    Raises RequestRefused with the parameter.
     """
     forced = forces_calls(options.get("tool_choice"), tools)
     wanted = None if forced else _wanted(options)
@@ -67,7 +66,7 @@ def reply_grammar(
 
 
 def forces_calls(choice: object, tools: Sequence[Mapping[str, object]]) -> bool:
-    """Whether `tool_choice` forces a call. Raises RequestRefused where it is malformed or names no such tool."""
+    """Whether `tool_choice` forces a call. Raises RequestRefused if it is malformed or names an unknown tool."""
     if choice in (None, "auto", "none"):
         return False
     forced = choice == "required"
@@ -91,7 +90,7 @@ def forces_calls(choice: object, tools: Sequence[Mapping[str, object]]) -> bool:
 
 
 def allowed_tools(choice: object, tools: Sequence[JsonView]) -> list[JsonView]:
-    """The tools that `tool_choice` leaves. Raises RequestRefused where it names one that is not there."""
+    """The tools that `tool_choice` allows. Raises RequestRefused for an unknown one."""
     if not isinstance(choice, Mapping):
         return list(tools)
     if choice.get("type") == "function":
@@ -113,7 +112,7 @@ def allowed_tools(choice: object, tools: Sequence[JsonView]) -> list[JsonView]:
 
 
 def _wanted(options: Mapping[str, object]) -> tuple[str, object, str] | None:
-    """What kind of value is asked for, its description, and the parameter; None where any text will do."""
+    """Kind of the required value, its description, and the parameter; None if any text is allowed."""
     constraints = [
         (kind, value, parameter) for parameter, kind in _GUIDED.items() if (value := options.get(parameter)) is not None
     ]
@@ -182,7 +181,7 @@ def _json(text: _Text, schema: object, parameter: str) -> str:
 
 
 def _calls(text: _Text, form: ReplyFormat, tools: Iterable[JsonView], once: bool) -> str:
-    """One call, or several where `once` is false, in the frame of the format."""
+    """Rule for one call, or several unless `once`, in the template's format."""
     if not form.calls:
         raise RequestRefused("tool_choice requires a call, but model.tool_call_parser is none", "tool_choice")
     frame = form.calls[0]
@@ -214,7 +213,7 @@ def _call(text: _Text, frame: CallFormat, function: JsonView) -> str:
 
 
 def _properties(schema: JsonView) -> list[tuple[str, Json, bool]]:
-    """Name, schema and whether it is required of each of the properties, in their order."""
+    """Name, schema and whether it is required, of each property in order."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     return [
         (key, {**shared, **(kind if isinstance(kind, Mapping) else {})}, key in schema.get("required", ()))
@@ -223,7 +222,7 @@ def _properties(schema: JsonView) -> list[tuple[str, Json, bool]]:
 
 
 def _pairs(text: _Text, marks: Pairs, schema: JsonView, parameter: str) -> str:
-    """Parameters in the order of the schema: text as it is, of strings only what `enum` says, other values as JSON."""
+    """Parameters in the order of the schema: strings as text or one of `enum`, other values as JSON."""
     pairs = []
     for key, kind, required in _properties(schema):
         close = marks.value_close
@@ -242,7 +241,7 @@ def _pairs(text: _Text, marks: Pairs, schema: JsonView, parameter: str) -> str:
 
 
 def _keywords(text: _Text, schema: Mapping[str, object], parameter: str) -> str:
-    """Parameters as a function takes them, those that are required before the others."""
+    """Parameters as keyword arguments, required ones first."""
     ordered = sorted(_properties(schema), key=lambda item: not item[2])
     keywords = [f"{text.literal(key + '=')} {_json(text, kind, parameter)}" for key, kind, _ in ordered]
     more = [item if ordered[i][2] else f"({item})?" for i, item in enumerate([f'", " {item}' for item in keywords])][1:]
@@ -251,7 +250,7 @@ def _keywords(text: _Text, schema: Mapping[str, object], parameter: str) -> str:
 
 
 def _thought(text: _Text, form: ReplyFormat, prompt_end: str) -> str:
-    """The block of reasoning before the reply: its rest where the prompt opens it, else as the model likes."""
+    """The block of reasoning before the reply: optional, or its rest if the prompt opens it."""
     begun = prompt_end.rstrip()
     marks = [(opening.strip(), closing.strip()) for opening, closing in form.reasoning]
     if not any(opening for opening, _ in marks) or any(begun.endswith(closing) for _, closing in marks):
@@ -266,14 +265,14 @@ def _thought(text: _Text, form: ReplyFormat, prompt_end: str) -> str:
 
 
 class _Text:
-    """Rules of one grammar, and text in it: special tokens by their ids, for no text stands for them."""
+    """Rules of a grammar, and text in it, with special tokens by their ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.rules: list[str] = []
 
     def rule(self, kind: str, body: str, parameter: str = "") -> str:
-        """A name for `body`, which is made of `parameter`."""
+        """Adds a rule derived from `parameter`; returns its name."""
         name = f"{kind}_{len(self.rules)}"
         if parameter:
             reason = problem(f"%llguidance {{}}\nstart: {body}\n")
@@ -285,7 +284,7 @@ class _Text:
         return name
 
     def literal(self, text: str) -> str:
-        """Exactly this; where the id of a call stands in it, any id."""
+        """Exactly this text, with any id in place of `ID`."""
         first, *following = text.split(ID)
         return f" {_ID} ".join([self._exactly(first), *map(self._exactly, following)]).strip()
 
@@ -298,7 +297,7 @@ class _Text:
         return " ".join(parts + ([_quoted(text)] if text else []))
 
     def until(self, mark: str) -> str:
-        """Any text up to the first `mark`, and that."""
+        """Any text up to and including the first `mark`."""
         special = self._special(mark)
         if special:
             before = mark.partition(self._tokenizer.token_bytes(special[0]).decode())[0]

@@ -1,9 +1,9 @@
-"""Tools, their calls and results in the Hermes form, for chat templates that do not render them.
+"""Writes tools, calls and results in the Hermes format, for chat templates that do not render them.
 
-Many templates drop `tools`, render a reply that calls a tool as an empty turn and know no tool's turn. The same
-conversation is written for them with nothing but text: the tools in a `<tools>` block of the system message, a call as
-`<tool_call>{"name": …, "arguments": …}</tool_call>` in the assistant's turn, results as `<tool_response>` in a user's
-turn. The form is that of NousResearch's Hermes 2 Pro, which Qwen2.5 and others were trained on too.
+Many templates drop `tools`, render a reply with tool calls as an empty turn, and don't support the role `tool`. For
+these, the conversation is written as text: tools in a `<tools>` block of the system message, calls as
+`<tool_call>{"name": …, "arguments": …}</tool_call>` in the assistant's turn, and results as `<tool_response>` in a
+user's turn. The format is that of NousResearch's Hermes 2 Pro, on which Qwen2.5 and others were trained, too.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ The result follows between <tool_response> and </tool_response>."""
 
 
 def about_tools(messages: Sequence[Mapping[str, object]]) -> bool:
-    """Whether a tool was called in a conversation."""
+    """Whether a conversation has tool calls or results."""
     return any(message.get("tool_calls") or message.get("role") == "tool" for message in messages)
 
 
 def with_tools_as_text(
     messages: Sequence[Message], tools: Sequence[Mapping[str, object]], show: Show, role: str, *, with_form: bool
 ) -> list[Message]:
-    """The messages with the tools in the first one, if that is of `role`, else in one before it.
+    """Adds the tools to the first message, if it has the given role, else as a new message before it.
 
     Args:
-        messages: with texts as content.
-        tools: as of a request.
-        show: JSON of a tool.
-        role: `system`, or `user` where the template shows no system message.
-        with_form: say how a call is written.
+        messages: with text as content.
+        tools: as in a request.
+        show: converts a tool to JSON.
+        role: `system`, or `user` if the template renders no system message.
+        with_form: explain the format of calls.
     """
     block = _TOOLS.format(tools="\n".join(map(show, tools))) + (_FORM if with_form else "")
     if not messages or messages[0].get("role") != role:
@@ -59,7 +59,7 @@ def with_tools_as_text(
 
 
 def with_calls_as_text(messages: Sequence[Message]) -> list[Message]:
-    """The messages with calls in the assistant's turns, and results that follow each other in one turn of the user."""
+    """Writes calls into the assistant's turns, and consecutive results into a user's turn."""
     written: list[Message] = []
     results: list[str] = []
     for message in messages:

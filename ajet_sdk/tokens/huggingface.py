@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer as what exact ids need: no special tokens added, none dropped, exact bytes per token."""
+"""A Hugging Face tokenizer for exact ids: adds and drops no special tokens, and knows each token's exact bytes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PROBE = "Qx7"
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The byte behind each letter of a byte-level vocabulary (GPT-2's `bytes_to_unicode`, inverted)."""
+    """The byte of each letter in a byte-level vocabulary (GPT-2's `bytes_to_unicode`, inverted)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(unprintable)}
 
 
 def exact_bytes(token: str, alphabet: Mapping[str, int] | None) -> bytes:
-    """The bytes behind a vocabulary's spelling: byte-level letters, or SentencePiece's with its byte fallback."""
+    """The bytes of a token in a vocabulary: byte-level letters, or SentencePiece's with its byte fallback."""
     if alphabet is not None:
         known = [alphabet.get(letter) for letter in token]
         return token.encode() if None in known else bytes(b for b in known if b is not None)
@@ -37,7 +37,7 @@ def exact_bytes(token: str, alphabet: Mapping[str, int] | None) -> bytes:
 
 
 def is_byte_level(tokenizer: str | bytes) -> bool:
-    """Whether the tokenizer of a `tokenizer.json` spells bytes as letters."""
+    """Whether a `tokenizer.json` is byte-level."""
     state = json.loads(tokenizer)
     return '"ByteLevel"' in json.dumps([state.get("decoder"), state.get("pre_tokenizer")])
 
@@ -54,7 +54,7 @@ def _load(path: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
 
 
 class HFTokenizer:
-    """Implements `protocols.Tokenizer` over a tokenizer of transformers, given as an object, a directory or a name."""
+    """Implements `protocols.Tokenizer` by a tokenizer of transformers: an object, a directory or a name."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | str | Path, *, trust_remote_code: bool = False) -> None:
         path = str(tokenizer) if isinstance(tokenizer, str | Path) else None
@@ -78,14 +78,14 @@ class HFTokenizer:
         return len(self.hf)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, special tokens in it recognised, none added."""
+        """Encodes text, with special tokens in it recognized and none added."""
         if self._backend is not None:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
             return ids
         return list(self.hf.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        """Decodes ids with special tokens; invalid UTF-8 becomes U+FFFD."""
         known = self._bytes
         try:
             parts: list[bytes] = [known[i] or self.token_bytes(i) for i in ids]
@@ -97,7 +97,7 @@ class HFTokenizer:
         return token_id in self._special
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes of one token; none for an id beyond the vocabulary (models round theirs up)."""
+        """The exact bytes of a token; empty for an id beyond the vocabulary (models round its size up)."""
         if not 0 <= token_id < len(self._bytes):
             return b""
         known = self._bytes[token_id]
@@ -128,13 +128,13 @@ class HFTokenizer:
         return {int(i) for i in ends} | self._template_end()
 
     def _template_end(self) -> set[int]:
-        """The special token that the template puts right behind an assistant's words, if it does."""
+        """The special token that the template writes right after an assistant's text, if any."""
         if self.chat_template is None:
             return set()
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
         try:
             text = self.hf.apply_chat_template(messages, tokenize=False)
-        except Exception:  # noqa: BLE001  (a template may raise anything at a conversation that it does not like)
+        except Exception:  # noqa: BLE001  (a template may raise anything)
             return set()
         ids = self.encode(str(text).rpartition(_PROBE)[2])
         return {ids[0]} if ids and self.is_special(ids[0]) else set()

@@ -1,10 +1,9 @@
-"""Chat templates compiled: transformers' filters, functions and sandbox, and objects whose JSON is kept.
+"""Compiles chat templates with transformers' filters, functions and sandbox, and caches the JSON of objects.
 
-A template comes with a checkpoint, so it may be hostile. jinja2's sandbox keeps it from the machine, and here what it
-may use up is metered: every operator, filter, call, loop and buffer that makes a text or a list, or reads a whole one,
-takes from the units of the rendering, whether the template keeps what it made or drops it. What could be far larger
-than what it is made of is charged before it is made. Loops are charged as a whole where they begin, by their length, so
-that the steps of a loop cost nothing more.
+A template comes with a checkpoint, so it may be hostile. jinja2's sandbox protects the machine; in addition, resources
+are metered here: every operator, filter, call, loop and buffer that creates or reads a whole text or list is charged
+against the units of the rendering, even if the result is dropped. Values that may be much larger than their operands
+are charged before they are created. Loops are charged once at their start, by length.
 """
 
 from __future__ import annotations
@@ -50,50 +49,47 @@ from ajet_sdk.tokens.template_meter import (
 from ajet_sdk.types import Json, JsonView
 
 LONGEST = 50_000_000
-"""Characters of a rendering."""
+"""Longest rendering, in characters."""
 LONGEST_SOURCE = 200_000
 
 _LAZY = frozenset(("length", "count", "first", "last", "default", "d", "items", "attr", "random"))
 _LAZY |= {"map", "select", "selectattr", "reject", "rejectattr"}
-"""Filters that make and read nothing, or do so item by item."""
+"""Filters that create and read nothing, or work item by item."""
 _SLOW = frozenset(
     ("title", "urlencode", "wordcount", "sort", "unique", "groupby", "dictsort", "string", "escape", "e", "forceescape")
 )
 _NO_USE = frozenset(("wordwrap", "urlize", "striptags", "xmlattr", "pprint"))
-"""Filters that write web pages or are slow, and are left out."""
+"""Excluded filters: for web pages, or slow."""
 _COMPARING = frozenset(
     ("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le", "in")
 )
 _WALKING = frozenset(("join", "sum", "sort", "unique", "min", "max", "groupby", "list"))
-"""Filters that go through all that a lazy one gives."""
+"""Filters that consume a lazy one completely."""
 
 _SIMPLE = frozenset(("startswith", "endswith", "strip", "lstrip", "rstrip", "split", "upper", "lower", "find"))
-"""Methods of texts that are cheap with a short argument or none."""
+"""Text methods that are cheap with a short argument or none."""
 _SHORT_ARGUMENT = 16
 _OF_EVERY_DICT = frozenset(dir(dict))
 _OF_A_LOOP = frozenset(("first", "last", "index", "index0", "length", "previtem", "nextitem"))
 _LOOP, _ADD, _CONCAT, _LITERAL, _MADE, _READ, _SEARCHED = (
     f"ajet {name}" for name in ("loop", "+", "~", "[]", "made", "read", "searched")
 )
-"""Filters that no template can name."""
+"""Internal filters, with names that no template can use."""
 
 
 class Shown(Json):
-    """An object that every later prompt of its episode shows again, with the spellings that a template gave it.
-
-    It must not change.
-    """
+    """An immutable object with its cached JSON, since every later prompt of the episode renders it again."""
 
     __slots__ = ("shown",)
 
     def __init__(self, values: JsonView) -> None:
         super().__init__(values)
         self.shown: dict[object, str] = {}
-        """By the arguments of `tojson`."""
+        """Cached JSON by the arguments of `tojson`."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """The `generation` tag of training templates: it marks text and changes none."""
+    """The `generation` tag of training templates, which doesn't change the text."""
 
     tags = {"generation"}
 
@@ -121,19 +117,16 @@ def to_json(
     read(value)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     written = dict(value) if isinstance(value, Shown) else value
-    # Margins grow with the depth, so what has them is charged piece by piece.
+    # Indentation grows with depth, so that indented JSON is charged piece by piece.
     text = encoder.encode(written) if indent is None else "".join(map(charged, encoder.iterencode(written)))
     if isinstance(value, Shown):
         value.shown[how] = text
     return text
 
 
-# What a template may use up
-
-
-@pass_context  # which keeps jinja2 from calling it when it compiles
+@pass_context  # keeps jinja2 from calling it at compilation
 def _charge_loop(_: Context, values: Any, weight: int) -> object:
-    """What a loop goes through, charged by its length."""
+    """Charges the items of a loop by their number."""
     if not hasattr(values, "__len__"):
         values = made(list(values))
     spend(weight * (len(values) + 1))
@@ -147,7 +140,7 @@ def _charge_literal(_: Context, value: object, size: int) -> object:
 
 
 class _Metered(NodeTransformer):
-    """Has everything metered that is not a call or a filter of the template."""
+    """Meters everything except for calls and filters of the template."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         weight = _weight(node)
@@ -170,7 +163,7 @@ class _Metered(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        # A comparison with a text of the source takes no longer than that is.
+        # The time of a comparison with a constant is bounded by the constant's length.
         constant = isinstance(node.expr, nodes.Const) or all(isinstance(each.expr, nodes.Const) for each in node.ops)
         for each in node.ops:
             searched = each.op in ("in", "notin")
@@ -210,16 +203,16 @@ def _filtered(node: Any, name: str, *arguments: nodes.Expr) -> nodes.Filter:
 
 
 class _Generator(CodeGenerator):
-    """Has every value that is written out turned into text by `text_of`."""
+    """Converts every output value by `text_of`."""
 
     def _output_child_pre(self, node: nodes.Expr, frame: Any, finalize: Any) -> None:
         self.write("environment.text(")
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox with bounds, and a short way to a message's keys and to what a loop knows of itself.
+    """The sandbox with limits, and fast access to a message's keys and a loop's attributes.
 
-    Most of a long conversation's rendering is looking them up.
+    Their lookup takes most of the time for rendering a long conversation.
     """
 
     intercepted_binops = frozenset(("*", "**", "%", "-"))
@@ -227,7 +220,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     concat = staticmethod(join)  # type: ignore[assignment]
     text = staticmethod(text_of)
     weight = PASS
-    """Of a call."""
+    """Units of a call."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -273,7 +266,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             read([owner, args])
         elif isinstance(owner, (dict, LoopContext)):
             read(args)
-        elif owner is not None:  # strftime writes up to 256 times as much as its format has
+        elif owner is not None:  # the output of strftime is up to 256 times as long as its format
             spend(256 * sum(len(argument) for argument in args if isinstance(argument, str)))
         elif args and isinstance(__obj, LoopContext):  # a recursive loop
             args = (_charge_loop(__context, args[0], PASS), *args[1:])
@@ -292,12 +285,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _weight(node: nodes.Node) -> int:
-    """Units of a pass through a loop or a macro."""
+    """Units of an iteration of a loop, or of a macro."""
     return PASS * (1 + sum(1 for _ in node.find_all(nodes.Expr)) // 50)
 
 
 def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that charges what it reads and makes. It is run when a template is, and not when that is compiled."""
+    """Wraps a filter to charge what it reads and creates; it is never evaluated at compilation."""
     check, passed = CHECKS.get(name), getattr(function, "jinja_pass_arg", None)
     makes, simple = name not in _LAZY, name in ("trim", "upper", "lower", "length")
     reads, walks, factor = makes and name != "tojson", name in _WALKING, 9 if name in _SLOW else 0
@@ -342,7 +335,7 @@ def _metered_test(function: Any) -> Callable[..., Any]:
 
 @lru_cache(maxsize=32)
 def compile_template(source: str) -> jinja2.Template:
-    """Raises ConfigError where it cannot be parsed."""
+    """Compile a template. Raises ConfigError if it cannot be parsed."""
     if len(source) > LONGEST_SOURCE:
         raise ConfigError(f"the chat template has more than {LONGEST_SOURCE:,} characters")
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
@@ -358,7 +351,7 @@ def compile_template(source: str) -> jinja2.Template:
     del environment.globals["lipsum"]
     try:
         template = environment.from_string(source)
-        template.globals = dict(template.globals)  # copied at each rendering, and a ChainMap is slow at it
+        template.globals = dict(template.globals)  # copied for each rendering, which is slow for a ChainMap
         return template
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"the chat template cannot be parsed: {error} (line {error.lineno})") from error
@@ -369,7 +362,7 @@ def compile_template(source: str) -> jinja2.Template:
 
 
 def render(template: jinja2.Template, variables: JsonView) -> str:
-    """The text of a template. Raises ConfigError where it uses up more than it may, and what jinja2 raises."""
+    """Render a template. Raises ConfigError if it exceeds its limits, and errors of jinja2."""
     pieces, size, meter.left = list[str](), 0, MOST_UNITS
     try:
         for piece in template.generate(variables):

@@ -1,4 +1,4 @@
-"""Grammars over a tokenizer's ids: which replies they admit, and which tokens they allow next."""
+"""Matches replies against grammars over a tokenizer's ids."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ajet_sdk.protocols import Tokenizer
 
 
 class Matcher:
-    """The state of one reply under a grammar."""
+    """The state of a reply under a grammar."""
 
     def __init__(self, grammar: str, tokenizer: Tokenizer) -> None:
-        """Raises RequestRefused where the grammar can't be compiled."""
+        """Raises RequestRefused if the grammar can't be compiled."""
         self._matcher = _compiled(grammar, tokenizer).deep_copy()
         self._words = np.zeros((1, (len(tokenizer) + 31) // 32), dtype=np.int32)
 
     def allowed(self) -> npt.NDArray[np.int32]:
-        """Which tokens may come next: a bit for each id, 32 to a word, the lowest first. Shape (1, words)."""
+        """Mask of the allowed next tokens: a bit for each id, 32 per word, lowest first. Shape (1, words)."""
         self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         return self._words
 
     def take(self, token_id: int) -> bool:
-        """Go on by one token; False where it is not allowed, after which nothing is."""
+        """Advance by a token; False if it is not allowed, after which none is."""
         return bool(self._matcher.consume_token(token_id))
 
 
 def admits(grammar: str, tokenizer: Tokenizer, output_ids: Sequence[int]) -> bool:
-    """Whether a reply, whole or cut off, is one that could be drawn under the grammar."""
+    """Whether a grammar allows a reply, complete or truncated."""
     return bool(_compiled(grammar, tokenizer).deep_copy().consume_tokens([int(i) for i in output_ids]))
 
 
 @lru_cache(maxsize=256)
 def problem(grammar: str) -> str:
-    """Why the library can't compile a grammar that names no token; empty where it can."""
+    """The library's error for a grammar without tokens; empty if it compiles."""
     failed, messages = library().LLMatcher.validate_grammar_with_warnings(grammar)
     return messages[0].partition("\n   1 |")[0].partition(": ")[2].strip() if failed else ""
 
@@ -53,7 +53,7 @@ def _compiled(grammar: str, tokenizer: Tokenizer) -> Any:
 
 @lru_cache(maxsize=4)
 def _vocabulary(tokenizer: Tokenizer) -> Any:
-    """The tokenizer as the library knows one: the bytes of each id."""
+    """Converts the tokenizer for the library."""
     return library().LLTokenizer(library().TokenizerWrapper(_Vocabulary(tokenizer)))
 
 
@@ -71,7 +71,7 @@ class _Vocabulary:
 
 
 def library() -> Any:
-    """The package `llguidance`. Raises MissingExtra."""
+    """Imports `llguidance`. Raises MissingExtra."""
     try:
         import llguidance
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Tokenising piece by piece: where a text may be cut, and the ids of the pieces seen before."""
+"""Tokenizes text in pieces: finds safe cut points, and caches the ids of pieces."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ajet_sdk.protocols import Tokenizer
 
 
 class CutPoints:
-    """The special tokens of a tokenizer before which a text may be cut, learnt as they are met, by any thread.
+    """Special tokens before which a text may be cut, learnt as they occur. Thread-safe.
 
-    Only those are cuts that were seen to tokenise alone, whatever stands around them; there no merge can cross.
+    A token qualifies if it is tokenized separately in any context, so that no merge crosses the cut.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -21,14 +21,14 @@ class CutPoints:
         self._lock = threading.Lock()
         self._known: set[int] = set()
         self.heads: dict[str, list[int]] = {}
-        """The ids of each cut's text."""
+        """Ids by text of each cut token."""
         self._before: re.Pattern[str] | None = None
         self.anchor: str | None = None
-        """The text of a special token that stands alone, once one is known."""
+        """The text of the first cut token, once known."""
         self.learn(sorted(tokenizer.eos_ids))
 
     def learn(self, ids: Sequence[int]) -> None:
-        """Look at the tokens that are new among these."""
+        """Test new tokens among the ids."""
         unknown = set(ids) - self._known
         if unknown:
             with self._lock:
@@ -36,7 +36,7 @@ class CutPoints:
                     self._learn(token_id)
 
     def split(self, text: str) -> list[str]:
-        """The text's pieces; the whole of it where no cut is known."""
+        """Splits a text at known cuts."""
         return [text] if self._before is None else [piece for piece in self._before.split(text) if piece]
 
     def _learn(self, token_id: int) -> None:
@@ -52,7 +52,7 @@ class CutPoints:
         self._before = re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")")
 
     def _stands_alone(self, text: str, token_id: int) -> bool:
-        """Whether a cut before this token changes nothing, whatever stands around it."""
+        """Whether a cut before this token changes nothing in several contexts."""
         encode = self._tokenizer.encode
         for before, after in (("a", "b"), ("a ", " b"), ("a\n", "\nb"), ("a", text)):
             right = encode(text + after)
@@ -62,10 +62,10 @@ class CutPoints:
 
 
 class PieceEncoder:
-    """Encodes whole conversations piece by piece, remembering pieces, so that a text encoded before costs a look-up.
+    """Encodes conversations piece by piece with a cache, so that known text takes only a lookup.
 
-    A conversation whose calls do not go on from each other (a template that drops reasoning, say) then costs what is
-    new in each call. What is remembered is bounded by `limit` characters.
+    Calls that don't extend each other (a template that drops reasoning, for example) then cost only their new text. The
+    cache is limited to `limit` characters.
     """
 
     def __init__(self, tokenizer: Tokenizer, cuts: CutPoints, limit: int = 4_000_000) -> None:
@@ -74,14 +74,14 @@ class PieceEncoder:
         self._pieces: OrderedDict[str, list[int]] = OrderedDict()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a whole text, as the tokenizer gives them."""
+        """Encodes a text; the ids equal those of the tokenizer."""
         pieces = self._cuts.split(text)
         ids = self._tokenizer.encode(text) if len(pieces) == 1 else [i for piece in pieces for i in self._piece(piece)]
         self._cuts.learn(ids)
         return ids
 
     def behind(self, text: str, tail: str) -> list[int] | None:
-        """The ids of `tail` where it stands right of `text`; None where the two tokenise together."""
+        """The ids of `tail` after `text`; None if a token crosses the boundary."""
         head = self._cuts.heads.get(text) or self._tokenizer.encode(text)
         whole = self._tokenizer.encode(text + tail)
         return whole[len(head) :] if whole[: len(head)] == head else None

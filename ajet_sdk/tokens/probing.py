@@ -1,4 +1,4 @@
-"""The spelling of replies, learnt by rendering a chat template with sentinels, and the ids of calls."""
+"""Learns the format of replies by rendering a chat template with sentinels; generates call ids."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NAME, OTHER, KEY, KEY_2, VALUE, NUMBER = "zqname", "zqother", "zqkey", "zqsecond
 TEXT, REASON = "zqtext", "zqreason"
 
 _BY_TEMPLATE = ("auto", "template")
-"""Values of `model.tool_call_parser` with which the format is learnt."""
+"""Values of `model.tool_call_parser` for which the format is learnt."""
 
 
 def learn(tokenizer: Tokenizer, parser: str = "auto") -> ReplyFormat:
-    """The format that `tokenizer`'s template renders.
+    """Learns the format of a tokenizer's template.
 
-    Raises ConfigError for a `parser` that is unknown, or that does not read what is rendered.
+    Raises ConfigError for an unknown `parser`, or one that doesn't match the template.
     """
     if parser not in _BY_TEMPLATE and parser not in PARSERS:
         known = ", ".join([*_BY_TEMPLATE, *PARSERS])
@@ -41,16 +41,16 @@ def learn(tokenizer: Tokenizer, parser: str = "auto") -> ReplyFormat:
 
 
 def format_of(template: ChatTemplate, ends: tuple[str, ...], parser: str = "auto") -> ReplyFormat:
-    """The format that a template renders, or that `parser` names; `ends` are the texts that end a turn."""
+    """The format of a template, or of `parser`; `ends` are the texts that end a turn."""
     probe = _Probe(template, ends)
     calls = probe.calls() if parser in _BY_TEMPLATE else PARSERS[parser]
-    if "calls" in template.lacks:  # what stands behind such a call is the template's end of any turn
+    if "calls" in template.lacks:  # any text after it is the end of the turn
         calls = tuple(replace(call, close=call.close.partition("</tool_call>")[0] + "</tool_call>") for call in calls)
     return ReplyFormat(calls, probe.reasoning(calls), probe.preamble, probe.postamble)
 
 
 def call_id(prompt_ids: Sequence[int], output_ids: Sequence[int], choice: int, index: int) -> str:
-    """Nine letters and digits (what Mistral's templates insist on), the same whenever the same tokens were sampled."""
+    """An id of nine letters and digits, as Mistral's templates require, determined by the sampled tokens."""
     digest = hashlib.blake2b(digest_size=8)
     for numbers in ([len(prompt_ids), choice, index], prompt_ids, output_ids):
         digest.update(np.asarray(numbers, dtype=np.int64).tobytes())
@@ -60,7 +60,7 @@ def call_id(prompt_ids: Sequence[int], output_ids: Sequence[int], choice: int, i
 
 
 class _Probe:
-    """What one template writes for replies made of sentinels."""
+    """Renders replies with sentinels by a template."""
 
     def __init__(self, template: ChatTemplate, ends: tuple[str, ...]) -> None:
         self._template = template
@@ -73,21 +73,21 @@ class _Probe:
         self.postamble = self.postamble if self.postamble.strip() else ""
 
     def _until_end(self, text: str) -> str:
-        """A text up to the end of the turn."""
+        """Cuts a text at the end of the turn."""
         places = [at for end in self._ends if (at := text.find(end)) >= 0]
         text = text[: min(places)] if places else text
         ending = self._ending.rstrip()
         return text if places or not ending else text.rstrip().removesuffix(ending)
 
     def _without_reasoning(self, text: str) -> str:
-        """A text without an empty block of reasoning."""
+        """Removes an empty block of reasoning from a text."""
         if self._template.reasoning is not None:
             opening, closing = (re.escape(mark.strip()) for mark in self._template.reasoning)
             text = re.sub(rf"\s*(?:{opening})?\s*{closing}\s*", "", text)
         return text if text.strip() else ""
 
     def _reply(self, calls: Sequence[tuple[str, Mapping[str, object]]], **more: object) -> str:
-        """What the template writes for calls; their ids carry the names where it shows nothing but the ids."""
+        """Renders calls; their ids contain the names if the template shows only ids."""
         for written in (f"{ID[:-1]}{{number}}", "functions.{name}:{number}"):
             items = [
                 {
@@ -103,7 +103,7 @@ class _Probe:
         return re.sub(ID[:-1] + r"\d", ID, text)
 
     def calls(self) -> tuple[CallFormat, ...]:
-        """The spelling of calls as it was learnt, else all that are known."""
+        """The learnt format of calls, else all known ones."""
         single = self._until_end(self._reply([(NAME, {KEY: VALUE})]))
         double = self._until_end(self._reply([(NAME, {KEY: VALUE}), (OTHER, {KEY: VALUE})]))
         call_format = self._of_json(single, double) or self._of_python(single, double) or self._of_pairs(single, double)
@@ -112,7 +112,7 @@ class _Probe:
         return (call_format,) if call_format.open.strip() else (call_format, *PARSERS["llama3_json"][:1])
 
     def reasoning(self, calls: Sequence[CallFormat]) -> tuple[tuple[str, str], ...]:
-        """The marks around reasoning before content, and before calls where they are others."""
+        """The marks around reasoning before content, and before calls if different."""
         pairs = [self._template.reasoning] if self._template.reasoning is not None else []
         pairs = [(self._opening(before, mark), mark) for before, mark in pairs]
         text = self._reply([(NAME, {KEY: VALUE})], reasoning_content=REASON, thinking=REASON)
@@ -126,9 +126,9 @@ class _Probe:
         return tuple(pairs)
 
     def _opening(self, before: str, closing: str) -> str:
-        """The mark that opens reasoning: what the template writes before it, or what its generation prompt ends with.
+        """The mark that opens reasoning: the text before it, or else the end of the generation prompt.
 
-        That may be an empty block, which `closing` ends.
+        The latter may be an empty block, which ends with `closing`.
         """
         if before.strip():
             return before
@@ -158,7 +158,7 @@ class _Probe:
         return self._format(single, first.start(), first.end(), both.group(2) if both else "", python=True)
 
     def _of_pairs(self, single: str, double: str) -> CallFormat | None:
-        """Arguments as a key and a value each, between marks that a second argument shows."""
+        """Learns a format with pairs of keys and values, whose marks are found by a second argument."""
         both = self._until_end(self._reply([(NAME, {KEY: VALUE, KEY_2: NUMBER})]))
         shown = re.search(rf"{NAME}(.*?){KEY}(.*?){VALUE}(.*?){KEY_2}(.*?){NUMBER}", both, re.DOTALL)
         if shown is None or KEY not in single or VALUE not in single:
@@ -193,13 +193,13 @@ _TOOLS = [_tool(NAME), _tool(OTHER)]
 
 
 def _behind(text: str, mark: str) -> str | None:
-    """What follows a mark, whatever blanks are around it; None where the text does not begin with it."""
+    """The text after a mark, regardless of blanks; None if the text doesn't start with it."""
     text = text.lstrip()
     return text[len(mark.strip()) :] if text.startswith(mark.strip()) else None
 
 
 def _json_item(text: str, name: str) -> tuple[int, int, str | None] | None:
-    """Start and end of the item that calls `name`, and its middle."""
+    """Start, end and middle of the item that calls `name`."""
     at = text.find(name)
     if at < 0:
         return None

@@ -1,9 +1,8 @@
-"""A chat template: messages and tools in, text out, as transformers renders it.
+"""Renders messages and tools by a chat template, as transformers does.
 
-Templates differ in what they read: some take content only as a list of parts, some want a tool call's arguments as a
-string, some do not know the developer role, and many render no tools: for these the Hermes form is written
-(`tokens.hermes`). Which of these holds is found by probing the template itself, so that no marker of any template
-stands in this code.
+Templates differ in their input: some take content only as a list of parts, some want a tool call's arguments as a
+string, some do not know the developer role, and many render no tools, for which the Hermes format is used
+(`tokens.hermes`). These properties are found by probing the template, without knowledge of particular templates.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _TOOL = {
 
 
 class Arguments(Shown):
-    """A tool call's arguments as an object, with the spelling they came in."""
+    """A tool call's arguments as an object, with their original text."""
 
     __slots__ = ("spelling",)
 
@@ -53,7 +52,7 @@ class Arguments(Shown):
 
 
 def _arguments(value: object) -> Any:
-    """The arguments as an object, blank ones as the empty one; what is no JSON object stays the string it is."""
+    """Parses arguments to an object, empty for blank ones; other texts are unchanged."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return Arguments({}, value or "{}")
     try:
@@ -66,7 +65,7 @@ def _arguments(value: object) -> Any:
 
 
 def _content(value: object) -> Any:
-    """Parts that are all text become one string; nothing becomes the empty string."""
+    """Joins text parts to one string; None becomes the empty string."""
     if value is None:
         return ""
     if isinstance(value, list):
@@ -88,14 +87,14 @@ def _tool_call(call: Mapping[str, object]) -> dict[str, object]:
 
 
 def _spelt(call: Json) -> dict[str, object]:
-    """A cleaned tool call with its arguments as the string they came in."""
+    """Restores the original text of a cleaned tool call's arguments."""
     function = call["function"]
     arguments = getattr(function["arguments"], "spelling", function["arguments"])
     return {**call, "function": {**function, "arguments": arguments}}
 
 
 def clean(message: JsonView) -> Message:
-    """One form for what clients write in many: parts or string, arguments as string or object, null keys."""
+    """Normalizes a client's message: parts or string, arguments as string or object, null keys."""
     out: Message = {"role": message.get("role", ""), "content": _content(message.get("content"))}
     for key, value in message.items():
         if key not in _NOT_AS_IT_IS and value is not None and value != [] and value != {}:
@@ -111,9 +110,9 @@ def clean(message: JsonView) -> Message:
 
 
 def meaning(cleaned: Message) -> str:
-    """The meaning of a cleaned message: role, content, reasoning, and the calls by name and values of their arguments.
+    """Identifies a cleaned message by role, content, reasoning, and its calls' names and argument values.
 
-    Two messages of one meaning may still be shown differently, by a template that shows a name, an id or a spelling.
+    Messages with equal meaning may still be rendered differently, by names, ids or the spelling of arguments.
     """
     message: Message = {key: cleaned[key] for key in ("role", "content", "reasoning_content") if key in cleaned}
     calls = cleaned.get("tool_calls")
@@ -139,7 +138,7 @@ def _called(call: object) -> Any:
 
 
 def _valued(value: object) -> object:
-    """JSON with each number spelt one way: 1.0 is 1."""
+    """Normalizes numbers in JSON: 1.0 becomes 1."""
     if isinstance(value, Mapping):
         return {key: _valued(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -148,16 +147,16 @@ def _valued(value: object) -> object:
 
 
 def same_reply(a: Mapping[str, object], b: Mapping[str, object]) -> bool:
-    """Whether two messages say the same, whatever form a client gave them."""
+    """Whether two messages have equal meaning, regardless of their format."""
     return meaning(clean(a)) == meaning(clean(b))
 
 
 class ChatTemplate:
-    """A compiled template and what it was found to read.
+    """A compiled template with its probed properties.
 
     Args:
         source: the Jinja text.
-        variables: what the template reads beside messages and tools (`bos_token`, `eos_token`, ...).
+        variables: of the template, besides messages and tools (`bos_token`, `eos_token`, ...).
     """
 
     def __init__(self, source: str, variables: JsonView) -> None:
@@ -166,14 +165,14 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._parts = self._string_arguments = self._developer_is_system = False
         self.lacks: frozenset[str] = frozenset()
-        """What the template does not render, and is written in the Hermes form: `tools`, `calls` (and results)."""
+        """Features in the Hermes format, since the template doesn't render them: `tools`, `calls` (and results)."""
         self._leader = "system"
-        """The role of the message that tools are written into."""
+        """Role of the message with the tools."""
         self._probe()
 
     @staticmethod
     def of(source: str | None, variables: Mapping[str, object]) -> ChatTemplate:
-        """The template of a tokenizer, compiled and probed once per source and variables. Raises ConfigError."""
+        """Compiles and probes a template, once per source and variables. Raises ConfigError."""
         if not source:
             raise ConfigError(
                 "the tokenizer has no chat template, so messages cannot be tokenized: add `chat_template` to "
@@ -187,7 +186,7 @@ class ChatTemplate:
 
     @staticmethod
     def known(tokenizer: Tokenizer) -> ChatTemplate | None:
-        """The template of a tokenizer; None where it has none, or one that does not parse."""
+        """The template of a tokenizer; None without one, or if it cannot be parsed."""
         try:
             return ChatTemplate.of(tokenizer.chat_template, tokenizer.variables)
         except ConfigError:
@@ -211,8 +210,8 @@ class ChatTemplate:
         self.lacks = frozenset(name for name, shown in (("tools", tools), ("calls", self._shows_calls())) if not shown)
 
     def _shows_calls(self) -> bool:
-        """Whether name, arguments and result of a call are in the text. Some want ids of nine letters, and some show
-        nothing but an id that has the name in it."""
+        """Whether the text has name, arguments and result of a call. Some templates require ids of nine letters, and
+        some show only an id with the name."""
         for written in ("call00000", f"functions.{_NAME}:0"):
             function = {"name": _NAME, "arguments": json.dumps({_KEY: _VALUE})}
             calls = [{"id": written, "type": "function", "function": function}]
@@ -236,13 +235,13 @@ class ChatTemplate:
             return None
 
     def in_hermes_form(self, messages: Sequence[Mapping[str, object]], tools: object) -> bool:
-        """Whether some of a request is written in the Hermes form, as the template would drop it."""
+        """Whether a part of a request is written in the Hermes format, which the template would drop."""
         return bool(self.lacks) and (bool(tools) or ("calls" in self.lacks and about_tools(messages)))
 
     def _as_text(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None
     ) -> tuple[list[Message], Sequence[JsonView] | None]:
-        """Formed messages and tools with what the template lacks as text: calls, and tools where either is lacking."""
+        """Writes missing features as text into formed messages: calls, and tools if either is missing."""
         texts = [{**message, "content": _content(message["content"])} for message in messages]
         if "calls" in self.lacks:
             texts = with_calls_as_text(texts)
@@ -255,11 +254,11 @@ class ChatTemplate:
         return {**message, "content": [{"type": "text", "text": content}] if isinstance(content, str) else content}
 
     def form(self, message: Mapping[str, object]) -> Message:
-        """A client's message as this template reads it."""
+        """Converts a client's message for this template."""
         return self.form_cleaned(clean(message))
 
     def form_cleaned(self, cleaned: Message) -> Message:
-        """The same of a message that was cleaned already, which stays as it is."""
+        """Converts a cleaned message for this template, without changing it."""
         out = dict(cleaned)
         if self._developer_is_system and out["role"] == "developer":
             out["role"] = "system"
@@ -278,7 +277,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **options: object,
     ) -> str:
-        """The text of formed messages. `at` is the time that the template is told. Raises RequestRefused."""
+        """Renders formed messages. `at` is the time for the template. Raises RequestRefused."""
         if self.in_hermes_form(messages, tools):
             messages, tools = self._as_text(messages, tools)
         strftime: Callable[[str], str] = (at or datetime.now()).strftime
@@ -299,7 +298,7 @@ class ChatTemplate:
         at: datetime | None = None,
         **options: object,
     ) -> str:
-        """The text of formed messages up to the end of the last one's content. Raises RequestRefused."""
+        """Renders formed messages up to the end of the last one's content. Raises RequestRefused."""
         content = _content(messages[-1]["content"])
         text = self.render(messages, tools, at=at, add_generation_prompt=False, **options)
         stripped = content.strip() if isinstance(content, str) else ""
@@ -313,7 +312,7 @@ class ChatTemplate:
         return text[:end] + (blanks if text.startswith(blanks, end) else "")
 
     def reply_text(self, message: Mapping[str, object], tools: Sequence[Mapping[str, object]] | None = None) -> str:
-        """The text that the template renders for a reply after its generation prompt; empty if it refuses."""
+        """Renders a reply, after the generation prompt; empty if the template refuses."""
         formed = [self.form(m) for m in (_USER, message)]
         try:
             head, whole = self.render(formed[:1], tools), self.render(formed, tools, add_generation_prompt=False)
@@ -321,17 +320,17 @@ class ChatTemplate:
             return ""
         if whole.startswith(head):
             return whole[len(head) :]
-        # A generation prompt that history does not keep (an opened think block, say): cut at the last common token.
+        # The history may lack a part of the generation prompt (an opened think block): cut at the last common token.
         pairs = enumerate(zip(head, whole, strict=False))
         common = next((i for i, (a, b) in pairs if a != b), min(len(head), len(whole)))
         mark = max(whole.rfind(opening, 0, common) for opening in "<[")
-        if mark >= 0 and not set(whole[mark:common]) & set(">] \n"):  # within a mark: both begin alike
+        if mark >= 0 and not set(whole[mark:common]) & set(">] \n"):  # within a mark that starts in both
             common = mark
         return whole[common:]
 
     @cached_property
     def reasoning(self) -> tuple[str, str] | None:
-        """The text that the template renders around a reply's reasoning, found by rendering; None: it shows none."""
+        """The text around a reply's reasoning, found by rendering; None if the template doesn't show it."""
         reply = {"role": "assistant", "content": _TEXT, "reasoning_content": _REASON, "thinking": _REASON}
         body = self.reply_text(reply)
         if _REASON in body and _TEXT in body:

@@ -1,4 +1,4 @@
-"""Limits of a chat template, in units charged for every text or list that is made or read whole."""
+"""Limits of a chat template, in units charged for every text or list that is created or read."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from jinja2.utils import Namespace
 T = TypeVar("T")
 
 MOST_UNITS = 300_000_000
-"""Of one rendering: bytes that it makes, characters that it reads, and `PASS` for a call or a pass of a loop."""
+"""Units of a rendering: created bytes, read characters, and `PASS` for a call or an iteration of a loop."""
 LONGEST_VALUE = 10_000_000
-"""Characters or items of a value that a template makes."""
+"""Longest created value, in characters or items."""
 
 _WIDEST = 10_000
 PASS = 400
-"""Units of a call, and of a pass of a loop or a macro of fifty expressions."""
+"""Units of a call, or of an iteration of a loop or a macro with fifty expressions."""
 ITEM = 64
-"""Bytes of an item of a list that is made, beside what the list had before."""
+"""Bytes per item of a created list."""
 _NODE = 256
-"""Units of reading an item of a list or an object, beside its text."""
+"""Units of reading an item of a list or an object, besides its text."""
 _SHORT = 1_000
 TOGETHER = 8
-"""Operands of + that are added before the sum is charged."""
+"""Number of operands of + that are charged together."""
 _WIDE = re.compile(r"\d{5,}")
 _ALLOWED = frozenset(name for name in dir(str) if not name.startswith("_")) - {"translate", "maketrans", "encode"}
 
@@ -45,7 +45,7 @@ def spend(units: int) -> None:
 
 
 def spend_on(length: int) -> None:
-    """Charge a value of this length before it is made."""
+    """Charge a value of this length before it is created."""
     if length > LONGEST_VALUE:
         raise SecurityError(f"it makes a value of more than {LONGEST_VALUE:,} characters or items")
     spend(length)
@@ -57,14 +57,14 @@ def charged(text: str) -> str:
 
 
 def passed_on(values: Iterator[T]) -> Iterator[T]:
-    """The items of a lazy filter, each charged."""
+    """Charges each item of a lazy filter."""
     for value in values:
         spend(ITEM)
         yield value
 
 
 def made(value: T, item: int = ITEM) -> T:
-    """A value that a template made, charged by its memory without that of its items."""
+    """Charges a created value by its memory, without that of its items."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -78,7 +78,7 @@ def made(value: T, item: int = ITEM) -> T:
 
 
 def read(value: T) -> T:
-    """A value that is gone through, charged by its characters as it is written: what is in it twice counts twice."""
+    """Charges reading a value by the length of its text; repeated parts count repeatedly."""
     if isinstance(value, str):
         spend(len(value))
     elif isinstance(value, _CONTAINERS):
@@ -100,7 +100,7 @@ def read(value: T) -> T:
 
 
 def searched(value: T) -> T:
-    """A value that something is looked for in."""
+    """Charges searching a value."""
     return value if isinstance(value, dict) else read(value)
 
 
@@ -109,19 +109,19 @@ _CONTAINERS = (Mapping, list, tuple, Namespace, ValuesView, ItemsView)
 
 
 def text_of(value: object) -> str:
-    """The text of a value as the template renders it."""
+    """Converts a value to text, as the template renders it."""
     return value if type(value) is str else made(str(read(value)))
 
 
 def check_width(*widths: object) -> None:
-    """Of a text's padding, which is a number or a text."""
+    """Limit a text's padding, given as a number or a text."""
     for width in widths:
         if (len(width) if isinstance(width, str) else width if isinstance(width, int) else 0) > _WIDEST:
             raise SecurityError(f"it pads a text, or has a number, by more than {_WIDEST:,}")
 
 
 def join(pieces: Iterable[str]) -> str:
-    """The output of macros and blocks, joined."""
+    """Joins the output of macros and blocks."""
     pieces = list(pieces)
     spend_on(sum(map(len, pieces)))
     return made("".join(pieces))
@@ -132,7 +132,7 @@ def concat(*values: object) -> str:
 
 
 def add(*values: Any) -> Any:
-    """At most `TOGETHER` operands."""
+    """Adds at most `TOGETHER` operands."""
     try:
         total = "".join(values)
     except TypeError:
@@ -145,7 +145,7 @@ def add(*values: Any) -> Any:
 
 
 def check_method(text: str, name: str, arguments: tuple[Any, ...]) -> None:
-    """Charge what a method of a text reads and makes."""
+    """Charge what a text's method reads and creates."""
     if name not in _ALLOWED:
         raise SecurityError(f"it calls str.{name}")
     longest = 0
@@ -156,7 +156,7 @@ def check_method(text: str, name: str, arguments: tuple[Any, ...]) -> None:
             check_width(argument)
         else:
             read(argument)
-    # Some compare a long argument at every place.
+    # Some compare a long argument at every position.
     spend(len(text) * (longest + 1 if name.endswith("strip") else longest // 64 + 1))
     if name == "replace" and len(arguments) > 1:
         _check_replace(text, *arguments)
@@ -171,7 +171,7 @@ def _check_replace(text: str, old: object, new: object, *_: object) -> None:
 
 
 def check_format(text: str, values: object) -> None:
-    """Charge each place as if it had the longest value, in the greatest width."""
+    """Charge each placeholder as if it had the longest value and the greatest width."""
     spend(10 * len(text))
     if _WIDE.search(text):
         raise SecurityError("it formats a text with a width of more than four digits")

@@ -15,17 +15,17 @@ _SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "checkpoin
 
 
 def in_and_below(directory: Path, depth: int = _DEPTH) -> list[Path]:
-    """The DuckDB files in a directory and, so many levels deep, below it."""
+    """The DuckDB files in a directory and up to `depth` levels below it."""
     return sorted(_walk(directory, depth))
 
 
 def distinct(files: Iterable[Path]) -> list[Path]:
-    """Each file once, with links resolved."""
+    """Removes duplicates, with links resolved."""
     places: dict[Path, str] = {}
     by_path: dict[str, Path] = {}
     for file in files:
         directory = file.parent
-        if directory not in places:  # once for each directory: a link is looked for at every step of a path
+        if directory not in places:  # once per directory, since resolving checks every step of a path
             places[directory] = os.path.realpath(directory)
         path = os.path.realpath(file) if file.is_symlink() else f"{places[directory]}/{file.name}"
         by_path[path] = file
@@ -55,13 +55,12 @@ def readable(
     near: Sequence[Path],
     looked: Mapping[Path, list[str] | TraceError],
 ) -> tuple[list[Path], dict[Path, str]]:
-    """The files to read together, and why each of the others is left out.
+    """Selects the files to read together; also returns the reasons for leaving out the others.
 
-    `looked` are the runs of each file at rest, or why it cannot be read. The files `trace.duckdb` and `trace-*.duckdb`
-    of a directory are parts of its runs. A run that is there again is a copy and counted once: where it was recorded,
-    else where it was written to last. A live one is no copy. A database of something else that nobody named is passed
-    over. Raises TraceError where none is left, or where one of `named`, or of `near` (in a directory that was named) is
-    a trace and broken.
+    `looked` has the runs of each file at rest, or its error. The files `trace.duckdb` and `trace-*.duckdb` of a
+    directory are parts of its runs. A run that occurs again is a copy and counted once: where it was recorded, else
+    where it was last written; live runs are no copies. Other databases are ignored unless named. Raises TraceError if
+    no file is left, or if one of `named`, or of `near` (in a named directory), is a broken trace.
     """
     files_read: list[Path] = []
     skipped: dict[Path, str] = {}
@@ -69,7 +68,7 @@ def readable(
     file_of_run: dict[str, Path] = {}
     beside: dict[Path, list[Path]] = {}
     for file in files:
-        part = file.stem == "trace" or file.name.startswith("trace-")  # as a run names its files
+        part = file.stem == "trace" or file.name.startswith("trace-")  # file names of a run
         beside.setdefault(file.parent if part else file, []).append(file)
     close = {*named, *near}
     first, alone = {file.parent for file in close}, set(files)
@@ -103,14 +102,14 @@ def readable(
 
 
 def _unasked(file: Path, owner: Owner, *, deep: bool) -> list[str] | TraceError:
-    """The state of a live file: readable, or its error; its runs are not known."""
+    """The error of a live file that cannot be queried; otherwise no runs, since they are unknown."""
     if deep and owner.writes and not owner.url:
         return TraceError(f"{file} is being written by process {owner.pid}, which cannot be queried")
     return []
 
 
 def _changed(file: Path) -> float:
-    """Time of the last write to a trace: new rows go to its WAL file first."""
+    """Time of the last write to a trace or its WAL file."""
     return max(
         (part.stat().st_mtime for part in (file, file.with_name(f"{file.name}.wal")) if part.exists()), default=0
     )

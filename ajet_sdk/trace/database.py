@@ -28,16 +28,15 @@ from ajet_sdk.trace.schema import (
 _LOG = logging.getLogger("ajet.trace")
 _READER_WAIT = 5.0
 _WRITING = {**SETTINGS, "checkpoint_threshold": "128MB", "storage_compatibility_version": STORAGE_VERSION}
-"""Each checkpoint rewrites the last row group: at DuckDB's default of 16 MB it took half of the time."""
+"""Each checkpoint rewrites the last row group, which at DuckDB's default of 16 MB took half of the time."""
 
 
 def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> duckdb.DuckDBPyConnection:
-    """Open or create a trace file as its one owner, say so in gateway.json, and mark runs of a dead owner interrupted.
+    """Open or create a trace file as its only owner, announced in gateway.json; mark a dead owner's runs interrupted.
 
-    `again`: this process owns it already and opens it once more after a failure of the disk. `brief`: only to add
-    something and let go at once; runs stay as they are, and others wait for it.
-    Raises TraceLocked where a live process owns it, TraceVersionError where it is newer or foreign, TraceError where it
-    cannot be read or written.
+    `again`: this process owns the file and reopens it after a disk failure. `brief`: open it for a single write; runs
+    are unchanged, and other processes wait. Raises TraceLocked if a live process owns it, TraceVersionError if it is
+    newer or no trace, TraceError if it cannot be read or written.
     """
     owner = None if again else settled_owner(path)
     if owner and (owner.writes or owner.pid != os.getpid()):
@@ -69,7 +68,7 @@ def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> du
 
 
 def keep_private(path: Path) -> None:
-    """Give the WAL of a trace, which DuckDB makes readable for all, the permissions of the file itself."""
+    """Give the WAL of a trace, which DuckDB makes readable for all, the permissions of the file."""
     log = path.with_name(path.name + ".wal")
     with contextlib.suppress(FileNotFoundError):
         wanted = path.stat().st_mode & 0o777
@@ -78,7 +77,7 @@ def keep_private(path: Path) -> None:
 
 
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:
-    """Connect, waiting for readers that hold the file during a query."""
+    """Connect, waiting for readers that have the file open during a query."""
     deadline = time.monotonic() + _READER_WAIT
     while True:
         try:
@@ -108,7 +107,7 @@ _HEADERS = 3 * 4096
 
 
 def unborn(path: Path) -> bool:
-    """The file holds nothing: it is empty, or the beginning of a DuckDB file whose headers were never all written."""
+    """Whether a file is empty, or a DuckDB file without complete headers."""
     try:
         about = os.stat(path)  # noqa: PTH116 - a Path for each of a thousand files takes longer
     except (FileNotFoundError, NotADirectoryError):
@@ -120,11 +119,11 @@ def unborn(path: Path) -> bool:
 
 
 def check_whole(connection: duckdb.DuckDBPyConnection, files: Mapping[str, Path]) -> None:
-    """Raises TraceError where the end of an open file is missing: the rows that are left would read as if all.
+    """Raise TraceError if the end of an open file is missing: its remaining rows would seem complete.
 
-    `files` are the connection's by the names of their databases. A DuckDB file is three headers of 4 KiB and its
-    blocks, which a header counts. A checkpoint cuts off free blocks at the end without counting anew: then the last
-    block in use is looked for. Nothing here opens a file: to close it again would give up DuckDB's lock on it.
+    `files` are the connection's, by database name. A DuckDB file has three headers of 4 KiB and blocks, with their
+    number in a header. A checkpoint cuts off free blocks at the end without updating it, so that the last block in use
+    is searched. No file is opened here, since closing it would release DuckDB's lock.
     """
     sql = "SELECT database_name, total_blocks, block_size FROM pragma_database_size()"
     for name, blocks, block in connection.execute(sql).fetchall():
@@ -154,7 +153,7 @@ def _last_block(connection: duckdb.DuckDBPyConnection, name: str) -> int:
 
 @contextlib.contextmanager
 def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """All that the block writes, or nothing."""
+    """Runs the block as a transaction."""
     connection.execute("BEGIN")
     try:
         yield
@@ -166,7 +165,7 @@ def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 
 def _interrupt(connection: duckdb.DuckDBPyConnection) -> None:
-    """Mark the runs of an owner that is dead."""
+    """Marks the running runs of a dead owner as interrupted."""
     running = [run for (run,) in connection.execute("SELECT run_id FROM runs WHERE status = 'running'").fetchall()]
     if running:
         with transaction(connection), amending(connection, "runs", "list_contains(?, run_id)", [running]):
@@ -174,7 +173,7 @@ def _interrupt(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str = "main") -> None:
-    """Raises TraceVersionError unless the trace in `schema` has the version that this ajet reads and writes."""
+    """Raise TraceVersionError unless the trace in `schema` has this ajet's version."""
     try:
         row = connection.execute(f"SELECT schema_version FROM {schema}.meta").fetchone()
     except (duckdb.CatalogException, duckdb.BinderException) as error:
@@ -189,7 +188,7 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str
 
 
 def other_version(path: Path | str, version: int) -> str:
-    """The message for a trace of another version than this ajet's."""
+    """The message about a trace of another version."""
     if version > SCHEMA_VERSION:
         age, advice = "a newer", "update with: pip install -U ajet"
     else:
@@ -237,7 +236,7 @@ def explain(path: Path, error: Exception) -> TraceError:
 
 
 def insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table], batch: int) -> None:
-    """Write one batch in one transaction. A row that DuckDB cannot hold is logged and left out, alone."""
+    """Write a batch in a transaction. A row that DuckDB cannot store is logged and skipped."""
     try:
         _insert(connection, tables, batch)
     except duckdb.DataError:
@@ -264,11 +263,11 @@ def _insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table
 
 
 _LATER = "SELECT episode_id FROM episodes WHERE run_id = $run AND step > $step AND split IS DISTINCT FROM 'trial'"
-"""Trials are kept: a resumed run has the tasks that they chose."""
+"""Trials stay: a resumed run has the tasks that they selected."""
 
 
 def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: int, booked: Sequence[str] = ()) -> None:
-    """Mark what a run did after a step as rolled back; see TraceWriter.supersede."""
+    """Mark the part of a run after a step as rolled back; see TraceWriter.supersede."""
     values = {"run": run_id, "step": after_step}
     lost = f"""
         SELECT $run, coalesce(e.step, $step + 1), c.episode_id, c.call_id,
@@ -296,7 +295,7 @@ def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: in
 
 @contextlib.contextmanager
 def _optimized(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Plan the statements of the block: inserts, for which a writer's connection is made, need no optimizer."""
+    """Enables the optimizer, which a writer's connection doesn't need for its inserts."""
     connection.execute("PRAGMA enable_optimizer")
     try:
         yield
@@ -305,7 +304,7 @@ def _optimized(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 
 def undeliver(connection: duckdb.DuckDBPyConnection, episode_id: str, request_id: str, error: str) -> None:
-    """The calls of a request that have no error have this one."""
+    """Set the error of a request's calls without one."""
     calls, ids = "episode_id = $episode AND request_id = $request", {"episode": episode_id, "request": request_id}
     with transaction(connection), amending(connection, "calls", calls, ids):
         connection.execute(f"UPDATE calls SET error = $error WHERE {calls} AND error IS NULL", {**ids, "error": error})

@@ -1,4 +1,4 @@
-"""A digest of each row as it was written: what tells a file that was edited afterwards."""
+"""Digests of rows as written, to detect later edits of a file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pyarrow as pa
 
 _ROWS = 10_000
 _NULL = {pa.int32(): np.iinfo(np.int32).min, pa.float32(): float(np.finfo(np.float32).min)}
-"""What stands for a NULL in a list."""
+"""Substitutes for NULL in a list."""
 
 
 def digests_of(table: str, rows: pa.Table | pa.RecordBatch) -> list[int]:
-    """64 bits of the BLAKE2b of each row: of the values that are not NULL, with the names of their columns."""
+    """The 64-bit BLAKE2b digest of each row's non-NULL values with the names of their columns."""
     names = sorted(rows.schema.names)
     prefixes = [f"\x1e{name}=".encode() for name in names]
     digests = []
@@ -43,21 +43,21 @@ def _as_bytes(column: pa.Array | pa.ChunkedArray) -> list[bytes | None]:
 def digested(
     connection: duckdb.DuckDBPyConnection, table: str, where: str = "true", values: object = None, *, schema: str = ""
 ) -> Iterator[tuple[pa.RecordBatch, list[int]]]:
-    """Rows of a table, some thousand at a time, with their digests."""
+    """Yields batches of a table's rows with their digests."""
     rows = connection.sql(f"SELECT * FROM {schema}{table} WHERE {where}", params=values).to_arrow_reader(_ROWS)
     for batch in rows:
         yield batch, digests_of(table, batch)
 
 
 def seal(connection: duckdb.DuckDBPyConnection, digests: Sequence[int]) -> None:
-    """Store the digests of rows that are written in the same transaction."""
+    """Store digests of rows written in the same transaction."""
     if digests:
         connection.execute("INSERT INTO digests SELECT unnest(?::UBIGINT[])", [digests])
 
 
 @contextlib.contextmanager
 def amending(connection: duckdb.DuckDBPyConnection, table: str, where: str, values: object = None) -> Iterator[None]:
-    """The block changes or deletes rows `where`, and so do their digests: `ajet trace check` takes it for no edit."""
+    """Updates the digests of rows `where` that the block changes or deletes, so that `ajet trace check` accepts it."""
     before = [digest for _, digests in digested(connection, table, where, values) for digest in digests]
     if before:
         connection.execute("DELETE FROM digests WHERE digest IN (SELECT unnest(?::UBIGINT[]))", [before])

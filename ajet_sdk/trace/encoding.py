@@ -1,4 +1,4 @@
-"""Records -> Arrow tables, one per table of the store, with secrets left out and prompts as suffixes."""
+"""Converts records to Arrow tables, one per table of the store, without secrets and with prompts as suffixes."""
 
 from __future__ import annotations
 
@@ -37,16 +37,15 @@ Row = dict[str, Any]
 
 
 def scrub(value: object) -> Any:
-    """The same JSON with the text of every key that names a secret (`api_key`, `Authorization`, ...) removed.
+    """Removes the text of keys that name a secret (`api_key`, `Authorization`, ...) from JSON.
 
-    A text that is an address loses its password and keys; other texts stay as they are.
+    Addresses lose their password and keys; other texts are unchanged.
     """
     return masked(value, REMOVED, lambda text, by: public(text, by) if is_address(text) else text)
 
 
 def storable(value: object) -> Any:
-    """The value, or the reason, as text, why it cannot be stored as JSON. Methods of users' objects may raise
-    anything."""
+    """The value, or a text with the reason why it cannot be stored as JSON: users' methods may raise anything."""
     try:
         _ENCODER.encode(scrub(value))
     except BaseException as error:  # noqa: BLE001  a `__str__` that exits, say
@@ -62,7 +61,7 @@ def _as_text(value: object) -> str:
 
 
 def size_of(record: Record) -> int:
-    """A fast estimate of a record's bytes in memory."""
+    """Estimates a record's size in memory, in bytes."""
     if isinstance(record, Trained):
         return 1024 + record.advantages.nbytes + record.logprobs.nbytes + record.entropy.nbytes
     if not isinstance(record, Call):
@@ -81,9 +80,9 @@ def size_of(record: Record) -> int:
 
 
 class StoredCalls:
-    """The calls known to be in a file, to which later calls may refer.
+    """Calls known to be in a file, to which later calls may refer.
 
-    Bounded; a call whose parent is not known is stored whole.
+    The number is bounded; a call with an unknown parent is stored completely.
     """
 
     def __init__(self) -> None:
@@ -102,7 +101,7 @@ class StoredCalls:
         return known
 
     def clear(self) -> None:
-        """Forget all, since calls that were added may be lost."""
+        """Forget all, since added calls may be lost."""
         self._calls.clear()
 
     def __len__(self) -> int:
@@ -113,7 +112,7 @@ _KNOWN = 65_536
 
 
 def encode(records: Iterable[Record], stored: StoredCalls) -> dict[str, pa.Table]:
-    """One Arrow table per table of the store that gets rows. A record that cannot be stored is logged and left out."""
+    """Builds an Arrow table for each table of the store. Records that cannot be stored are logged and skipped."""
     rows: dict[str, list[Row]] = {}
     for record in records:
         try:
@@ -134,7 +133,7 @@ _CANNOT = (TypeError, ValueError, OverflowError, RecursionError, pa.ArrowExcepti
 
 
 def _safe_table(name: str, rows: Sequence[Row]) -> pa.Table:
-    """The rows as a table, without those that Arrow cannot hold (a number too large for its column)."""
+    """Builds a table without rows that Arrow cannot store (a number too large for its column)."""
     try:
         return _table(name, rows)
     except _CANNOT:
@@ -198,7 +197,7 @@ def _trained(trained: Trained, _: StoredCalls) -> list[tuple[str, Row]]:
 
 
 def _settings(request: Row) -> str:
-    """The JSON of a chat request without its messages: model, tools and the rest, the same for most calls of a run."""
+    """JSON of a chat request without its messages, cached, since it is the same for most calls of a run."""
     try:
         return _settings_of(marshal.dumps(request, _WITHOUT_REFERENCES))
     except ValueError:
@@ -211,11 +210,11 @@ def _settings_of(spelling: bytes) -> str:
 
 
 _WITHOUT_REFERENCES = 2
-"""The last `marshal` format in which equal values have equal bytes, shared or not."""
+"""The last `marshal` format without references, so that equal values have equal bytes."""
 
 
 def _simple(message: object) -> bool:
-    """Whether a message has only a role and a text, and so no secret keys."""
+    """Whether a message has only a role and a text, and therefore no secret keys."""
     return isinstance(message, dict) and message.keys() <= _SPOKEN and type(message.get("content")) in LEAVES
 
 
@@ -229,7 +228,7 @@ def _flat(record: BaseModel, _: StoredCalls) -> list[tuple[str, Row]]:
 _ROWS_OF: dict[type, Callable[[Any, StoredCalls], list[tuple[str, Row]]]] = {
     Run: _run, Episode: _episode, Call: _call, Trained: _trained
 }  # fmt: skip
-"""Of other records every field is a column."""
+"""Other records have a column for every field."""
 _TABLE_OF: dict[type[BaseModel], str] = {
     Run: "runs", Episode: "episodes", Call: "calls", Reward: "rewards", Metric: "metrics", LedgerEntry: "ledger",
     Trained: "trained", Feedback: "feedback",
@@ -237,7 +236,7 @@ _TABLE_OF: dict[type[BaseModel], str] = {
 
 
 def _plain(record: BaseModel) -> Row:
-    """The fields of a record that are stored unchanged."""
+    """Fields of a record that are stored unchanged."""
     values = record.__dict__
     texts, plain = _COLUMNS_OF[type(record)]
     row = {name: values[name] for name in plain}
@@ -250,13 +249,13 @@ def _plain(record: BaseModel) -> Row:
 
 
 _OF_AJET = frozenset(("error", "cause", "model", "name"))
-"""Columns of text that may name an address; what users and models wrote is stored as it is."""
+"""Text columns that may contain an address; texts of users and models are stored unchanged."""
 
 _NUMBERS = frozenset(("INTEGER", "DOUBLE", "BOOLEAN", "TIMESTAMPTZ"))
 
 
 def _columns(record: type[BaseModel], table: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of a record's columns that hold text, and of those that hold numbers and times."""
+    """Names of a record's text columns, and of those with numbers and times."""
     same = [(name, kind) for name, kind in COLUMNS[table].items() if name in record.model_fields]
     texts = tuple(name for name, kind in same if kind == "VARCHAR")
     return texts, tuple(name for name, kind in same if kind in _NUMBERS)
@@ -277,7 +276,7 @@ def _json(value: object) -> str:
     if type(value) is dict and not value:
         return "{}"
     text = _ENCODER.encode(value)
-    if "NaN" in text or "Infinity" in text:  # which are not JSON: stored as texts
+    if "NaN" in text or "Infinity" in text:  # not JSON: stored as text
         text = _ENCODER.encode(json.loads(text, parse_constant=str))
     return _text(text)
 

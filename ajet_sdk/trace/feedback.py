@@ -1,4 +1,4 @@
-"""Feedback into a trace: through its live owner where it has one, else into the file itself."""
+"""Stores feedback in a trace, through its live owner or directly in the file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from ajet_sdk.types import Feedback
 
 
 def give(path: Path, *feedback: Feedback) -> None:
-    """Store what a person said of episodes or calls of a trace; it is in the file when this returns.
+    """Store a person's feedback on episodes or calls; it is in the file when this returns.
 
-    `path` is a file or a directory with several, of which each feedback goes to the one that holds its episode. All
-    that goes to one file is written or none of it; a run that was interrupted stays so. Raises QueryError where there
-    is no such episode or call, TraceLocked where another process holds the file and takes no feedback, TraceError
-    where the file cannot be written.
+    `path` is a file, or a directory with several, where each feedback goes to the file with its episode. The feedback
+    for a file is stored completely or not at all. Raises QueryError for an unknown episode or call, TraceLocked if
+    another process has the file and takes no feedback, TraceError if the file cannot be written.
     """
     for file, mine in _places(Path(path), feedback).items():
         owner = settled_owner(file)
@@ -48,7 +47,7 @@ def _places(path: Path, feedback: tuple[Feedback, ...]) -> dict[Path, list[Feedb
 
 
 def _known(file: Path, episode_ids: list[str]) -> tuple[set[str], set[tuple[str, str]]]:
-    """The ids of these episodes and their calls in a file, finished or running."""
+    """Ids of the given episodes, finished or running, and of their calls in a file."""
     with open_trace(file) as reader:
         ended = reader.query("SELECT episode_id FROM episodes WHERE list_contains(?, episode_id)", [episode_ids])
         table = reader.query("SELECT episode_id, call_id FROM calls WHERE list_contains(?, episode_id)", [episode_ids])

@@ -1,6 +1,6 @@
-"""Many files at rest as one table each: their small columns, copied once; they tell which files hold the rest.
+"""Copies the small columns of many files at rest to one database, which also tells which files have the rest.
 
-A union of a thousand files costs a second to plan, for each query again. What most queries read is small.
+Planning a union of a thousand files takes a second for each query. Most queries read only small columns.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ajet_sdk.trace.query import SETTINGS, Scan
 from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, every_column, selected
 
 FEW = 16
-"""Up to so many files are read in place."""
+"""Largest number of files to read in place."""
 AT_ONCE = 32
-"""Files attached at a time: with each the statements of all take longer, and there is a limit to open files."""
+"""Number of files attached at once: each slows down all statements, and open files are limited."""
 _ROWS = 20_000
-"""Larger tables are read in place."""
+"""Largest table to copy, in rows."""
 _TOGETHER = frozenset({"runs", "episodes", "rewards", "calls"})
-"""What a list of episodes reads: attaching the files costs more than copying a table."""
+"""Tables for lists of episodes, copied together: attaching the files takes longer than copying a table."""
 _SMALL = frozenset({"VARCHAR", "INTEGER", "DOUBLE", "BOOLEAN", "TIMESTAMPTZ"})
 _COPIED = {table: [name for name, kind in columns.items() if kind in _SMALL] for table, columns in COLUMNS.items()} | {
     "calls": ["call_id", "episode_id", "agent", "phase", "trainable", "policy_version", "started_at"]
@@ -34,18 +34,18 @@ Stamp = tuple[int, ...]
 
 
 class Gathered:
-    """The small columns of files at rest in a database of its own, `file`; it lasts as long as the files stay."""
+    """A database `file` with the small columns of files at rest; valid until a file changes."""
 
     def __init__(self, file: Path, stamps: Mapping[Path, Stamp]) -> None:
         self.file = file
         self._numbered = list(stamps)
         self.stamps = dict(stamps)
-        """Of the files that it was copied from, in the state that they had then."""
+        """Stamps of the copied files at the time."""
         self.tables: set[str] = set()
         self._large: dict[str, set[Path]] = {}
 
     def look(self) -> dict[Path, list[str] | TraceError]:
-        """The runs of each file, or why it cannot be read."""
+        """Copies what lists of episodes read; returns the runs of each file, or its error."""
         runs: dict[Path, list[str]] = {file: [] for file in self._numbered}
         with self._opened() as connection:
             failed = self._copy(connection, _TOGETHER)
@@ -70,14 +70,14 @@ class Gathered:
 
     @contextmanager
     def _opened(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        # one thread: for a few rows of each of many tables, to hand them to another takes longer than to read them
+        # one thread: passing the few rows of each table to another takes longer than reading them
         with duckdb.connect(config={**SETTINGS, "enable_external_access": True, "threads": 1}) as connection:
-            connection.execute("PRAGMA disable_optimizer")  # a fifth of the time, and nothing in a plain copy to find
+            connection.execute("PRAGMA disable_optimizer")  # useless for a plain copy, and a fifth of its time
             connection.execute(f"ATTACH {quoted(self.file)} AS {self.file.name}")
             yield connection
 
     def _copy(self, connection: duckdb.DuckDBPyConnection, tables: Collection[str]) -> dict[Path, TraceError]:
-        """Why each of the files of which nothing was copied could not be read."""
+        """Copies tables; returns the errors of unreadable files."""
         for table in tables:
             typed = ", ".join(f'"{name}" {COLUMNS[table][name]}' for name in _COPIED[table])
             connection.execute(f"CREATE OR REPLACE TABLE {self.file.name}.{table} (file INTEGER, {typed})")
@@ -103,7 +103,7 @@ class Gathered:
                     if small:
                         into = f"INSERT INTO {self.file.name}.{table} SELECT file + $first, * EXCLUDE (file)"
                         sql = f"{into} FROM ({' UNION ALL '.join(small)})"
-                        if sql not in parsed:  # to parse it takes as long as the rest
+                        if sql not in parsed:  # parsing takes as long as the rest
                             [parsed[sql]] = connection.extract_statements(sql)
                         connection.execute(parsed[sql], {"first": first})
             except duckdb.Error:
@@ -122,7 +122,7 @@ class Gathered:
         return scan.columns <= set(_COPIED[table])
 
     def files(self, connection: duckdb.DuckDBPyConnection, table: str, scan: Scan) -> set[Path]:
-        """The files that must be read in place."""
+        """Files that must be read in place."""
         if self.answers(table, scan):
             return self._large[table]
         if scan.ids is None:
@@ -133,14 +133,14 @@ class Gathered:
         return self._large[table] | {self._numbered[i] for (i,) in connection.cursor().execute(sql).fetchall()}
 
     def source(self, table: str, scan: Scan) -> str | None:
-        """A SELECT of every column of what was copied; those not read are NULL. None where it doesn't answer."""
+        """A SELECT of every column of the copy, NULL if not copied; None if columns of the scan are missing."""
         if not self.answers(table, scan):
             return None
         return f"{every_column(table, _COPIED[table])} FROM {self.file.name}.{table}"
 
 
 def runs_of(files: Sequence[Path]) -> dict[Path, list[str] | TraceError]:
-    """The runs of each file at rest, or why it cannot be read."""
+    """The runs of each file at rest, or its error."""
     runs: dict[Path, list[str] | TraceError] = {file: [] for file in files}
     with duckdb.connect() as connection:
 
@@ -157,10 +157,10 @@ def each(
     files: Sequence[Path],
     take: Callable[[Sequence[Path], Mapping[Path, bool]], None],
 ) -> dict[Path, TraceError]:
-    """Attach files at rest, some at a time, and `take` from those; why each of the others cannot be read.
+    """Attaches files at rest in batches and calls `take` with each; returns the errors of unreadable files.
 
-    `take` is given files, each with whether it has tables, and finds them as `t0`, `t1`, ... Where it or one of the
-    files fails, it is called again for fewer.
+    `take` gets files, attached as `t0`, `t1`, ..., and whether each has tables. After an error it is called again for
+    fewer files.
     """
     failed: dict[Path, TraceError] = {}
     for start in range(0, len(files), AT_ONCE):
@@ -181,9 +181,9 @@ def each(
 
 
 def attach(connection: duckdb.DuckDBPyConnection, files: Mapping[int, Path]) -> dict[Path, bool]:
-    """Attach files at rest read-only, as `t` and their number: whether each has tables yet.
+    """Attach files at rest read-only, as `t` and their number; returns whether each has tables.
 
-    Raises TraceError for the first that cannot be read, TraceVersionError where it is of another version or foreign.
+    Raises TraceError for the first unreadable file, TraceVersionError for one of another version, NotATrace.
     """
     for i, file in files.items():
         try:
@@ -193,7 +193,7 @@ def attach(connection: duckdb.DuckDBPyConnection, files: Mapping[int, Path]) -> 
     if not files:
         return {}
     check_whole(connection, {f"t{i}": file for i, file in files.items()})
-    with suppress(duckdb.Error):  # then each by itself tells which it was
+    with suppress(duckdb.Error):  # then each file is checked separately
         together = " UNION ALL ".join(f"SELECT {i}, schema_version FROM t{i}.main.meta" for i in files)
         rows = connection.execute(together).fetchall()
         if {i for i, version in rows if version == SCHEMA_VERSION} == files.keys():
@@ -201,7 +201,7 @@ def attach(connection: duckdb.DuckDBPyConnection, files: Mapping[int, Path]) -> 
     made: dict[Path, bool] = {}
     for i, file in files.items():
         try:
-            made[file] = has_tables(connection, f"t{i}")  # false where its owner was killed before it had made them
+            made[file] = has_tables(connection, f"t{i}")  # false if its owner was killed before creating them
             if made[file]:
                 check_version(connection, file, f"t{i}.main")
         except duckdb.Error as error:

@@ -1,4 +1,4 @@
-"""Records that a caller may rely on before they are in the trace file: lines of JSON beside it."""
+"""A journal of records that are not yet in the trace file: lines of JSON beside it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ajet_sdk.trace.encoding import Record, scrub
 from ajet_sdk.types import Call, Episode, Run, new_id
 
 IDS = {"runs": "run_id", "episodes": "episode_id", "calls": "call_id"}
-"""The tables of what a journal holds, and the column by which a row is known."""
+"""Tables of the records in a journal, with their key columns."""
 
 _KINDS = {kind.__name__: kind for kind in (Run, Episode, Call)}
 
 
 class Journal:
-    """The journal of one writer, `TRACE.PID-ID.journal`, locked as long as its process lives.
+    """The journal of a writer, `TRACE.PID-ID.journal`, locked while its process lives.
 
-    `synced`: what is appended survives the machine, not the process alone. Raises OSError where it cannot be written.
+    `synced`: records survive a crash of the machine, not only of the process. Raises OSError if it cannot be written.
     """
 
     def __init__(self, trace: Path, *, synced: bool) -> None:
@@ -40,16 +40,16 @@ class Journal:
         os.fsync(directory)
         os.close(directory)
         self.size = 0
-        """In bytes."""
+        """Size in bytes."""
         self._writing, self._syncing = threading.Lock(), threading.Lock()
         self._appended = self._synced = 0
 
     def append(self, records: Sequence[Record]) -> None:
-        """Write records and, if they are synced, wait for the disk; threads that append at once share that wait."""
+        """Write records and, if synced, wait for the disk; concurrent threads share one sync."""
         lines = [{type(r).__name__: scrub(r.model_dump())} for r in records]
-        text = "".join(f"\n{json.dumps(line, default=_plain)}" for line in lines)  # a torn line ends at the next
+        text = "".join(f"\n{json.dumps(line, default=_plain)}" for line in lines)  # a torn line ends at the next one
         with self._writing:
-            if self._file.closed:  # by another thread, which has seen these records written
+            if self._file.closed:  # by another thread, after these records were written
                 return
             self.size += self._file.write(text.encode()) or 0
             self._appended += 1
@@ -59,11 +59,11 @@ class Journal:
         with self._syncing:
             if self._synced < turn and not self._file.closed:
                 last = self._appended
-                getattr(os, "fdatasync", os.fsync)(self._file.fileno())  # the first does not write the file's times
+                getattr(os, "fdatasync", os.fsync)(self._file.fileno())  # fdatasync doesn't write the file's times
                 self._synced = last
 
     def clear(self) -> None:
-        """Forget all records: they are in the trace file."""
+        """Delete all records, which are in the trace file."""
         with self._writing:
             self._file.truncate(0)
             self.size = 0
@@ -79,7 +79,7 @@ def _plain(value: object) -> object:
 
 
 def left_behind(directory: Path, trace: str | None = None) -> Iterator[Path]:
-    """The journals of a trace file, or of all in a directory, that no living process writes."""
+    """Journals without a living writer, of a trace file or of all files in a directory."""
     for path in sorted(directory.glob(f"{'*' if trace is None else glob.escape(trace)}.*.journal")):
         try:
             with path.open("rb") as file:
@@ -90,7 +90,7 @@ def left_behind(directory: Path, trace: str | None = None) -> Iterator[Path]:
 
 
 def trace_of(journal: Path) -> Path:
-    """The trace file that a journal belongs to."""
+    """The trace file of a journal."""
     return journal.with_suffix("").with_suffix("")
 
 
@@ -104,7 +104,7 @@ def id_of(record: Kept) -> str:
 
 
 def records_of(journal: Path) -> list[Kept]:
-    """The records of a journal, without one that a kill or a full disk cut off, on which nobody relies."""
+    """Reads the records of a journal, except for one that was cut off by a kill or a full disk."""
     records: list[Kept] = []
     for line in journal.read_bytes().split(b"\n"):
         try:

@@ -1,4 +1,4 @@
-"""Limits of trace files by age, size and number, and the deletion of what is beyond them."""
+"""Limits of trace files by age, size and number, and deletion of files beyond them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**
 
 
 def age(text: str, of: str) -> timedelta:
-    """`30d`, `12h`, `2w`, `45m`, `10s`. Raises ConfigError, which names the option `of`."""
+    """Parses `30d`, `12h`, `2w`, `45m`, `10s`. Raises ConfigError with the option's name `of`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", text.lower())
     if not match:
         raise ConfigError(f"{of} takes a number with s, m, h, d or w, such as 30d (got {text!r})")
@@ -26,7 +26,7 @@ def age(text: str, of: str) -> timedelta:
 
 
 def size(text: str, of: str) -> int:
-    """`500MB`, `2GiB`, `1000000`, in bytes. Raises ConfigError, which names the option `of`."""
+    """Parses `500MB`, `2GiB`, `1000000` to bytes. Raises ConfigError with the option's name `of`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|)\s*", text.lower())
     if not match or match[2] not in _SIZES:
         raise ConfigError(f"{of} takes a number with kB, MB or GB, such as 500MB (got {text!r})")
@@ -35,17 +35,16 @@ def size(text: str, of: str) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a file, or the files of a directory, may reach; None: no limit."""
+    """Limits of a file, or of the files in a directory; None: no limit."""
 
     age: timedelta | None = None
     size: int | None = None
-    """In bytes."""
+    """Size in bytes."""
     files: int | None = None
 
     @classmethod
     def of(cls, texts: str | Sequence[str], name: str, *, files: bool = True) -> Limits:
-        """`30d`, `2GB`, and `100 files` if there is such a limit; or several. Raises ConfigError, which names the
-        parameter."""
+        """Parses `30d`, `2GB`, with `files` also `100 files`, or several. Raises ConfigError with the parameter's name."""
         limits: dict[str, timedelta | int] = {}
         limit: timedelta | int
         for text in texts if isinstance(texts, Sequence) and not isinstance(texts, str) else [texts]:
@@ -65,14 +64,14 @@ class Limits:
         return cls(**limits)  # type: ignore[arg-type]
 
     def reached(self, path: Path, age: float) -> bool:
-        """By a file that is so many seconds old."""
+        """Whether a file of the given age in seconds reaches a limit."""
         return (self.age is not None and age >= self.age.total_seconds()) or (
             self.size is not None and bytes_of(path) >= self.size
         )
 
 
 def bytes_of(path: Path) -> int:
-    """The size of a trace file with the log beside it; 0 where there is none."""
+    """Size of a trace file with its WAL; 0 if there is none."""
     total = 0
     for part in (path, log_of(path)):
         try:
@@ -83,14 +82,14 @@ def bytes_of(path: Path) -> int:
 
 
 def log_of(path: Path) -> Path:
-    """Where DuckDB keeps what is not yet in the file itself."""
+    """DuckDB's WAL of a file."""
     return path.with_name(path.name + ".wal")
 
 
 def delete_beyond(limits: Limits, directory: Path, prefix: str) -> list[Path]:
-    """Make room for one more: delete the oldest trace files whose names begin so, as long as a limit is passed.
+    """Delete the oldest trace files whose names start with `prefix`, until one more fits the limits.
 
-    Files being written stay. Files count by the time of their last change. Returns what was deleted.
+    Files being written stay. The age is that of the last change. Returns the deleted files.
     """
     written = {owner.trace for owner in owners(directory.resolve()) if owner.alive}
     traces = []

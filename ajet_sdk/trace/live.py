@@ -1,4 +1,4 @@
-"""A live trace: `gateway.json` says who owns a file; authenticated loopback routes give rows and take feedback."""
+"""A live trace: authenticated loopback routes of its owner, in `gateway.json`, return rows and take feedback."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FEEDBACK_PATH = "/trace/feedback"
 
 COST_HEADER = "x-ajet-processor-seconds"
-"""Response header with the CPU seconds it took."""
+"""Response header with the CPU seconds that it took."""
 
 _EXCHANGE = 0.002
 """CPU seconds to receive a request and send its response, without reading."""
@@ -39,7 +39,7 @@ _ARROW = "application/vnd.apache.arrow.stream"
 _BODY_BYTES = 1 << 20
 
 _DYING = 5.0
-"""Seconds from a broken connection until the process that ended counts as one that lives and does not answer."""
+"""Seconds after a broken connection for a process to end, before it counts as alive but unresponsive."""
 
 _AT_ONCE = 2
 """Concurrent responses."""
@@ -48,10 +48,10 @@ _FEEDBACK = TypeAdapter(list[Feedback])
 
 
 def post(owner: Owner, path: str, body: object) -> httpx.Response | None:
-    """Send a request to a live owner; None if it is gone. Raises TraceError if it lives and does not answer."""
+    """Send a request to a live owner; None if it has ended. Raises TraceError if it is alive but doesn't answer."""
     if not owner.url:
         raise ValueError(f"process {owner.pid} does not answer")
-    import httpx  # a quarter of what `ajet trace ls` takes to start, and only a live run is asked
+    import httpx  # a quarter of the start time of `ajet trace ls`, and only needed for live runs
 
     try:  # plain http on loopback: no proxy, and no certificates to load
         with httpx.Client(trust_env=False, verify=False, timeout=httpx.Timeout(5.0, read=TIMEOUT + 10)) as client:
@@ -81,9 +81,9 @@ _Answer = Callable[["TraceWriter", bytes], Awaitable["Response"]]
 
 
 def live_routes(writer: TraceWriter, token: str) -> list[Route]:
-    """The routes of a live trace; each is a POST and answers 401 without `Bearer token`.
+    """The POST routes of a live trace, which answer 401 without `Bearer token`.
 
-    /trace/rows takes a RowsOf as JSON and answers an Arrow stream, few at a time, or 503 where the run ends meanwhile;
+    /trace/rows takes a RowsOf as JSON and returns an Arrow stream, a few at a time, or 503 if the run ends meanwhile;
     /trace/feedback takes a list of Feedback.
     """
     from starlette.routing import Route
@@ -124,7 +124,7 @@ async def _rows(turns: asyncio.Semaphore, writer: TraceWriter, raw: bytes) -> Re
             data, seconds = await anyio.to_thread.run_sync(_stream, writer, wanted, abandon_on_cancel=True)
     except QueryError as error:
         return JSONResponse({"error": str(error)}, 400 if writer.is_open else 503)
-    except asyncio.CancelledError:  # the server stops, and would send 500 in its place
+    except asyncio.CancelledError:  # the server stops, and would send 500 otherwise
         return JSONResponse({"error": "the run is ending"}, 503)
     return Response(data, media_type=_ARROW, headers={COST_HEADER: f"{seconds + _EXCHANGE:.6f}"})
 
@@ -152,11 +152,11 @@ async def _feedback(writer: TraceWriter, raw: bytes) -> Response:
 
 
 def _stream(writer: TraceWriter, wanted: RowsOf) -> tuple[bytes, float]:
-    """The response and its CPU seconds; waiting for a busy run is not counted. What was put before is in it."""
+    """The response, with all earlier records, and its CPU seconds without waiting for a busy run."""
     import pyarrow as pa
 
     began = time.thread_time()
-    with contextlib.suppress(TraceError):  # of the disk: what is in the file is read
+    with contextlib.suppress(TraceError):  # of the disk: return the rows in the file
         writer.flush(_FLUSH_SECONDS)
     table = wanted.read(writer.query)
     sink = pa.BufferOutputStream()

@@ -1,7 +1,4 @@
-"""Answers of a live run about its trace: rows of one table, or how far that table is. No SQL reaches the run.
-
-A SELECT may take any memory and time; these take what the rows take, and how many bytes an answer has is bounded.
-"""
+"""Requests to a live run for rows of its trace, without SQL, so that their time and memory are bounded."""
 
 from __future__ import annotations
 
@@ -28,13 +25,13 @@ _MARKS = {
     "episodes": "count(*) FILTER (superseded)",
     "ledger": "count(*) FILTER (outcome = 'superseded')",
 }
-"""What differs once rows have been changed: in `metrics` and `trained` they are deleted, and numbered anew."""
+"""SQL that differs once rows have changed; in `metrics` and `trained` they are deleted and renumbered."""
 
 
 class RowsOf(BaseModel):
-    """Some columns of the rows of a table after one, in their order, and `_row`, the number of each.
+    """A request for columns of a table's rows after a given one, in order, with their numbers as `_row`.
 
-    Without columns the answer is one row: `n`, how many there are, and `mark`, which differs once rows have changed.
+    Without columns the answer is one row with the number of rows `n`, and a `mark` that differs once rows have changed.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
@@ -59,7 +56,7 @@ class RowsOf(BaseModel):
         return self
 
     def read(self, query: Callable[..., pa.Table]) -> pa.Table:
-        """The answer, by a writer's `query`. Raises QueryError where several rows are over 64 MiB: ask for fewer."""
+        """Reads the rows by a writer's `query`. Raises QueryError for several rows above 64 MiB: request fewer."""
         if not self.columns:
             return query(f"SELECT count(*) AS n, {_MARKS.get(self.table, '0')}::BIGINT AS mark FROM {self.table}")
         listed = ", ".join(f'"{name}"' for name in dict.fromkeys(self.columns))

@@ -1,4 +1,4 @@
-"""The live process that owns a trace file, as announced in `gateway.json` beside it."""
+"""The live process that owns a trace file, announced in `gateway.json`, and the rows that it can be asked for."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ class Owner:
     started: str
     host: str
     writes: bool = False
-    """Whether a TraceWriter of it has the file open; a gateway alone does not."""
+    """Whether its TraceWriter has the file open, rather than only its gateway."""
     url: str | None = None
     token: str | None = None
     brief: bool = False
-    """Whether it has the file open only for a moment, so others should wait."""
+    """Whether it has the file open only briefly, so that others should wait."""
     source: Path | None = None
     """Its gateway.json."""
 
     @property
     def alive(self) -> bool:
-        """Of another machine's process, on a shared disk, its gateway tells; without one only the file's lock can."""
+        """Whether the process lives; for one on another machine with a shared disk, whether its gateway answers."""
         if self.host == socket.gethostname():
             return process_started(self.pid) == self.started != ""
         return bool(self.url) and not _LOOPBACK.match(self.url or "") and _answers(self)
 
     @property
     def stands(self) -> bool:
-        """Alive, and still announced: a service that has begun another file withdraws this one."""
+        """Whether it is alive and still announced: a service that has started another file retracts this one."""
         now = self if self.source is None else _read(self.source)
         return now is not None and (now.trace, now.url) == (self.trace, self.url) and self.alive
 
@@ -69,7 +69,7 @@ def _answers(owner: Owner) -> bool:
 
 
 def process_started(pid: int) -> str:
-    """When a process started, in the system's own terms; empty where there is no such process. Tells reused pids."""
+    """Start time of a process in the system's format, to detect reused pids; empty without such a process."""
     if sys.platform == "linux":
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
@@ -84,10 +84,10 @@ def process_started(pid: int) -> str:
 def announce(
     path: Path, url: str | None = None, token: str | None = None, *, writes: bool = False, brief: bool = False
 ) -> None:
-    """Say beside the trace file `path`, readable by this user only, that this process writes it or gives rows of it.
+    """Announce beside a trace file, readable by this user only, that this process writes it or serves its rows.
 
-    Called by the writer and by the gateway, in either order; what the other said is kept. A file that another live
-    process owns is left as it is. `brief`: it has the file for a moment only.
+    Called by writer and gateway in either order, keeping the other's data. The announcement of another live process is
+    unchanged. `brief`: it has the file only briefly.
     """
     path = path.resolve()
     before = owner_of(path)
@@ -107,7 +107,7 @@ def announce(
 
 
 def retract(path: Path, *, writes: bool = False) -> None:
-    """Withdraw the url, or (`writes`) the ownership and the whole announcement."""
+    """Retract the url, or (`writes`) the whole announcement."""
     owner = owner_of(path)
     if not owner or owner.pid != os.getpid() or not owner.source:
         return
@@ -128,7 +128,7 @@ def owner_of(path: Path) -> Owner | None:
 
 
 def settled_owner(path: Path) -> Owner | None:
-    """The live owner, after waiting for one that has the file only for a moment."""
+    """The live owner, after waiting for one that has the file only briefly."""
     deadline = time.monotonic() + _MOMENT
     while (owner := owner_of(path)) and owner.brief and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -136,7 +136,7 @@ def settled_owner(path: Path) -> Owner | None:
 
 
 def settled_owners(paths: Iterable[Path]) -> dict[Path, Owner]:
-    """The settled owners of those files that have one; each directory is read once."""
+    """The settled owners of files; reads each directory once."""
     by_directory: dict[Path, list[Path]] = {}
     for path in paths:
         by_directory.setdefault(path.parent, []).append(path)
@@ -159,9 +159,9 @@ def _read(source: Path) -> Owner | None:
 
 
 def _announcement_path(path: Path) -> Path:
-    """gateway.json, or a name derived from the file if another live process of the directory has that.
+    """gateway.json, or a name derived from the file if another live process uses it.
 
-    A file `trace-...` always has its own, since processes that start together would race for gateway.json.
+    A file `trace-...` always gets its own, since concurrent processes would race for gateway.json.
     """
     per_trace, home = path.with_name(f"{path.stem}.gateway.json"), path.with_name("gateway.json")
     there = _read(home) if home.exists() else None

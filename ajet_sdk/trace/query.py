@@ -1,4 +1,4 @@
-"""Runs one SELECT read-only, with limits of time and size, and finds the columns and episodes that it reads."""
+"""Runs a SELECT read-only, with limits of time and size, and finds the columns and episodes that it reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FORBIDDEN = re.compile(
     r"arrow_scan\w*|(pandas|python)_\w+|(force_)?checkpoint|query(_table)?|json_execute_serialized_sql"
     r"|(enable|disable|truncate|register|deregister)_\w+|\w+_(database|external_resource|grammar_extension)"
 )
-"""Functions that run a text as SQL, read memory by its address, or change the process or what it writes."""
+"""Functions that run text as SQL, read memory by address, or change the process or its files."""
 
 _ROWS = 2048
 """Rows between two checks of the size: DuckDB's vector size."""
@@ -53,9 +53,8 @@ def select(
 ) -> pa.Table:
     """Run exactly one SELECT or EXPLAIN on a cursor of `root`, in a read-only transaction.
 
-    `prepare` is given the cursor first, to make temporary views for this query alone. Raises QueryError where it is
-    another statement, takes longer than `timeout` seconds, is called off by `stop`, fails, or its result is larger
-    than `most_bytes`.
+    `prepare` can create temporary views on the cursor for this query. Raises QueryError for another statement, after
+    `timeout` seconds, if canceled by `stop`, for an error, or if the result is larger than `most_bytes`.
     """
     stop = stop or Stop()
     try:
@@ -113,7 +112,7 @@ def only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statem
 
 
 def _called(sql: str) -> Iterator[str]:
-    """Names before a `(`, as DuckDB reads them: neither quotes nor comments hide one, and a text is none."""
+    """Yields names before a `(`, tokenized by DuckDB, so that quotes and comments cannot hide them."""
     text, tokens = sql.encode(), duckdb.tokenize(sql)
     ends = [*(at for at, _ in tokens[1:]), len(text)]
     parts = [
@@ -158,11 +157,11 @@ def _stopped() -> QueryError:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The columns and rows that a query reads of a table."""
+    """The columns and rows of a table that a query reads."""
 
     columns: frozenset[str]
     ids: tuple[str, frozenset[str]] | None = None
-    """A column and its values, if the query reads only rows with these; None: any row."""
+    """A column with the values of the read rows; None: any row."""
 
     def __or__(self, other: Scan) -> Scan:
         same_column = self.ids is not None and other.ids is not None and self.ids[0] == other.ids[0]
@@ -181,7 +180,7 @@ _ID = r"'[0-9A-Za-z_-]+'"
 _ONLY = re.compile(rf"(?:optional: )?\((episode_id|call_id|run_id) (?:= ({_ID})|IN \(({_ID}(?:, {_ID})*)\))\)")
 
 _PRUNING = "statistics_propagation,empty_result_pullup"
-"""Optimizers that would remove scans of empty tables, as all tables are here."""
+"""Optimizers that would remove scans of the planner's empty tables."""
 
 
 class Planner:
@@ -195,7 +194,7 @@ class Planner:
         self._connection.execute(f"SET disabled_optimizers = '{_PRUNING}'")
 
     def scans(self, sql: str, parameters: Sequence[object] = ()) -> dict[str, Scan]:
-        """Table -> what one SELECT or EXPLAIN reads of it. Raises QueryError where it is not one, or wrong."""
+        """The scans of a SELECT or EXPLAIN by table. Raises QueryError for an invalid one."""
         with self._lock:
             statement = only_statement(self._connection, sql)
             text = sql
@@ -227,7 +226,7 @@ def _scan(table: str, about: Mapping[str, Any]) -> Scan:
     listed = set(details.get("Projections") or ()) - _VIRTUAL
     if not listed <= COLUMNS[table].keys():
         return _EVERYTHING[table]
-    # Columns that only filter are not among those projected. One named in a constant is read for nothing.
+    # Columns in filters are not projected. One that is named in a constant is read unnecessarily.
     words = set(re.findall(r"\w+", " ".join(str(part) for parts in details.values() for part in parts)))
     columns = frozenset(listed | (COLUMNS[table].keys() & words))
     for text in details.get("Filters") or ():

@@ -1,4 +1,4 @@
-"""Reading a trace: live through its owner, else the file itself, several files as one; and records as objects."""
+"""Reads traces: live ones through their owner, others from the file, several files as one; and records as objects."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ _PATIENCE = 20.0
 _OPENING = 5.0
 _FEW = 64
 _LOOK = 2.0
-"""Seconds after which new directories are looked for."""
+"""Seconds between searches for new directories."""
 
 
 def open_trace(path: str | Path, *more: str | Path, read_only: bool = False) -> Trace:
-    """Open a trace to read: a file, a directory, or several files, read as one.
+    """Open a trace for reading: a file, a directory, or several files as one.
 
-    No file stays open between queries, so a reader never blocks a writer. A query is run here, or by the file's writer
-    where it is open. Files that appear in a directory later are read too; what is no trace there is in `skipped`. What
-    a killed process left in a journal is written to its file first.
+    No file stays open between queries, so that a reader never blocks a writer. Rows of open files come from their
+    writer. New files in a directory are read, too; `skipped` lists files that are no traces. Records that a killed
+    process left in a journal are first written to its file.
 
     Args:
         path: a `.duckdb` file or a directory.
         more: further files.
-        read_only: write no file: what a killed process left in a journal is not read either.
+        read_only: write no file, so that records left in a journal are not read either.
 
     Returns:
         The trace, with a method for each of its tables.
 
     Raises:
         TraceError: there is no trace.
-        TraceVersionError: it was written by a newer version, or is another kind of DuckDB file.
-        TraceLocked: another process has it open and gives no rows.
+        TraceVersionError: it was written by another version, or is another kind of DuckDB file.
+        TraceLocked: another process has it open and serves no rows.
     """
     paths = [Path(directory) for directory in (path, *more)]
     if not read_only:
@@ -71,7 +71,7 @@ def open_trace(path: str | Path, *more: str | Path, read_only: bool = False) -> 
 
 
 def trace_files(path: Path) -> list[Path]:
-    """The trace files of a path: itself, or those in a directory and below it."""
+    """The trace files of a path: the file itself, or all in and below a directory."""
     if path.is_dir():
         files = in_and_below(path)
         if not files:
@@ -90,7 +90,7 @@ class _Gone(TraceError):
 
 
 class Trace(AbstractContextManager["Trace"]):
-    """Reads trace files, each live through its owner or at rest."""
+    """Reads trace files, through their live owners or directly."""
 
     skipped: Mapping[Path, str]
     """Files below a directory that are not read, with the reason."""
@@ -103,7 +103,7 @@ class Trace(AbstractContextManager["Trace"]):
         self._looked = -math.inf
         self._readable: tuple[Mapping[Path, Stamp], list[Path]] | None = None
         self.skipped = {}
-        # At the interpreter's end too: DuckDB aborts where a daemon thread closes it then.
+        # Also at interpreter exit: DuckDB aborts if a daemon thread closes it then.
         weakref.finalize(self, self._attached.end)
 
     @property
@@ -118,7 +118,7 @@ class Trace(AbstractContextManager["Trace"]):
             except _Gone:
                 if time.monotonic() - started > _PATIENCE:
                     raise
-            except TraceLocked:  # someone may have taken the file, for a moment, after we had looked for an owner
+            except TraceLocked:  # a process may have opened the file briefly after the check for an owner
                 at, owners = time.monotonic(), [owner for owner in map(owner_of, self.files()) if owner]
                 if any(not owner.brief for owner in owners) or at - seen > _RACE or at - started > _PATIENCE:
                     raise
@@ -130,15 +130,15 @@ class Trace(AbstractContextManager["Trace"]):
         return TraceTable(self, "episodes", "episode_id")
 
     def calls(self) -> TraceTable:
-        """A row per call, oldest first, with whole prompts and requests."""
+        """A row per call, oldest first, with complete prompts and requests."""
         return TraceTable(self, "calls_full", "call_id")
 
     def files(self) -> list[Path]:
-        """Those that there are now, but for those that nobody named and that are no traces, or copies of others."""
+        """The current files, except for unnamed ones that are no traces, or copies."""
         return self._look()[0]
 
     def _look(self) -> tuple[list[Path], dict[Path, Owner], Mapping[Path, Stamp]]:
-        """The files, the settled owners of those that have one, and the stamps of what else was looked at."""
+        """The files, their settled owners, and the stamps of all checked files."""
         folders = [path for path in self._paths if path.is_dir()]
         named = [file for path in self._paths if path not in folders for file in trace_files(path)]
         near = [file for folder in folders for file in in_and_below(folder, 0)]
@@ -169,12 +169,12 @@ class Trace(AbstractContextManager["Trace"]):
         self.close()
 
     def close(self) -> None:
-        """Let go of the files, unless a query is running; the next query opens them again."""
+        """Close the files, unless a query is running; the next query opens them again."""
         self._attached.close()
 
 
 class TraceTable:
-    """Rows of a trace; each method reads them anew. Columns are those of `ajet trace sql`."""
+    """Rows of a trace; each method reads them again. Columns as in `ajet trace sql`."""
 
     def __init__(self, reader: Trace, table: str, key: str) -> None:
         self._reader, self._sql = reader, f"SELECT * FROM {table} ORDER BY started_at, {key}"
@@ -189,7 +189,7 @@ class TraceTable:
 
 
 def _opening(owner: Owner) -> bool:
-    """It has only just said that it writes the file: its gateway, and rows, are still to come."""
+    """Whether it has just announced that it writes the file, and its gateway isn't ready yet."""
     try:
         return not owner.url and owner.source is not None and time.time() - owner.source.stat().st_mtime < _OPENING
     except OSError:
@@ -229,7 +229,7 @@ def _ask(cost: _Cost, file: Path, owner: Owner, stop: Stop | None, wanted: RowsO
 
 
 def calls_of(reader: TraceReader, episode_id: str) -> list[Call]:
-    """The calls of one episode in order of completion, prompts and requests whole."""
+    """The calls of an episode in order of completion, with complete prompts and requests."""
     table = reader.query("SELECT * FROM calls WHERE episode_id = ? ORDER BY index, started_at", [episode_id])
     return _calls(table).get(episode_id, [])
 
@@ -243,14 +243,14 @@ def episodes(
     episode_ids: Sequence[str] | None = None,
     superseded: bool = False,
 ) -> list[Episode]:
-    """Finished episodes with their calls and rewards, oldest first; those rolled back by a resume only if asked."""
+    """Finished episodes with calls and rewards, oldest first; with `superseded` those rolled back by a resume, too."""
     conditions, values = [] if superseded else ["NOT superseded"], list[Any]()
     for name, value in (("run_id", run_id), ("step", step), ("split", split)):
         if value is not None:
             conditions.append(f"{name} = ?")
             values.append(value)
     named = list(episode_ids or ())
-    few = 0 < len(named) <= _FEW  # named outright, so that of files that live only their rows are read
+    few = 0 < len(named) <= _FEW  # as literals, so that only their rows are read of live files
     marks = ", ".join("?" * len(named)) if few else "SELECT unnest(?::VARCHAR[])"
     if episode_ids is not None:
         conditions.append(f"episode_id IN ({marks})")
@@ -266,7 +266,7 @@ def episodes(
 
 
 def ledger_balance(reader: TraceReader, run_id: str) -> list[str]:
-    """One line for each trainable call of a run whose ledger does not add up to its output ids; none: it balances."""
+    """Lists a run's trainable calls whose ledger doesn't sum to their sampled tokens; empty if it balances."""
     sql = f"""
         WITH booked AS (SELECT call_id, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = $1 GROUP BY call_id),
         sampled AS (
@@ -304,7 +304,7 @@ def _calls(table: pa.Table) -> dict[str, list[Call]]:
 
 
 def stored_calls(table: pa.Table) -> list[Stored]:
-    """Rows of `calls` -> what is stored of their prompts, for `rebuild`."""
+    """Extracts the stored parts of prompts from rows of `calls`, for `rebuild`."""
     prompts, outputs = arrays_of(table["prompt_suffix"]), arrays_of(table["output_ids"])
     names = ["call_id", "parent_call_id", "prefix_len", "prefix_messages", "messages_suffix"]
     rows = table.select(names).to_pylist()
@@ -322,7 +322,7 @@ def _call(row: dict[str, Any], lists: Mapping[str, Any], ids: npt.NDArray[np.int
 
 
 def arrays_of(column: pa.ChunkedArray) -> list[npt.NDArray[Any] | None]:
-    """A list column as numpy slices, without a Python object per token."""
+    """Converts a list column to numpy slices, without a Python object per token."""
     arrays: list[npt.NDArray[Any] | None] = []
     for chunk in column.chunks:
         values = chunk.values.to_numpy(zero_copy_only=False)
@@ -347,13 +347,13 @@ class Stored:
 
 
 Whole = tuple[npt.NDArray[np.int32], list[object]]
-"""A call's whole prompt and messages; empty where it has none."""
+"""A call's complete prompt and messages; empty without any."""
 
 
 def rebuild(calls: Sequence[Stored]) -> dict[str, Whole]:
-    """Whole prompts and messages by call id, of calls that stand in any order with their parents.
+    """Rebuilds complete prompts and messages by call id; `calls` include parents, in any order.
 
-    Raises TraceError where a parent is missing or calls refer to each other in a circle.
+    Raises TraceError if a parent is missing or calls refer to each other in a circle.
     """
     stored = {call.call_id: call for call in calls}
     whole: dict[str, Whole] = {}

@@ -1,4 +1,4 @@
-"""Tables and views of a trace file, and the number that says which ajet can read it."""
+"""Tables, views and schema version of a trace file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ SCHEMA_VERSION = 7
 OF_VALIDATION = """e.split = 'val' AND e.run_id NOT IN (
     SELECT run_id FROM runs
     WHERE backbone = 'run' AND json_extract_string(config, '$.tasks') IS DISTINCT FROM 'validation')"""
-"""SQL: whether an episode `e` is of a validation task. `ajet run` trains on nothing and calls all its episodes `val`;
-they are where its tasks are the validation tasks of a job."""
+"""SQL: whether an episode `e` is of a validation task. All episodes of `ajet run` have the split `val`, and count only
+if its tasks are the validation tasks of a job."""
 
 STORAGE_VERSION = "v1.5.0"
-"""The format of new files: that of the oldest DuckDB that pyproject.toml allows, so that each of them can read it."""
+"""File format of the oldest DuckDB that pyproject.toml allows, so that all can read it."""
 
 COLUMNS = {
     table: dict(column.split() for column in columns.split(","))
@@ -40,13 +40,13 @@ COLUMNS = {
         "comment VARCHAR, correction VARCHAR, at TIMESTAMPTZ",
     }.items()
 }
-"""Table -> column -> type. Beside them stand `meta(schema_version, batch)`, where `batch` counts committed batches, and
-`digests(digest)`, a row for each row of these tables as it was written."""
+"""Table -> column -> type. There are also `meta(schema_version, batch)`, where `batch` counts committed batches, and
+`digests(digest)`, with the digest of each row of these tables as written."""
 
 TABLES = tuple(COLUMNS)
 
 SAMPLED = "coalesce(len(c.output_ids), 0) + coalesce(c.cut_tokens, 0)"
-"""How many tokens the model sampled in the call `c`."""
+"""SQL: number of tokens sampled in the call `c`."""
 
 WHOLE_CALLS = """
 SELECT c.call_id, c.episode_id, c.index, c.agent, c.target_tag, c.trainable, c.model, c.policy_version,
@@ -76,18 +76,18 @@ FROM {calls} c, LATERAL (
   FROM up
 ) whole
 """
-"""Each call of the table or CTE `calls` with its whole prompt and request.
+"""Each call of the table or CTE `calls` with its complete prompt and request.
 
-A prompt is (parent's prompt || parent's output)[:prefix_len] || prompt_suffix, and likewise its messages are
-parent's messages[:prefix_messages] || messages_suffix. A filter on `episode_id` or `call_id` reaches the recursion, so
-that one episode costs one episode.
+A prompt is (parent's prompt || parent's output)[:prefix_len] || prompt_suffix, and its messages are parent's
+messages[:prefix_messages] || messages_suffix. Filters on `episode_id` or `call_id` apply to the recursion, so that
+reading one episode takes time for one.
 """
 
 CALLS_FULL = f"CREATE OR REPLACE VIEW calls_full AS {WHOLE_CALLS.format(calls='calls')}"
 
 
 def create_statements() -> list[str]:
-    """The statements that make an empty file a trace file."""
+    """SQL statements that create the tables of a trace file."""
     meta = [
         "CREATE TABLE meta (schema_version INTEGER, batch BIGINT)",
         f"INSERT INTO meta VALUES ({SCHEMA_VERSION}, 0)",
@@ -99,12 +99,12 @@ _DIGESTS = "CREATE TABLE digests (digest UBIGINT)"
 
 
 def at_rest(table: str, database: str) -> str:
-    """A SELECT that gives a table of an attached file at rest."""
+    """A SELECT of a table of an attached file at rest."""
     return f"SELECT {selected(table, tuple(COLUMNS[table]))} FROM {database}.main.{table}"
 
 
 def selected(table: str, columns: Sequence[str]) -> str:
-    """Columns of a table of a file at rest; a run that is still `running` was interrupted."""
+    """SQL list of a table's columns in a file at rest, where a `running` run was interrupted."""
     listed = [f'"{name}"' for name in columns]
     if table == "runs" and "status" in columns:
         listed[columns.index("status")] = "if(status = 'running', 'interrupted', status) AS status"
@@ -112,13 +112,13 @@ def selected(table: str, columns: Sequence[str]) -> str:
 
 
 def every_column(table: str, known: Container[str]) -> str:
-    """A SELECT of every column of a table, without its source; those that are not known are NULL."""
+    """A SELECT of every column of a table, without FROM; unknown ones are NULL."""
     values = {name: f'"{name}"::{kind}' if name in known else f"NULL::{kind}" for name, kind in COLUMNS[table].items()}
     return "SELECT " + ", ".join(f'{value} AS "{name}"' for name, value in values.items())
 
 
 def empty(table: str) -> str:
-    """A SELECT that gives a table's columns and no row."""
+    """A SELECT of a table's columns without rows."""
     return f"{every_column(table, ())} WHERE false"
 
 

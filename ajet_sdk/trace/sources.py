@@ -1,6 +1,6 @@
-"""The files of a trace as the tables of one connection: those at rest attached, those that are written mirrored.
+"""Provides the files of a trace as tables of a connection: files at rest are attached, live ones mirrored.
 
-A copy of a trace that another process writes, brought up to date before each query: only what queries read.
+A mirror copies the columns that queries read, and is updated before each query.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _Stamps = Mapping[Path, Stamp]
 
 
 AskOwner = Callable[[Path, Owner, "Stop | None", RowsOf], pa.Table]
-"""Asks the live owner of a file for rows."""
+"""Requests rows from the live owner of a file."""
 
 _LINGER = 0.3
 
 _LINGER_LIVE = 5.0
-"""With no file attached nobody is kept out."""
+"""Longer, since without attached files no writer is blocked."""
 
 
 class Attached:
-    """Answers queries over several files. Files at rest are held open for a moment after the last query only.
+    """Runs queries over several files. Files at rest stay open only briefly after the last query.
 
-    A few files at rest are read where they lie; of many the small columns are gathered first, and a query opens those
-    that hold the rest of what it reads.
+    Few files at rest are read in place; of many, the small columns are gathered first, and a query opens those files
+    whose other columns it reads.
     """
 
     def __init__(self, ask: AskOwner) -> None:
@@ -58,7 +58,7 @@ class Attached:
         self._files: tuple[Path, ...] = ()
         self._owned: dict[Path, Owner] = {}
         self._attached: dict[Path, bool] = {}
-        """The attached files, and whether each has tables."""
+        """Attached files, and whether each has tables."""
         self._gathered: Gathered | None = None
         self._mirrors: dict[Path, Mirror] = {}
         self._registered = 0
@@ -76,7 +76,7 @@ class Attached:
         parameters: Sequence[object],
         stop: Stop | None,
     ) -> pa.Table:
-        """One SELECT or EXPLAIN over all files, of which some have an owner; of some the stamp is known."""
+        """Run a SELECT or EXPLAIN over all files, given their owners and known stamps, if any."""
         free = [file for file in files if file not in owned]
         stamps = {file: known[file] if file in known else stamp_of(file) for file in free} if len(free) > FEW else {}
         scans: Mapping[str, Scan] = {}
@@ -89,11 +89,11 @@ class Attached:
             return select(connection, sql, parameters, stop=stop, prepare=partial(_prepare, sql, views))
 
     def look(self, stamps: _Stamps) -> dict[Path, list[str] | TraceError]:
-        """The runs of each file at rest, or why it cannot be read; of many, what queries read of them is kept."""
+        """The runs of each file at rest, or its error; many files are gathered for later queries."""
         if len(stamps) <= FEW:
             try:
                 return self._runs_of(tuple(stamps))
-            except (TraceError, duckdb.Error, OSError):  # then each file is looked at by itself
+            except (TraceError, duckdb.Error, OSError):  # then each file is checked separately
                 return runs_of(list(stamps))
         with self._free:
             while self._users:
@@ -103,7 +103,7 @@ class Attached:
             return self._gathered.look()
 
     def _runs_of(self, files: tuple[Path, ...]) -> dict[Path, list[str] | TraceError]:
-        """The runs of each file; the next query most likely reads the same files, and finds them attached."""
+        """The runs of each file, which stay attached for the next query."""
         runs: dict[Path, list[str] | TraceError] = {}
         with self._opened(files, {}, {}, {}) as connection:
             cursor = connection.cursor()
@@ -158,7 +158,7 @@ class Attached:
     def _serving(
         self, files: tuple[Path, ...], owned: Owned, stamps: _Stamps, scans: _Scans
     ) -> duckdb.DuckDBPyConnection | None:
-        """The open connection, if it has everything that a query reads."""
+        """The open connection, if it has everything that a query needs."""
         connection = self._connection
         if connection is None or (self._files, self._owned) != (files, owned):
             return None
@@ -182,7 +182,7 @@ class Attached:
                 self._attached = attach(connection, {i: file for i, file in free.items() if file in apart})
             else:
                 self._attached = attach(connection, free)
-                schema = "rest" if self._owned else "main"  # beside live files it is a part, and not found by its name
+                schema = "rest" if self._owned else "main"  # with live files it is only a part of the table
                 connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
                 for table in TABLES:
                     sources = [at_rest(table, f"t{i}") for i, file in free.items() if self._attached[file]]
@@ -195,7 +195,7 @@ class Attached:
         return connection
 
     def _gather(self, connection: duckdb.DuckDBPyConnection, stamps: _Stamps, scans: _Scans) -> Gathered:
-        """Attach what has been gathered of the files as they are now, with all tables that a query reads."""
+        """Attach the gathered copy of the current files, with all tables that a query reads."""
         gathered = self._gathered
         if gathered is None or not stamps.items() <= gathered.stamps.items():
             gathered = self._gathered = self._new_gathered(stamps)
@@ -211,14 +211,14 @@ class Attached:
         return Gathered((self._scratch or Path()) / name, stamps)
 
     def _add_mirror(self, connection: duckdb.DuckDBPyConnection, file: Path, owner: Owner) -> None:
-        """Attach what has been copied of a live file; nothing yet where it has another owner now."""
+        """Attach the mirror of a live file; a new one if its owner has changed."""
         before = self._mirrors.get(file)
         if before is None or (before.owner.pid, before.owner.started) != (owner.pid, owner.started):
             self._mirrors[file] = Mirror(self._new("m", before.name if before else None), owner)
         self._attach_scratch(connection, self._mirrors[file].name)
 
     def _new(self, kind: str, before: str | None) -> str:
-        """A name for a database of copies; the one that it replaces is removed."""
+        """A new database name; removes the file of the replaced one."""
         if self._scratch is None:
             self._scratch = Path(tempfile.mkdtemp(prefix="ajet-trace-"))
         if before:
@@ -232,7 +232,7 @@ class Attached:
     def _views(
         self, connection: duckdb.DuckDBPyConnection, scans: _Scans, stamps: _Stamps, stop: Stop | None
     ) -> dict[str, tuple[str, dict[str, pa.Table]]]:
-        """What a query reads, its live files brought up to date: table -> its SQL, and rows for it by name."""
+        """Update live files; returns for each table its SQL, and rows for it by name."""
         if not (self._owned or stamps):
             return {}
         views = {table: (empty(table), dict[str, pa.Table]()) for table in TABLES}
@@ -257,7 +257,7 @@ class Attached:
 
 
 def _where_they_lie(gathered: Gathered, connection: duckdb.DuckDBPyConnection, scans: _Scans) -> set[Path]:
-    """The files that a query reads itself."""
+    """Files that a query reads in place."""
     return {file for table, scan in scans.items() for file in gathered.files(connection, table, scan)}
 
 
@@ -283,13 +283,13 @@ class _Copied:
     mark: int
     rows: int = 0
     last: int = -1
-    """The row id of the last."""
+    """Row id of the last row."""
 
 
 class Mirror:
-    """The tables of one live file, as far as queries have read them, in the database `name` of a connection.
+    """A copy of a live file's tables, as far as queries have read them, in the database `name` of a connection.
 
-    A run only adds rows, but for its own row in `runs`, and what a resume rolls back: then tables are copied anew.
+    A run only adds rows, except for its row in `runs` and rollbacks of a resume, after which tables are copied again.
     """
 
     def __init__(self, name: str, owner: Owner) -> None:
@@ -301,10 +301,10 @@ class Mirror:
     def update(
         self, connection: duckdb.DuckDBPyConnection, table: str, scan: Scan, ask: Ask
     ) -> tuple[str, dict[str, pa.Table]]:
-        """SQL that gives every column of a table, those of `scan` up to date; and rows for it, by the name it uses.
+        """Update the columns of a scan; returns SQL for every column of a table, and rows that it uses by name.
 
-        A query for a few episodes is given their rows as they are, where its columns have not been copied: messages
-        and token ids are the bulk of a trace, and a person reads one episode after another.
+        A query for a few episodes gets their rows directly if its columns are not copied: messages and token ids are
+        most of a trace, and a person reads one episode after another.
         """
         if not self._checked:
             [meta] = ask(VERSION).to_pylist()
@@ -324,9 +324,9 @@ class Mirror:
         return f"{every_column(table, self._copied[table].columns)} FROM {self.name}.{table}", {}
 
     def _follow(self, connection: duckdb.DuckDBPyConnection, table: str, columns: frozenset[str], ask: Ask) -> bool:
-        """Copy what is new of a table; all of it where a column has not been read before, or rows have changed.
+        """Copy new rows of a table, or all of it if columns are missing or rows have changed.
 
-        False where a checkpoint has numbered the rows anew meanwhile: the next time copies all.
+        False if a checkpoint has renumbered the rows meanwhile: the next call copies all.
         """
         [there] = ask(RowsOf(table=table)).to_pylist()
         known = self._copied.get(table)
@@ -353,7 +353,7 @@ class Mirror:
 
 
 def _pages(wanted: RowsOf, ask: Ask) -> Iterator[pa.Table]:
-    """All rows wanted, in parts: fewer at a time where they are too many bytes for one answer."""
+    """Requests rows in parts, with fewer rows if an answer would be too large."""
     while True:
         try:
             rows = ask(wanted)

@@ -1,7 +1,7 @@
-"""Converts the values of a query's result to Python and JSON.
+"""Converts values of a query's result to Python and JSON.
 
-DuckDB's HUGEINT, which every sum of integers is, comes from Arrow as a decimal. What Python's types cannot hold is text
-as DuckDB writes it: intervals, whose months are no number of days, infinite dates, and dates beyond the year 9999.
+DuckDB's HUGEINT, the type of sums of integers, is a decimal in Arrow. Values outside of Python's types become text in
+DuckDB's format: intervals, whose months have no fixed number of days, infinite dates, and dates after the year 9999.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import pyarrow as pa
 
 _AT_ONCE = 4096
 _TIMES = re.compile(r"\b(INTERVAL|DATE|TIMESTAMP\w*( WITH TIME ZONE)?)\b")
-"""Types of DuckDB that Python's types hold in part."""
+"""DuckDB types with values outside of Python's types."""
 
 
 def rows_of(table: pa.Table) -> Iterator[dict[str, object]]:
-    """The rows of a result, some thousand at a time. Whole numbers are int, other decimals Decimal."""
+    """Yields rows of a result, converted in batches. Whole decimals become int, others Decimal."""
     for start in range(0, len(table), _AT_ONCE):
         columns = [values_of(column) for column in table.slice(start, _AT_ONCE).columns]
         yield from (dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def values_of(column: pa.ChunkedArray) -> list[object]:
-    """The values of a column of any type."""
+    """Converts a column of any type to Python values."""
     kind = str(column.type)
     if "interval" in kind:
         column = _with_times_as_text(column)
@@ -46,7 +46,7 @@ def _with_times_as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _plain(value: object) -> object:
-    """A value with its whole decimals as int and its maps, lists of pairs, as dict where all keys are text."""
+    """Converts whole decimals to int, and maps (lists of pairs) with text keys to dict."""
     if isinstance(value, Decimal):
         return int(value) if value.as_tuple().exponent == 0 else value
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The writer of a trace file: any thread puts records, a background thread writes them."""
+"""The writer of a trace file: any thread puts records, and a background thread writes them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Order:
 
 
 def take_over(*places: Path) -> None:
-    """Bring what killed processes left in journals beside these files, or below directories, into the trace files."""
+    """Write records that killed processes left in journals, of these files or below directories, to their traces."""
     left: set[Path] = set()
     for place in places:
         if place.is_dir():
@@ -65,18 +65,17 @@ def take_over(*places: Path) -> None:
 
 
 class TraceWriter(AbstractContextManager["TraceWriter"]):
-    """Owns a trace file and writes records to it in batches, off the caller's path.
+    """Owns a trace file and writes records to it in batches, in the background.
 
-    `put` never waits for the disk: what waits to be written is bounded by count and bytes. With `on_error="raise"` (a
-    run) a file that cannot be opened raises here, and one that cannot be written raises TraceError from the next `put`,
-    `flush` or `close`; the records are kept and tried again. With `on_error="warn"` (a deployed agent) nothing is ever
-    raised: the first failure is logged once, records are kept as long as there is room and dropped then.
+    `put` never waits for the disk; the queue is bounded by count and bytes. With `on_error="raise"` (a run), failing to
+    open the file raises here, and failing to write it raises TraceError from the next `put`, `flush` or `close`, while
+    the records are retried. With `on_error="warn"` (a deployed agent) nothing is raised: the first failure is logged,
+    and records are queued until the queue is full, then dropped.
 
-    Once `put` has returned, a record survives what `survives` names, a kill of the process or a crash of the machine:
-    it is in a journal beside the file until it is in the file. What a killed process left in its journal is taken over
-    as the file is opened.
+    After `put` a record survives the event in `survives`, a kill of the process or a crash of the machine: it is in a
+    journal until it is in the file. Opening a file takes over the journals of killed processes.
 
-    `path` is a file, or a directory in which this process gets a file of its own.
+    `path` is a file, or a directory in which this process gets its own file.
     """
 
     def __init__(
@@ -149,7 +148,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                     self._changed.notify_all()
         if full or closed:
             self._drop("the writer is closed" if closed else "the disk is too slow")
-        elif journal := self._journal:  # queued before: it may be in the file first, but never in neither
+        elif journal := self._journal:  # after queueing, so that it is never in neither
             self._kept(lambda: journal.append(records))
             if journal.size > _JOURNAL_BYTES:
                 self.flush(_CLOSE_SECONDS)
@@ -157,7 +156,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             self._raise_failure()
 
     def _kept(self, write: Callable[[], _T]) -> _T | None:
-        """Write the journal; None, as a failure of the disk is, where that fails."""
+        """Write the journal; reports a failure like one of the trace file, and returns None."""
         try:
             return write()
         except OSError as error:
@@ -165,12 +164,12 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             return None
 
     def _raise_failure(self) -> None:
-        """Raise the disk's error as a new exception, since many threads raise it and each adds its traceback."""
+        """Raise the disk's error as a new exception, since each of many threads would add its traceback."""
         if self._raises and self._failure:
             raise type(self._failure)(*self._failure.args)
 
     def flush(self, timeout: float | None = 30.0) -> bool:
-        """Wait until everything put so far is in the file; False after `timeout` seconds."""
+        """Wait until all records put so far are in the file; False after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             target = self._put
@@ -193,9 +192,9 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         *,
         most_bytes: int = RESULT_BYTES,
     ) -> pa.Table:
-        """One SELECT or EXPLAIN of ajet's own on the live file, by any thread: what has been flushed is seen.
+        """Run a SELECT or EXPLAIN of ajet itself on the live file, from any thread; it sees all flushed records.
 
-        It is worked out in this process: a text from outside it never comes here. Raises QueryError.
+        It runs in this process, so that the SQL must not come from outside. Raises QueryError.
         """
         stop = stop or Stop()
         with self._reading:
@@ -216,10 +215,10 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         return self._root is not None
 
     def supersede(self, run_id: str, after_step: int, booked: Sequence[str] = ()) -> None:
-        """A resume rolled the run back to `after_step`: the tokens of every later step are `superseded`.
+        """Roll a run back to `after_step` for a resume: tokens of later steps become `superseded`.
 
-        Calls without ledger entries, left by a kill before their step ended, get them, but not those that are `booked`
-        in another file; metrics and `trained` rows of later steps go.
+        Calls without ledger entries, left by a kill before their step ended, get them, except for those `booked` in
+        another file; metrics and `trained` rows of later steps are deleted.
         """
         order = _Order(lambda connection: supersede(connection, run_id, after_step, booked))
         with self._changed:
@@ -234,7 +233,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                 raise TraceError(f"the trace writer of {self.path} has stopped")
 
     def undelivered(self, episode_id: str, request_id: str, error: str) -> None:
-        """The calls of a request that were put without an error have this one. It does not wait."""
+        """Set the error of a request's calls that were put without one. Doesn't wait."""
         order = _Order(lambda connection: undeliver(connection, episode_id, request_id, error))
         with self._changed:
             if not self._closing:
@@ -256,7 +255,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         self.close()
 
     def _open_first(self) -> None:
-        """Make the file before anything can be put: what is put then waits for its turn only, not for a file too."""
+        """Create the file before records can be put, so that they don't wait for it."""
         try:
             self._open()
         except TraceError as error:
@@ -268,7 +267,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                 self._take_over(journal)
 
     def _take_over(self, journal: Path) -> None:
-        """Queue what a killed process had acknowledged and not yet written; the journal goes once it is written."""
+        """Queue a killed process's unwritten records; the journal is deleted once they are written."""
         by_id = {id_of(record): record for record in records_of(journal)}
         stored = " UNION ALL ".join(f"SELECT {column} AS id FROM {table}" for table, column in IDS.items())
         known = self.query(f"SELECT id FROM ({stored}) WHERE id IN (SELECT unnest($1::VARCHAR[]))", [list(by_id)])
@@ -280,7 +279,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
     def _open(self) -> None:
         root = open_to_write(self.path, again=self._opened)
         self._connection = root.cursor()
-        self._connection.execute("PRAGMA disable_optimizer")  # it finds nothing in an INSERT, for a third of its time
+        self._connection.execute("PRAGMA disable_optimizer")  # useless for an INSERT, and a third of its time
         row = self._connection.execute("SELECT batch FROM meta").fetchone()
         committed = row[0] if row else 0
         if self._opened and committed > self._batch:
@@ -301,7 +300,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                 self._changed.notify_all()
 
     def _turn(self) -> bool:
-        """Write what is due; False once closed and empty."""
+        """Write due records; False once closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._taken or self._due())
             self._changed.wait_for(self._due, timeout=self._pause())
@@ -322,14 +321,14 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         return True
 
     def _pause(self) -> float:
-        """What came as the last write began waits for its end, this, and the next write: an interval in all."""
+        """Records put during the last write wait for its end, this pause, and the next write: one interval in total."""
         return max(self._interval / 5, self._interval - 2 * self._took)
 
     def _due(self) -> bool:
         return self._closing or self._urgent or len(self._queue) >= self._rows
 
     def _write(self) -> bool:
-        """Write what was taken, in order; what could not be written stays taken."""
+        """Write the taken records in order; after a failure the rest stays taken."""
         try:
             if self._root is None:
                 self._open()
@@ -348,7 +347,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         return True
 
     def _write_some(self) -> None:
-        """The records up to the next order, in one transaction; or that order."""
+        """Write the records up to the next order in one transaction, or run that order."""
         connection = self._connection
         if connection is None:
             raise TraceError(f"the trace {self.path} is not open")
@@ -387,7 +386,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
 
     def _report(self, error: TraceError) -> None:
         if self._raises:
-            self._failure = type(error)(*error.args)  # without its traceback, whose frames hold the connection
+            self._failure = type(error)(*error.args)  # without its traceback, whose frames refer to the connection
         elif not self._warned:
             self._warned = True
             _LOG.warning(
@@ -401,7 +400,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             self._changed.notify_all()
 
     def _release(self, *, final: bool = True) -> None:
-        with self._reading:  # DuckDB closes no file that a query reads
+        with self._reading:  # DuckDB closes no file during a query
             root, self._root = self._root, None
             for query in self._queries:
                 query.set()

@@ -22,7 +22,7 @@ _PATH = re.compile(rf"tinker://([^/]+)/({'|'.join([*_PARTS.values(), _SESSIONS])
 
 
 class Checkpoints:
-    """The weights of all policies in one directory. Checkpoints are written to a draft and renamed."""
+    """Stores the weights of all policies in a directory. Checkpoints are written to a draft and renamed."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
@@ -33,12 +33,12 @@ class Checkpoints:
     def keep(self, policy_id: str, seq: int, policy: Policy) -> Path:
         """Save the weights after a request, for the next server on this state."""
         directory = self.directory(policy_id) / f"step-{seq}"
-        shutil.rmtree(directory, ignore_errors=True)  # of a server that was killed while it wrote
+        shutil.rmtree(directory, ignore_errors=True)  # left by a server that was killed while writing
         policy.save(directory, optimiser=True)
         return directory
 
     def save(self, policy_id: str, policy: Policy, kind: str, body: Json) -> str:
-        """Save a checkpoint as a client asked; returns its path. Raises RequestRefused."""
+        """Save a checkpoint for a client; returns its path. Raises RequestRefused."""
         name, session = body.get("path"), body.get("sampling_session_seq_id")
         if name is None:
             name = f"step-{body['seq_id']}" if session is None else str(session)
@@ -66,7 +66,7 @@ class Checkpoints:
         return self.directory(parts[1]) / parts[2] / parts[3] if parts else self.state / "none"
 
     def find(self, path: str) -> Path:
-        """The same. Raises CheckpointError if it is not there."""
+        """The directory of an existing path. Raises CheckpointError."""
         directory = self.place(path)
         if directory.resolve().parent.parent.parent != self.state.resolve() or not directory.is_dir():
             raise CheckpointError(

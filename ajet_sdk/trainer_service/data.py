@@ -1,4 +1,4 @@
-"""Protobuf messages of the Tinker API as arrays, and results as messages. The classes are those of the SDK.
+"""Converts protobuf messages of the Tinker API to arrays, and results to messages, with the SDK's classes.
 
 Letters of shapes: B sequences of a request, T the length of one, N tokens of all of them, K alternatives of a token.
 """
@@ -50,16 +50,16 @@ def pass_address(body: bytes) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The data of one request: B sequences, and for each position the target token and its weight."""
+    """Data of a request: B sequences, with target token and weight for each position."""
 
     loss: str
     config: Mapping[str, float]
     ids: list[npt.NDArray[np.int64]]
     targets: list[npt.NDArray[np.int64]]
     shares: list[Floats]
-    """The weights of `cross_entropy`, the advantages of the others."""
+    """Weights for `cross_entropy`, advantages for other losses."""
     sampled: list[Floats]
-    """Log-probabilities under the weights that sampled; zeros for `cross_entropy`."""
+    """The sampler's log-probabilities; zeros for `cross_entropy`."""
 
     def check(self, vocabulary: int, longest: int) -> None:
         """Raise RequestRefused if a sequence is too long or has ids outside the vocabulary."""
@@ -78,7 +78,7 @@ class Batch:
 
 
 def read_batch(message: Any) -> Batch:
-    """The data of a `ForwardBackwardRequest`. Raises RequestRefused, which names the datum and the input."""
+    """Reads a `ForwardBackwardRequest`. Raises RequestRefused with the datum and the input."""
     if message.loss_fn not in LOSSES:
         raise RequestRefused(
             f"the loss {message.loss_fn!r} is not computed here; use one of {', '.join(LOSSES)}, or "
@@ -145,7 +145,7 @@ def _input(datum: Any, name: str, index: int, size: int) -> npt.NDArray[np.gener
 
 
 def pass_result(logprobs: Sequence[Floats], loss: float) -> bytes:
-    """A `ForwardBackwardOutput`: the log-probability of each target, and the loss, summed over all tokens."""
+    """Builds a `ForwardBackwardOutput` with the log-probability of each target, and the loss summed over all tokens."""
     pb = messages()
     ends = np.cumsum([0, *(array.nbytes for array in logprobs)], dtype=np.int64)
     field = pb.BatchedTensor(
@@ -160,7 +160,7 @@ def pass_result(logprobs: Sequence[Floats], loss: float) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Log-probabilities of a prompt's T tokens (NaN if not scored), and the K likeliest at each position."""
+    """Log-probabilities of a prompt's T tokens (NaN if not scored), and the K most likely at each position."""
 
     logprobs_T: Floats
     ids_TK: npt.NDArray[np.int32]

@@ -1,7 +1,7 @@
-"""The state that survives a killed server: requests, replies, checkpoints of policies, sampling sessions.
+"""Persistent state of a server: requests, replies, checkpoints of policies, sampling sessions.
 
-A request is written before it is accepted; its reply in one transaction with the path of the resulting weights. After a
-kill the requests since those weights are applied again in order, each once.
+A request is written before it is accepted, and its reply in a transaction with the path of the resulting weights. After
+a kill, the requests since those weights are applied again in order, once each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SCHEMA = """
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One request to a policy; `seq` is its number."""
+    """A request to a policy; `seq` is its number."""
 
     policy_id: str
     seq: int
@@ -59,7 +59,7 @@ class Reply:
 
 
 class Journal:
-    """One SQLite file. For one thread."""
+    """An SQLite file, for use in one thread."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if another server has the file open."""

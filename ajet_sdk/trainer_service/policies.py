@@ -1,8 +1,7 @@
-"""One base model in memory, shared by the policies of all clients, each with a LoRA adapter.
+"""A base model in memory, shared by the policies of all clients, each with a LoRA adapter.
 
-The loss is that of the API: a sum over the tokens of all sequences, so several requests add up. Gradients accumulate
-until the next step. Letters of shapes: B sequences, T the length of one, N tokens of a
-micro-batch, V the vocabulary.
+The loss is that of the API: a sum over the tokens of all sequences. Gradients accumulate over requests until the next
+step. Letters of shapes: B sequences, T the length of one, N tokens of a micro-batch, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ if TYPE_CHECKING:
     from ajet_sdk.dialects.json import Json
 
 _ALPHA = 32
-"""LoRA alpha: adapters are scaled by `_ALPHA / rank`, so that a learning rate suits all ranks."""
+"""LoRA alpha: adapters are scaled by `_ALPHA / rank`, so that a learning rate fits all ranks."""
 _LORA, _OPTIMISER = "lora.json", "optimiser.pt"
 
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """The rank of an adapter, and the kinds of layers that it changes."""
+    """Rank of an adapter, and the kinds of layers that it changes."""
 
     rank: int
     seed: int | None = None
@@ -54,7 +53,7 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """The parameters of one AdamW step. `grad_clip_norm` 0 clips nothing."""
+    """Parameters of an AdamW step. `grad_clip_norm` 0 disables clipping."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -65,7 +64,7 @@ class Adam:
 
 
 class BaseModel:
-    """The frozen weights that all policies share."""
+    """The frozen weights shared by all policies."""
 
     def __init__(
         self, path: str, *, device: str = "auto", max_model_len: int | None = None, temperature: float = 1.0
@@ -109,7 +108,7 @@ class BaseModel:
 
 
 def _layers(model: PreTrainedModel) -> dict[str, set[str]]:
-    """The names of a model's linear layers by kind, as an adapter's config has them."""
+    """Names of a model's linear layers by kind, as in an adapter's config."""
     head = model.get_output_embeddings()
     kinds: dict[str, set[str]] = defaultdict(set)
     for name, layer in model.named_modules():
@@ -122,7 +121,7 @@ def _layers(model: PreTrainedModel) -> dict[str, set[str]]:
 
 
 def read_lora(path: Path) -> Lora:
-    """The kind of adapter that `path` holds. Raises CheckpointError."""
+    """Reads the kind of adapter at `path`. Raises CheckpointError."""
     try:
         return Lora(**json.loads((path / _LORA).read_text())["lora"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -130,7 +129,7 @@ def read_lora(path: Path) -> Lora:
 
 
 class Policy:
-    """The weights that one client trains, with their optimiser. Not for several threads at once."""
+    """A client's weights with their optimizer. Not thread-safe."""
 
     def __init__(self, base: BaseModel, lora: Lora) -> None:
         self.base, self.lora = base, lora
@@ -141,7 +140,7 @@ class Policy:
 
     @classmethod
     def load(cls, base: BaseModel, path: Path, *, optimiser: bool) -> Policy:
-        """The policy that `save` wrote to `path`. Raises CheckpointError."""
+        """Load a policy that `save` wrote to `path`. Raises CheckpointError."""
         policy = cls(base, read_lora(path))
         policy.restore(path, optimiser=optimiser)
         return policy
@@ -166,7 +165,7 @@ class Policy:
             raise CheckpointError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
 
     def save(self, directory: Path, *, optimiser: bool, about: dict[str, object] | None = None) -> None:
-        """Write adapter and optimiser to `directory`; the adapter is in peft's own format."""
+        """Write adapter and optimizer to `directory`; the adapter is in peft's format."""
         directory.mkdir(parents=True)
         save_model(self.module, directory, save_embedding_layers=False)
         (directory / _LORA).write_text(json.dumps({"lora": asdict(self.lora), **(about or {})}))
@@ -174,12 +173,12 @@ class Policy:
             torch.save(self._optimiser.state_dict(), directory / _OPTIMISER)
 
     def score(self, batch: Batch, *, backward: bool) -> tuple[list[Floats], float]:
-        """The log-probabilities of all targets, and the sum of the loss; `backward` adds its gradient.
+        """Compute the log-probabilities of all targets, and the sum of the loss; `backward` adds its gradient.
 
         Raises RequestRefused for tokens outside the vocabulary, TrainingError if the loss is not finite.
         """
         batch.check(self.base.vocabulary, self.base.max_model_len)
-        torch.set_num_threads(self.base.threads)  # each thread has a number of its own
+        torch.set_num_threads(self.base.threads)  # set per thread
         logprobs: list[Floats] = [np.zeros(0, np.float32)] * len(batch.ids)
         total = 0.0
         for group in micro_batches(batch.ids, self._pass_tokens, share=self.base.shares):
@@ -213,7 +212,7 @@ class Policy:
         )
 
     def step(self, adam: Adam) -> float:
-        """One AdamW step with the gradients at hand. Returns their norm before clipping; raises TrainingError."""
+        """Apply the accumulated gradients with AdamW. Returns their norm before clipping. Raises TrainingError."""
         torch.set_num_threads(self.base.threads)
         limit = adam.grad_clip_norm if adam.grad_clip_norm > 0 else math.inf
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
@@ -240,7 +239,7 @@ class Policy:
 
 
 def _token_losses(batch: Batch, scored: Scored, micro: MicroBatch) -> torch.Tensor:
-    """The API's loss of each token, before the sum. DRO: Richemond et al. 2024, arXiv:2405.19107."""
+    """The API's loss per token. DRO: Richemond et al. 2024, arXiv:2405.19107."""
     if batch.loss == "cross_entropy":
         return -scored.logprobs_N * micro.advantages_N
     if batch.loss == "dro":
@@ -273,7 +272,7 @@ def adam_of(parameters: Json) -> Adam:
 def prompt_scores(
     base: BaseModel, module: PreTrainedModel, ids_T: Sequence[int], top: int, last: int | None
 ) -> PromptScores:
-    """Log-probabilities of a prompt's tokens except the first, and the `top` likeliest at each position."""
+    """Log-probabilities of a prompt's tokens except the first, and the `top` most likely at each position."""
     torch.set_num_threads(base.threads)
     size = len(ids_T)
     begin = max(1, size - last if last is not None else 1)

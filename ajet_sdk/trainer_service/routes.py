@@ -43,7 +43,7 @@ _KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights
 
 
 def application(service: Service, api_key: str | None = None, poll: float = _POLL) -> ASGIApp:
-    """The ASGI application; with `api_key` it answers only requests that send it."""
+    """Builds the ASGI application; with `api_key` it answers only requests with this key."""
     return _keyed(_Routes(service, poll).app(), api_key) if api_key else _Routes(service, poll).app()
 
 
@@ -70,7 +70,7 @@ class _Routes:
 
     def app(self) -> Starlette:
         posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            # httpx's own transport takes a certificate of one's own from SSL_CERT_FILE, the SDK's other one does not
+            # httpx's transport reads a private certificate from SSL_CERT_FILE, the SDK's other one doesn't
             "client/config": _constant(parallel_fwdbwd_chunks=True, use_pyqwest_transport=False),
             "client/dynamic_config": _constant(sample_cancel_enabled=True),
             "telemetry": _constant(status="accepted"),
@@ -163,7 +163,7 @@ class _Routes:
             reply = await self.service.reply(promise, self._poll)
         except Unknown as error:  # on 410 the SDK samples again; training must not be repeated
             return JSONResponse({"detail": str(error)}, 410 if ":sample:" in promise else 404)
-        except asyncio.CancelledError:  # the server stops; the client asks the next server on this state
+        except asyncio.CancelledError:  # the server stops; the client repeats the request at the next one
             reply = None
         if reply is not None:
             return Response(reply.body, media_type=reply.media)
@@ -232,7 +232,7 @@ class _Routes:
         return Response(status_code=204)
 
     async def file_links(self, request: Request) -> Response:
-        """A link for each file of the adapter, which peft and vLLM load; the optimiser stays here."""
+        """A link for each file of the adapter, as loaded by peft and vLLM; the optimizer stays here."""
         files = sorted(self._checkpoint(request).glob("adapter_*"))
         return JSONResponse({"urls": {file.name: self._link(request, file) for file in files}, "expires": _iso(_end())})
 

@@ -24,16 +24,16 @@ _LOADED = 4
 
 
 class _Slot:
-    """Weights that are loaded or loading: what samples, and a module for the scores of prompts, for one at a time."""
+    """Weights that are loaded or loading: a sampler, and a module for scoring one prompt at a time."""
 
     def __init__(self, loading: Coroutine[object, None, tuple[LocalSampler, PreTrainedModel]]) -> None:
         self.loading, self.scoring = asyncio.ensure_future(loading), asyncio.Lock()
         self.users = 0
-        """Requests that use them."""
+        """Number of requests that use them."""
 
 
 class Samplers:
-    """The weights that sessions sample from; the least recently used are unloaded."""
+    """Weights of sampling sessions; the least recently used are unloaded."""
 
     def __init__(self, base: BaseModel, tokenizer: Tokenizer, seed: int = 0, *, deterministic: bool = False) -> None:
         self._base, self._tokenizer, self._how = base, tokenizer, (seed, deterministic)

@@ -1,4 +1,4 @@
-"""`serve_trainer()`: a base model to train and sample over the network, until Ctrl-C."""
+"""`serve_trainer()`: serves a base model for training and sampling over the network, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def serve_trainer(
     deterministic: bool = False,
 ) -> None:
     """Serve the Tinker API over the base model at `model`: a directory, a short name of `ajet model list`, which is
-    fetched if need be, or a Hugging Face name.
+    fetched if needed, or a Hugging Face name.
 
     Args:
-        state: directory of adapters, optimisers and checkpoints, which the next server on it takes up.
-        name: what clients call the model, and where they find its tokenizer; None: `model`.
-        api_key: only who sends it is answered.
-        tls: certificate and key. With `api_key` required where other machines can connect.
-        deterministic: sample each call alone, on one thread: the same requests give the same results to the bit.
+        state: directory of adapters, optimizers and checkpoints, which later servers reuse.
+        name: the model's name for clients, and the location of its tokenizer; None: `model`.
+        api_key: answer only requests with this key.
+        tls: certificate and key. Required, with `api_key`, if other machines can connect.
+        deterministic: sample each call separately, on one thread, so that equal requests give bit-equal results.
 
     Raises:
-        ConfigError: the model cannot be loaded, another server has `state`, or others could listen in.
+        ConfigError: the model cannot be loaded, another server uses `state`, or other machines could eavesdrop.
         OSError: the port is taken.
     """
     if api_key and not api_key.startswith(_PREFIX):
@@ -95,9 +95,9 @@ async def serve(
     own_name: str = "",
     greeting: str = "",
 ) -> None:
-    """Serve the model at `model` on a listening socket until Ctrl-C or SIGTERM; prints `greeting` when it is loaded.
+    """Serve the model at `model` on a listening socket until Ctrl-C or SIGTERM; prints `greeting` once it is loaded.
 
-    Tokens are scored at `temperature`, in training and of prompts; the API's own is 1. Raises as `serve_trainer`.
+    Tokens of training data and prompts are scored at `temperature`, which is 1 in the API. Raises as `serve_trainer`.
     """
     load = partial(BaseModel, model, device=device, max_model_len=max_model_len, temperature=temperature)
     with deterministic_torch(deterministic):

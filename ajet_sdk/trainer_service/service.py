@@ -1,8 +1,8 @@
-"""The policies of all clients. Requests to a policy are applied once each, in the order of their numbers.
+"""Manages the policies of all clients. Requests to a policy are applied once each, in the order of their numbers.
 
-A client sends requests ahead, over several connections, and again if an answer was lost. It gets a promise at once: the
-policy's id and the request's number. A request waits for all earlier numbers. Requests compute one at a time; sampling
-runs beside them.
+A client sends requests ahead, over several connections, and again after a lost answer. It immediately gets a promise:
+the policy's id and the request's number. A request waits for all earlier numbers. Requests are computed one at a time,
+concurrently with sampling.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ajet_sdk.trainer_service.sampling import Samplers
 
 _log = logging.getLogger("ajet.trainer")
 _SAMPLES = 4096
-"""Maximum samples that wait for their clients."""
+"""Maximum number of samples that wait for their clients."""
 _IN_MEMORY = 8
-"""Policies kept in memory; others are loaded again at use."""
+"""Number of policies kept in memory; others are loaded when used."""
 
 PASS, STEP, CREATE, LOAD = "forward_backward", "optim_step", "create_model", "load_weights"
 
@@ -45,7 +45,7 @@ class Ended(AjetError):
 
 @dataclass(slots=True)
 class _Run:
-    """One policy and the requests to it."""
+    """A policy and its requests."""
 
     policy_id: str
     session_id: str
@@ -54,7 +54,7 @@ class _Run:
     next: int = 0
     policy: Policy | None = None
     incomplete: str = ""
-    """Why the gradient is incomplete, until the next step."""
+    """The reason why the gradient is incomplete, until the next step."""
     waiting: dict[int, tuple[Entry, bool]] = field(default_factory=dict)
     done: dict[int, asyncio.Event] = field(default_factory=dict)
     working: asyncio.Task[None] | None = None
@@ -143,7 +143,7 @@ class Service:
     async def _work(self, run: _Run) -> None:
         while run.next in run.waiting:
             entry, replied = run.waiting[run.next]
-            if not replied or entry.kind == PASS:  # the gradient of a pass was lost with the process
+            if not replied or entry.kind == PASS:  # the gradient of a pass is lost with the process
                 async with self._computing:
                     await self._do(run, entry, replied)
             del run.waiting[run.next]
@@ -160,10 +160,10 @@ class Service:
         changes, checkpoint = entry.kind in (STEP, CREATE, LOAD), None
         try:
             checkpoint, reply = await asyncio.to_thread(self._apply, run, entry)
-        except Exception as error:  # noqa: BLE001  (kept and handed to the client that it concerns)
+        except Exception as error:  # noqa: BLE001  (stored for the client)
             reply = _failure(entry.kind, error)
             if changes:
-                run.policy = None  # the state in memory may be half changed; that on disk is whole
+                run.policy = None  # the state in memory may be inconsistent, unlike that on disk
             elif entry.kind == PASS and not messages().ForwardBackwardRequest.FromString(entry.body).forward_only:
                 run.incomplete = str(error)
         if replied:
@@ -269,14 +269,14 @@ class Service:
         return self.journal.reply(policy_id, seq)
 
     def holds_up(self, promise: str) -> str:
-        """What the client must send before a request can run; empty if it is running."""
+        """A message about a missing earlier request for which this one waits; empty if it is running."""
         run = self._runs.get(promise.rpartition(":")[0])
         if run is None or run.next in run.waiting or not run.waiting:
             return ""
         return f"request {run.next} of {run.policy_id} has not arrived, for which {len(run.waiting)} others wait"
 
     def open_sampler(self, session_id: str, number: int, base_model: str | None, path: str | None) -> str:
-        """A sampling session. Raises Ended, RequestRefused, CheckpointError."""
+        """Open a sampling session. Raises Ended, RequestRefused, CheckpointError."""
         self.check_session(session_id)
         if path is None:
             self.check_base(base_model)
@@ -296,7 +296,7 @@ class Service:
         return self._sessions[sampler_id][1]
 
     def sample(self, sampler_id: str, seq: int, body: Json) -> str:
-        """Begin to sample, once per request; returns the promise. Raises Unknown, Ended."""
+        """Start sampling, once per request; returns the promise. Raises Unknown, Ended."""
         promise = f"{sampler_id}:{seq}"
         if promise not in self._samples:
             path = self.sampler(sampler_id)
@@ -310,10 +310,10 @@ class Service:
     async def _sample(self, path: str | None, body: Json) -> Reply:
         try:
             checkpoint = None if path is None else self.checkpoints.place(path)
-            if path is not None and checkpoint not in self.samplers:  # what is loaded may be deleted meanwhile
+            if path is not None and checkpoint not in self.samplers:  # loaded weights may have been deleted on disk
                 checkpoint = self.checkpoints.find(path)
             return Reply(await self.samplers.sample(checkpoint, body), "application/x-protobuf")
-        except Exception as error:  # noqa: BLE001  (kept and handed to the client that it concerns)
+        except Exception as error:  # noqa: BLE001  (stored for the client)
             return _failure("asample", error)
 
     def cancel(self, promise: str) -> None:
@@ -326,7 +326,7 @@ class Service:
             raise Ended(f"session {session_id} was finished; make a new ServiceClient, which can load its checkpoints")
 
     def finish(self, session_id: str) -> None:
-        """End a client's session: its policies are unloaded, and stay on disk."""
+        """End a client's session; its policies are unloaded but stay on disk."""
         self.journal.end(session_id)
         self._ended.add(session_id)
         for run in self._runs.values():
@@ -336,7 +336,7 @@ class Service:
             self.cancel(promise)
 
     def about(self, policy_id: str) -> dict[str, object]:
-        """A policy as the API describes it. Raises Unknown."""
+        """Describes a policy in the API's format. Raises Unknown."""
         run = self._run(policy_id)
         lora = read_lora(run.checkpoint) if run.checkpoint else None
         return {
