@@ -249,7 +249,7 @@ _FAMILIES = (1, 2, 10)
 
 
 def system_calls() -> bytes:
-    """A seccomp filter in classic BPF (linux/filter.h): refused calls fail; calls of another machine end the program."""
+    """A seccomp filter in classic BPF (linux/filter.h): refused calls fail; those of other machines end the program."""
     column, machine, clone, sockets = _CALLS[platform.machine()]
     load, equal, at_least, has_bits, end = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, kill = 0x7FFF0000, 0x80000000

@@ -44,7 +44,7 @@ class Limits:
 
     @classmethod
     def of(cls, texts: str | Sequence[str], name: str, *, files: bool = True) -> Limits:
-        """Parses `30d`, `2GB`, with `files` also `100 files`, or several. Raises ConfigError with the parameter's name."""
+        """Parses `30d`, `2GB`, with `files` also `100 files`, or several. Raises ConfigError with the parameter."""
         limits: dict[str, timedelta | int] = {}
         limit: timedelta | int
         for text in texts if isinstance(texts, Sequence) and not isinstance(texts, str) else [texts]:
