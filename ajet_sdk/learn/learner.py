@@ -22,10 +22,10 @@ from ajet_sdk.engines.vllm.engine import samples_with_vllm, settings_of
 from ajet_sdk.engines.vllm.sampler import VllmSampler
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn import checkpoint
+from ajet_sdk.learn.checkpoint import check_export
 from ajet_sdk.learn.estimate import estimate
 from ajet_sdk.learn.probe import Probe
 from ajet_sdk.learn.recipe import build_recipe, wants_recipe
-from ajet_sdk.learn.reload import check_export
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.tokens.huggingface import HFTokenizer
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from ajet_sdk.errors import QueryError, TraceError
-from ajet_sdk.trace.live_rows import RowsOf
-from ajet_sdk.trace.owner import ROWS_PATH, Owner
+from ajet_sdk.trace.owner import ROWS_PATH, Owner, RowsOf
 from ajet_sdk.trace.query import TIMEOUT
 from ajet_sdk.types import Feedback
 

@@ -1,4 +1,8 @@
-"""Runs a SELECT read-only, with limits of time and size, and finds the columns and episodes that it reads."""
+"""Runs a SELECT read-only, with limits of time and size, finds the columns and rows that it reads, and converts values.
+
+DuckDB's HUGEINT, the type of sums of integers, is a decimal in Arrow. Values outside of Python's types become text in
+DuckDB's format: intervals, whose months have no fixed number of days, infinite dates, and dates after the year 9999.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -233,3 +238,49 @@ def _scan(table: str, about: Mapping[str, Any]) -> Scan:
         if only := _ONLY.fullmatch(text):
             return Scan(columns, (only[1], frozenset(re.findall(_ID, only[2] or only[3]))))
     return Scan(columns)
+
+
+_AT_ONCE = 4096
+_TIMES = re.compile(r"\b(INTERVAL|DATE|TIMESTAMP\w*( WITH TIME ZONE)?)\b")
+"""DuckDB types with values outside of Python's types."""
+
+
+def rows_of(table: pa.Table) -> Iterator[dict[str, object]]:
+    """Yields rows of a result, converted in batches. Whole decimals become int, others Decimal."""
+    for start in range(0, len(table), _AT_ONCE):
+        columns = [values_of(column) for column in table.slice(start, _AT_ONCE).columns]
+        yield from (dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True))
+
+
+def values_of(column: pa.ChunkedArray) -> list[object]:
+    """Converts a column of any type to Python values."""
+    kind = str(column.type)
+    if "interval" in kind:
+        column = _with_times_as_text(column)
+    try:
+        values: list[object] = column.to_pylist()
+    except (OverflowError, ValueError):  # a time out of the range of Python's types
+        values = _with_times_as_text(column).to_pylist()
+    return [_plain(value) for value in values] if "decimal" in kind or "map" in kind else values
+
+
+def _with_times_as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        relation = connection.from_arrow(pa.table({"value": column}))
+        kind = _TIMES.sub("VARCHAR", str(relation.types[0]))
+        return relation.project(f"value::{kind} AS value").to_arrow_table()["value"]
+
+
+def _plain(value: object) -> object:
+    """Converts whole decimals to int, and maps (lists of pairs) with text keys to dict."""
+    if isinstance(value, Decimal):
+        return int(value) if value.as_tuple().exponent == 0 else value
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    if value and all(isinstance(item, tuple) for item in value):
+        pairs = [(_plain(key), _plain(item)) for key, item in value]
+        return dict(pairs) if all(isinstance(key, str) for key, _ in pairs) else [list(pair) for pair in pairs]
+    return [_plain(item) for item in value]

@@ -24,8 +24,7 @@ from ajet_sdk.trace.below import distinct, in_and_below, readable
 from ajet_sdk.trace.database import locked, unborn
 from ajet_sdk.trace.gathered import Stamp, stamp_of
 from ajet_sdk.trace.live import COST_HEADER, post, refusal
-from ajet_sdk.trace.live_rows import RowsOf
-from ajet_sdk.trace.owner import ROWS_PATH, Owner, owner_of, settled_owners
+from ajet_sdk.trace.owner import ROWS_PATH, Owner, RowsOf, owner_of, settled_owners
 from ajet_sdk.trace.schema import SAMPLED
 from ajet_sdk.trace.sources import Attached
 from ajet_sdk.trace.writer import take_over

@@ -21,8 +21,7 @@ from ajet_sdk.errors import QueryError, TraceError, TraceVersionError
 from ajet_sdk.protocols import Stop
 from ajet_sdk.trace.database import other_version
 from ajet_sdk.trace.gathered import FEW, Gathered, Stamp, attach, quoted, runs_of, stamp_of
-from ajet_sdk.trace.live_rows import VERSION, RowsOf
-from ajet_sdk.trace.owner import Owner
+from ajet_sdk.trace.owner import VERSION, Owner, RowsOf
 from ajet_sdk.trace.query import SETTINGS, Planner, Scan, select
 from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, SCHEMA_VERSION, TABLES, at_rest, empty, every_column
 

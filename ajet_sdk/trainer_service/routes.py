@@ -29,9 +29,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ajet_sdk.dialects.json import Json
 from ajet_sdk.errors import AjetError, RequestRefused
-from ajet_sdk.trainer_service.checkpoints import EXPORT, SAVE, SNAPSHOT
 from ajet_sdk.trainer_service.data import pass_address
-from ajet_sdk.trainer_service.policies import read_lora
+from ajet_sdk.trainer_service.policies import EXPORT, SAVE, SNAPSHOT, read_lora
 from ajet_sdk.trainer_service.service import CREATE, LOAD, PASS, STEP, Ended, Service, Unknown
 from ajet_sdk.types import new_id
 

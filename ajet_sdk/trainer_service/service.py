@@ -20,10 +20,9 @@ import torch
 
 from ajet_sdk.dialects.json import Json
 from ajet_sdk.errors import AjetError, EngineUnavailable, RequestRefused
-from ajet_sdk.trainer_service.checkpoints import SNAPSHOT, Checkpoints
 from ajet_sdk.trainer_service.data import messages, pass_result, read_batch
 from ajet_sdk.trainer_service.journal import Entry, Journal, Reply
-from ajet_sdk.trainer_service.policies import BaseModel, Lora, Policy, adam_of, read_lora
+from ajet_sdk.trainer_service.policies import SNAPSHOT, BaseModel, Checkpoints, Lora, Policy, adam_of, read_lora
 from ajet_sdk.trainer_service.sampling import Samplers
 
 _log = logging.getLogger("ajet.trainer")

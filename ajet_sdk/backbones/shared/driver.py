@@ -25,10 +25,10 @@ from ajet_sdk.cluster.mailbox import namespace_of
 from ajet_sdk.cluster.ray import LOCAL, RayCluster, cluster
 from ajet_sdk.config.model_source import first_model
 from ajet_sdk.errors import ConfigError, MissingExtra, TraceLocked, TrainingError, first_line
+from ajet_sdk.learn.checkpoint import check_export
 from ajet_sdk.learn.learner import default_lr
 from ajet_sdk.learn.probe import Probe
 from ajet_sdk.learn.recipe import build_recipe, wants_recipe
-from ajet_sdk.learn.reload import check_export
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.secret_keys import masked

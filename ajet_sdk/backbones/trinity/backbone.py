@@ -40,7 +40,7 @@ from ajet_sdk.learn.checkpoint import export
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.tokens.huggingface import HFTokenizer
-from ajet_sdk.trainer_service.checkpoints import Checkpoints
+from ajet_sdk.trainer_service.policies import Checkpoints
 from ajet_sdk.types import LedgerEntry, Task
 from ajet_sdk.whole_file import write_whole
 

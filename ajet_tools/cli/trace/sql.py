@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo, visible
-from ajet_sdk.trace.values import rows_of
+from ajet_sdk.trace.query import rows_of
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.trace.options import NoPager, Where
 from ajet_tools.text import tables as render

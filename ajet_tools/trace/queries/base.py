@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.trace.values import rows_of
+from ajet_sdk.trace.query import rows_of
 
 Kind = Literal["run", "episode", "call"]
 

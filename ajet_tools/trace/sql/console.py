@@ -13,8 +13,8 @@ import pyarrow as pa
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import json_default
+from ajet_sdk.trace.query import rows_of
 from ajet_sdk.trace.schema import COLUMNS
-from ajet_sdk.trace.values import rows_of
 from ajet_sdk.whole_file import remove_draft
 
 FORMATS = ("csv", "jsonl", "parquet")

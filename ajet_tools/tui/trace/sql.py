@@ -28,7 +28,7 @@ from textual.worker import Worker
 from ajet_sdk.errors import AjetError, QueryError
 from ajet_sdk.protocols import Stop, TraceReader
 from ajet_sdk.reporting.output import visible
-from ajet_sdk.trace.values import rows_of, values_of
+from ajet_sdk.trace.query import rows_of, values_of
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.text.tables import number
 from ajet_tools.trace.sql import console

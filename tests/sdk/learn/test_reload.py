@@ -18,7 +18,7 @@ from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.errors import CheckpointError
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.learn.reload import check_export
+from ajet_sdk.learn.checkpoint import check_export
 from ajet_sdk.protocols import Job, Sampling
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.tokens.huggingface import HFTokenizer

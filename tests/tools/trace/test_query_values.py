@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ajet_sdk.reporting.output import json_line
+from ajet_sdk.trace.query import rows_of
 from ajet_sdk.trace.reader import open_trace
-from ajet_sdk.trace.values import rows_of
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_tools.cli.app import app
 from ajet_tools.trace.queries.base import rows
