@@ -55,7 +55,8 @@ def public(text: str, by: str = "***") -> str:
     if "://" in text:
         text = _replaced(text, secrets_in(text), by)
     if "@" in text:
-        text = _replaced(text, _logins(text), by)
+        logins = (m.span("user") for m in _WITHOUT_SCHEME.finditer(text) if m["port"] or m[0] == text.strip())
+        text = _replaced(text, logins, by)
     if "=" in text:
         text = _replaced(text, _assigned(text, by), by)
     return text
@@ -147,13 +148,6 @@ def _is_secret(name: str, value: str) -> bool:
 
 _HARMLESS = frozenset(("version", "model", "deployment", "name", "path", "file", "date", "url", "uri"))
 """Parameters whose values may have letters and digits."""
-
-
-def _logins(text: str) -> Iterator[tuple[int, int]]:
-    """Spans of `user:password` before `@host:port`, or before a final `@host`, in an address without a scheme."""
-    for match in _WITHOUT_SCHEME.finditer(text):
-        if match["port"] or match[0] == text.strip():
-            yield match.span("user")
 
 
 def _assigned(text: str, by: str) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +67,14 @@ class AjetJob:
         self.set("experiment_name", experiment_name or default_name(None))
         self.set("backbone", backbone)
         self.set("trainer_common.algorithm.adv_estimator", algorithm)
-        for key, value in {
+        self._set_given({
             "model.path": None if model is None else str(model),
             "trainer_common.n_gpus_per_node": n_gpu,
             "rollout.n_vllm_engine": n_gpu_for_infer,
-        }.items():
+        })  # fmt: skip
+
+    def _set_given(self, values: Mapping[str, object]) -> None:
+        for key, value in values.items():
             if value is not None:
                 self.set(key, value)
 
@@ -126,20 +129,15 @@ class AjetJob:
         self.set("task_reader.type", kind)
         path = None if dataset_path is None else str(dataset_path)
         if kind == "jsonl_dataset_file":
-            settings = {
-                "jsonl_dataset_file.training.file_path": path,
-                "jsonl_dataset_file.validation.file_path": None if validation_path is None else str(validation_path),
-            }
+            validation = None if validation_path is None else str(validation_path)
+            settings = {"training.file_path": path, "validation.file_path": validation}
         else:
             settings = {
-                "huggingface_dat_repo.dataset_path": path,
-                "huggingface_dat_repo.dataset_name": dataset_name,
-                "huggingface_dat_repo.training_split": training_split,
-                "huggingface_dat_repo.validation_split": validation_split,
-            }
-        for key, value in settings.items():
-            if value is not None:
-                self.set(f"task_reader.{key}", value)
+                "dataset_path": path, "dataset_name": dataset_name,
+                "training_split": training_split, "validation_split": validation_split,
+            }  # fmt: skip
+        section = kind if kind == "jsonl_dataset_file" else "huggingface_dat_repo"
+        self._set_given({f"task_reader.{section}.{key}": value for key, value in settings.items()})
         return self
 
     @property
@@ -221,12 +219,9 @@ def _is_importable(value: Any) -> bool:
         resolved = getattr(resolved, step, None)
     if resolved is not value:
         return False
-    file = getattr(sys.modules["__main__"], "__file__", "")
-    return value.__module__ != "__main__" or _source_names(value) <= {Path(file).name}
-
-
-def _source_names(value: object) -> set[str]:
-    """Names of the source files of a function or of a class's methods, also for notebook cells."""
+    if value.__module__ != "__main__":
+        return True
+    file = getattr(sys.modules["__main__"], "__file__", "")  # the code of a notebook cell is in another
     members = vars(value).values() if isinstance(value, type) else (value,)
     codes = (getattr(inspect.unwrap(member), "__code__", None) for member in members if callable(member))
-    return {Path(code.co_filename).name for code in codes if code is not None}
+    return all(Path(code.co_filename).name == Path(file).name for code in codes if code is not None)

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -182,17 +183,15 @@ def _record(trace: Path | None, engine: Engine, stack: ExitStack) -> tuple[Trace
     return writer, run
 
 
+@dataclass(eq=False)
 class _Service:
     """The routes of all dialects, and /health."""
 
-    def __init__(
-        self, engine: Engine, gateway: Gateway, writer: TraceWriter | None, run_id: str, api_key: str | None
-    ) -> None:
-        self.engine = engine
-        self.gateway = gateway
-        self.writer = writer
-        self.run_id = run_id
-        self.api_key = api_key
+    engine: Engine
+    gateway: Gateway
+    writer: TraceWriter | None
+    run_id: str
+    api_key: str | None
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,14 +58,6 @@ def open_cluster(config: Config, ray: str | None, *objects: Any) -> Iterator[Ray
         yield joined
 
 
-def make_workers(config: Config, joined: RayCluster | None) -> Workers:
-    limit = config.rollout.max_env_worker
-    if joined is None:
-        return Workers(limit)
-    workers: Workers = import_module(_PROCESSES).RayWorkers(limit, joined)
-    return workers
-
-
 _PROCESSES = "ajet_sdk.rollout.processes"
 """Loaded only if Ray runs the agents, since it imports Ray."""
 
@@ -108,7 +101,8 @@ class Session:
             self.writer.put(self.run)
             self.gateway = stack.enter_context(Gateway(self.writer, host=joined.host if joined else "127.0.0.1"))
             stack.enter_context(installed())
-            stack.enter_context(make_workers(self.config, joined))
+            workers = Workers if joined is None else partial(import_module(_PROCESSES).RayWorkers, cluster=joined)
+            stack.enter_context(workers(self.config.rollout.max_env_worker))
             self._stack = stack.pop_all()
         return self
 

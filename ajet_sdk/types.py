@@ -23,19 +23,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 Phase = Literal["rollout", "judge"]
 Status = Literal["succeeded", "failed", "timeout", "aborted"]
 Outcome = Literal[
-    "superseded",
-    "evaluation",
-    "untrainable",
-    "cancelled",
-    "undelivered",
-    "failed",
-    "stale",
-    "unmaskable",
-    "zero_advantage",
-    "cut",
-    "truncated",
-    "trained",
-]
+    "superseded", "evaluation", "untrainable", "cancelled", "undelivered", "failed", "stale", "unmaskable",
+    "zero_advantage", "cut", "truncated", "trained",
+]  # fmt: skip
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 Json = dict[str, Any]
 """A JSON object, such as a message, a request or the row of a table."""

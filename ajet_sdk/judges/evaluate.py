@@ -241,17 +241,11 @@ def _agree(
     lengths = [float(len(str(output_of(labelled_output.episode)))) for labelled_output, _ in sound]
     evaluation.length = rank_correlation(scores, lengths)
     evaluation.length_of_labels = rank_correlation(labels, lengths)
-    agreed = rank_correlation(scores, labels)
-    if None not in (evaluation.length, evaluation.length_of_labels, agreed):
-        evaluation.length_beyond_labels = _partial(
-            evaluation.length or 0.0, agreed or 0.0, evaluation.length_of_labels or 0.0
-        )
-
-
-def _partial(of_interest: float, first: float, second: float) -> float | None:
-    """Partial correlation from three pairwise ones; None if the label determines either variable."""
-    unexplained = (1 - first**2) * (1 - second**2)
-    return (of_interest - first * second) / unexplained**0.5 if unexplained > 1e-12 else None
+    agreed, by_score, by_label = rank_correlation(scores, labels), evaluation.length, evaluation.length_of_labels
+    if agreed is not None and by_score is not None and by_label is not None:
+        unexplained = (1 - agreed**2) * (1 - by_label**2)
+        if unexplained > 1e-12:  # else the label determines score or length
+            evaluation.length_beyond_labels = (by_score - agreed * by_label) / unexplained**0.5
 
 
 def _middle(labels: Sequence[float]) -> float:

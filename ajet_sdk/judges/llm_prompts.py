@@ -159,11 +159,15 @@ def question(
 
 def _fill(prompt: str, group: Sequence[Material], rubric: str, examples: Sequence[Example], scores: Range) -> str:
     first = group[0]
-    ours = prompt in (_POINTWISE, _GROUP)
+    ours, answer = prompt in (_POINTWISE, _GROUP), _shown(first.answer)
+    if not ours and has_bare_answer(prompt):  # between tags derived from the content, which no output can predict
+        text = f"{first.query}\0{first.answer}\0{first.reference}"
+        tag = f"answer-{hashlib.blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
+        answer = f"<{tag}>\n{answer}\n</{tag}>"
     values = {
         "query": _shown(first.query),
         "task": f"The task:\n<task>\n{_shown(first.query)}\n</task>\n",
-        "answer": _shown(first.answer) if ours or not has_bare_answer(prompt) else _between_tags(first),
+        "answer": answer,
         "answers": "\n".join(
             f'<answer number="{number}">\n{_shown(material.answer)}\n</answer>'
             for number, material in enumerate(group, 1)
@@ -176,13 +180,6 @@ def _fill(prompt: str, group: Sequence[Material], rubric: str, examples: Sequenc
         "max_score": f"{scores[1]:g}",
     }
     return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), prompt).strip()
-
-
-def _between_tags(material: Material) -> str:
-    """Puts the answer between tags with a name derived from the content, so that no output can predict it."""
-    text = f"{material.query}\0{material.answer}\0{material.reference}"
-    tag = f"answer-{hashlib.blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
-    return f"<{tag}>\n{_shown(material.answer)}\n</{tag}>"
 
 
 def _reference(material: Material) -> str:

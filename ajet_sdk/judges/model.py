@@ -18,6 +18,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -49,6 +50,7 @@ _SHOWN = 160
 """Characters of a reply that an error quotes."""
 
 
+@dataclass(eq=False, repr=False)
 class JudgeModel:
     """Requests JSON objects from a model.
 
@@ -62,22 +64,13 @@ class JudgeModel:
         price: of the tokens of a handle.
     """
 
-    def __init__(
-        self,
-        model: Model | ModelClient,
-        *,
-        temperature: float = 0.0,
-        max_tokens: int = 1024,
-        retries: int = 2,
-        cache: str | Path | None = None,
-        price: Price | None = None,
-    ) -> None:
-        self.model = model
-        self.temperature: float = temperature
-        self.max_tokens: int = max_tokens
-        self.retries: int = retries
-        self.cache: Path | None = None if cache is None else Path(cache)
-        self.price = price
+    model: Model | ModelClient
+    _: KW_ONLY
+    temperature: float = 0.0
+    max_tokens: int = 1024
+    retries: int = 2
+    cache: str | Path | None = None
+    price: Price | None = None
 
     @functools.cached_property
     def client(self) -> ModelClient:
@@ -87,7 +80,8 @@ class JudgeModel:
         model = self.model  # its endpoint waits and retries
         return ModelClient(
             model.base_url, model.name, transport=model.endpoint, budget=Budget(price=self.price),
-            cache=self.cache or IN_MEMORY, concurrency=sys.maxsize, retries=0, patience=None,
+            cache=IN_MEMORY if self.cache is None else Path(self.cache),
+            concurrency=sys.maxsize, retries=0, patience=None,
         )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:

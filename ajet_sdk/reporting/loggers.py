@@ -109,7 +109,10 @@ class Loggers(AbstractContextManager["Loggers"]):
             self._warn_once(step, name, text, pause=max(2 * STEPS, step))
         warnings = unstable(self.history)
         self.unstable = next(iter(warnings.values()), "")
-        for name, text in {**warnings, "discarded": discarded(self._newest_tokens())}.items():
+        newest = sorted(self.history.get("train/tokens_trained", {}))[-STEPS:]
+        values = {outcome: self.history.get(f"train/tokens_{outcome}", {}) for outcome in get_args(Outcome)}
+        tokens = {outcome: sum(of.get(at, 0.0) for at in newest) for outcome, of in values.items()}
+        for name, text in {**warnings, "discarded": discarded(tokens)}.items():
             self._warn_once(step, name, text)
 
     def _warn_once(self, step: int, name: str, text: str, pause: int = 2 * STEPS) -> None:
@@ -117,11 +120,6 @@ class Loggers(AbstractContextManager["Loggers"]):
         if text and step >= self._warned.get(name, step):
             self._warned[name] = step + pause
             log.warning("step %d: %s", step, text)
-
-    def _newest_tokens(self) -> dict[str, float]:
-        newest = sorted(self.history.get("train/tokens_trained", {}))[-STEPS:]
-        values = {outcome: self.history.get(f"train/tokens_{outcome}", {}) for outcome in get_args(Outcome)}
-        return {outcome: sum(of.get(step, 0.0) for step in newest) for outcome, of in values.items()}
 
     def _write_board(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write to tensorboard's file, until the first failure."""

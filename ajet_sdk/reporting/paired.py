@@ -59,7 +59,12 @@ def paired(differences: Sequence[float], *, level: float = 0.95, seed: int = 0) 
     mean = float(values.mean())
     if not int((1 - level) / 2 * (2**n if exact else _DRAWS)):
         return Paired(n, mean, None, None, None, None, exact, smallest)
-    sums, sizes = _every_subset(values) if exact else _drawn_subsets(values, seed)
+    sums, sizes = np.zeros(1), np.zeros(1)
+    if exact:
+        for value in values:  # sum and size of each subset
+            sums, sizes = np.concatenate((sums, sums + value)), np.concatenate((sizes, sizes + 1))
+    else:
+        sums, sizes = _drawn_subsets(values, seed)
     total = float(values.sum())
     slack = 1e-9 * float(np.abs(values).sum())
     extreme = int((np.abs(2 * sums - total) >= abs(total) - slack).sum())
@@ -69,14 +74,6 @@ def paired(differences: Sequence[float], *, level: float = 0.95, seed: int = 0) 
     outside = int((1 - level) / 2 * parts)
     low, high = float(means[outside - 1]), float(means[len(means) - outside])
     return Paired(n, mean, p, low, high, 1 - 2 * outside / parts, exact, smallest)
-
-
-def _every_subset(values: _Array) -> tuple[_Array, _Array]:
-    """Sum and size of each of the 2^n subsets."""
-    sums, sizes = np.zeros(1), np.zeros(1)
-    for value in values:
-        sums, sizes = np.concatenate((sums, sums + value)), np.concatenate((sizes, sizes + 1))
-    return sums, sizes
 
 
 def _drawn_subsets(values: _Array, seed: int) -> tuple[_Array, _Array]:

@@ -106,11 +106,6 @@ class Texts:
     def sampled(self) -> str:
         return self.old[self.reply_at :]
 
-    def near_the_fork(self) -> Texts:
-        """Both texts without most of their common prefix, but with the whole reply."""
-        start = max(0, min(common_start(self.old, self.new), self.reply_at) - _BEFORE)
-        return Texts(self.old[start:], self.new[start:], self.reply_at - start, self.last)
-
 
 def _atoms(text: str, start: int = 0) -> Iterator[tuple[str | Decimal, int]]:
     """Yields characters without blanks, with JSON escapes resolved, and numbers by value, each with its end."""
@@ -223,18 +218,16 @@ def _of_reply(old: Side, got: Message) -> str | None:
         return None
     if meaning({**got, **_SILENT}) == meaning({**gave, **_SILENT}):
         before, after = gave.get("content"), got.get("content")
-        same = before == after or (isinstance(before, str) and isinstance(after, str) and _is_tail(after, before))
+        same = before == after
+        if isinstance(before, str) and isinstance(after, str):  # or its end
+            short, long = after.strip(), before.strip()
+            same = same or (bool(short) and len(short) < len(long) and long.endswith(short))
         if same and not got.get("reasoning_content"):
             return "think_stripped"
     return "history_edited"
 
 
 _SILENT = {"content": "", "reasoning_content": ""}
-
-
-def _is_tail(short: str, long: str) -> bool:
-    short, long = short.strip(), long.strip()
-    return bool(short) and len(short) < len(long) and long.endswith(short)
 
 
 # Undoing it
@@ -293,7 +286,8 @@ def _of_text(old: Side, texts: Texts, template: ChatTemplate | None, same_reply:
     """
     if texts.new.startswith(texts.old):
         return ["retokenised"]
-    texts = texts.near_the_fork()
+    start = max(0, min(common_start(texts.old, texts.new), texts.reply_at) - _BEFORE)  # drop most of the common prefix
+    texts = Texts(texts.old[start:], texts.new[start:], texts.reply_at - start, texts.last)
     if same_reply and _begins(texts.old, texts):
         respelled = "{" in texts.sampled or (old.reply or {}).get("tool_calls")
         return ["tool_call_reserialised" if respelled else "retokenised"]

@@ -216,7 +216,13 @@ def _split(node: _Node, history: _History, decode: Decode | None, template: Chat
         at = node.start if rival is None else _common_tokens(node, rival)
     else:
         at = _common_tokens(new, old)
-        texts = None if decode is None else _decode_texts(old, new, at, decode)
+        texts = None
+        if decode is not None:
+            start = max(0, min(at, old.start) - _WINDOW)
+            prompt = decode(old.prompt[start:].tolist())
+            old_text = decode(np.concatenate((old.prompt, old.output))[start:].tolist())
+            new_text = decode(new.prompt[start : old.end + 1024].tolist())
+            texts = Texts(old_text, new_text, min(len(prompt), len(old_text)), decode(old.output[-1:].tolist()))
         cause, hint = explain(old.side, new.side, texts, template)
         at = at if new is node or rival is None else _common_tokens(node, rival)
     expected = old if new is node and old is not None else node.parent
@@ -234,14 +240,6 @@ def _common_tokens(node: _Node, earlier: _Node) -> int:
     """Length of the common prefix of a prompt and another call's prompt and output."""
     same = common_prefix(node.prompt, earlier.prompt)
     return same + common_prefix(node.prompt[same:], earlier.output) if same == earlier.start else same
-
-
-def _decode_texts(old: _Node, new: _Node, at: int, decode: Decode) -> Texts:
-    start = max(0, min(at, old.start) - _WINDOW)
-    prompt = decode(old.prompt[start:].tolist())
-    old_text = decode(np.concatenate((old.prompt, old.output))[start:].tolist())
-    new_text = decode(new.prompt[start : old.end + 1024].tolist())
-    return Texts(old_text, new_text, min(len(prompt), len(old_text)), decode(old.output[-1:].tolist()))
 
 
 class _History:

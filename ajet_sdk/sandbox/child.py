@@ -70,16 +70,11 @@ def become(limits: Json, watcher: int) -> None:
     if os.getppid() != watcher:  # it has already been killed: no signal will come
         os._exit(1)
     os.nice(10)  # the watcher must get a turn even if the code forks as fast as it can
-    keep_stdio()
-    os.execve(limits["argv"][0], limits["argv"], limits["environment"])
-
-
-def keep_stdio() -> None:
-    """Close all other file descriptors, above all the report."""
     for name in os.listdir("/dev/fd"):  # noqa: PTH208
-        if int(name) > 2:
+        if int(name) > 2:  # the report, above all
             with contextlib.suppress(OSError):  # the one that listed them
                 os.close(int(name))
+    os.execve(limits["argv"][0], limits["argv"], limits["environment"])
 
 
 def watch(child: int, limits: Json) -> Json:

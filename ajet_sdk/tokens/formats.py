@@ -83,6 +83,12 @@ class CallFormat:
         """Pattern of the mark before tool calls."""
         return re.compile(_loose(self.open) if self.open.strip() else r"^\s*(?=\{|\[)")
 
+    def opens(self, text: str) -> bool:
+        """Whether a text has the opening mark, or the beginning of a call's JSON if the mark is only a bracket."""
+        if self.open.strip(" \n[{"):
+            return self.begins.search(text) is not None
+        return not self.python and re.match(r'\s*\[?\s*\{\s*"(name|tool_name|function)"\s*:', text) is not None
+
     def find(self, text: str, tools: Tools) -> tuple[str, tuple[_Item, ...]] | None:
         """Finds the calls, and the text before them; None without calls, or if one is malformed."""
         start = self.begins.search(text)
@@ -194,7 +200,7 @@ class ReplyFormat:
 
     def unread(self, text: str) -> bool:
         """Whether a reply contains an unparsable tool call."""
-        return any(map(_opens, self.calls, [text] * len(self.calls))) and not any(f.find(text, ()) for f in self.calls)
+        return any(form.opens(text) for form in self.calls) and not any(form.find(text, ()) for form in self.calls)
 
     def _reasoning(self, text: str, prompt: str) -> tuple[str | None, str, bool]:
         """Splits off the reasoning; returns it, the rest, and whether it was closed."""
@@ -271,13 +277,6 @@ PARSERS: dict[str, tuple[CallFormat, ...]] = {
     "none": (),
 }  # fmt: skip
 """Formats by name, for templates that don't show their format; `auto` tries all if none is learnt."""
-
-
-def _opens(form: CallFormat, text: str) -> bool:
-    """Whether a text has a call's opening mark, or the beginning of its JSON if the mark is only a bracket."""
-    if form.open.strip(" \n[{"):
-        return form.begins.search(text) is not None
-    return not form.python and re.match(r'\s*\[?\s*\{\s*"(name|tool_name|function)"\s*:', text) is not None
 
 
 def _distinct(ids: Sequence[str | None]) -> tuple[str | None, ...]:

@@ -79,8 +79,14 @@ def readable(
     )
     for path in order:
         runs: dict[Path, list[str]] = {}
+        ids: list[str] | TraceError
         for file in beside[path]:
-            ids = _unasked(file, owned[file], deep=file not in close) if file in owned else looked[file]
+            if file not in owned:
+                ids = looked[file]
+            elif file not in close and owned[file].writes and not owned[file].url:
+                ids = TraceError(f"{file} is being written by process {owned[file].pid}, which cannot be queried")
+            else:
+                ids = []  # unknown: its owner isn't asked
             if not isinstance(ids, TraceError):
                 runs[file] = ids
                 continue
@@ -99,13 +105,6 @@ def readable(
     if failure and not files_read:
         raise failure
     return sorted(files_read), skipped
-
-
-def _unasked(file: Path, owner: Owner, *, deep: bool) -> list[str] | TraceError:
-    """The error of a live file that cannot be queried; otherwise no runs, since they are unknown."""
-    if deep and owner.writes and not owner.url:
-        return TraceError(f"{file} is being written by process {owner.pid}, which cannot be queried")
-    return []
 
 
 def _changed(file: Path) -> float:

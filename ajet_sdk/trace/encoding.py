@@ -187,7 +187,11 @@ def _call(call: Call, stored: StoredCalls) -> list[tuple[str, Row]]:
     }
     if raw is not None:
         new = raw[messages:]
-        row["messages_suffix"] = f"[{', '.join(_json(m if _simple(m) else scrub(m)) for m in new)}]"
+        simple = [  # only a role and a text, and therefore no secret keys
+            isinstance(m, dict) and m.keys() <= _SPOKEN and type(m.get("content")) in LEAVES for m in new
+        ]
+        texts = (_json(m if plain else scrub(m)) for m, plain in zip(new, simple, strict=True))
+        row["messages_suffix"] = f"[{', '.join(texts)}]"
     return [("calls", row)]
 
 
@@ -211,11 +215,6 @@ def _settings_of(spelling: bytes) -> str:
 
 _WITHOUT_REFERENCES = 2
 """The last `marshal` format without references, so that equal values have equal bytes."""
-
-
-def _simple(message: object) -> bool:
-    """Whether a message has only a role and a text, and therefore no secret keys."""
-    return isinstance(message, dict) and message.keys() <= _SPOKEN and type(message.get("content")) in LEAVES
 
 
 _SPOKEN = {"role", "content"}

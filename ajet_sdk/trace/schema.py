@@ -92,10 +92,9 @@ def create_statements() -> list[str]:
         "CREATE TABLE meta (schema_version INTEGER, batch BIGINT)",
         f"INSERT INTO meta VALUES ({SCHEMA_VERSION}, 0)",
     ]
-    return [*meta, *map(_create_table, TABLES), _DIGESTS, CALLS_FULL]
-
-
-_DIGESTS = "CREATE TABLE digests (digest UBIGINT)"
+    columns = {t: ", ".join(f'"{name}" {kind}' for name, kind in COLUMNS[t].items()) for t in TABLES}
+    tables = [f"CREATE TABLE {table} ({listed})" for table, listed in columns.items()]
+    return [*meta, *tables, "CREATE TABLE digests (digest UBIGINT)", CALLS_FULL]
 
 
 def at_rest(table: str, database: str) -> str:
@@ -120,8 +119,3 @@ def every_column(table: str, known: Container[str]) -> str:
 def empty(table: str) -> str:
     """A SELECT of a table's columns without rows."""
     return f"{every_column(table, ())} WHERE false"
-
-
-def _create_table(table: str) -> str:
-    listed = ", ".join(f'"{name}" {kind}' for name, kind in COLUMNS[table].items())
-    return f"CREATE TABLE {table} ({listed})"

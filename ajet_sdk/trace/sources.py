@@ -173,7 +173,10 @@ class Attached:
         connection = duckdb.connect(config={k: v for k, v in SETTINGS.items() if k != "enable_external_access"})
         try:
             for file, owner in self._owned.items():
-                self._add_mirror(connection, file, owner)
+                before = self._mirrors.get(file)
+                if before is None or (before.owner.pid, before.owner.started) != (owner.pid, owner.started):
+                    self._mirrors[file] = Mirror(self._new("m", before.name if before else None), owner)
+                self._attach_scratch(connection, self._mirrors[file].name)
             free = {i: file for i, file in enumerate(self._files) if file not in self._owned}
             if stamps:
                 gathered = self._gather(connection, stamps, scans)
@@ -208,13 +211,6 @@ class Attached:
     def _new_gathered(self, stamps: _Stamps) -> Gathered:
         name = self._new("g", self._gathered.file.name if self._gathered else None)
         return Gathered((self._scratch or Path()) / name, stamps)
-
-    def _add_mirror(self, connection: duckdb.DuckDBPyConnection, file: Path, owner: Owner) -> None:
-        """Attach the mirror of a live file; a new one if its owner has changed."""
-        before = self._mirrors.get(file)
-        if before is None or (before.owner.pid, before.owner.started) != (owner.pid, owner.started):
-            self._mirrors[file] = Mirror(self._new("m", before.name if before else None), owner)
-        self._attach_scratch(connection, self._mirrors[file].name)
 
     def _new(self, kind: str, before: str | None) -> str:
         """A new database name; removes the file of the replaced one."""
@@ -341,7 +337,9 @@ class Mirror:
                 if not len(rows):
                     break
                 connection.register("_rows", rows)
-                connection.execute(f"INSERT INTO {self.name}.{table} {_typed(table, known.columns)} FROM _rows")
+                casts = [f'"{n}"::{kind} AS "{n}"' for n, kind in COLUMNS[table].items() if n in known.columns]
+                selected = ", ".join(casts) or "NULL::INTEGER"
+                connection.execute(f"INSERT INTO {self.name}.{table} SELECT {selected} FROM _rows")
                 connection.unregister("_rows")
                 known.rows += len(rows)
                 known.last = rows["_row"][-1].as_py()
@@ -365,8 +363,3 @@ def _pages(wanted: RowsOf, ask: Ask) -> Iterator[pa.Table]:
         if len(rows) < wanted.most:
             return
         wanted = wanted.model_copy(update={"after": rows["_row"][-1].as_py()})
-
-
-def _typed(table: str, columns: frozenset[str]) -> str:
-    typed = ", ".join(f'"{name}"::{kind} AS "{name}"' for name, kind in COLUMNS[table].items() if name in columns)
-    return f"SELECT {typed or 'NULL::INTEGER'}"
