@@ -1,1 +1,1 @@
-"""Text that a terminal may show."""
+"""Text for terminals, and the grammar of filters."""

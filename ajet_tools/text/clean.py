@@ -1,4 +1,4 @@
-"""Model output as text without control sequences."""
+"""Short, safe text: one line without control characters, counts, shortened ids."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 
 def kind_of(episode: Episode) -> str:
-    """The split of an episode, with its decoding where that matters: train, val sampled, val greedy."""
+    """Return the split of an episode, with the decoding mode unless implied: train, val sampled, val greedy."""
     known = episode.split == "val" or episode.decoding == "greedy"
     return " ".join(filter(None, (episode.split, episode.decoding if known else None)))
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 call`, `2,000 calls`."""
+    """Format a count with its noun: `1 call`, `2,000 calls`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def one_line(value: object, width: int = 120) -> str:
-    """A value as at most `width` visible characters on one line."""
+    """Format a value as one line of at most `width` visible characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     text = visible(" ".join(text[: 4 * width].split()))
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def flat_keys(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Each value of nested objects with its dotted path; an empty object is a value."""
+    """Yield each value of nested objects with its dotted path; an empty object counts as a value."""
     for name, value in document.items():
         if isinstance(value, Mapping) and value:
             yield from flat_keys(value, f"{prefix}{name}.")
@@ -40,7 +40,7 @@ def flat_keys(document: Mapping[str, object], prefix: str = "") -> Iterator[tupl
 
 
 def short_ids(ids: Sequence[str]) -> dict[str, str]:
-    """Each id cut to the shortest length, at least 8, at which all differ; in their order."""
+    """Map each id to its shortest prefix, of 8 characters or more, that keeps all ids distinct."""
     distinct = set(ids)
     longest = max(map(len, distinct), default=0)
     n = 8
@@ -50,9 +50,9 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
 
 
 _ZERO_WIDTH = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufe0e\ufe0f\ufeff"))
-"""Characters of no width that join or restyle their neighbours: terminals disagree about how wide the result is."""
+"""Zero-width characters that join or restyle their neighbours; terminals disagree about the width of the result."""
 
 
 def drop_zero_width(text: str) -> str:
-    """The text without the characters that make its width another in another terminal."""
+    """Remove the characters that make the width of a text depend on the terminal."""
     return text.translate(_ZERO_WIDTH)

@@ -1,12 +1,12 @@
-"""The grammar of filters: of episodes (`trace.queries.filters`), and of a dataset's rows (`dataset.curation.filter`).
+"""Grammar of filters over episodes (`trace.queries.filters`) and dataset rows (`dataset.curation.filter`).
 
     filter := all ("or" all)*
     all    := one (["and"] one)*
     one    := "not" one | "(" filter ")" | field operator value ("," value)* | text
     operator := = != < <= > >= ~ (contains, in any case) !~
 
-Quotes hold what has blanks or means something else. `!=` and `!~` are true exactly where `=` and `~` are not. What a
-field, a value and a text mean is the matter of whoever reads the tree.
+Values with blanks or special characters are quoted. `!=` and `!~` negate `=` and `~`. The two filter modules give
+fields, values and texts their meaning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_VALUES = 500
 
 
 class FilterError(QueryError):
-    """An expression that is not understood; `position` is where (from 0), and the message says what would be."""
+    """A filter that cannot be parsed, with the position of the error (from 0)."""
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(f"{message} (filter, character {position + 1})")
@@ -43,14 +43,17 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class BareWord:
-    """A text that stands alone."""
+    """A search text without field and operator."""
 
     text: Token
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A field beside one value or several, any of which will do; `!` is taken off the operator, and a `not` around."""
+    """A field compared with one or several values, any of which may match.
+
+    A negated operator is parsed as `not` around the positive comparison.
+    """
 
     field: Token
     operator: Token
@@ -62,7 +65,7 @@ Word = Literal["and", "or", "not"]
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Parts joined by a word; `not` has one part."""
+    """Parts joined by `and` or `or`, or a single part negated by `not`."""
 
     word: Word
     parts: tuple[Tree | BareWord | Comparison, ...]
@@ -72,7 +75,7 @@ Node = Tree | BareWord | Comparison
 
 
 def tree(text: str, example: str) -> Node | None:
-    """A filter as a tree; None of an empty one. `example` is a condition, to show where one is missing.
+    """Parse a filter; an empty one gives None. `example` is a condition to quote in error messages.
 
     Raises FilterError.
     """
@@ -82,7 +85,7 @@ def tree(text: str, example: str) -> Node | None:
 
 
 def fold(node: Node, leaf: Callable[[BareWord | Comparison], T], join: Callable[[Word, Sequence[T]], T]) -> T:
-    """Evaluate a tree bottom-up: `leaf` of its leaves in order, then `join` of their results."""
+    """Evaluate a tree bottom-up: `leaf` on its leaves in order, then `join` on their results."""
     if isinstance(node, Tree):
         return join(node.word, [fold(part, leaf, join) for part in node.parts])
     return leaf(node)
@@ -125,7 +128,7 @@ def _tokens(text: str) -> list[Token]:
 
 
 class _Parser:
-    """Recursive descent over the tokens; one use."""
+    """Recursive-descent parser, used once."""
 
     def __init__(self, tokens: Sequence[Token], end: int, example: str) -> None:
         self._tokens = [*tokens, Token("end", "", end)]
@@ -149,7 +152,6 @@ class _Parser:
         return token
 
     def _is_word(self, word: str) -> bool:
-        """The next token is a word of the language: neither quoted nor the name of a field."""
         token = self._peek()
         return token.kind == "word" and token.text.lower() == word
 
@@ -208,7 +210,7 @@ class _Parser:
         return Tree("not", (node,)) if negated else node
 
     def _a_condition_follows(self) -> bool:
-        """What comes after the comma is the next condition, not one more value."""
+        """Whether a condition follows the comma, rather than another value."""
         first, second, third = [*self._tokens[self._next + 1 : self._next + 4], *self._tokens[-1:] * 2][:3]
         if first.kind == "word" and first.text.lower() == "not":
             return second.kind == "(" or third.kind == "operator"

@@ -1,7 +1,7 @@
-"""Markdown of a model's as something that a terminal may show: laid out to be read, and nothing of it lost.
+"""Renders a model's Markdown in a terminal without losing characters.
 
-Links, images, HTML, entities and escapes stay as they were written, for what a reader looks for in a trace is what the
-model wrote. Marks inside words stay too: in `2*3*4` they are no emphasis.
+Links, images, HTML, entities and escapes stay as written: a trace shows exactly the model's output. Asterisks and
+underscores inside words (`2*3*4`) are not emphasis.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MARKED = re.compile(r"[*_`#>|~]|^\s*(?:[-+]|\d{1,9}[.)])\s|^(?: {4}|\t)|^-{3,}\
 
 
 def render_markdown(text: str) -> RenderableType:
-    """A text as Markdown, or as it is where nothing in it is marked. Control characters are spelled out before."""
+    """Render Markdown, or plain text if it has no markup. The caller has replaced control characters."""
     return _LosslessMarkdown(text) if _MARKED.search(text) else Text(text)
 
 
 class _LosslessMarkdown:
-    """Markdown that shows every letter and digit of its text; where laying it out would lose one, the text as it is."""
+    """Markdown that falls back to its source text where rendering would lose a letter or digit."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -56,13 +56,13 @@ class _LosslessMarkdown:
 
 
 class _Heading(Heading):
-    """A heading on the left."""
+    """A left-aligned heading."""
 
     LEVEL_ALIGN = {f"h{level}": "left" for level in range(1, 7)}
 
 
 class _Code(CodeBlock):
-    """Code as it was written, set in, below the name of its language."""
+    """Code without highlighting, indented below the name of its language."""
 
     @classmethod
     def create(cls, markdown: Markdown, token: Token) -> _Code:
@@ -75,7 +75,7 @@ class _Code(CodeBlock):
 
 
 class _Item(ListItem):
-    """An item of a list, with the number that was written."""
+    """A list item with its original number."""
 
     def __init__(self, number: str) -> None:
         super().__init__()
@@ -92,8 +92,8 @@ class _Item(ListItem):
         return self._render(console, options, self.number.rjust(len(str(last_number)) + 2))
 
     def _render(self, console: Console, options: ConsoleOptions, mark: str) -> RenderResult:
-        room = options.update(width=max(1, options.max_width - len(mark)))
-        lines = console.render_lines(self.elements, room, style=self.style, pad=False)
+        narrower = options.update(width=max(1, options.max_width - len(mark)))
+        lines = console.render_lines(self.elements, narrower, style=self.style, pad=False)
         for n, line in enumerate(lines or [[]]):
             yield Segment(" " * len(mark)) if n else Segment(mark, console.get_style("markdown.item.bullet"))
             yield from line
@@ -101,7 +101,7 @@ class _Item(ListItem):
 
 
 class SafeMarkdown(Markdown):
-    """Rich's Markdown without what it would leave out, follow or load."""
+    """Rich's Markdown without hyperlinks and without rules that drop parts of the source."""
 
     elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **Markdown.elements,
@@ -121,7 +121,7 @@ class SafeMarkdown(Markdown):
 
 
 def _keep_inner_marks(tokens: Sequence[Token]) -> list[Token]:
-    """Line breaks as they were written, and the marks of emphasis kept inside words."""
+    """Keep line breaks, and emphasis marks inside words."""
     result: list[Token] = []
     inner: list[bool] = []
     before = ""

@@ -1,4 +1,4 @@
-"""Tables, fields, numbers and diffs on a terminal. Text of a model is never read as markup."""
+"""Tables, fields, numbers and diffs for terminals. Model text is never parsed as markup."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ajet_tools.text.clean import counted as counted
 from ajet_tools.text.clean import one_line
 
 _PIPE_WIDTH = 160
-
+"""Columns of output that is piped; wide enough for the tables of `ajet trace ls`."""
 _NARROW = 12
-
+"""Text columns are never cut below this width."""
 _STATUS = dict.fromkeys(("timeout", "aborted", "interrupted", "cancelled", "undelivered"), "yellow")
 _STATUS |= {"trained": "green", "running": "cyan", "failed": "red", "superseded": "dim"}
 
 
 def console() -> Console:
-    """The console of the commands: as wide as the terminal, without highlighting or markup."""
+    """Return a console as wide as the terminal, without highlighting or markup."""
     result: Console = output.console(highlight=False, markup=False, emoji=False)
     if not result.is_terminal and "COLUMNS" not in os.environ:
         result.width = _PIPE_WIDTH
@@ -39,9 +39,9 @@ def console() -> Console:
 
 @contextmanager
 def paged(no_pager: bool = False) -> Iterator[Console]:
-    """A console to print to. Output longer than the terminal goes through $PAGER, or `less`.
+    """Yield a console whose output goes through $PAGER, or `less`, if it is longer than the terminal.
 
-    Piped, without a pager, or with an empty $PAGER it is printed as it comes.
+    Piped output is printed directly, as is all output without a pager or with an empty $PAGER.
     """
     out = console()
     command = None if no_pager or not (out.is_terminal and sys.stdin.isatty()) else _command()
@@ -55,7 +55,7 @@ def paged(no_pager: bool = False) -> Iterator[Console]:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, encoding="utf-8", errors="replace")
         try:
             process.communicate(text)
-        except (BrokenPipeError, KeyboardInterrupt):  # left before the end, or its own key, with which it goes on
+        except (BrokenPipeError, KeyboardInterrupt):  # the pager was closed early, or handles Ctrl-C itself
             process.wait()
     if process is None or process.returncode == 127:
         out.file.write(text)
@@ -69,7 +69,7 @@ def _command() -> list[str] | None:
 
 
 def number(value: float | None) -> str:
-    """A number in few characters; empty for None."""
+    """Format a number with four significant digits or thousands separators; empty for None."""
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
@@ -78,19 +78,19 @@ def number(value: float | None) -> str:
 def table(
     rows: Sequence[Mapping[str, object]], width: int, *, title: str = "", right: Iterable[str] = ()
 ) -> RenderableType:
-    """Rows as a table of at most `width` characters, one line each; columns that have no room are named below it.
+    """Format rows as a table of at most `width` characters, one line each; omitted columns are named below it.
 
-    Text gives way first; numbers, and the columns named in `right`, stand on the right and are not cut. The columns
-    are those of all rows; a row that lacks one has an empty cell.
+    Text columns shrink first; numbers and the columns in `right` are right-aligned and never cut. The table has the
+    columns of all rows; missing values are empty cells.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = {name: [cell(row.get(name)) for row in rows] for name in names}
     numeric = {n for n in names if n in right or any(isinstance(r.get(n), int | float) for r in rows)}
     needed = {n: max(len(n), *(c.cell_len for c in cells[n])) for n in names}
-    room, shown = width, list[str]()
+    free, shown = width, list[str]()
     for name in names:
-        room -= (needed[name] if name in numeric else min(needed[name], _NARROW)) + 2
-        if room < -2 and shown:
+        free -= (needed[name] if name in numeric else min(needed[name], _NARROW)) + 2
+        if free < -2 and shown:
             break
         shown.append(name)
     grid = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -106,7 +106,7 @@ def table(
 
 
 def cell(value: object) -> Text:
-    """A value in a table: one line, status words in colour."""
+    """Format a value as one line; status words are coloured."""
     if value is None:
         return Text("")
     if isinstance(value, bool):
@@ -120,7 +120,7 @@ def cell(value: object) -> Text:
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> Table:
-    """Names and values, one a line; those without a value are left out."""
+    """Format names and values, one per line, without empty values."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -134,7 +134,7 @@ _STYLES = {"-": "red", "+": "green"}
 
 
 def diff_text(lines: Sequence[str], most: int = 60) -> Text:
-    """Lines that begin with `-`, `+` or a blank, at most so many of them; nothing in them is markup."""
+    """Colour the first `most` lines of a diff, which begin with `-`, `+` or a blank."""
     shown = Text("\n").join(Text(visible(line), style=_STYLES.get(line[:1], "dim")) for line in lines[:most])
     if len(lines) > most:
         shown.append(f"\n… and {len(lines) - most} more lines (--json has more)", style="dim")
@@ -145,7 +145,7 @@ _THOUSANDS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def compact(count: float | None) -> str:
-    """A count in at most five characters: 950, 12.3k, 4.56M."""
+    """Format a count in at most five characters: 950, 12.3k, 4.56M."""
     if count is None:
         return ""
     for size, unit in _THOUSANDS:
@@ -155,7 +155,7 @@ def compact(count: float | None) -> str:
 
 
 def lasting(seconds: float | None) -> str:
-    """A duration in two units: 42 s, 3m 05s, 2h 10m."""
+    """Format a duration in at most two units: 42 s, 3m 05s, 2h 10m."""
     if seconds is None:
         return ""
     if seconds < 60:

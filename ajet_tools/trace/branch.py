@@ -1,6 +1,6 @@
-"""Forks of a stored episode: answered as recorded up to one of its calls, sampled from there on, judged again.
+"""Forks of a stored episode: replies are replayed up to one of its calls, then sampled, and the result is judged.
 
-The workflow itself runs again. Where it asks something else before that call, the attempt is no fork, and not a 0.
+The workflow runs again. If it sends other requests before that call, the attempt counts as no fork, not as reward 0.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from ajet_tools.trace.episode.messages import fingerprint
 from ajet_tools.trace.queries.base import grouped
 from ajet_tools.trace.queries.records import Record
 
-_LEAST = 6
-"""Characters from which on a name is the start of an id, and not a number."""
-
 
 class NotReplayed(EngineError, ConfigError):
-    """The workflow asked something else than when it was recorded."""
+    """The workflow sent other requests than the recorded ones."""
 
 
 @dataclass(frozen=True)
 class BranchPoint:
-    """Where forks leave a stored episode."""
+    """The call from which forks of an episode are sampled."""
 
     episode: Episode
     call: Call
     of_validation: bool = False
-    """The episode's task is held out."""
+    """The task is held out."""
     keep: int = 0
-    """Tokens of the call's reply that forks keep."""
+    """Tokens of the recorded reply to keep."""
 
 
 def branch_point(reader: TraceReader, episode_id: str, at: str, keep: int = 0) -> BranchPoint:
-    """The call of an episode's workflow that has this number or whose id begins so. Raises QueryError."""
+    """Find a call of an episode's workflow by its number or by the first six or more characters of its id.
+
+    Raises QueryError.
+    """
     episode = episode_at(reader, episode_id)
     calls = [call for call in episode.calls if call.phase == "rollout"]
     fitting = [call for call in calls if at == str(call.index)]
-    if len(at) >= _LEAST:
+    if len(at) >= 6:
         fitting = fitting or [call for call in calls if call.call_id.startswith(at)]
     if len(fitting) != 1:
         numbers = ", ".join(str(call.index) for call in calls[:20]) or "none"
@@ -74,7 +74,7 @@ def branch_point(reader: TraceReader, episode_id: str, at: str, keep: int = 0) -
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    """What an agent asked, and the recorded choices of the reply."""
+    """A request of an agent, with the recorded choices of the reply."""
 
     agent: str
     request: JsonView
@@ -85,60 +85,58 @@ class _Request:
         return [fingerprint(message) for message in request_messages(self.request)]
 
     @cached_property
-    def _beside(self) -> str:
-        return json.dumps([self.request.get("tools"), self.request.get("prompt")], sort_keys=True, default=str)
+    def _key(self) -> str:
+        tools, prompt = self.request.get("tools"), self.request.get("prompt")
+        return json.dumps([self.agent, tools, prompt], sort_keys=True, default=str)
 
-    def asks_like(self, other: _Request) -> bool:
-        return (self.agent, self._beside) == (other.agent, other._beside) and self.messages == other.messages
+    def equals(self, request: _Request) -> bool:
+        """Whether both have the same agent, tools and messages; sampling options may differ."""
+        return self._key == request._key and self.messages == request.messages
 
-    def difference(self, asked: _Request) -> str:
-        """The first message in which another request differs from this one."""
-        place = common_start(self.messages, asked.messages)
-        sides = [request_messages(side.request)[place : place + 1] for side in (self, asked)]
+    def difference(self, request: _Request) -> str:
+        """Describe the first message in which a new request differs from this one."""
+        start = common_start(self.messages, request.messages)
+        sides = [request_messages(side.request)[start : start + 1] for side in (self, request)]
         if not any(sides):
-            return f"call {self.calls[0].index} was asked with other tools"
+            return f"call {self.calls[0].index} had other tools"
         texts = [parts_of(side[0]).text if side else "" for side in sides]
         role = parts_of((sides[1] or sides[0])[0]).role
         shown = [
             excerpt(text, common_start(*texts)) if side else "nothing" for side, text in zip(sides, texts, strict=True)
         ]
-        return f"message {place} ({role}) of call {self.calls[0].index} was {shown[0]} and is {shown[1]}"
-
-
-def _requests(calls: Sequence[Call]) -> list[_Request]:
-    """The requests that were answered."""
-    answered = (c for c in calls if c.phase == "rollout" and c.error is None and c.response.get("choices"))
-    by_id = grouped(answered, lambda call: call.request_id or call.call_id)
-    return [_Request(of[0].agent, of[0].request, tuple(of)) for of in by_id.values()]
+        return f"message {start} ({role}) of call {self.calls[0].index} was {shown[0]} and is {shown[1]}"
 
 
 @dataclass
 class _Progress:
-    """How far an attempt has come."""
+    """Replay state of an attempt."""
 
     left: list[_Request]
-    """Recorded requests before the branch that it has not sent yet."""
+    """Recorded requests before the branch point, not sent yet."""
     branched: bool = False
     difference: str = ""
 
 
 class BranchingEngine:
-    """Answers each episode as recorded up to the branch point, then by another engine.
+    """Replays the recorded replies up to the branch point, then samples with another engine.
 
-    A recorded reply keeps its token ids where they are the engine's too: its prompt has the same ids here.
+    A recorded reply keeps its token ids if the engine encodes its prompt to the recorded ids.
     """
 
     def __init__(self, point: BranchPoint) -> None:
-        self.point, began = point, point.call.started_at
+        self.point = point
         self._at = _Request(point.call.agent, point.call.request, (point.call,))
-        self._recorded = _requests(point.episode.calls)
+        calls = point.episode.calls
+        answered = (c for c in calls if c.phase == "rollout" and c.error is None and c.response.get("choices"))
+        by_id = grouped(answered, lambda call: call.request_id or call.call_id)
+        self._recorded = [_Request(of[0].agent, of[0].request, tuple(of)) for of in by_id.values()]
         by_start = sorted(self._recorded, key=lambda request: request.calls[0].started_at)
-        self._before = [request for request in by_start if request.calls[0].started_at < began]
+        self._before = [request for request in by_start if request.calls[0].started_at < point.call.started_at]
         self._after = by_start[len(self._before) :]
         self._progress: dict[str, _Progress] = {}
 
     def over(self, engine: Engine) -> Engine:
-        """This engine, with the one that samples. Raises ConfigError where that can't go on from a token."""
+        """Set the engine that samples, and return self. Raises ConfigError if it cannot continue after a token."""
         if self.point.keep and not isinstance(engine, TokenEngine):
             raise ConfigError(
                 f"--token: {engine!r} takes messages and not token ids, so it can't go on from a token; give a local "
@@ -148,23 +146,22 @@ class BranchingEngine:
         return self
 
     async def answer(self, ask: Ask) -> Answer:
-        """Raises NotReplayed, and what the engine raises."""
+        """Answer a request. Raises NotReplayed, and the errors of the engine."""
         progress = self._progress.setdefault(ask.episode_id, _Progress([*self._before]))
-        asked = _Request(ask.agent, ask.body)
+        request = _Request(ask.agent, ask.body)
         if not progress.difference:
             for recorded in progress.left:
-                if recorded.asks_like(asked):
+                if recorded.equals(request):
                     progress.left.remove(recorded)
                     return self._replay(ask, recorded.calls)
-            if not progress.branched and self._at.asks_like(asked):
+            if not progress.branched and self._at.equals(request):
                 progress.branched = True
                 return await (self._continue(ask, progress) if self.point.keep else self.engine.answer(ask))
-            if progress.branched or any(later.asks_like(asked) for later in self._after):  # sent beside the branch
+            if progress.branched or any(later.equals(request) for later in self._after):  # parallel to the branch point
                 return await self.engine.answer(ask)
-            next_ones = (request for request in (*progress.left, self._at) if request.agent == ask.agent)
-            expected = next(next_ones, None)
-            unknown = f"agent {ask.agent!r} asked for a reply that it had not asked for"
-            progress.difference = unknown if expected is None else expected.difference(asked)
+            expected = next((r for r in (*progress.left, self._at) if r.agent == ask.agent), None)
+            unknown = f"agent {ask.agent!r} sent a request that was not recorded"
+            progress.difference = unknown if expected is None else expected.difference(request)
         raise NotReplayed(progress.difference)
 
     def _replay(self, ask: Ask, calls: Sequence[Call]) -> Answer:
@@ -186,7 +183,7 @@ class BranchingEngine:
         return Answer(choices, first.model, ids, first.policy_version, first.response.get("usage") or {})
 
     async def _continue(self, ask: Ask, progress: _Progress) -> Answer:
-        """Replies that begin with the kept tokens."""
+        """Sample replies that begin with the kept tokens."""
         call, engine, keep = self.point.call, self.engine, self.point.keep
         assert isinstance(engine, TokenEngine) and call.output_ids is not None and call.logprobs is not None
         conversation = engine.chat.begin(ask)
@@ -209,7 +206,7 @@ class BranchingEngine:
         return engine.chat.answer(conversation, sampled, engine.model)
 
     async def count(self, ask: Ask) -> int:
-        """Raises as the engine does."""
+        """Count tokens with the engine."""
         return await self.engine.count(ask)
 
     def forget(self, episode_id: str) -> None:
@@ -219,22 +216,22 @@ class BranchingEngine:
         await self.engine.aclose()
 
     def in_order(self, episode: Episode) -> Episode:
-        """The episode with calls that run beside each other in their recorded order; new ones follow."""
+        """Sort the calls of a fork by their recorded order, as calls may be parallel; new calls follow."""
 
-        def place(call: Call) -> int:
-            asked, recorded = _Request(call.agent, call.request), enumerate(self._recorded)
-            return next((i for i, request in recorded if request.asks_like(asked)), len(self._recorded))
+        def position(call: Call) -> int:
+            request, recorded = _Request(call.agent, call.request), enumerate(self._recorded)
+            return next((i for i, known in recorded if known.equals(request)), len(self._recorded))
 
-        return episode.model_copy(update={"calls": tuple(sorted(episode.calls, key=place))})
+        return episode.model_copy(update={"calls": tuple(sorted(episode.calls, key=position))})
 
     def check(self, episode_id: str) -> None:
-        """Raises NotReplayed where a workflow has returned without coming to the branch point."""
+        """Raise NotReplayed if a workflow has returned without reaching the branch point."""
         progress = self._progress.get(episode_id)
         if progress is None or not progress.branched:
             raise NotReplayed(f"it returned before call {self.point.call.index}")
 
     def why_not(self, episode: Episode) -> str:
-        """Why an attempt is no fork; empty where it is one."""
+        """Return the reason why an attempt is no fork, or an empty text."""
         progress = self._progress.get(episode.episode_id)
         if progress is not None and (progress.difference or progress.branched):
             return progress.difference
@@ -243,7 +240,7 @@ class BranchingEngine:
 
 
 def _choice(call: Call, exact: bool) -> Choice:
-    """A recorded choice, without its ids where they are not the engine's."""
+    """Convert a recorded choice; token ids are kept if `exact`."""
     [raw, *_] = call.response["choices"]
     ids = call.output_ids.tolist() if exact and call.output_ids is not None else None
     logprobs = None if ids is None or call.logprobs is None else call.logprobs.tolist()
@@ -253,31 +250,36 @@ def _choice(call: Call, exact: bool) -> Choice:
 
 @dataclass(frozen=True)
 class Fork:
-    """An attempt at the branch."""
+    """An attempt to fork an episode."""
 
     episode: Episode
     why_not: str
-    """Why it is none: its requests before the branch differ, or it never came there. Empty where it is one."""
+    """Reason of a failed attempt: other requests before the branch point, or it was not reached. Empty for a fork."""
     parts: str | None
-    """Where it first differs from the stored episode; None where both are the same to the end."""
+    """The first difference from the stored episode; None if there is none."""
 
     @property
     def reward(self) -> float | None:
-        """None where it is no fork, or nobody judged it."""
+        """Reward of the fork; None for a failed attempt, or without a judge."""
         return None if self.why_not else self.episode.reward
 
 
 def sample_forks(
     config: Config, point: BranchPoint, k: int, on_episode: Callable[[Episode], None] | None = None
 ) -> tuple[Report, list[Fork]]:
-    """Run the config's workflow `k` times from the branch point on, as a run of its own.
+    """Sample `k` forks with the workflow of a config, recorded as a new run.
 
-    Raises as `ajet_sdk.run.run`.
+    Raises the errors of `ajet_sdk.run.run`.
     """
     engine = BranchingEngine(point)
-    task, held_out = point.episode.task, point.of_validation
     report = score_tasks(
-        config, [task], k=k, of_validation=held_out, on_episode=on_episode, wrap=engine.over, check=engine.check
+        config,
+        [point.episode.task],
+        k=k,
+        of_validation=point.of_validation,
+        on_episode=on_episode,
+        wrap=engine.over,
+        check=engine.check,
     )
     original = attempt_of(Record(point.episode))
     forks = []

@@ -1,7 +1,4 @@
-"""A run's tokenizer, where it is at hand: token ids as text, and the exact bytes and visible text of each id.
-
-The config that a run recorded, as it was and checked again.
-"""
+"""Finds the tokenizer of a run and decodes token ids to text and exact bytes; reads the recorded config."""
 
 from __future__ import annotations
 
@@ -30,39 +27,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The text of each id of a tokenizer."""
+    """The tokens of a tokenizer, by id."""
 
     token_bytes: Callable[[int], bytes]
-    """The exact bytes of an id; none for an id beyond the vocabulary (models round theirs up)."""
+    """Exact bytes of an id; empty beyond the vocabulary, whose size models round up."""
     is_special: Callable[[int], bool]
     source: str
-    """Where the tokenizer was found."""
+    """Location of the tokenizer."""
     template: ChatTemplate | None = None
-    """Its chat template, where one lies beside it."""
+    """Chat template stored with the tokenizer."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        """Decode ids, including special tokens; invalid UTF-8 becomes U+FFFD."""
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
 
 
 def vocabulary(
     reader: TraceReader, run_id: str, tokenizer: Path | None = None, trace: Path | None = None
 ) -> Vocabulary:
-    """The text of each token id of a run.
+    """Load the tokenizer of a run.
 
     Args:
-        tokenizer: a directory with a tokenizer, or its `tokenizer.json`; None: what the run's recorded config names.
-        trace: where the trace lies. The run's checkpoint beside it comes first, then the places of `model_places`.
+        tokenizer: a directory with a tokenizer, or its `tokenizer.json`; None: the model of the run's recorded config.
+        trace: path of the trace, to look for the run's checkpoint next to it, then for `model_places`.
 
-    Nothing is downloaded; of a model named on the Hub, the local cache is asked. Raises ConfigError, which says where
-    was looked, where the tokenizer is not at hand.
+    Nothing is downloaded; a Hub model must be in the local cache. Raises ConfigError if there is no tokenizer.
     """
     if tokenizer is not None:
         return _load(tokenizer)
     job = recorded_config(reader, run_id).get("ajet")
     model = _section(job, "model")
     if model.get("scripted"):
-        return _bytes()
+        scripted = ByteTokenizer()
+
+        def token_bytes(token_id: int) -> bytes:
+            return scripted.token_bytes(token_id) if 0 <= token_id < scripted.vocab_size else b""
+
+        source = "the scripted engine's bytes"
+        return Vocabulary(token_bytes, scripted.is_special, source, ChatTemplate.known(scripted))
     path = model.get("path")
     checkpoint = [] if trace is None else [_folder(trace) / "checkpoint" / run_id / "model"]
     for candidate in (*checkpoint, *model_places(job, trace)):
@@ -79,7 +81,7 @@ def vocabulary(
 def known_vocabulary(
     reader: TraceReader, run_id: str, tokenizer: Path | None = None, trace: Path | None = None
 ) -> tuple[Vocabulary | None, str]:
-    """The `vocabulary`, or None and why the tokenizer is not at hand."""
+    """Load the tokenizer of a run, or return None with the reason of the failure."""
     try:
         return vocabulary(reader, run_id, tokenizer, trace), ""
     except ConfigError as error:
@@ -87,22 +89,22 @@ def known_vocabulary(
 
 
 def model_places(job: object, trace: Path | None) -> Iterator[Path]:
-    """Where the model that a recorded config (its `ajet`) names may lie, the likeliest first.
+    """Yield possible paths of the model in a recorded config (its `ajet` section), most likely first.
 
-    The trace does not say where the config file stood, so a relative `model.path` is looked for from here, then from
-    the trace's directory and above it. What a recipe made lies in the directory of the run's seed: the link at
-    `model.path` is that of the last run, which may have had another seed.
+    A trace does not record the directory of the config file, so a relative `model.path` is resolved from the working
+    directory, then from the directory of the trace and its parents. A model made by a recipe is in the directory of the
+    run's seed: the link at `model.path` belongs to the last run, which may have had another seed.
     """
     model, common = (_section(job, name) for name in ("model", "trainer_common"))
     path, seed = model.get("path"), common.get("seed")
     if not isinstance(path, str) or not path:
         return
     above = [] if trace is None else [_folder(trace), *list(_folder(trace).parents)[:3]]
-    for place in (Path(path).expanduser(), *(folder / path for folder in above)):
+    for candidate in (Path(path).expanduser(), *(folder / path for folder in above)):
         if model.get("recipe") and isinstance(seed, int):
-            made = made_for_seed(place, seed)
-            place = made if made.is_dir() or place.is_symlink() else place
-        yield place
+            of_seed = made_for_seed(candidate, seed)
+            candidate = of_seed if of_seed.is_dir() or candidate.is_symlink() else candidate
+        yield candidate
 
 
 def _section(job: object, name: str) -> Mapping[str, object]:
@@ -115,7 +117,7 @@ def _folder(trace: Path) -> Path:
 
 
 def _cached(name: str) -> Path | None:
-    """The directory of a Hub model in the local cache."""
+    """Return the directory of a Hub model in the local cache."""
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
@@ -128,17 +130,8 @@ def _cached(name: str) -> Path | None:
     return Path(cached).parent if isinstance(cached, str) else None
 
 
-def _bytes() -> Vocabulary:
-    scripted = ByteTokenizer()
-
-    def token_bytes(token_id: int) -> bytes:
-        return scripted.token_bytes(token_id) if 0 <= token_id < scripted.vocab_size else b""
-
-    return Vocabulary(token_bytes, scripted.is_special, "the scripted engine's bytes", ChatTemplate.known(scripted))
-
-
 def _load(path: Path) -> Vocabulary:
-    """The tokenizer of a directory, or of one `tokenizer.json`."""
+    """Load the tokenizer of a directory, or a `tokenizer.json`."""
     path = path.expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if file.is_file():
@@ -154,14 +147,14 @@ def _load(path: Path) -> Vocabulary:
 
 @lru_cache(maxsize=4)
 def _read(file: Path, changed: int) -> Vocabulary:
-    """A `tokenizer.json`, read without transformers and torch, which take seconds to load."""
+    """Load a `tokenizer.json` without transformers and torch, which take seconds to import."""
     try:
         from tokenizers import Tokenizer as FastTokenizer
     except ImportError as error:
         raise ConfigError(f"the tokenizer {file} needs the extra `local` ({error})") from error
     try:
         backend = FastTokenizer.from_file(str(file))
-    except Exception as error:  # the library raises a bare Exception at a file that is none of its own
+    except Exception as error:  # the library raises a bare Exception for an invalid file
         raise ConfigError(f"{file} cannot be loaded as a tokenizer: {error}") from error
     added = backend.get_added_tokens_decoder()
     special = frozenset(i for i, token in added.items() if token.special)
@@ -171,7 +164,7 @@ def _read(file: Path, changed: int) -> Vocabulary:
 
 
 def _template_beside(file: Path) -> ChatTemplate | None:
-    """The chat template in the files that transformers writes beside a `tokenizer.json`."""
+    """Read the chat template from the files that transformers saves with a `tokenizer.json`."""
     settings, template_file = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
     try:
         config: dict[str, object] = json.loads(settings.read_bytes()) if settings.is_file() else {}
@@ -199,15 +192,15 @@ def _look_up(
 
 @dataclass(frozen=True)
 class Spelled:
-    """The text of a token sequence, and which part of it is whose. T tokens."""
+    """The text of T tokens, with the part of each token."""
 
     pieces: tuple[bytes, ...]
-    """The exact bytes of each token."""
+    """Exact bytes of each token."""
     text: str
-    """All of it; a byte that is no UTF-8 stands as the lone surrogate U+DC80 to U+DCFF (PEP 383)."""
+    """The whole text; invalid UTF-8 is decoded to lone surrogates U+DC80 to U+DCFF (PEP 383)."""
     starts: npt.NDArray[np.int64]
-    """T + 1 places in `text`: token i's is text[starts[i]:starts[i + 1]]. A character stands where its first byte
-    does; a token that only goes on with one has no text of its own."""
+    """T + 1 offsets: text[starts[i]:starts[i + 1]] belongs to token i. A character belongs to the token of its first
+    byte; a token with only later bytes of a character has no text."""
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -215,23 +208,23 @@ class Spelled:
     def of(self, token: int) -> str:
         return self.text[self.starts[token] : self.starts[token + 1]]
 
-    def token_at(self, place: int) -> int:
-        """The token in which the character at a place of the text stands."""
-        return int(np.searchsorted(self.starts, place, side="right")) - 1
+    def token_at(self, offset: int) -> int:
+        """Return the token of a character."""
+        return int(np.searchsorted(self.starts, offset, side="right")) - 1
 
     def holder(self, token: int) -> int:
-        """The token that shows the character which this one goes on with; itself where it has text of its own."""
+        """Return the token with the character that this token continues, or itself if it has text."""
         if self.pieces[token] and self.starts[token] == self.starts[token + 1]:
             return self.token_at(int(self.starts[token]) - 1)
         return token
 
 
 def spell(pieces: Sequence[bytes]) -> Spelled:
-    """The bytes of tokens as text, each character given to the token in which it begins."""
+    """Decode the bytes of tokens; each character belongs to the token of its first byte."""
     joined = b"".join(pieces)
     text = joined.decode(errors="surrogateescape")
     ends = np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
-    if len(text) == len(joined):  # one byte a character
+    if len(text) == len(joined):  # single-byte characters
         return Spelled(tuple(pieces), text, np.concatenate(([0], ends)))
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     stray = (codes >= 0xDC80) & (codes <= 0xDCFF)
@@ -241,36 +234,32 @@ def spell(pieces: Sequence[bytes]) -> Spelled:
 
 
 def token_text(ids: Sequence[int], known: Vocabulary) -> Spelled:
-    """The exact bytes and the text of each id."""
+    """Decode ids to bytes and text."""
     return spell([known.token_bytes(int(i)) for i in ids])
 
 
+_ESCAPES = {code: f"\\x{code - 0xDC00:02x}" for code in range(0xDC80, 0xDD00)}
+_ESCAPES |= {code: f"\\u{code:04x}" for code in (0x200C, 0x200D, 0xFE0E, 0xFE0F)}
+
+
 def shown(text: str) -> str:
-    """A token's text as a terminal can show it without moving: strays as \\xNN, joiners and marks in the open."""
+    """Escape a token's text for a terminal: invalid bytes as \\xNN, and characters that join or restyle others."""
     if text.isascii() and text.isprintable():
         return text
-    open_text = "".join(map(_in_the_open, text))
-    return visible(open_text)
-
-
-def _in_the_open(character: str) -> str:
-    code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:
-        return f"\\x{code - 0xDC00:02x}"
-    return f"\\u{code:04x}" if character in "\u200c\u200d\ufe0e\ufe0f" else character
+    return visible(text.translate(_ESCAPES))
 
 
 def recorded_config(reader: TraceReader, run_id: str) -> dict[str, object]:
-    """The document as it stands in `runs`; empty where the run recorded none or is not in this trace."""
+    """Return the config recorded by a run; empty for none or an unknown run."""
     rows = reader.query("SELECT config FROM runs WHERE run_id = ?", [run_id]).to_pylist()
     document = json.loads(rows[0]["config"] or "{}") if rows else {}
     return document if isinstance(document, dict) else {}
 
 
 def run_config(reader: TraceReader, run_id: str) -> Config:
-    """The recorded config, checked; the defaults where there is none (an agent that was only observed).
+    """Validate the recorded config; a run without one (of an agent that was only observed) has the defaults.
 
-    Raises ConfigError where this version takes it no longer.
+    Raises ConfigError if the config is not valid in this version.
     """
     document = recorded_config(reader, run_id)
     file = document.pop("config_file", None)

@@ -1,4 +1,4 @@
-"""Which traces are meant: a file, all in and below a directory, or what an id or a name stands for."""
+"""Resolves command-line arguments to traces: a file, a directory tree, or the id or name of a run or episode."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _LOG = logging.getLogger("ajet.trace")
 
 
 class Named(NamedTuple):
-    """A trace, and a run or episode in it, as named on the command line."""
+    """A trace, and optionally a run or episode in it, named on the command line."""
 
     reader: Trace
     where: Path
-    """Where its files lie."""
+    """Path of its files."""
     id: str | None
-    """The id or name to look for in it; None where nothing was named, or a path was."""
+    """Id or name to look up in the trace; None if only a path was given, or nothing."""
 
 
 def located_files(path: Path | None = None) -> list[Path]:
-    """The files of the traces at `path`, as `open_located` reads them."""
+    """Return the files read by `open_located`."""
     reader = _open(path)
     reader.close()
     return reader.files()
@@ -42,10 +42,10 @@ def _open(path: Path | None, read_only: bool = False) -> Trace:
 
 
 def open_located(path: Path | None = None, read_only: bool = False) -> tuple[Trace, Path]:
-    """Open the traces at `path` (below the current directory where None) as one: a file, or all in and below a folder.
+    """Open a trace file, or all traces in and below a directory (by default the current one) as a single trace.
 
-    Returns the reader and where its files lie. What is left out is logged. `read_only` as of `open_trace`. Raises
-    TraceError where there is nothing to read.
+    Returns the reader and the path of its files. Skipped files are logged. For `read_only` see `open_trace`. Raises
+    TraceError if there are no files.
     """
     reader = _open(path, read_only)
     files = reader.files()
@@ -58,34 +58,33 @@ def open_located(path: Path | None = None, read_only: bool = False) -> tuple[Tra
 
 
 def open_named(name: str | None = None, path: Path | None = None, *, read_only: bool = False) -> Named:
-    """Open what a person names: a path, or, in the traces at `path`, a run, an episode or a call by its id or name.
+    """Open a path, or the traces at `path` that should have a run, episode or call with this id or name.
 
-    What is given as `path` alone may be the name. Raises TraceError where there is nothing to read, or where a path is
-    named that is not there.
+    A `path` without `name` may also be an id or name. Raises TraceError if there are no files, or for a missing path.
     """
     if name is None and path is not None and not path.exists():
         name, path = str(path), None
     if name is None:
         return Named(*open_located(path, read_only), None)
-    place = Path(name)
-    if place.is_file() or (place.is_dir() and in_and_below(place)):
-        return Named(*open_located(place, read_only), None)
+    as_path = Path(name)
+    if as_path.is_file() or (as_path.is_dir() and in_and_below(as_path)):
+        return Named(*open_located(as_path, read_only), None)
     if os.sep in name or name.endswith(".duckdb"):
-        raise TraceError(f"there is no {'trace below' if place.exists() else 'file or directory'} {name}")
+        raise TraceError(f"there is no {'trace below' if as_path.exists() else 'file or directory'} {name}")
     return Named(*open_located(path, read_only), name)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What differs once a trace has been written to; to know it no run is asked."""
+    """State of a trace's files, which changes with every write."""
 
     live: bool
     files: tuple[tuple[str, int, int], ...] = ()
-    """Path, bytes and time of change of each file and its log."""
+    """Path, size and modification time of each file and its write-ahead log."""
 
 
 def state_of(path: Path, reader: TraceReader | None = None) -> State:
-    """How a trace stands now; a reader of it knows its files already."""
+    """Return the state of a trace, without asking a running process; an open reader saves the search for files."""
     stamps = []
     try:
         files = reader.files() if isinstance(reader, Trace) else trace_files(path)
@@ -95,7 +94,7 @@ def state_of(path: Path, reader: TraceReader | None = None) -> State:
         for part in (file, file.with_name(f"{file.name}.wal")):
             try:
                 about = part.stat()
-            except OSError:  # no log, or a file that has just been replaced
+            except OSError:  # no log, or a file being replaced
                 continue
             stamps.append((str(part), about.st_size, about.st_mtime_ns))
     return State(bool(settled_owners(files)), tuple(stamps))

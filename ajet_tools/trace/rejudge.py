@@ -1,6 +1,6 @@
-"""Another judge over stored episodes: what would change in rewards, groups and advantages, before any GPU time.
+"""Runs another judge over stored episodes and reports the changes of rewards, groups and advantages.
 
-Nothing is written. An episode whose judging fails has no new reward; it is never a 0.
+Nothing is written. If the judge fails on an episode, it has no new reward, rather than 0.
 """
 
 from __future__ import annotations
@@ -21,31 +21,29 @@ from ajet_sdk.rollout.episode import all_of
 from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.samples.build import build
 from ajet_sdk.trace.reader import episodes
-from ajet_sdk.types import Call, Episode
+from ajet_sdk.types import Episode
 from ajet_tools.trace.queries.base import grouped, rows
 
 _CHUNK = 256
-"""Episodes, about, that are held at once."""
-_EQUAL = 1e-9
-_LONGEST_ERROR = 500
+"""Approximate number of episodes in memory."""
 
 
 @dataclass(frozen=True)
 class RejudgedEpisode:
-    """The other judge's reward of an episode. `after` is None if the judge failed, for `cause` and `error`."""
+    """Rewards of an episode by both judges. `after` is None if the new judge failed, with `cause` and `error`."""
 
     episode_id: str
     group_id: str
     task_id: str
     attempt: int
     tokens: int
-    """Sampled in its trainable calls."""
+    """Sampled tokens of its trainable calls."""
     before: float | None
     after: float | None
     cause: str | None = None
     error: str | None = None
     flipped: bool = False
-    """The advantage of one of its calls changes its sign."""
+    """The advantage of a call changes its sign."""
 
     @property
     def change(self) -> float | None:
@@ -64,30 +62,30 @@ class TaskChange(TypedDict):
 
 @dataclass
 class Changes:
-    """The changes by another judge, by episode; totals are derived."""
+    """Changes by the new judge, by episode, with derived totals."""
 
     verdicts: list[RejudgedEpisode] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
-    """Episodes that have no output to judge, by the cause of their failure."""
+    """Number of episodes without an output to judge, by the cause of their failure."""
 
     @property
     def both(self) -> list[RejudgedEpisode]:
-        """Those with a reward from either judge: means are compared over these only."""
+        """Episodes with rewards by both judges, over which means are compared."""
         return [v for v in self.verdicts if v.change is not None]
 
     @property
     def failures(self) -> dict[str, list[RejudgedEpisode]]:
-        """Episodes that the new judge failed on, by cause, the most frequent first."""
+        """Episodes on which the new judge failed, by cause, most frequent first."""
         by_cause = grouped((v for v in self.verdicts if v.cause is not None), lambda v: str(v.cause))
         return dict(sorted(by_cause.items(), key=lambda item: -len(item[1])))
 
     def mean(self, which: str) -> float | None:
-        """The mean reward `before` or `after`, over the episodes that have both."""
+        """Return the mean reward `before` or `after`."""
         values = [getattr(v, which) for v in self.both]
         return sum(values) / len(values) if values else None
 
     def by_task(self) -> list[TaskChange]:
-        """Means and change by task, the largest change first."""
+        """Return mean rewards by task, largest change first."""
         changes = list[TaskChange]()
         for task_id, group in grouped(self.both, lambda v: v.task_id).items():
             before, after = (float(np.mean([getattr(v, name) for v in group])) for name in ("before", "after"))
@@ -96,12 +94,12 @@ class Changes:
         return sorted(changes, key=lambda row: (-abs(row["change"]), row["task_id"]))
 
     def most_changed(self) -> list[RejudgedEpisode]:
-        """Episodes whose reward changes, the largest change first."""
-        changed = [v for v in self.both if abs(v.change or 0.0) > _EQUAL]
+        """Return the episodes with another reward, largest change first."""
+        changed = [v for v in self.both if abs(v.change or 0.0) > 1e-9]
         return sorted(changed, key=lambda v: (-abs(v.change or 0.0), v.episode_id))
 
     def groups(self) -> dict[str, int]:
-        """Groups with two attempts that both judges reward, and how many vary: before, after, lost and gained."""
+        """Count groups of several rewarded attempts, and those with unequal rewards: before, after, lost, gained."""
         counts = dict.fromkeys(("groups", "before", "after", "lost", "gained"), 0)
         for group in grouped(self.both, lambda v: v.group_id).values():
             if len(group) < 2:
@@ -121,7 +119,7 @@ def _varied(rewards: Iterable[float | None]) -> bool:
 
 
 def workflow_returned(episode: Episode) -> bool:
-    """Whether the workflow ended and has an output; any failure is then the judge's."""
+    """Whether the workflow returned an output, so that any failure is the judge's."""
     if episode.status == "succeeded" or episode.cause == "NoReward":
         return True
     return (episode.error or "").startswith("judge ")
@@ -131,17 +129,14 @@ Whole = Literal["group", "step"]
 
 
 def compared_over(config: Config) -> Whole:
-    """Over which episodes a run's estimator compares rewards."""
+    """Return the unit over which the estimator of a run compares rewards."""
     return "step" if config.trainer_common.algorithm.adv_estimator == "reinforce_plus_plus" else "group"
 
 
 def groups_of(
     reader: TraceReader, run_id: str, episode_ids: Sequence[str] | None = None, *, whole: Whole = "group"
 ) -> Iterator[list[Episode]]:
-    """The episodes of a run, or some of them, a few whole groups (or whole steps) at a time.
-
-    Those rolled back are left out.
-    """
+    """Read all or some episodes of a run, a few whole groups or steps at a time, without superseded ones."""
     sql = """
         SELECT episode_id, group_id, step, split FROM episodes WHERE run_id = ? AND NOT superseded
         ORDER BY started_at, episode_id"""
@@ -169,26 +164,26 @@ async def rejudge(
     timeout: float | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Changes:
-    """Judge stored episodes again, `parallel` at once.
+    """Judge stored episodes again.
 
     Args:
-        groups: of one run a few whole groups at a time, or what else is `compared_over` (`groups_of`).
+        groups: episodes of a run in chunks of whole groups, or of the unit in `compared_over` (see `groups_of`).
         judge: a decorated function or an object with `compute_reward`. It gets the output, the task and its metadata,
-            and the episode; there is no `model` and no `env` here.
-        config: the run's, for its estimator and `rollout.judge_timeout` (`timeout` in its place, in seconds).
-        progress: called with how many more were looked at.
+            and the episode, but no `model` and no `env`.
+        config: config of the run, for its estimator and `rollout.judge_timeout`.
+        parallel: number of concurrent calls of the judge.
+        timeout: time limit of a call in seconds, in place of `rollout.judge_timeout`.
+        progress: called with the number of further episodes done.
 
-    Raises TraceError where so many calls of the judge hang that going on is of no use.
+    Raises TraceError if too many calls of the judge hang.
     """
     changes = Changes()
-    room = asyncio.Semaphore(parallel)
+    slots = asyncio.Semaphore(parallel)
 
-    together = is_group_judge(judge)
-
-    async def some(few: Sequence[Episode]) -> list[Episode]:
-        async with room:
-            after = await _judged(workers, few, judge, timeout or config.rollout.judge_timeout)
-            progress(len(few))
+    async def judge_unit(unit: Sequence[Episode]) -> list[Episode]:
+        async with slots:
+            after = await _judged(workers, unit, judge, timeout or config.rollout.judge_timeout)
+            progress(len(unit))
             return after
 
     with Workers(max(parallel, 8)) as workers:
@@ -199,26 +194,24 @@ async def rejudge(
             for episode in crashed:
                 cause = episode.cause or episode.status
                 changes.skipped[cause] = changes.skipped.get(cause, 0) + 1
+            units = [[episode] for episode in whole]
+            if is_group_judge(judge):
+                by_group = grouped(whole, lambda episode: episode.group_id or episode.episode_id).values()
+                units = [sorted(unit, key=lambda episode: episode.attempt) for unit in by_group]
             try:
-                apart = _by_group(whole) if together else [[episode] for episode in whole]
-                judged_ones = await all_of([asyncio.create_task(some(few)) for few in apart])
+                judged_units = await all_of([asyncio.create_task(judge_unit(unit)) for unit in units])
             except TrainingError as error:
                 raise TraceError(
                     f"{workers.abandoned} calls of the judge did not finish in time and were abandoned, so "
                     "judging was stopped; set a time limit for its blocking calls, or raise --timeout"
                 ) from error
-            after = {episode.episode_id: episode for few in judged_ones for episode in few}
+            after = {episode.episode_id: episode for unit in judged_units for episode in unit}
             changes.verdicts += _verdicts(whole, [after[e.episode_id] for e in whole], crashed, config)
     return changes
 
 
-def _by_group(episodes: Sequence[Episode]) -> list[list[Episode]]:
-    groups = grouped(episodes, lambda episode: episode.group_id or episode.episode_id)
-    return [sorted(group, key=lambda episode: episode.attempt) for group in groups.values()]
-
-
 class _JudgeRaised(Exception):
-    """The judge itself raised `error`, of any kind."""
+    """Wraps an exception raised by the judge."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -226,7 +219,7 @@ class _JudgeRaised(Exception):
 
 
 async def _judged(workers: Workers, some: Sequence[Episode], judge: object, timeout: float) -> list[Episode]:
-    """The episodes, one or a group, with the rewards of this judge, or failed."""
+    """Return an episode or group with the rewards of the judge, or as failed."""
     fresh = {"status": "succeeded", "error": None, "cause": None, "infrastructure": False, "rewards": ()}
     before = [episode.model_copy(update={**fresh, "output": output_of(episode)}) for episode in some]
 
@@ -242,13 +235,13 @@ async def _judged(workers: Workers, some: Sequence[Episode], judge: object, time
         raise
     except _JudgeRaised as raised:
         return [_failed(episode, raised.error) for episode in some]
-    except AjetError as error:  # a parameter that nothing fills, or no reward
+    except AjetError as error:  # an unknown parameter, or no reward
         return [_failed(episode, error) for episode in some]
     return [e.model_copy(update={"rewards": verdict.rewards}) for e, verdict in zip(before, verdicts, strict=True)]
 
 
 def _failed(episode: Episode, error: BaseException) -> Episode:
-    text = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
+    text = f"{type(error).__name__}: {error}"[:500]
     return episode.model_copy(update={"status": "failed", "cause": type(error).__name__, "error": text, "rewards": ()})
 
 
@@ -259,43 +252,36 @@ def advantages(
     failure_reward: float | None = None,
     gamma: float = 1.0,
 ) -> dict[str, float]:
-    """The advantage of each policy call, by id, were the episodes trained on; calls without one are left out.
+    """Compute the advantages of policy calls as if the episodes were trained; calls without one are left out.
 
-    Made by the training's own `build`, over calls that have nothing in common: ids are not needed, only how many were
-    sampled, where they are known.
+    Uses `build` as in training, on calls with dummy token ids: only the number of sampled tokens matters.
     """
     bare = []
     for episode in group:
-        calls = tuple(_bare(call, i) for i, call in enumerate(episode.calls))
-        bare.append(episode.model_copy(update={"calls": calls, "split": "train"}))
+        calls = []
+        for number, call in enumerate(episode.calls):
+            sampled = 1 if call.output_ids is None else len(call.output_ids)
+            ids = np.full(sampled + 1, number, np.int32)
+            tokens = {"prompt_ids": ids[:1], "output_ids": ids[1:], "logprobs": np.zeros(sampled, np.float32)}
+            calls.append(call.model_copy(update=tokens))
+        bare.append(episode.model_copy(update={"calls": tuple(calls), "split": "train"}))
     samples = build(
         bare, estimator=estimator, normalize_std=normalize_std, failure_reward=failure_reward, gamma=gamma
     ).samples
     return {s.call_id: float(sample.advantages[s.start]) for sample in samples for s in sample.timeline.spans}
 
 
-def _bare(call: Call, number: int) -> Call:
-    sampled = 1 if call.output_ids is None else len(call.output_ids)
-    ids = np.full(sampled + 1, number, np.int32)
-    fields = {"prompt_ids": ids[:1], "output_ids": ids[1:], "logprobs": np.zeros(sampled, np.float32)}
-    return call.model_copy(update=fields)
-
-
-def _in_steps(side: Sequence[Episode], config: Config) -> dict[str, float]:
-    """The advantages of episodes of several steps; episodes are compared within a step."""
-    algorithm, rollout = config.trainer_common.algorithm, config.rollout
-    how = (algorithm.adv_estimator, algorithm.normalize_std, rollout.failure_reward, rollout.gamma)
-    by_call: dict[str, float] = {}
-    for step in grouped(side, lambda episode: (episode.step, episode.split)).values():
-        by_call |= advantages(step, *how)
-    return by_call
-
-
 def _verdicts(
     before: Sequence[Episode], after: Sequence[Episode], crashed: Sequence[Episode], config: Config
 ) -> Iterator[RejudgedEpisode]:
-    """`crashed`: the rest of the groups, which a run may have given a value of their own."""
-    old, new = (_in_steps([*side, *crashed], config) for side in (before, after))
+    """Compare both judges; `crashed` are the other episodes of the groups, which count with the failure reward."""
+    algorithm, rollout = config.trainer_common.algorithm, config.rollout
+    old, new = dict[str, float](), dict[str, float]()
+    for side, by_call in ((before, old), (after, new)):
+        for step in grouped([*side, *crashed], lambda episode: (episode.step, episode.split)).values():
+            by_call |= advantages(
+                step, algorithm.adv_estimator, algorithm.normalize_std, rollout.failure_reward, rollout.gamma
+            )
     for was, now in zip(before, after, strict=True):
         failed = now.status != "succeeded"
         yield RejudgedEpisode(

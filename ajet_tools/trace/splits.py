@@ -1,4 +1,4 @@
-"""Where the calls of episodes did not merge into one timeline, and why."""
+"""Splits of episodes into several timelines, with their causes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,21 @@ _CHUNK = 100
 def splits_of(
     reader: TraceReader, episode_ids: Sequence[str], trace: Path | None, progress: Callable[[int], None] | None = None
 ) -> tuple[list[tuple[str, Split]], int, int]:
-    """The splits with their episodes, and how many timelines and sampled tokens the episodes have.
+    """Return the splits of episodes with their ids, and the total numbers of timelines and sampled tokens.
 
-    Causes that only the text tells need the tokenizer of the run, which `vocabulary` looks for; one warning is logged
-    where it is not at hand.
+    Some causes can only be found in decoded text; if `vocabulary` finds no tokenizer, a warning is logged once.
     """
     splits: list[tuple[str, Split]] = []
     timelines = sampled = 0
-    vocabularies = _vocabularies(reader, trace)
+
+    @cache
+    def vocabulary_of(run_id: str | None) -> Vocabulary | None:
+        try:
+            return vocabulary(reader, run_id or find_run(reader, None), trace=trace)
+        except ConfigError as error:
+            log.warning("Causes are guessed from what changed in the requests, else `unknown`: %s", error)
+            return None
+
     for start in range(0, len(episode_ids), _CHUNK):
         chunk = episode_ids[start : start + _CHUNK]
         whole: Iterable[Episode] = episodes(reader, episode_ids=chunk, superseded=True)
@@ -41,7 +48,7 @@ def splits_of(
             calls = ended.calls if ended else calls_of(reader, episode_id)
             merged = merge(calls)
             if merged.splits:
-                texts = vocabularies(ended.run_id if ended else None)
+                texts = vocabulary_of(ended.run_id if ended else None)
                 merged = merge(calls, texts.decode, texts.template) if texts else merged
             timelines += len(merged.timelines)
             sampled += sum(int(t.loss_mask.sum()) for t in merged.timelines)
@@ -51,20 +58,8 @@ def splits_of(
     return splits, timelines, sampled
 
 
-def _vocabularies(reader: TraceReader, trace: Path | None) -> Callable[[str | None], Vocabulary | None]:
-    @cache
-    def of_run(run_id: str | None) -> Vocabulary | None:
-        try:
-            return vocabulary(reader, run_id or find_run(reader, None), trace=trace)
-        except ConfigError as error:
-            log.warning("Causes are guessed from what changed in the requests, else `unknown`: %s", error)
-            return None
-
-    return of_run
-
-
 class SplitCause(TypedDict):
-    """The splits of one cause and hint."""
+    """Splits with the same cause and hint."""
 
     cause: str
     splits: int
@@ -73,7 +68,7 @@ class SplitCause(TypedDict):
 
 
 def by_cause(splits: Sequence[Split]) -> list[SplitCause]:
-    """Totals by cause and hint: the causes `several` and `unknown` are told apart by their hints."""
+    """Count splits by cause and hint; only hints distinguish the causes `several` and `unknown`."""
     causes: dict[tuple[str, str], SplitCause] = {}
     for split in splits:
         initial = SplitCause(cause=split.cause, splits=0, extra_tokens=0, hint=split.hint)

@@ -1,9 +1,4 @@
-"""The base of both viewers: keys, themes, the palette, notifications.
-
-The screens that help: every key of the screen behind, and going to an id.
-
-Text that can be read on its background, whatever style a theme, a table or a chart gives it.
-"""
+"""Base of both viewers: keys, themes, command palette, notifications, dialogs, and a minimum contrast of text."""
 
 from __future__ import annotations
 
@@ -31,7 +26,7 @@ DARK, LIGHT = "textual-dark", "textual-light"
 
 
 class ViewerApp(App[None]):
-    """The keys of both viewers."""
+    """Base class of both viewers."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark", "keys", "Keys", key_display="?"),
@@ -43,16 +38,16 @@ class ViewerApp(App[None]):
         return [*super().get_line_filters(), _READABLE]
 
     def show_error(self, error: Exception) -> None:
-        """Show a notification of what could not be done; the screen stays as it is."""
+        """Show an error as a notification."""
         self.notify(visible(str(error)), severity="error", markup=False, timeout=8)
 
     def copy(self, text: str, what: str) -> None:
-        """Copy a text to the clipboard (OSC 52, which works over SSH) and notify."""
+        """Copy a text to the clipboard (by OSC 52, which works over SSH), and notify."""
         self.copy_to_clipboard(text)
         self.notify(f"copied {what}", markup=False, timeout=2)
 
     def palette_commands(self) -> Iterable[SystemCommand]:
-        """The palette's commands on every screen."""
+        """Yield the commands of the palette on every screen."""
         yield SystemCommand("Keys", "Every key of this screen", self.action_keys)
         yield SystemCommand("Light or dark", "Change between the light and the dark theme", self.action_toggle_dark)
         yield SystemCommand("Theme", "Choose among all themes", self.action_change_theme)
@@ -68,7 +63,8 @@ class ViewerApp(App[None]):
             listed = binding.show or active.node is screen
             if active.enabled and listed and binding.description and active.node is not self and not is_basic(binding):
                 _, of = keys.setdefault((binding.description, binding.action), (active.node, []))
-                of += [shown] if shown not in of else []
+                if shown not in of:
+                    of.append(shown)
         known = {command.title for command in palette_commands}
         for (does, action), (node, of) in keys.items():
             if does not in known:
@@ -83,20 +79,17 @@ class ViewerApp(App[None]):
         self.theme = DARK if self.current_theme.dark is False else LIGHT
 
     def _handle_exception(self, error: Exception) -> None:
-        """As Textual's, but that a screen was left while it was at something, and its parts are gone, is no fault."""
+        """Ignore missing widgets in workers of closed screens."""
         cause = getattr(error, "error", None) or error
-        if not (isinstance(cause, NoMatches) and self._is_of_closed_screen(cause)):
+        screens = set(self.screen_stack) if self.is_running else set()
+        workers = [worker for worker in self.workers if worker.error is cause]
+        is_closed = any(screens.isdisjoint(worker.node.ancestors_with_self) for worker in workers)
+        if not (isinstance(cause, NoMatches) and is_closed):
             super()._handle_exception(error)
-
-    def _is_of_closed_screen(self, cause: Exception) -> bool:
-        there = set(self.screen_stack) if self.is_running else set()
-        return any(
-            worker.error is cause and not there & set(worker.node.ancestors_with_self) for worker in self.workers
-        )
 
 
 def is_basic(binding: Binding) -> bool:
-    """Whether a key is Textual's own on every screen: to go on, to copy what the mouse has selected."""
+    """Whether a binding is Textual's default on every screen: moving the focus, copying selected text."""
     return binding.action.startswith(("app.focus", "screen.copy_text"))
 
 
@@ -104,7 +97,7 @@ Result = TypeVar("Result")
 
 
 class Dialog(ModalScreen[Result]):
-    """A box in front of a screen, `Vertical` or `VerticalScroll`, with a line `#wrong` where it takes input."""
+    """A modal box, `Vertical` or `VerticalScroll`, with an error line `#wrong` if it has inputs."""
 
     DEFAULT_CSS = """
     Dialog {
@@ -119,11 +112,11 @@ class Dialog(ModalScreen[Result]):
     """
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Without that for text: what a dialog draws itself is the screen behind, faint."""
+        """Disable the contrast filter: the dialog itself draws the dimmed screen behind it."""
         return [line_filter for line_filter in super().get_line_filters() if line_filter is not _READABLE]
 
     def show_wrong(self, wrong: str) -> None:
-        """Show what is wrong with the input; an empty text clears it."""
+        """Show an error of the input; an empty text clears it."""
         line = self.query_one("#wrong", Static)
         line.set_class(bool(wrong), "shown")
         line.update(Content(visible(wrong)))
@@ -135,7 +128,7 @@ _OWN, _EVERYWHERE = "this screen", "everywhere"
 
 
 class HelpScreen(Dialog[None]):
-    """Every key that works on the screen behind, those of the focused part first."""
+    """Lists all active keys of the screen behind it."""
 
     DEFAULT_CSS = """
     HelpScreen > VerticalScroll { width: 72; max-width: 95%; max-height: 90%; }
@@ -145,14 +138,18 @@ class HelpScreen(Dialog[None]):
     ]
 
     def __init__(self, screen: Screen[Any]) -> None:
-        """The help for a screen: what is bound there now."""
         super().__init__()
         groups: dict[str, dict[tuple[str, str], list[str]]] = {}
         for active in screen.active_bindings.values():
             binding = active.binding
             if binding.system or not binding.description:
                 continue
-            of = _EVERYWHERE if is_basic(binding) else _group_of(active.node)
+            of = type(active.node).__name__
+            of = "".join(f" {c.lower()}" if c.isupper() else c for c in of).strip()
+            if is_basic(binding) or (of.endswith("app") and not isinstance(active.node, Screen)):
+                of = _EVERYWHERE
+            elif isinstance(active.node, Screen):
+                of = _OWN
             keys = groups.setdefault(of, {}).setdefault((binding.description, binding.action), [])
             shown = screen.app.get_key_display(binding)
             if shown not in keys:
@@ -177,16 +174,8 @@ class HelpScreen(Dialog[None]):
         self.query_one(VerticalScroll).focus()
 
 
-def _group_of(node: object) -> str:
-    """The screen's own keys, the app's, or those of a part of the screen."""
-    if isinstance(node, Screen):
-        return _OWN
-    name = "".join(f" {c.lower()}" if c.isupper() else c for c in type(node).__name__).strip()
-    return _EVERYWHERE if name.endswith("app") else name
-
-
 class GoScreen(Dialog[str]):
-    """Asks for the beginning of an id."""
+    """Asks for an id or its beginning."""
 
     DEFAULT_CSS = """
     GoScreen > Vertical { width: 60; max-width: 95%; padding: 0; }
@@ -203,14 +192,14 @@ class GoScreen(Dialog[str]):
 
 
 LEAST = 4.5
-"""Contrast of text (WCAG 2.2, 1.4.3)."""
+"""Minimum contrast of text (WCAG 2.2, 1.4.3)."""
 _BLACK, _WHITE = Color(0, 0, 0), Color(255, 255, 255)
 _DECORATION = dict.fromkeys(range(0x2500, 0x25A0))
-"""Borders, rules, scroll bars, bars of a sparkline."""
+"""Borders, rules, scroll bars, sparklines."""
 
 
 class ReadableText(LineFilter):
-    """Moves the colour of text towards black or white until it contrasts with its background by `LEAST`."""
+    """Shifts text colours towards black or white until their contrast is `LEAST`."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [
@@ -222,7 +211,7 @@ class ReadableText(LineFilter):
 
 
 def contrast(a: Color, b: Color) -> float:
-    """From 1 to 21 (WCAG 2.2)."""
+    """Return the contrast ratio, from 1 to 21 (WCAG 2.2)."""
     low, high = sorted((_luminance(a), _luminance(b)))
     return (high + 0.05) / (low + 0.05)
 
@@ -236,7 +225,7 @@ def _luminance(color: Color) -> float:
 @lru_cache(1024)
 def _readable(style: Style, background: Color) -> Style:
     if style.color is None or style.color.triplet is None:
-        return style  # of the terminal's palette, which it knows alone
+        return style  # a palette colour, known only to the terminal
     if style.bgcolor is not None and style.bgcolor.triplet is None:
         return style
     front = Color.from_rich_color(style.color)
@@ -247,7 +236,7 @@ def _readable(style: Style, background: Color) -> Style:
 
 
 def readable(color: Color, background: Color) -> Color:
-    """The nearest shade of a colour that contrasts with a background by `LEAST`."""
+    """Return the nearest shade of a colour with a contrast of `LEAST`."""
     goals = [_WHITE, _BLACK] if _luminance(color) > _luminance(background) else [_BLACK, _WHITE]
     goal = next(goal for goal in goals if contrast(goal, background) >= LEAST)
     shades = (color.blend(goal, tenths / 10) for tenths in range(11))

@@ -1,4 +1,4 @@
-"""The viewer in a browser: textual-serve on loopback, behind a token, or behind those of a team that only reads."""
+"""Serves the viewer to browsers: textual-serve on loopback, protected by a token or a file of read-only tokens."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _HOST = "127.0.0.1"
 _FONTS = "https://fonts.googleapis.com"
 _IDLE_SECONDS = 25.0
-"""A connection that brings no whole request for so long is closed: aiohttp waits for half of one without end."""
+"""Idle connections are closed: aiohttp waits for incomplete requests forever."""
 _CHECK_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0
 _MOST = 8
-"""Viewers of one person at a time: each is a process."""
+"""Maximum number of viewers per person, as each is a process."""
 _LARGEST = 800
-"""Columns or rows of a terminal: each cell takes memory."""
+"""Maximum columns and rows of a terminal, as each cell takes memory."""
 _PERSON = re.compile(r"([\w.@+-]+)[ \t]+([0-9A-Za-z_-]{16,})")
 _TOKEN = re.compile(r"(#\w+\.\d+)\.\d+")
 _HEAD = """<title>ajet trace view</title>
@@ -59,8 +59,8 @@ _SCRIPT = """<script>
   }).observe(document.body, {attributes: true, childList: true, subtree: true});
 </script>
 """
-"""What stands behind `#` says which screen to begin with, and follows the viewer: it asks to open such addresses.
-Keys go to the viewer as soon as it is there; textual-serve waits for a click."""
+"""Passes the URL fragment to the viewer as address of the first screen, and updates it from the viewer.
+Focuses the terminal when ready; textual-serve waits for a click."""
 _REFUSED = "403: the token is missing or wrong. Open the whole URL that `ajet trace view --web` printed.\n"
 
 
@@ -73,13 +73,16 @@ def serve(
     tokens: Path | None = None,
     url: str | None = None,
 ) -> None:
-    """Serve `ajet ARGUMENTS` to browsers on loopback until Ctrl-C; each that connects gets a process of its own.
+    """Serve `ajet ARGUMENTS` to browsers on loopback until Ctrl-C, with a process per connection.
 
-    `port` 0 takes a free one. `announce` gets the URL, which holds the token, once connections are accepted.
-    `until_eof` also ends it when its standard input closes: so it ends with the process that started it, however that
-    ends. `tokens` is a file as `people_of` reads it, at each request anew: the people in it may only read, and who
-    opens and leaves the viewer is printed. `url` is the address of a proxy in front. Raises ConfigError where the port
-    is taken, or nobody could get in.
+    Args:
+        port: 0 for a free port.
+        announce: called with the URL, including the token, when connections are accepted.
+        until_eof: also stop at the end of standard input, so that the server ends with its parent process.
+        tokens: a file for `people_of`, read at each request. These people have read-only access, which is logged.
+        url: address of a reverse proxy.
+
+    Raises ConfigError if the port is taken, or if `tokens` is empty.
     """
     if tokens is not None and not people_of(tokens):
         raise ConfigError(f"{tokens} has no line `name token`: nobody could look")
@@ -93,9 +96,9 @@ def serve(
 
 
 def people_of(file: Path) -> dict[str, str]:
-    """Token -> name, of a file with a line `name token` for each person; `#` begins a comment.
+    """Read names by token from a file with lines `name token`; `#` begins a comment.
 
-    Raises ConfigError where it cannot be read, others than its owner may read it, or a line is something else.
+    Raises ConfigError for an unreadable file, an invalid line, or permissions for others than the owner.
     """
     try:
         if file.stat().st_mode & 0o077:
@@ -145,7 +148,12 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     if until_eof:
-        threading.Thread(target=_wait_for_eof, args=(loop, stop), daemon=True).start()
+
+        def wait_for_eof() -> None:
+            sys.stdin.read()
+            loop.call_soon_threadsafe(stop.set)
+
+        threading.Thread(target=wait_for_eof, daemon=True).start()
     closing = asyncio.create_task(_close_idle(runner, server))
     try:
         await web.SockSite(runner, listener).start()
@@ -157,14 +165,14 @@ async def _serve(
 
 
 async def _close_idle(runner: web.AppRunner, server: _GuardedServer) -> None:
-    """Close connections without a request for long, those with half of one too, and viewers of who is locked out."""
+    """Close idle connections, and viewers whose token was removed."""
     idle_since = runner.app[_IDLE_SINCE]
     while runner.server is not None:
         await asyncio.sleep(_CHECK_SECONDS)
-        now, there = asyncio.get_running_loop().time(), runner.server.connections
-        for connection in idle_since.keys() - set(there):
+        now, connections = asyncio.get_running_loop().time(), runner.server.connections
+        for connection in idle_since.keys() - set(connections):
             del idle_since[connection]
-        for connection in there:
+        for connection in connections:
             if now - idle_since.setdefault(connection, now) >= _IDLE_SECONDS:
                 connection.force_close()
         people = server.people()
@@ -173,21 +181,16 @@ async def _close_idle(runner: web.AppRunner, server: _GuardedServer) -> None:
                 task.cancel()
 
 
-def _wait_for_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    sys.stdin.read()
-    loop.call_soon_threadsafe(stop.set)
-
-
 class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
-    """textual-serve's server behind a token, that answers under whatever address it is reached by."""
+    """textual-serve's server, with tokens, for any address by which it is reached."""
 
     arguments: list[str]
     url: str
-    """Of a proxy in front; empty where there is none."""
+    """Address of a reverse proxy, or empty."""
     read_people: Callable[[], Mapping[str, str]]
     _wrong = ""
     _person = ""
-    """Whose connection a copy of the server is for; empty for the person who started it."""
+    """Name of the person connected to this copy of the server; empty for its owner."""
     _screen = ""
 
     async def guarded_app(self) -> web.Application:
@@ -199,7 +202,7 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
         return app
 
     def people(self) -> Mapping[str, str]:
-        """Token -> name; nobody while the file of tokens is not as it must be."""
+        """Return names by token; empty while the file of tokens is invalid."""
         try:
             people, wrong = self.read_people(), ""
         except ConfigError as error:
@@ -213,13 +216,13 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
         return bool(self.url) and request.host == urlsplit(self.url).netloc
 
     async def on_startup(self, app: web.Application) -> None:
-        """Says nothing: the caller says the URL."""
+        """Print nothing; the caller announces the URL."""
 
     async def handle_index(self, request: web.Request) -> object:
-        """The page names itself by the address it was asked under: a port forwarded through SSH works too."""
+        """Serve the page with URLs of the requested host, which also works through SSH port forwarding."""
         self.public_url = self.url if self.is_proxied(request) else f"http://{request.host}"
         page = await super().handle_index(request)
-        page.text = page.text.replace(_FONTS, "about:blank#")  # nothing is fetched from elsewhere
+        page.text = page.text.replace(_FONTS, "about:blank#")  # no external requests
         page.text = page.text.replace("</head>", f"{_HEAD}</head>").replace("</body>", f"{_SCRIPT}</body>")
         return page
 
@@ -250,7 +253,7 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
         await super()._process_messages(websocket, app_service)
 
     async def _record_screen(self, forward: Callable[[bytes], Awaitable[None]], data: bytes) -> None:
-        """Print the address that the viewer gives to the browser, without the token on which the cursor is."""
+        """Log the address of the screen, without the position of the token cursor."""
         meta = json.loads(data)
         address = unquote(meta.get("url", self._screen))
         token = _TOKEN.fullmatch(address)
@@ -271,19 +274,19 @@ def _fits(side: object) -> bool:
 
 
 def _record(name: str, what: str) -> None:
-    """Print who looked; not the person who started the server."""
+    """Log an access, except by the owner of the server."""
     if name:
         echo(f"{now():%Y-%m-%d %H:%M:%S} {name} {one_line(what, 200)}")
 
 
 _SOCKETS: web.AppKey[dict[asyncio.Task[object], str]] = web.AppKey("ajet_sockets", dict)
-"""The viewers that are open, and the token of each."""
+"""Open viewers with their tokens."""
 _IDLE_SINCE: web.AppKey[dict[object, float]] = web.AppKey("ajet_idle_since", dict)
-"""Connections -> the loop's time; infinite while a request is answered, as a viewer's websocket is."""
+"""Times of the last request by connection; infinite during a request, such as the websocket of a viewer."""
 
 
 async def _close_sockets(app: web.Application) -> None:
-    """Cancel each browser's viewer and wait for it; not for a browser that does not answer, as one that sleeps."""
+    """Cancel all viewers and wait for them, again after a second if a browser does not answer."""
     tasks = set(app[_SOCKETS])
     while tasks:
         for task in tasks:
@@ -292,9 +295,11 @@ async def _close_sockets(app: web.Application) -> None:
 
 
 def _guard(server: _GuardedServer, cookie: str) -> object:
-    """Lets through who has a token in the URL, which sets a cookie, or that cookie; answers 403 to all others,
-    and to a page of another origin: the browser would send our cookie along from the same host."""
-    own_name = urlsplit(server.url).hostname or ""
+    """Return a middleware that requires a token in the URL, which sets a cookie, or that cookie.
+
+    Requests of other origins get a 403 too, as browsers send cookies to all ports of a host.
+    """
+    proxy_name = urlsplit(server.url).hostname or ""
 
     @web.middleware  # type: ignore[untyped-decorator,unused-ignore]
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -306,7 +311,7 @@ def _guard(server: _GuardedServer, cookie: str) -> object:
             idle_since[request.protocol] = asyncio.get_running_loop().time()
 
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        refused = foreign(request.host, request.headers.get("Origin"), None, own_name)
+        refused = foreign(request.host, request.headers.get("Origin"), None, proxy_name)
         if refused is not None:
             raise web.HTTPForbidden(text=f"403: {refused[1]}\n")
         people, token = server.people(), request.query.get("token", "")
@@ -327,6 +332,6 @@ def _guard(server: _GuardedServer, cookie: str) -> object:
 
 
 def _name(candidate: str, people: Mapping[str, str]) -> str | None:
-    """Whose token it is; every one is compared, in a time that says nothing of it."""
+    """Return the name of a token, by comparing all tokens in constant time."""
     names = [name for token, name in people.items() if hmac.compare_digest(candidate.encode(), token.encode())]
     return names[0] if names else None

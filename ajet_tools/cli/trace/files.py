@@ -28,10 +28,9 @@ from ajet_tools.trace import queries
 from ajet_tools.trace.files.audit import Audit, audit
 from ajet_tools.trace.files.check import INVARIANTS, edited
 from ajet_tools.trace.files.check import check as check_trace
-from ajet_tools.trace.files.prune import RunSize, beyond_size, run_sizes
+from ajet_tools.trace.files.prune import OnStage, RunSize, beyond_size, refuse_live, run_sizes
 from ajet_tools.trace.files.prune import older_than as older
 from ajet_tools.trace.files.prune import prune as prune_file
-from ajet_tools.trace.files.rewrite import OnStage, refuse_live
 from ajet_tools.trace.imports import format_of
 from ajet_tools.trace.imports.audited import audit_dump
 from ajet_tools.trace.locate import located_files

@@ -25,8 +25,7 @@ from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.compare.verdict import verdicts
 from ajet_tools.trace.episode.blocks import Block, branch_title, call_blocks, conversation_blocks, overview_blocks
-from ajet_tools.trace.episode.overview import read_overview
-from ajet_tools.trace.episode.summary import summarize
+from ajet_tools.trace.episode.overview import read_overview, summarize
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.episodes import ListedEpisode
 from ajet_tools.trace.queries.experiments import Group, differing, seed_groups

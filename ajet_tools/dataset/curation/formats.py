@@ -34,7 +34,7 @@ Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference"
 OPENING = ("trl-prompt",)
 """Those that have what stands in the metadata as columns."""
 
-_FORMS = "ajet_tools.trace.export.messages"
+_FORMS = "ajet_tools.trace.export.conversations"
 """Loaded for `sharegpt` only: it reads traces."""
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}
 _Values = Mapping[str, object]

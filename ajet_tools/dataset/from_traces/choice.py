@@ -18,8 +18,7 @@ from ajet_tools.dataset.similarity.held_out import training_ids
 from ajet_tools.trace import queries
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.episodes import exported_ids
-from ajet_tools.trace.queries.fields import REWARD
-from ajet_tools.trace.queries.filters import parse
+from ajet_tools.trace.queries.filters import REWARD, parse
 from ajet_tools.trace.queries.listing import open_listing
 
 

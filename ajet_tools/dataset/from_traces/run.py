@@ -27,9 +27,8 @@ from ajet_tools.dataset.from_traces.sources import Sources
 from ajet_tools.dataset.from_traces.tasks import TaskPool, has_placeholder, rejected_row, traced_tasks
 from ajet_tools.dataset.verify.verdict import RowVerdict
 from ajet_tools.trace.export import tokens
-from ajet_tools.trace.export.job import Job
-from ajet_tools.trace.export.messages import write_messages
-from ajet_tools.trace.export.target import opened
+from ajet_tools.trace.export.conversations import write_messages
+from ajet_tools.trace.export.job import Job, opened
 from ajet_tools.trace.export.trl import write_preferences
 
 Kind = Literal["tasks", "messages", "preferences", "tokens"]

@@ -21,7 +21,7 @@ from ajet_tools.dataset.verify.agreement import final_of
 from ajet_tools.dataset.verify.verdict import question_of
 from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.queries.records import Record
-from ajet_tools.trace.redact_rules import KINDS
+from ajet_tools.trace.redact import KINDS
 
 Message = Mapping[str, object]
 _PLACEHOLDER = re.compile(rf"\[(?:{'|'.join(KINDS)}) \d+\]|\[removed by ajet\]")

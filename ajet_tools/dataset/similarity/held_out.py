@@ -19,7 +19,7 @@ from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.near import NearIndex
 from ajet_tools.trace.export import SUFFIXES, TRAINING, Exported, Format, export
-from ajet_tools.trace.export.target import refuse_trace
+from ajet_tools.trace.export.job import refuse_trace
 from ajet_tools.trace.queries.base import rows
 
 INCLUDE = "--include-validation keeps them"

@@ -1,1 +1,1 @@
-"""Episodes and runs beside each other."""
+"""Comparison of episodes and runs, and explanations of changes."""

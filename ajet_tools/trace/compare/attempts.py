@@ -1,9 +1,4 @@
-"""Conversations side by side: how far they say the same, and where they part.
-
-Episodes as a trace has them -> what is compared of them.
-
-Conversations in columns: message beside message, with what differs marked.
-"""
+"""Aligns conversations of episodes, finds their first difference, and lays them out in columns."""
 
 from __future__ import annotations
 
@@ -21,40 +16,39 @@ from ajet_sdk.types import Call, Episode
 from ajet_tools.trace.decoding import shown
 from ajet_tools.trace.episode.messages import conversation
 from ajet_tools.trace.queries.base import grouped
-from ajet_tools.trace.queries.records import Record, known_records, mean_of
-from ajet_tools.trace.queries.tokens import recomputed_advantages
+from ajet_tools.trace.queries.records import Record, known_records, mean_of, recomputed_advantages
 from ajet_tools.trace.tokens.layout import lay_out
 from ajet_tools.trace.tokens.view import episode_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedMessage:
-    """One message of a conversation."""
+    """A message of a conversation."""
 
     role: str
     agent: str
     text: str
     call_id: str
-    """The call in whose request or reply it first stands."""
+    """The first call with this message in its request or reply."""
 
 
 @dataclass(frozen=True, eq=False)
 class ComparedAttempt:
-    """An episode as one of several that are compared."""
+    """An episode prepared for comparison."""
 
     episode: Episode
     status: str
-    """`running` where it has not ended."""
+    """`running` for an unfinished episode."""
     advantage: float | None
-    """The mean over its trained tokens; None where none was trained."""
+    """Mean over the trained tokens; None without any."""
     recomputed: bool
     sampled: int
     trained: int
     messages: tuple[ComparedMessage, ...]
     timelines: tuple[npt.NDArray[np.int32], ...]
-    """The token ids of each timeline."""
+    """Token ids of each timeline."""
     homes: dict[str, int]
-    """The timeline of each call that has ids."""
+    """Timeline of each call with ids."""
 
     @property
     def episode_id(self) -> str:
@@ -63,41 +57,36 @@ class ComparedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first place where one conversation differs from another."""
+    """The first difference between two conversations."""
 
     message: int
-    """How many messages are alike: the first one that differs. It may lie behind the end of one of the two."""
+    """Number of equal messages, which is the index of the first difference; one of the two may have ended."""
     character: int
-    """How many characters of that message are alike; 0 where another role speaks or one of the two has ended."""
+    """Number of equal characters of that message; 0 for another role, or if one of the two has ended."""
     timeline: int | None = None
-    """Where the message stands in the second of the two; None where its call has no ids."""
+    """Timeline of the message in the second conversation; None without token ids."""
     token: int | None = None
-    """How many tokens of that timeline are alike."""
+    """Number of equal tokens of that timeline."""
 
 
-def align(reference: ComparedAttempt, other: ComparedAttempt) -> Divergence | None:
-    """Where `other` first differs from `reference`; None where both say the same to the end."""
-    a, b = reference.messages, other.messages
+def align(reference: ComparedAttempt, attempt: ComparedAttempt) -> Divergence | None:
+    """Find the first difference from a reference; None if there is none."""
+    a, b = reference.messages, attempt.messages
     same = common_start(*([(message.role, message.agent, message.text) for message in side] for side in (a, b)))
     if same == len(a) == len(b):
         return None
     character = 0
     if same < min(len(a), len(b)) and (a[same].role, a[same].agent) == (b[same].role, b[same].agent):
         character = common_start(a[same].text, b[same].text)
-    timeline, token = _token(reference, other, same)
+    before, timeline = _home(reference, same), _home(attempt, same)
+    token = None
+    if before is not None and timeline is not None:
+        token = common_prefix(reference.timelines[before], attempt.timelines[timeline])
     return Divergence(same, character, timeline, token)
 
 
-def _token(reference: ComparedAttempt, attempt: ComparedAttempt, message: int) -> tuple[int | None, int | None]:
-    """The timeline of `other` in which a message stands, and how many of its ids the reference has alike."""
-    ours, theirs = _home(reference, message), _home(attempt, message)
-    if ours is None or theirs is None:
-        return theirs, None
-    return theirs, common_prefix(reference.timelines[ours], attempt.timelines[theirs])
-
-
 def _home(attempt: ComparedAttempt, message: int) -> int | None:
-    """The timeline of a message, or of the last one where the conversation has ended before."""
+    """Return the timeline of a message, or of the last one if the conversation has ended before."""
     if not attempt.messages:
         return None
     return attempt.homes.get(attempt.messages[min(message, len(attempt.messages) - 1)].call_id)
@@ -107,7 +96,7 @@ _Floats = npt.NDArray[np.float32]
 
 
 def read_attempts(reader: TraceReader, episode_ids: Sequence[str]) -> list[ComparedAttempt]:
-    """The episodes to compare, in the order asked. Raises QueryError where the trace knows nothing of one."""
+    """Read episodes to compare, in the given order. Raises QueryError for an unknown episode."""
     records = known_records(reader, episode_ids)
     unknown = [r.episode.episode_id for r in records if _trained(r) and not r.trained]
     recomputed = recomputed_advantages(reader, *unknown) if unknown else {}
@@ -115,7 +104,7 @@ def read_attempts(reader: TraceReader, episode_ids: Sequence[str]) -> list[Compa
 
 
 def attempt_of(record: Record, recomputed: Mapping[str, _Floats] | None = None) -> ComparedAttempt:
-    """An episode prepared for comparison; `recomputed` has advantages by call where none were recorded."""
+    """Prepare an episode for comparison; `recomputed` has advantages by call, used if none are recorded."""
     episode, tokens = record.episode, episode_tokens(record)
     values = [scores.advantages for scores in record.scores.values()]
     if not values and recomputed:
@@ -134,15 +123,15 @@ def attempt_of(record: Record, recomputed: Mapping[str, _Floats] | None = None) 
 
 
 def compared_messages(calls: Sequence[Call]) -> tuple[ComparedMessage, ...]:
-    """The conversation of an episode: each message once, those of several agents in the order of their calls."""
+    """Return the conversation of an episode without repetitions; agents are interleaved in the order of their calls."""
     by_agent = grouped((call for call in calls if call.phase == "rollout"), lambda call: call.agent)
-    place = {call.call_id: i for i, call in enumerate(calls)}
-    placed = [
-        (place[message.call_id], ComparedMessage(message.role, agent, message.text, message.call_id))
+    position = {call.call_id: i for i, call in enumerate(calls)}
+    messages = [
+        ComparedMessage(message.role, agent, message.text, message.call_id)
         for agent, chain in by_agent.items()
         for message in conversation(chain)
     ]
-    return tuple(entry for _, entry in sorted(placed, key=lambda pair: pair[0]))
+    return tuple(sorted(messages, key=lambda message: position[message.call_id]))
 
 
 def _trained(record: Record) -> int:
@@ -150,42 +139,39 @@ def _trained(record: Record) -> int:
 
 
 Kind = Literal["role", "same", "differs", "after", "left out"]
-"""What a part of a line is: the role that speaks, text that the reference has too, the word at which both part, what
-comes after it, a word of ours about text that is not shown."""
+"""Part of a line: role of the speaker, text shared with the reference, the first different word, text after it, or a
+remark about omitted text."""
 
 Cell = list[tuple[str, Kind]]
-"""One line of one column."""
+"""A line of a column."""
 
 _WORDS = re.compile(r"\S{1,64}[^\S\n]*|[^\S\n]+|\n")
-
 _WORD = re.compile(r"\s*\S{0,24}")
-
 _ALIKE, _AFTER = 1500, 4000
-"""Characters shown at each end of a text that both have, and of what comes after they part."""
+"""Characters shown at each end of shared text, and after the first difference."""
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The content of the columns, line by line."""
+    """Lines of columns."""
 
     lines: Sequence[Sequence[Cell]]
     places: Sequence[int]
-    """The lines at which columns part from the reference, ascending."""
+    """Lines with a first difference from the reference, ascending."""
     messages: Sequence[int]
-    """The line at which each message begins."""
+    """First line of each message."""
 
 
-def columns_of(shown_attempts: Sequence[ComparedAttempt], width: int) -> Columns:
-    """Attempts beside each other in columns of `width` cells; the first is the reference of the others."""
-    reference, others = shown_attempts[0], shown_attempts[1:]
-    parted: list[Divergence | None] = [align(reference, attempt) for attempt in others]
+def columns_of(attempts: Sequence[ComparedAttempt], width: int) -> Columns:
+    """Lay out attempts in columns of `width` cells; the first is the reference of the others."""
+    parted: list[Divergence | None] = [align(attempts[0], attempt) for attempt in attempts[1:]]
     first = min((d for d in parted if d is not None), key=lambda d: (d.message, d.character), default=None)
     marks = [first, *parted]
     lines: list[list[Cell]] = []
     places: set[int] = set()
     messages = []
-    for i in range(max((len(a.messages) for a in shown_attempts), default=0)):
-        cells = [_message(a.messages, i, mark, width) for a, mark in zip(shown_attempts, marks, strict=True)]
+    for i in range(max((len(a.messages) for a in attempts), default=0)):
+        cells = [_message(a.messages, i, mark, width) for a, mark in zip(attempts, marks, strict=True)]
         messages.append(len(lines))
         for j, mark in enumerate(marks[1:], 1):
             if mark is not None and mark.message == i:
@@ -197,7 +183,7 @@ def columns_of(shown_attempts: Sequence[ComparedAttempt], width: int) -> Columns
 
 
 def _message(messages: Sequence[ComparedMessage], i: int, mark: Divergence | None, width: int) -> list[Cell]:
-    """The lines of one message in one column."""
+    """Return the lines of a message in a column."""
     here = mark is not None and mark.message == i
     if i >= len(messages):
         return [[("(ends here)", "differs")]] if here else []
@@ -210,13 +196,13 @@ def _message(messages: Sequence[ComparedMessage], i: int, mark: Divergence | Non
             kinds.append(kind)
     lines: list[Cell] = [[(text, kinds[word]) for word, text, _ in line] for line in lay_out(labels, width).lines]
     head: Cell = [(shown(title)[:width], "role")]
-    if here and not any(kind == "differs" for line in lines for _, kind in line):  # a line break, or another speaker
+    if here and not any(kind == "differs" for line in lines for _, kind in line):  # a line break, or another role
         head.append((" (differs)", "differs"))
     return [head, *lines]
 
 
 def _parts(text: str, i: int, mark: Divergence | None) -> Iterator[tuple[str, Kind]]:
-    """A message's text in parts, long ones without their middle or end."""
+    """Split the text of a message into parts, and shorten long ones."""
     if mark is None or i < mark.message:
         yield from _ends(text)
         return

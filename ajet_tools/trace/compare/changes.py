@@ -1,7 +1,7 @@
-"""Differences between two sets of episodes, with the episodes behind each.
+"""Finds differences between two sets of episodes, with example episodes.
 
-Two means are said to differ where they lie three standard errors and a tenth of their size apart; tasks are compared in
-pairs, with the interval of `paired`.
+Two means differ if they are apart by three standard errors and by 10 % of their size. Tasks are compared in pairs, with
+the interval of `paired`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from ajet_sdk.trace.reader import episodes
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace.compare.attempts import ComparedAttempt, Divergence, align, attempt_of
 from ajet_tools.trace.queries.base import grouped
+from ajet_tools.trace.queries.episodes import StepEpisode
 from ajet_tools.trace.queries.records import Record
-from ajet_tools.trace.queries.steps import StepEpisode
 
-SURE = 3.0
-"""Standard errors from which two means differ."""
 LEAST_COUNT = 4
-"""Values on each side below which means are not compared."""
+"""Least number of values on each side to compare means."""
 _TASKS = 3
-"""Tasks that fell, and that rose, of which attempts are compared."""
+"""Tasks with the largest changes, in each direction, whose attempts are compared."""
 _EXCERPT = 24
 _SHOWN = 3
-"""Episodes behind a finding that are shown."""
+"""Episodes shown for a finding."""
 ID = 12
-"""Characters of an id that are shown."""
+"""Characters shown of an id."""
 
 _Measure = Callable[[StepEpisode], "float | None"]
 _MEASURES: tuple[tuple[str, str, _Measure], ...] = (
@@ -46,7 +44,7 @@ _MEASURES: tuple[tuple[str, str, _Measure], ...] = (
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that changed at a step."""
+    """A change at a step."""
 
     kind: str
     text: str
@@ -54,11 +52,11 @@ class Finding:
     before: float | None = None
     after: float | None = None
     episodes: tuple[str, ...] = ()
-    """Ids of the episodes behind it, those that show it best first."""
+    """Ids of example episodes, best first."""
 
 
 def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
-    """Each in a line, and the first of its episodes in another."""
+    """Yield a line for each finding, and another with its first episodes."""
     for finding in findings:
         yield f"{'    ' if finding.kind == 'task' else '  '}{finding.text}"
         if finding.episodes and finding.kind != "task":
@@ -68,23 +66,26 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
 
 
 def differ(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Whether two means differ by `SURE` standard errors and a tenth."""
+    """Whether two means differ by three standard errors and by 10 %."""
     if min(len(before), len(after)) < LEAST_COUNT:
         return False
     a, b = fmean(before), fmean(after)
     error = math.sqrt(pvariance(before) / (len(before) - 1) + pvariance(after) / (len(after) - 1))
-    return abs(b - a) > max(SURE * error, 0.1 * max(abs(a), abs(b)), 1e-9)
+    return abs(b - a) > max(3 * error, 0.1 * max(abs(a), abs(b)), 1e-9)
 
 
 def rewards(attempts: Sequence[StepEpisode]) -> list[float]:
-    """Of the attempts that have one."""
+    """Return the rewards of attempts that have any."""
     return [e["reward"] for e in attempts if e["reward"] is not None]
 
 
 def changes_of_tasks(
     readers: Sequence[TraceReader], before: Sequence[StepEpisode], after: Sequence[StepEpisode]
 ) -> Iterator[Finding]:
-    """Tasks that fell and rose, and where attempts at those that changed most part; `readers` have the episodes."""
+    """Find tasks with lower and higher rewards, and the first differences of attempts at those with large changes.
+
+    `readers` have the episodes.
+    """
     a, b = by_task(before), by_task(after)
     changes = {task_id: fmean(rewards(b[task_id])) - fmean(rewards(a[task_id])) for task_id in a if task_id in b}
     fell, rose = ([task for task, by in changes.items() if sign * by > 1e-9] for sign in (-1, 1))
@@ -118,7 +119,7 @@ def _worth(episode: StepEpisode) -> float:
 
 
 def apart(reader: TraceReader, attempts: Sequence[StepEpisode]) -> Iterator[Finding]:
-    """Where the best and the worst of these attempts at a task part."""
+    """Find the first differences of the best and worst attempts at the same task."""
     pairs = [(max(of, key=_worth), min(of, key=_worth)) for of in by_task(attempts).values()]
     pairs.sort(key=lambda pair: _worth(pair[1]) - _worth(pair[0]))
     spread = [(best, worst) for best, worst in pairs[:_TASKS] if _worth(best) > _worth(worst)]
@@ -128,14 +129,14 @@ def apart(reader: TraceReader, attempts: Sequence[StepEpisode]) -> Iterator[Find
 
 
 def by_task(attempts: Sequence[StepEpisode]) -> dict[str, list[StepEpisode]]:
-    """The attempts that have a reward, by task."""
+    """Group rewarded attempts by task."""
     return grouped((e for e in attempts if e["reward"] is not None), lambda e: e["task_id"])
 
 
 def _partings(
     readers: Sequence[TraceReader], pairs: Sequence[tuple[StepEpisode, StepEpisode]]
 ) -> Iterator[tuple[StepEpisode, StepEpisode, str]]:
-    """Pairs of a best and a worst attempt, and where they part."""
+    """Describe the first difference of each pair of a best and a worst attempt."""
     ids = list(dict.fromkeys(e["episode_id"] for pair in pairs for e in pair))
     whole = [e for reader in readers for e in episodes(reader, episode_ids=ids)] if ids else []
     attempts = {e.episode_id: attempt_of(Record(e)) for e in whole}
@@ -144,37 +145,37 @@ def _partings(
         named = " and ".join(
             f"{e['episode_id'][:ID]} (reward {e['reward']:.3g}, step {e['step']})" for e in (best, worst)
         )
-        place = parting(a, b)
-        if place is None:
+        where = parting(a, b)
+        if where is None:
             yield best, worst, f"{named} are the same to the end, and were judged differently"
         else:
-            yield best, worst, f"{named} part at {place}"
+            yield best, worst, f"{named} part at {where}"
 
 
 def parting(a: ComparedAttempt, b: ComparedAttempt) -> str | None:
-    """Where two attempts first differ, and what both say there; None where they are the same to the end."""
-    place = align(a, b)
-    if place is None:
+    """Describe the first difference of two attempts; None if there is none."""
+    first = align(a, b)
+    if first is None:
         return None
-    token = "" if place.token is None else f"token {place.token} ("
-    where = f"{token}message {place.message}{')' if token else ''}"
-    return f"{where}: {_excerpt(a, place)} and {_excerpt(b, place)}"
+    token = "" if first.token is None else f"token {first.token} ("
+    where = f"{token}message {first.message}{')' if token else ''}"
+    return f"{where}: {_excerpt(a, first)} and {_excerpt(b, first)}"
 
 
-def _excerpt(attempt: ComparedAttempt, place: Divergence) -> str:
-    if place.message >= len(attempt.messages):
+def _excerpt(attempt: ComparedAttempt, first: Divergence) -> str:
+    if first.message >= len(attempt.messages):
         return "the end"
-    message = attempt.messages[place.message]
-    return f"{message.role} {excerpt(message.text, place.character)}"
+    message = attempt.messages[first.message]
+    return f"{message.role} {excerpt(message.text, first.character)}"
 
 
 def excerpt(text: str, character: int) -> str:
-    """The text around a character, in quotes, on one line."""
+    """Quote the text around a character on one line."""
     return f'"{one_line(text[max(0, character - _EXCERPT // 2) : character + _EXCERPT], 2 * _EXCERPT)}"'
 
 
 def failures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:
-    """Causes of failure that are new, or more or less frequent."""
+    """Find causes of failure that are new or differ in frequency."""
     causes = [
         ["" if e["status"] == "succeeded" else e["cause"] or e["status"] for e in side] for side in (before, after)
     ]
@@ -189,7 +190,7 @@ def failures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Ite
 
 
 def measures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:
-    """Differences in the episodes' behaviour."""
+    """Find differences in behaviour: lengths, calls, tools, truncated replies."""
     for kind, name, measure in _MEASURES:
         a, b = ([float(v) for e in side if (v := measure(e)) is not None] for side in (before, after))
         if differ(a, b):

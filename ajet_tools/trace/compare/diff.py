@@ -1,10 +1,10 @@
-"""Two episodes or two runs beside each other: where they part, and what each is worth."""
+"""Compares two episodes or two runs: first differences, rewards, behaviour and configs."""
 
 from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -20,14 +20,14 @@ from ajet_tools.text.clean import flat_keys
 from ajet_tools.trace.compare.attempts import ComparedMessage, compared_messages
 from ajet_tools.trace.compare.changes import Finding, by_task, changes_of_tasks, failures, measures, rewards
 from ajet_tools.trace.decoding import recorded_config
-from ajet_tools.trace.queries.steps import StepEpisode, Steps, rewards_by_step, step_episodes
+from ajet_tools.trace.queries.episodes import StepEpisode, Steps, rewards_by_step, step_episodes
 
 _IDENTITY = ("ajet.experiment_name", "ajet.experiment_dir")
 
 
 @dataclass(frozen=True)
 class DiffPart:
-    """A part of two conversations: equal in both, or replaced."""
+    """A part of two conversations, equal or replaced."""
 
     same: bool
     a: tuple[ComparedMessage, ...]
@@ -36,14 +36,14 @@ class DiffPart:
 
 @dataclass(frozen=True)
 class EpisodeDiff:
-    """Two episodes."""
+    """Difference of two episodes."""
 
     a: Episode
     b: Episode
     parts: tuple[DiffPart, ...]
     """Both conversations from start to end."""
     shared_tokens: int | None
-    """How many tokens their first timelines have in common from the start; None where one has no ids."""
+    """Length of the common prefix of their first timelines, in tokens; None without ids."""
 
     @property
     def first_difference(self) -> DiffPart | None:
@@ -54,7 +54,7 @@ class EpisodeDiff:
         return sum(len(part.a) for part in self.parts if part.same)
 
     def rewards(self) -> list[dict[str, object]]:
-        """The rewards of both by name and agent, summed."""
+        """Return the total rewards of both, by name and agent."""
         sides = [_rewards(episode) for episode in (self.a, self.b)]
         return [{"reward": name, "a": sides[0].get(name), "b": sides[1].get(name)} for name in {**sides[0], **sides[1]}]
 
@@ -68,7 +68,7 @@ def _rewards(episode: Episode) -> dict[str, float]:
 
 
 def episode_at(reader: TraceReader, episode_id: str) -> Episode:
-    """An episode, ended or not."""
+    """Read a finished or unfinished episode."""
     matches = episodes(reader, episode_ids=[episode_id], superseded=True)
     if matches:
         return matches[0]
@@ -76,32 +76,27 @@ def episode_at(reader: TraceReader, episode_id: str) -> Episode:
 
 
 def diff_episodes(a: Episode, b: Episode) -> EpisodeDiff:
-    """Align what was said in two episodes, message by message, as the viewer compares attempts."""
-    said_a, said_b = compared_messages(a.calls), compared_messages(b.calls)
-    keys_a, keys_b = ([(message.role, message.agent, message.text) for message in side] for side in (said_a, said_b))
-    matcher = difflib.SequenceMatcher(None, keys_a, keys_b, autojunk=False)
-    parts = tuple(DiffPart(op == "equal", said_a[i1:i2], said_b[j1:j2]) for op, i1, i2, j1, j2 in matcher.get_opcodes())
-    return EpisodeDiff(a, b, parts, _shared_tokens(a, b))
+    """Align the conversations of two episodes, message by message."""
+    sides = [compared_messages(side.calls) for side in (a, b)]
+    keys = [[(message.role, message.agent, message.text) for message in side] for side in sides]
+    matcher = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False)
+    parts = [DiffPart(op == "equal", sides[0][i:j], sides[1][k:m]) for op, i, j, k, m in matcher.get_opcodes()]
+    first = [merge([call for call in side.calls if call.phase == "rollout"]).timelines[:1] for side in (a, b)]
+    shared = common_prefix(first[0][0].token_ids, first[1][0].token_ids) if all(first) else None
+    return EpisodeDiff(a, b, tuple(parts), shared)
 
 
 _BEFORE, _SHOWN = 400, 8000
-"""Characters of a text before its first difference, and of all of it, that are compared line by line."""
+"""Compared characters before the first difference, and in all."""
 
 
 def text_diff(a: str, b: str) -> list[str]:
-    """Two texts line by line around their first difference, `-` as in the first and `+` as in the second."""
+    """Compare two texts line by line around their first difference; `-` marks the first text, `+` the second."""
     start = max(0, common_start(a, b) - _BEFORE)
-    pieces = (f"{'…' if start else ''}{text[start : start + _SHOWN]}" for text in (a, b))
-    before, after = ([f"  {line}" for line in piece.splitlines()] for piece in pieces)
+    excerpts = (f"{'…' if start else ''}{text[start : start + _SHOWN]}" for text in (a, b))
+    before, after = ([f"  {line}" for line in excerpt.splitlines()] for excerpt in excerpts)
     lines = list(difflib.unified_diff(before, after, lineterm="", n=2))[3:]
     return ["…" if line.startswith("@@") else line for line in lines]
-
-
-def _shared_tokens(a: Episode, b: Episode) -> int | None:
-    first = [merge([call for call in side.calls if call.phase == "rollout"]).timelines[:1] for side in (a, b)]
-    if not all(first):
-        return None
-    return common_prefix(first[0][0].token_ids, first[1][0].token_ids)
 
 
 # Runs
@@ -110,12 +105,12 @@ _KINDS: tuple[tuple[str, str | None], ...] = (
     ("val", "sampled"), ("val", "greedy"), ("val", None), ("train", "sampled"), ("train", "greedy"), ("train", None),
     ("trial", "sampled"), ("trial", None),
 )  # fmt: skip
-"""What runs are compared by, the best first."""
+"""Splits and decoding modes to compare by, in order of preference."""
 
 
 @dataclass(frozen=True)
 class RunSide:
-    """One of two runs, over the episodes that are compared."""
+    """One of two runs, with the compared episodes."""
 
     run_id: str
     split: str | None
@@ -125,13 +120,12 @@ class RunSide:
 
     @property
     def of(self) -> str:
-        """The splits and decoding modes that its means are over."""
+        """Splits and decoding modes of the compared episodes."""
         return " and ".join(sorted({" ".join(filter(None, (f["split"], f["decoding"]))) for f in self.facts}))
 
     @property
     def solved(self) -> float | None:
-        """The share of episodes that solved their task, of those that were judged; as the judge said, else by a
-        reward of at least 1."""
+        """Share of judged episodes that solved their task: `is_success`, or else a reward of at least 1."""
         judged = [(reward, f["is_success"]) for f in self.facts if (reward := f["reward"]) is not None]
         solved = [reward >= 1 - 1e-9 if success is None else success for reward, success in judged]
         return sum(solved) / len(solved) if solved else None
@@ -141,34 +135,35 @@ class RunSide:
         return Counter(str(f["cause"] or f["status"]) for f in self.facts if f["status"] != "succeeded")
 
     def mean(self, name: Literal["reward", "calls", "tokens", "seconds"]) -> float | None:
+        """Return the mean over the episodes that have a value."""
         values = [float(value) for fact in self.facts if (value := fact[name]) is not None]
         return sum(values) / len(values) if values else None
 
     def by_task(self) -> dict[str, float]:
-        """The mean reward of each task that has one."""
+        """Return the mean reward of each rewarded task."""
         return {task_id: fmean(rewards(attempts)) for task_id, attempts in by_task(self.facts).items()}
 
 
 @dataclass(frozen=True)
 class RunDiff:
-    """Two runs."""
+    """Difference of two runs."""
 
     a: RunSide
     b: RunSide
     tasks: tuple[tuple[str, float, float], ...]
-    """Tasks that both have a reward for: id, mean reward in a, in b."""
+    """Tasks rewarded in both: id, mean reward in a, mean reward in b."""
     only_a: int
     only_b: int
     test: Paired | None
-    """Of b - a by task; None where no task is in both."""
+    """Paired comparison b - a by task; None without common tasks."""
     changes: tuple[Finding, ...]
-    """Of behaviour, and where attempts at the tasks that changed most part."""
+    """Changes of behaviour, and first differences of attempts at tasks with large changes."""
     config: tuple[tuple[str, object, object], ...]
-    """Keys whose recorded values differ."""
+    """Config keys with different values."""
 
 
 At = int | Literal["last"] | None
-"""A step; None: that of the last validation, or all of training."""
+"""A step; None: the last validation, or all of training."""
 
 
 def diff_runs(
@@ -179,14 +174,18 @@ def diff_runs(
     steps: tuple[At, At] = (None, None),
     decoding: str | None = None,
 ) -> RunDiff:
-    """Compare two runs, or steps of runs, by the tasks that they share.
+    """Compare two runs, or steps of runs, by their common tasks.
 
-    By default by the last validation where both have one (its sampled attempts, else its greedy ones), else by all of
-    training where both have that, else by every episode. Of a step, by what both have at theirs. Raises QueryError
-    where one has no episode to compare, or where sampled and greedy attempts would be mixed.
+    Compares the last validations if both runs have one (sampled rather than greedy attempts), otherwise all training
+    episodes, otherwise all episodes; with steps given, the same kind of episodes at those steps. Raises QueryError for
+    a run without such episodes, or if sampled and greedy attempts would be mixed.
     """
     there = [rewards_by_step(*side) for side in (a, b)]
-    both = [kind for kind in _KINDS if all(_has(of, kind, at) for of, at in zip(there, steps, strict=True))]
+    both = [
+        kind
+        for kind in _KINDS
+        if all(kind in of and (not isinstance(at, int) or at in of[kind]) for of, at in zip(there, steps, strict=True))
+    ]
     fitting = [(s, d) for s, d in both if split in (None, s) and decoding in (None, d)]
     if fitting:
         split, decoding = fitting[0]
@@ -213,6 +212,9 @@ def diff_runs(
     before, after = (side.facts for side in sides)
     readers = list(dict.fromkeys((a[0], b[0])))
     parted = [change for change in changes_of_tasks(readers, before, after) if change.kind == "task"]
+    config_a, config_b = (dict(flat_keys(recorded_config(*side))) for side in (a, b))
+    keys = sorted({*config_a, *config_b}.difference(_IDENTITY))
+    config = [(key, config_a.get(key), config_b.get(key)) for key in keys]
     return RunDiff(
         sides[0],
         sides[1],
@@ -221,16 +223,12 @@ def diff_runs(
         len(means[1]) - len(shared),
         paired([after - before for _, before, after in tasks]) if tasks else None,
         (*parted, *failures(before, after), *measures(before, after)),
-        tuple(_config_changes(recorded_config(*a), recorded_config(*b))),
+        tuple(entry for entry in config if entry[1] != entry[2]),
     )
 
 
-def _has(steps: Steps, kind: tuple[str, str | None], at: At) -> bool:
-    return kind in steps and (not isinstance(at, int) or at in steps[kind])
-
-
 def _by_kind(steps: Steps) -> str:
-    """`train sampled at steps 1, 2; val greedy at steps 2`."""
+    """Format steps by kind: `train sampled at steps 1, 2; val greedy at steps 2`."""
     kinds = {" ".join(filter(None, kind)): in_step for kind, in_step in steps.items()}
     return "; ".join(f"{kind} at {_listed(in_step)}" for kind, in_step in sorted(kinds.items()))
 
@@ -238,10 +236,3 @@ def _by_kind(steps: Steps) -> str:
 def _listed(steps: Iterable[int]) -> str:
     known = sorted(steps)
     return f"steps {', '.join(map(str, known[:12]))}{' …' if len(known) > 12 else ''}"
-
-
-def _config_changes(a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[tuple[str, object, object]]:
-    flat_a, flat_b = dict(flat_keys(a)), dict(flat_keys(b))
-    for key in sorted({*flat_a, *flat_b}):
-        if key not in _IDENTITY and flat_a.get(key) != flat_b.get(key):
-            yield key, flat_a.get(key), flat_b.get(key)

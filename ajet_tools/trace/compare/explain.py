@@ -1,7 +1,6 @@
-"""What changed at a step of a run, against the step or validation before: sentences with figures and episodes.
+"""Explains the changes at a step of a run against the previous step or validation, with figures and example episodes.
 
-A metric of a step is one number without a spread: it changed where it moved by a
-fifth, and by no less than `_METRICS` says. What did not change is left out.
+Metrics of a step are single numbers without a spread: a change counts from 20 % and the minimum in `_METRICS`.
 """
 
 from __future__ import annotations
@@ -30,13 +29,14 @@ from ajet_tools.trace.compare.changes import (
 )
 from ajet_tools.trace.compare.suspects import pushed, suspects
 from ajet_tools.trace.queries.base import grouped
+from ajet_tools.trace.queries.episodes import StepEpisode, Steps, rewards_by_step, step_episodes, trained_calls
 from ajet_tools.trace.queries.runs import ledger_by_step, metric_points
-from ajet_tools.trace.queries.steps import StepEpisode, Steps, rewards_by_step, step_episodes, trained_calls
 from ajet_tools.trace.splits import by_cause, splits_of
 
 _KINDS = (("train", None), ("val", "sampled"), ("val", "greedy"), ("val", None))
-"""What of a step is explained: training, and the first kind of validation that it has."""
+"""Explained parts of a step: training, and the first available kind of validation."""
 _SPLIT_EPISODES = 50
+"""Episodes of a step that are merged to find the causes of splits."""
 _METRICS = {
     "train/entropy": ("entropy", 0.02),
     "train/logprob_gap_mean": ("the gap between the log-probabilities of trainer and sampler", 0.01),
@@ -46,13 +46,13 @@ _METRICS = {
     "train/staleness": ("staleness (updates between sampling and training)", 0.25),
     "train/grad_norm": ("the gradient norm", 0.05),
 }
-"""Metric -> what it is, and its least change."""
+"""Names and minimal changes of metrics."""
 _RELATIVE = 0.2
 
 
 @dataclass(frozen=True)
 class StepChange:
-    """Training or a validation at a step, against the one before."""
+    """Changes of training or validation at a step."""
 
     split: str
     decoding: str | None
@@ -66,12 +66,12 @@ class Explanation:
     run_id: str
     step: int
     chosen: str
-    """Why this step, where none was named."""
+    """Reason for the choice of the step; empty if the user chose it."""
     changes: tuple[StepChange, ...]
 
 
 def lines_of(explanation: Explanation) -> list[str]:
-    """An explanation as lines of text."""
+    """Format an explanation as lines of text."""
     chosen = f": the {explanation.chosen}" if explanation.chosen else ""
     lines = [f"run {explanation.run_id}, step {explanation.step}{chosen}"]
     for change in explanation.changes:
@@ -84,10 +84,9 @@ def lines_of(explanation: Explanation) -> list[str]:
 
 
 def explain(reader: TraceReader, run_id: str, step: int | None = None, trace: Path | None = None) -> Explanation:
-    """What changed at a step; by default at that with the largest change of reward.
+    """Explain the changes at a step, by default the step with the largest change of reward.
 
-    `trace` is where the trace lies, to look for the tokenizer. Raises QueryError where the run has no such step, or
-    none before it.
+    `trace` is the path of the trace, to find the tokenizer. Raises QueryError for an unknown or first step.
     """
     by_step = rewards_by_step(reader, run_id)
     chosen = ""
@@ -108,13 +107,13 @@ def explain(reader: TraceReader, run_id: str, step: int | None = None, trace: Pa
 
 
 def _of_kind(by_step: Steps, split: str, decoding: str | None) -> Mapping[int, float | None]:
-    """The mean rewards of a split and decoding; of all decodings where None and the split is training."""
+    """Return mean rewards by step of a split and decoding mode; for training, of all modes."""
     of = [s for kind, s in by_step.items() if kind[0] == split and (split == "train" or kind[1] == decoding)]
     return dict(sorted((step, reward) for steps in of for step, reward in steps.items()))
 
 
 def _largest_change(run_id: str, by_step: Steps) -> tuple[int, str]:
-    """The step of the largest change of the training reward, else of validation's."""
+    """Return the step with the largest change of the training reward, or else of the validation reward."""
     for split, decoding in _KINDS:
         known = [(at, r) for at, r in _of_kind(by_step, split, decoding).items() if r is not None]
         if len(known) > 1:
@@ -145,7 +144,11 @@ def _change(
         findings += [*_metrics(reader, run_id, metrics, earlier, step), *_ledger(reader, run_id, earlier, step)]
     findings += suspects(start, after, first)
     if split == "train":
-        findings += [*_notices(metrics, step), *pushed(trained_calls(reader, run_id, step))]
+        history = {name: {at: value for at, value in of.items() if at <= step} for name, of in metrics.items()}
+        for name, text in {**warning_signs(history), **unstable(history)}.items():
+            suspect = name.startswith(("train/held_out", "train/phrase", "train/answer"))
+            findings.append(Finding("suspect" if suspect else "notice", text))
+        findings += pushed(trained_calls(reader, run_id, step))
     return StepChange(split, decoding, step, earlier, tuple(findings))
 
 
@@ -161,7 +164,7 @@ _Metrics = Mapping[str, Mapping[int, float]]
 
 
 def _update(metrics: _Metrics, before: int) -> Iterator[Finding]:
-    """The update that lies between two steps."""
+    """Describe the update between two steps."""
     listed = [
         f"{about} {metrics[name][before]:.3g}"
         for name, about in (("train/lr", "learning rate"), ("train/grad_norm", "gradient norm"))
@@ -172,7 +175,7 @@ def _update(metrics: _Metrics, before: int) -> Iterator[Finding]:
 
 
 def _signal(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:
-    """Groups whose attempts all have the same reward."""
+    """Compare the numbers of groups with equal rewards."""
     sides = [_groups(before), _groups(after)]
     same = [[float(max(rewards(g)) - min(rewards(g)) <= 1e-8) for g in groups] for groups in sides]
     if not differ(*same):
@@ -199,7 +202,7 @@ def _groups(episodes: Sequence[StepEpisode]) -> list[list[StepEpisode]]:
 def _split_causes(
     reader: TraceReader, before: Sequence[StepEpisode], after: Sequence[StepEpisode], trace: Path | None
 ) -> Iterator[Finding]:
-    """Causes of splits that the step before did not have; calls are merged only where there are splits."""
+    """Find new causes of splits; only episodes with splits are merged."""
     ids = [[e["episode_id"] for e in side if e["splits"]][:_SPLIT_EPISODES] for side in (before, after)]
     if not ids[1]:
         return
@@ -227,16 +230,8 @@ def _metrics(reader: TraceReader, run_id: str, metrics: _Metrics, before: int, s
 
 
 def _ledger(reader: TraceReader, run_id: str, before: int, step: int) -> Iterator[Finding]:
-    """Why more of the sampled tokens were not trained."""
+    """Find new reasons why sampled tokens were not trained."""
     by_step = ledger_by_step(reader, run_id)
     text = discarded(by_step.get(step, {}))
     if text and text.split(":")[0] != discarded(by_step.get(before, {})).split(":")[0]:
         yield Finding("ledger", text)
-
-
-def _notices(metrics: _Metrics, step: int) -> Iterator[Finding]:
-    """What the run's notices say of the steps up to this one."""
-    history = {name: {at: value for at, value in of.items() if at <= step} for name, of in metrics.items()}
-    for name, text in {**warning_signs(history), **unstable(history)}.items():
-        suspect = name.startswith(("train/held_out", "train/phrase", "train/answer"))
-        yield Finding("suspect" if suspect else "notice", text)

@@ -1,4 +1,4 @@
-"""Signs in one step that a reward is earned without the work, and what the step's advantages pushed up or down."""
+"""Signs of reward hacking in a step, and terms of replies with significantly high or low advantages."""
 
 from __future__ import annotations
 
@@ -13,26 +13,31 @@ from ajet_sdk.dialects.message_parts import parts_of, reply_messages
 from ajet_sdk.reporting.notices import answer_text, phrases
 from ajet_tools.text.clean import one_line
 from ajet_tools.trace.compare.changes import LEAST_COUNT, Finding, differ
-from ajet_tools.trace.queries.steps import StepEpisode, TrainedCall
+from ajet_tools.trace.queries.episodes import StepEpisode, TrainedCall
 
 _SHARE, _GAIN = 0.5, 0.25
-"""Share of the rewarded episodes that have a sign in common, and how much more that is than of the others."""
+"""Least share of rewarded episodes with a sign, and least excess over the share of other episodes."""
 _LONG = 16
-"""Characters of an answer whose length may be a sign."""
+"""Shorter answers are not compared by length."""
 _TERMS = 3
 _WORDS = 3
-"""Longest term, in words."""
+"""Words of the longest term."""
 _LAST = 300
-"""Words of a reply, or of what it replies to, that are read."""
+"""Words read at the end of a reply and of its prompt."""
 _REPLIES = 5
-"""Replies below which a term is not counted."""
-
-
+"""Least number of replies with a term."""
+_WORD = re.compile(r"\w+")
+_VERBS = {
+    "answer": "are the same for different tasks, {}",
+    "phrase": "contain the phrase {}",
+    "length": "are {} characters long",
+}
+"""Descriptions of signs by kind, strongest first."""
 _Answers = list[tuple[StepEpisode, str]]
 
 
 def _answers(episodes: Sequence[StepEpisode]) -> tuple[_Answers, _Answers]:
-    """The answers of a step: of the episodes with at least half of the highest reward, and of the others."""
+    """Return the answers of episodes with at least half of the highest reward, and those of the others."""
     known = [e for e in episodes if e["reward"] is not None and e["output"] not in (None, "null")]
     best = max((e["reward"] or 0.0 for e in known), default=0.0)
     good, others = _Answers(), _Answers()
@@ -43,7 +48,7 @@ def _answers(episodes: Sequence[StepEpisode]) -> tuple[_Answers, _Answers]:
 
 
 def suspects(start: Sequence[StepEpisode], after: Sequence[StepEpisode], since: int) -> Iterator[Finding]:
-    """Signs of reward hacking in `after`, compared with `start`, the episodes of the run's first step `since`."""
+    """Find signs of reward hacking in `after`, compared with `start`, the episodes of the first step `since`."""
     (first, _), (good, others) = _answers(start), _answers(after)
     if len(good) >= LEAST_COUNT:
         yield from _in_common(first, good, others, since)
@@ -61,7 +66,7 @@ def _signs(text: str) -> set[tuple[str, str]]:
 
 
 def _in_common(first: _Answers, good: _Answers, others: _Answers, since: int) -> Iterator[Finding]:
-    """The answer, else the phrase, else the length that most rewarded episodes of several tasks have in common."""
+    """Find an answer, or else a phrase or a length, shared by most rewarded episodes of several tasks."""
     having: dict[tuple[str, str], list[StepEpisode]] = defaultdict(list)
     for episode, text in good:
         for sign in _signs(text):
@@ -89,16 +94,8 @@ def _in_common(first: _Answers, good: _Answers, others: _Answers, since: int) ->
         return
 
 
-_VERBS = {
-    "answer": "are the same for different tasks, {}",
-    "phrase": "contain the phrase {}",
-    "length": "are {} characters long",
-}
-"""Kind of sign -> what is said of the answers, the strongest sign first."""
-
-
 def _held_out(start: Sequence[StepEpisode], after: Sequence[StepEpisode], since: int) -> Iterator[Finding]:
-    """Judges of weight 0 that don't follow the reward up."""
+    """Find judges of weight 0 whose score did not rise with the reward."""
     rewards = [[e["reward"] for e in side if e["reward"] is not None] for side in (start, after)]
     if not differ(*rewards) or fmean(rewards[1]) < fmean(rewards[0]):
         return
@@ -123,14 +120,10 @@ def _quoted(text: str, width: int = 60) -> str:
     return f'"{one_line(text, width)}"'
 
 
-_WORD = re.compile(r"\w+")
-
-
 def pushed(calls: Sequence[TrainedCall]) -> Iterator[Finding]:
-    """The tools and n-grams of replies, and n-grams of what they reply to, that the step's advantages pushed up most,
-    and down most.
+    """Find the tools and n-grams of replies, and n-grams of prompts, with the highest and lowest mean advantages.
 
-    A term counts where its mean advantage is not that of as many replies drawn from all, at 5 % for all terms together
+    The mean advantage of a term must differ from a random sample of as many replies, at 5 % for all terms together
     (Bonferroni).
     """
     by_term: dict[str, dict[int, float]] = defaultdict(dict)
@@ -158,7 +151,7 @@ def pushed(calls: Sequence[TrainedCall]) -> Iterator[Finding]:
 
 
 def _terms(call: TrainedCall) -> list[str]:
-    """The tools that a reply calls, and the n-grams of its text and of what the prompt adds for it, each once."""
+    """Return the distinct terms of a call: tools and n-grams of its reply, and n-grams of new prompt messages."""
     reply = [parts_of(message) for message in reply_messages(json.loads(call["response"]))]
     asked = [parts_of(message) for message in json.loads(call["asked"] or "[]")]
     names = [tool.name for parts in reply for tool in parts.tool_calls]
@@ -168,7 +161,7 @@ def _terms(call: TrainedCall) -> list[str]:
 
 
 def _runs(text: str) -> list[str]:
-    """The n-grams of the last words of a text, quoted."""
+    """Return the n-grams at the end of a text, quoted."""
     words = _WORD.findall(text)[-_LAST:]
     runs = (words[at : at + size] for size in range(1, _WORDS + 1) for at in range(len(words) - size + 1))
     return [_quoted(" ".join(run), 40) for run in runs]

@@ -1,6 +1,6 @@
-"""Whether a run improved: the first and the last validation of each run, and what stands behind the difference.
+"""Judges whether a run improved, by its first and last validation, and gives reasons.
 
-A difference counts where it exceeds two standard errors of both means, each over the rewards of one step's episodes.
+A difference counts if it exceeds two standard errors of both means, over the episode rewards of a step.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.runs import RunOverview, failures_in_words, ledger_by_step, metric_points
 
 MOVED = ("learned", "learned?", "worse", "collapsed")
-"""Verdicts that a run can have before it has finished; without one, its status is the word."""
+"""Verdicts of unfinished runs; others have their status instead."""
 KINDS = ("validation", "greedy validation", "training")
-"""What a run is judged by: the first of these that it has at two steps."""
+"""Rewards to judge a run by: the first kind with two steps."""
 _SURE = 2.0
-"""Standard errors of a difference that chance seldom reaches."""
+"""Standard errors of a significant difference."""
 _COLLAPSED = 0.1
-"""Share of the first reward that is left at most of one that collapsed."""
+"""A run collapsed if at most this share of the first reward is left."""
 _UNTRAINED = ("debug", "run", "serve", "trace")
 _FACTOR = 1.5
-"""By which the length of replies, or the calls of an episode, change to be mentioned."""
+"""Least factor of a mentioned change of tokens or calls per episode."""
 _SIGNS = ("train/reward", "train/answer_chars", "train/phrase_share")
 
 
 class Point(TypedDict):
-    """The rewards of a step's episodes: their mean, and the square of its standard error; infinite for one episode."""
+    """Mean reward of a step's episodes, and its squared standard error, infinite for a single episode."""
 
     step: int
     mean: float
@@ -41,12 +41,12 @@ class Point(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a run went, in a word, with what it is judged by."""
+    """Verdict on a run, with the rewards behind it."""
 
     word: str
-    """Of MOVED, or `no change`, `unclear`, `trained`, `not trained`, `scored`, or the status of an unfinished run."""
+    """In MOVED, or `no change`, `unclear`, `trained`, `not trained`, `scored`, or the status of an unfinished run."""
     kind: str = ""
-    """Of KINDS; empty for a run without rewards at two steps."""
+    """In KINDS; empty for a run without rewards at two steps."""
     first: Point | None = None
     last: Point | None = None
     best: Point | None = None
@@ -57,17 +57,18 @@ class Verdict:
 
 
 def verdicts(reader: TraceReader, runs: Sequence[RunOverview]) -> dict[str, Verdict]:
-    """The verdict of each run, by its id."""
+    """Return the verdicts on runs, by id."""
     points = _points(reader, [run["run_id"] for run in runs])
     signs = _signs(reader, [run["run_id"] for run in runs])
-    trained = _trained(reader)
-    told = {}
+    sql = "SELECT run_id, coalesce(sum(tokens) FILTER (outcome = 'trained'), 0)::BIGINT AS n FROM ledger GROUP BY 1"
+    trained = {row["run_id"]: row["n"] for row in rows(reader, sql)}
+    by_run = {}
     for run in runs:
         run_id = run["run_id"]
         verdict = _verdict(run, points.get(run_id, {}), trained.get(run_id), run_id in signs)
         unfinished = run["status"] != "finished" and verdict.word not in MOVED
-        told[run_id] = replace(verdict, word=run["status"]) if unfinished else verdict
-    return told
+        by_run[run_id] = replace(verdict, word=run["status"]) if unfinished else verdict
+    return by_run
 
 
 def _verdict(run: RunOverview, points: Mapping[str, list[Point]], trained: int | None, suspect: bool) -> Verdict:
@@ -82,7 +83,7 @@ def _verdict(run: RunOverview, points: Mapping[str, list[Point]], trained: int |
     word = "no change"
     if trained == 0:
         word = "not trained"
-    elif math.isinf(noise):  # an episode at a step
+    elif math.isinf(noise):  # a single episode
         word = "unclear"
     elif gain > noise:
         word = "learned?" if suspect else "learned"
@@ -96,7 +97,7 @@ def _points(reader: TraceReader, run_ids: Sequence[str]) -> dict[str, dict[str, 
         reader,
         """
         WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL),
-        logged AS (  -- a step that is logged is complete
+        logged AS (  -- logged steps are complete
             SELECT run_id, split_part(name, '/', 1) AS split, max(step) AS upto FROM metrics
             WHERE name IN ('train/reward', 'val/reward', 'val/greedy_reward') GROUP BY ALL),
         steps AS (
@@ -106,7 +107,7 @@ def _points(reader: TraceReader, run_ids: Sequence[str]) -> dict[str, dict[str, 
             FROM episodes JOIN value USING (episode_id) JOIN runs USING (run_id) LEFT JOIN logged USING (run_id, split)
             WHERE step <= coalesce(upto, step) AND episodes.status = 'succeeded' AND NOT superseded
               AND (split = 'val' OR coalesce(config->>'$.ajet.trainer_common.algorithm.adv_estimator', '') NOT IN
-                ('sft', 'dpo'))  -- whose training rewards are those of the rows
+                ('sft', 'dpo'))  -- their training rewards are those of the dataset
               AND split IN ('train', 'val') AND list_contains($1, run_id)
             GROUP BY ALL)
         SELECT run_id, kind, list({'step': step, 'mean': mean, 'square_error': square_error} ORDER BY step) AS points
@@ -120,7 +121,7 @@ def _points(reader: TraceReader, run_ids: Sequence[str]) -> dict[str, dict[str, 
 
 
 def _signs(reader: TraceReader, run_ids: Sequence[str]) -> set[str]:
-    """Runs whose reward rose while something says that the work did not get better."""
+    """Return the ids of runs with signs of reward hacking."""
     history: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows(
         reader,
@@ -135,49 +136,30 @@ def _signs(reader: TraceReader, run_ids: Sequence[str]) -> set[str]:
     return {run_id for run_id, of in history.items() if warning_signs(of)}
 
 
-def _trained(reader: TraceReader) -> dict[str, int]:
-    """Tokens that were trained on, of the runs that have a ledger."""
-    sql = (
-        "SELECT run_id, coalesce(sum(tokens) FILTER (outcome = 'trained'), 0)::BIGINT AS n FROM ledger GROUP BY run_id"
-    )
-    return {row["run_id"]: row["n"] for row in rows(reader, sql)}
-
-
 def reasons(reader: TraceReader, run: RunOverview, verdict: Verdict) -> list[str]:
-    """The reasons for a verdict, the most important first: a sentence each."""
+    """Return the reasons for a verdict, one sentence each, most important first."""
     history = {name: dict(points) for name, points in metric_points(reader, run["run_id"]).items()}
-    return [
-        *([f"{failures_in_words(run)} ({run['unsound']:,} of {counted(run['episodes'], 'episode')})"]
-          if run["unsound"] else []),
-        *warning_signs(history).values(),
-        *_untrained_steps(reader, run["run_id"]),
-        *_moved(history),
-        *unstable(history).values(),
-        *_past_best(verdict),
-        *([f"try a lower trainer_common.optim.lr (steps had up to {max(history['train/lr'].values()):.3g})"]
-          if verdict.word == "collapsed" and history.get("train/lr") else []),
-    ]  # fmt: skip
-
-
-def _past_best(verdict: Verdict) -> Iterator[str]:
-    best, last = verdict.best, verdict.last
-    if best is None or last is None or best["step"] == last["step"]:
-        return
-    if best["mean"] - last["mean"] > _SURE * math.sqrt(best["square_error"] + last["square_error"]):
-        yield f"{verdict.kind} was best at step {best['step']}: {best['mean']:.3f}"
-
-
-def _untrained_steps(reader: TraceReader, run_id: str) -> Iterator[str]:
-    by_step = ledger_by_step(reader, run_id)
+    by_step = ledger_by_step(reader, run["run_id"])
+    texts = []
+    if run["unsound"]:
+        texts.append(f"{failures_in_words(run)} ({run['unsound']:,} of {counted(run['episodes'], 'episode')})")
+    texts += warning_signs(history).values()
     without = [step for step, of in by_step.items() if of.get("zero_advantage") and not of.get("trained")]
     if without:
-        yield f"{_steps(without)}: all attempts at a task had the same reward, so that nothing was trained"
+        texts.append(f"{_steps(without)}: all attempts at a task had the same reward, so that nothing was trained")
     if lost := discarded(sum(map(Counter, by_step.values()), Counter[str]())):
-        yield lost
+        texts.append(lost)
+    texts += [*_moved(history), *unstable(history).values()]
+    best, last = verdict.best, verdict.last
+    if best and last and best["mean"] - last["mean"] > _SURE * math.sqrt(best["square_error"] + last["square_error"]):
+        texts.append(f"{verdict.kind} was best at step {best['step']}: {best['mean']:.3f}")
+    if verdict.word == "collapsed" and history.get("train/lr"):
+        texts.append(f"try a lower trainer_common.optim.lr (steps had up to {max(history['train/lr'].values()):.3g})")
+    return texts
 
 
 def _steps(steps: Sequence[int]) -> str:
-    """`step 4`, `steps 2 to 8`, `5 of steps 2 to 12`."""
+    """Format steps: `step 4`, `steps 2 to 8`, `5 of steps 2 to 12`."""
     first, last = min(steps), max(steps)
     if first == last:
         return f"step {first}"
@@ -185,7 +167,7 @@ def _steps(steps: Sequence[int]) -> str:
 
 
 def _moved(history: Mapping[str, Mapping[int, float]]) -> Iterator[str]:
-    """How an episode changed from the first to the last training step."""
+    """Compare the lengths of episodes at the first and last training step."""
     sampled, episodes = history.get("train/tokens_sampled", {}), history.get("train/episodes", {})
     lengths = {step: value / episodes[step] for step, value in sampled.items() if episodes.get(step)}
     for about, values in (

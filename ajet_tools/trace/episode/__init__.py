@@ -1,1 +1,1 @@
-"""One episode, to be read."""
+"""An episode prepared for display: messages, tree, overview, blocks of text."""

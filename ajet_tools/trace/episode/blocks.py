@@ -1,4 +1,4 @@
-"""An episode as blocks of text: what it was, its forks, and each message. A block is laid out only when it is seen."""
+"""An episode as blocks of text: overview, forks and messages. Blocks are rendered when they become visible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ajet_sdk.dialects.message_parts import pretty
 from ajet_sdk.reporting.output import visible
-from ajet_sdk.types import Call, Event
+from ajet_sdk.types import Call
 from ajet_tools.text.clean import drop_zero_width, one_line, short_ids
 from ajet_tools.text.markdown import render_markdown
 from ajet_tools.text.tables import counted, number
@@ -28,7 +28,7 @@ _STYLES: Mapping[Kind, str] = {"reasoning": "italic dim", "error": "red", "note"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a block's text, and how it is shown."""
+    """A text of a block, and its kind of display."""
 
     kind: Kind
     text: str
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """A title and some text below it."""
+    """A title with text below."""
 
     key: str
     title: str
@@ -49,37 +49,37 @@ class Block:
 
     @property
     def text(self) -> str:
-        """All of it, uncut, as it is copied and opened whole."""
+        """The whole text, for copying and for the full view."""
         return "\n\n".join(f"{part.title}\n{part.text}".strip("\n") for part in self.parts)
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether there is something to unfold."""
+        """Whether the block has reasoning to unfold."""
         return any(part.kind == "reasoning" for part in self.parts)
 
     def estimate_height(self, width: int) -> int:
-        """How high it is, guessed without laying it out."""
+        """Estimate the height without rendering."""
         shown = (part.text[:_GUESSED] for part in self.parts if part.kind != "reasoning")
         return 2 + sum(1 + text.count("\n") + len(text) // max(1, width) for text in shown)
 
     def render(
         self, *, markdown: bool, unfolded: bool, most: int | None = CUT, whole: str = "o opens it whole"
     ) -> RenderableType:
-        """The block as something to lay out: no text is taken for markup.
+        """Render the block without interpreting markup.
 
         Args:
-            markdown: lay out replies as Markdown.
+            markdown: render replies as Markdown.
             unfolded: show the reasoning.
-            most: characters of a text, where a longer one is cut.
-            whole: how to see all of one that was cut.
+            most: maximum number of characters of a text.
+            whole: hint for truncated texts.
         """
         head = Text.assemble(
             (drop_zero_width(self.title), f"bold {self.style}".strip()), (f"  {drop_zero_width(self.facts)}", "dim")
         )
         shown: list[RenderableType] = [head]
         for n, part in enumerate(self.parts):
-            apart = n and part.title and part.kind != "tool"
-            shown += [Text("")] if apart else []
+            if n and part.title and part.kind != "tool":
+                shown.append(Text(""))
             shown.append(_part(part, markdown, unfolded, most, whole))
         return Group(*shown, Text(""))
 
@@ -108,7 +108,7 @@ def _part(part: Part, markdown: bool, unfolded: bool, most: int | None, whole: s
 
 
 def conversation_blocks(overview: EpisodeOverview, branch: int) -> Iterator[Block]:
-    """A branch's conversation: each message once, and where it forked off, why."""
+    """Yield the messages of a branch without repetitions, and the cause of its fork."""
     at = overview.tree.branches[branch]
     ids = short_ids(list(overview.calls))
     first = {at.fork.call_id: at.fork} if at.fork else {}
@@ -124,11 +124,13 @@ def conversation_blocks(overview: EpisodeOverview, branch: int) -> Iterator[Bloc
             seen.add(message.call_id)
     for call_id in at.chain:
         if call_id not in seen:
-            yield _no_reply(overview.calls[call_id], overview, ids)
+            call = overview.calls[call_id]
+            reason = Part("error", call.error, "error") if call.error else Part("note", "(no reply)")
+            yield Block(f"{call_id}/none", "no reply", "red", _facts(call, overview, ids), (reason,), call_id)
 
 
 def call_blocks(overview: EpisodeOverview, call_id: str) -> Iterator[Block]:
-    """The messages of a call's request, and its reply."""
+    """Yield the messages of a request, and the reply."""
     call = overview.calls[call_id]
     for message in conversation([call]):
         yield _message(message, call, overview, {call_id: call_id}, {}, False)
@@ -170,27 +172,25 @@ def _message(
     )
 
 
-def _no_reply(call: Call, overview: EpisodeOverview, ids: Mapping[str, str]) -> Block:
-    """A call that nothing came back from."""
-    parts = [Part("error", call.error, "error") if call.error else Part("note", "(no reply)")]
-    return Block(f"{call.call_id}/none", "no reply", "red", _facts(call, overview, ids), tuple(parts), call.call_id)
-
-
 def _facts(call: Call, overview: EpisodeOverview, ids: Mapping[str, str]) -> str:
-    """What is known of a reply, in few words."""
-    facts = [f"call {call.index} {ids[call.call_id]}", f"{call.ended_at:%H:%M:%S}"]
-    facts.append(f"{(call.ended_at - call.started_at).total_seconds():.2f} s")
-    facts.append(format_tokens(call))
-    facts += [call.finish_reason or "", call.model]
-    facts.append("" if call.policy_version is None else f"version {call.policy_version}")
-    facts += ["judge" if call.phase == "judge" else "", overview.outcome(call.call_id)]
-    if not overview.outcome(call.call_id) and not call.trainable:
-        facts.append("not to be trained")
+    """Summarize a call in a line: id, time, tokens, model, outcome."""
+    outcome = overview.outcome(call.call_id)
+    facts = (
+        f"call {call.index} {ids[call.call_id]}",
+        f"{call.ended_at:%H:%M:%S}",
+        f"{(call.ended_at - call.started_at).total_seconds():.2f} s",
+        format_tokens(call),
+        call.finish_reason,
+        call.model,
+        "" if call.policy_version is None else f"version {call.policy_version}",
+        "judge" if call.phase == "judge" else "",
+        outcome or ("" if call.trainable else "not to be trained"),
+    )
     return " · ".join(one_line(fact, 60) for fact in facts if fact)
 
 
 def format_tokens(call: Call) -> str:
-    """`14 → 2 tokens`; from the provider's own count where there are no ids."""
+    """Format token counts, `14 → 2 tokens`; without ids, from the provider's usage."""
     if call.output_ids is not None:
         prompt = "" if call.prompt_ids is None else f"{len(call.prompt_ids):,} → "
         return f"{prompt}{counted(len(call.output_ids), 'token')}"
@@ -207,23 +207,22 @@ _USAGE = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_token
 def _fork(fork: Fork, overview: EpisodeOverview, ids: Mapping[str, str]) -> Block:
     here = f"call {overview.calls[fork.call_id].index} {ids[fork.call_id]}"
     parent = overview.calls.get(fork.parent_call_id or "")
-    text = f"{here} goes on from no earlier call"
+    text = f"{here} extends no earlier call"
     if parent is not None:
-        text = f"{here} does not go on from call {parent.index} {ids[parent.call_id]}"
+        text = f"{here} does not extend call {parent.index} {ids[parent.call_id]}"
     text += f": the first {fork.unit} that differs is {fork.at:,}."
     if fork.expected or fork.found:
         text += f"\nthere: {fork.expected or 'the end'}\nhere:  {fork.found or 'the end'}"
     if fork.extra_tokens:
-        extra = counted(fork.extra_tokens, "token")
-        text += f"\nIt costs {extra} more in training: the prompt stands in two sequences."
+        text += f"\nTraining needs {counted(fork.extra_tokens, 'more token')}: the prompt is in two sequences."
     text += f"\n{fork.hint}"
     if fork.cause == "unknown" and overview.unexplained:
-        text += f"\nThe tokenizer is not at hand: {overview.unexplained}"
+        text += f"\nThere is no tokenizer: {overview.unexplained}"
     return Block(f"{fork.call_id}/fork", f"fork: {fork.cause}", "yellow", "", (Part("note", text),), fork.call_id)
 
 
 def _feedback(overview: EpisodeOverview) -> dict[str, list[str]]:
-    """Feedback by call; of the whole episode under the empty id."""
+    """Format feedback by call; feedback on the whole episode has an empty id."""
     by_call: dict[str, list[str]] = {}
     for given in overview.record.feedback:
         score = "" if given.score is None else f"{number(given.score)} "
@@ -234,7 +233,7 @@ def _feedback(overview: EpisodeOverview) -> dict[str, list[str]]:
 
 
 def _rewards_of(overview: EpisodeOverview, call_id: str | None) -> list[Part]:
-    """The rewards that name a call; for None those that name none."""
+    """Return the rewards of a call; for None those of the episode."""
     parts = []
     for reward in overview.episode.rewards:
         if reward.call_id == call_id or (call_id is None and reward.call_id not in overview.calls):
@@ -246,7 +245,7 @@ def _rewards_of(overview: EpisodeOverview, call_id: str | None) -> list[Part]:
 
 
 def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
-    """The blocks before an episode's conversation: its task and how it ended."""
+    """Yield the blocks before the conversation: ids and status, rewards, feedback, output, events."""
     episode = overview.episode
     if not overview.record.ended:
         yield Block("about", f"episode {episode.episode_id}", "", "", (Part("note", _UNFINISHED[overview.status]),))
@@ -276,13 +275,12 @@ def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
         looked_up = sum(event.kind == "retrieval" for event in episode.events)
         kinds = {"tool call": len(episode.events) - looked_up, "retrieval": looked_up}
         title = ", ".join(counted(n, kind) for kind, n in kinds.items() if n)
-        yield Block("events", title, "magenta", "", tuple(map(_event, episode.events)))
-
-
-def _event(event: Event) -> Part:
-    seconds = (event.ended_at - event.started_at).total_seconds()
-    ended = f"error: {event.error}" if event.error else pretty(event.result)
-    return Part("tool", f"{pretty(event.arguments)}\n{ended}", f"→ {event.name}  {seconds:.2f} s")
+        parts = []
+        for event in episode.events:
+            seconds = (event.ended_at - event.started_at).total_seconds()
+            ended = f"error: {event.error}" if event.error else pretty(event.result)
+            parts.append(Part("tool", f"{pretty(event.arguments)}\n{ended}", f"→ {event.name}  {seconds:.2f} s"))
+        yield Block("events", title, "magenta", "", tuple(parts))
 
 
 _STATUS = {"failed": "red", "timeout": "yellow", "aborted": "yellow"}
@@ -294,7 +292,7 @@ _UNFINISHED = {
 
 
 def _feedback_blocks(overview: EpisodeOverview) -> Iterator[Block]:
-    """Rewards and feedback of the whole episode."""
+    """Yield rewards and feedback on the whole episode."""
     rewards = _rewards_of(overview, None)
     if rewards:
         yield Block("rewards", f"reward {number(overview.episode.reward)}", "", "", tuple(rewards))
@@ -304,13 +302,13 @@ def _feedback_blocks(overview: EpisodeOverview) -> Iterator[Block]:
 
 
 def branch_title(branch: Branch) -> str:
-    """A branch in few words."""
+    """Return a short title of a branch."""
     kind = f"timeline {branch.timeline}" if branch.timeline is not None else "no token ids"
     return f"{branch.agent}{' (judge)' if branch.phase == 'judge' else ''}  {kind}"
 
 
 def find_blocks(overview: EpisodeOverview, needle: str) -> list[tuple[int, str]]:
-    """Where a text stands, whatever its case: branch and block's key, each block once."""
+    """Find the blocks that contain a text, ignoring case: branch and key of each block."""
     wanted = needle.casefold()
     matches: dict[str, int] = {}
     branches = range(len(overview.tree.branches))

@@ -1,4 +1,4 @@
-"""The conversation along some calls: each message once, in the order in which it was first said."""
+"""Extracts the conversation of a chain of calls: each message once, in order of appearance."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from ajet_sdk.dialects.message_parts import MessageParts, lay_out, parts_of, rep
 from ajet_sdk.types import Call
 
 CUT = 12_000
-"""Characters of a message that are shown before it is opened whole."""
+"""Characters of a message shown outside the full view."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Message(MessageParts):
-    """One message of a conversation; `answers` is a tool's name where it is known."""
+    """A message of a conversation; `answers` is the name of the tool, if known."""
 
     key: str
-    """Stays the same while the episode grows."""
+    """Stable while the episode grows."""
     call_id: str
-    """The call whose request it first stands in, or whose reply it is."""
+    """The first call with the message in its request or reply."""
     is_reply: bool
     name: str
     note: str
-    """Said before the message, where the history it stands in is not what was said before."""
+    """Remark before the message about a changed history."""
     raw: object
-    """As it was sent."""
+    """The original message."""
 
 
 def conversation(chain: Sequence[Call]) -> tuple[Message, ...]:
-    """The messages along calls that go on from each other, oldest first.
+    """Return the messages of calls that extend each other, oldest first.
 
-    Of each request only the messages that were not said before it are new; where a request leaves out or changes what
-    was said, the first new message (or the reply) carries a note.
+    A request contributes only new messages; if it omits or changes earlier ones, the first new message (or the reply)
+    has a note.
     """
     messages: list[Message] = []
     marks: list[int] = []
@@ -46,17 +46,18 @@ def conversation(chain: Sequence[Call]) -> tuple[Message, ...]:
     for call in chain:
         raws = request_messages(call.request)
         same = len(before) if len(before) <= len(raws) and all(map(is_, before, raws)) else 0
-        rest = known[same:]  # what was asked before stands first in `known`: the very same messages are there
-        view, fresh = _place(
+        rest = known[same:]  # messages that are identical objects need no comparison
+        view, fresh = _match(
             [marks[i] for i in rest], rest, [fingerprints.of(raw) for raw in raws[same:]], len(messages)
         )
-        view, fresh = [*known[:same], *view], [(same + n, place) for n, place in fresh]
-        if call.request.get("previous_response_id"):  # what was said before is known to the server and not sent again
+        view = [*known[:same], *view]
+        if call.request.get("previous_response_id"):  # the server has the earlier messages
             view = list(dict.fromkeys([*known, *view]))
         note = _note(known, view) if known else ""
-        for n, _ in fresh:
-            messages.append(_read(raws[n], f"{call.call_id}/{n}", call.call_id, False, "", names, note))
-            marks.append(fingerprints.of(raws[n]))
+        for n in fresh:
+            raw = raws[same + n]
+            messages.append(_read(raw, f"{call.call_id}/{same + n}", call.call_id, False, "", names, note))
+            marks.append(fingerprints.of(raw))
             note = ""
         for n, raw in enumerate(replies(call)):
             view.append(len(messages))
@@ -68,7 +69,7 @@ def conversation(chain: Sequence[Call]) -> tuple[Message, ...]:
 
 
 class Fingerprints:
-    """Fingerprints, each worked out once: requests of one episode share their messages."""
+    """Cache of fingerprints by object identity: requests of an episode share their messages."""
 
     def __init__(self) -> None:
         self._by_object: dict[int, tuple[object, int]] = {}
@@ -80,30 +81,30 @@ class Fingerprints:
         return entry[1]
 
 
-def _place(
+def _match(
     marks: Sequence[int], known: Sequence[int], request_marks: Sequence[int], size: int
-) -> tuple[list[int], list[tuple[int, int]]]:
-    """Where each message of a request stands: among the known ones, in their order, else new at the end.
+) -> tuple[list[int], list[int]]:
+    """Match the messages of a request with known ones, in order; others are new, numbered from `size`.
 
-    Returns the positions, and of the new ones (their number in the request, their position).
+    Returns the positions of all messages, and the indices of the new ones in the request.
     """
-    places: dict[int, list[int]] = {}
+    positions: dict[int, list[int]] = {}
     for n, mark in enumerate(marks):
-        places.setdefault(mark, []).append(n)
-    view, fresh, last = list[int](), list[tuple[int, int]](), -1
+        positions.setdefault(mark, []).append(n)
+    view, fresh, last = list[int](), list[int](), -1
     for n, mark in enumerate(request_marks):
-        later = next((place for place in places.get(mark, ()) if place > last), None)
+        later = next((position for position in positions.get(mark, ()) if position > last), None)
         if later is not None:
             last = later
             view.append(known[later])
         else:
             view.append(size + len(fresh))
-            fresh.append((n, view[-1]))
+            fresh.append(n)
     return view, fresh
 
 
 def _note(known: Sequence[int], view: Sequence[int]) -> str:
-    """What became of the history, where it is not as it was said."""
+    """Describe changes of the history."""
     missing = len(set(known).difference(view))
     if missing:
         return f"from here on, {missing} earlier {'message is' if missing == 1 else 'messages are'} missing or changed"
@@ -112,12 +113,12 @@ def _note(known: Sequence[int], view: Sequence[int]) -> str:
 
 
 def replies(call: Call) -> list[object]:
-    """The messages of a call's reply; none where nothing came."""
+    """Return the messages of a reply."""
     return reply_messages(call.response, failed=call.error is not None)
 
 
 def gist(call: Call) -> str:
-    """How a call's reply begins: the tools that it asks for, else its text."""
+    """Return the beginning of a reply: its tool calls, or else its text."""
     for message in map(parts_of, replies(call)):
         tools = ", ".join(tool.name for tool in message.tool_calls)
         if tools or message.content:
@@ -126,9 +127,9 @@ def gist(call: Call) -> str:
 
 
 def fingerprint(raw: object) -> Hashable:
-    """Equal for messages that say the same: content as parts or a string, arguments as a string or an object.
+    """Return a key that is equal for equivalent messages: content as parts or string, arguments as string or object.
 
-    Reasoning is left out, for many clients send a reply back without it.
+    Reasoning is ignored, as many clients drop it from the history.
     """
     if not isinstance(raw, Mapping):
         return raw if isinstance(raw, str) else json.dumps(raw, sort_keys=True, default=str)
@@ -137,7 +138,7 @@ def fingerprint(raw: object) -> Hashable:
 
 
 def _read(raw: object, key: str, call_id: str, is_reply: bool, agent: str, names: dict[str, str], note: str) -> Message:
-    """A message as it is shown; `names` are the tools asked for so far, by id."""
+    """Parse a message for display; `names` maps ids of tool calls to tools, and is updated."""
     message = parts_of(raw)
     name = raw.get("name") if isinstance(raw, Mapping) and "role" in raw else None
     names.update((call.id, call.name) for call in message.tool_calls if call.id)
@@ -158,6 +159,6 @@ def _read(raw: object, key: str, call_id: str, is_reply: bool, agent: str, names
 
 
 def cut(text: str, most: int = CUT) -> tuple[str, int]:
-    """The beginning of a long text, `most` characters and a line for 30, and how many characters are left out."""
+    """Truncate a text to `most` characters and `most // 30` lines; returns it with the number of omitted characters."""
     head = "\n".join(text[:most].split("\n")[: most // 30])
     return head, len(text) - len(head)

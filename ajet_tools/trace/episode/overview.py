@@ -1,44 +1,48 @@
-"""Everything that is known of one episode, for a screen that shows it."""
+"""All data of an episode for display, and its summary in a few lines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from rich.text import Text
+
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.types import Call, Episode, LedgerEntry
+from ajet_tools.text.clean import counted, drop_zero_width, kind_of, one_line
+from ajet_tools.text.tables import number
 from ajet_tools.trace.decoding import Vocabulary, known_vocabulary
 from ajet_tools.trace.episode.messages import Message, conversation
 from ajet_tools.trace.episode.tree import EpisodeTree, episode_tree
 from ajet_tools.trace.queries.base import grouped
 from ajet_tools.trace.queries.episodes import attempts_of
-from ajet_tools.trace.queries.records import (
-    Pulse,
-    Record,
-    attempt_rewards,
-    episode_pulse,
-    records_of,
-)
+from ajet_tools.trace.queries.records import Pulse, Record, attempt_rewards, episode_pulse, records_of
+
+_COLORS = {"failed": "bold red", "running": "bold cyan"}
+_SIGNS = {"failed": "✗", "running": "▶", "timeout": "‖", "aborted": "‖", "cut off": "‖"}
+_GROUP = 16
+"""Attempts of a group that are shown one by one."""
+_ANSWER = 60
 
 
 @dataclass(frozen=True, eq=False)
 class EpisodeOverview:
-    """An episode as it stood when it was asked for."""
+    """Snapshot of an episode."""
 
     record: Record
-    """Has only the calls of an episode that runs or was cut off."""
+    """Only the calls if the episode is running or was cut off."""
     pulse: Pulse
     tree: EpisodeTree
     attempts: Sequence[str] = ()
-    """The episodes of its group, in the order of attempts."""
+    """Episodes of its group, by attempt."""
     group_rewards: Sequence[float | None] = ()
-    """Those of its attempts."""
+    """Rewards of `attempts`."""
     known: Vocabulary | None = None
-    """The run's tokens as text, once they are known."""
+    """Tokenizer of the run, once loaded."""
     unexplained: str = ""
-    """Why it is not: the run's tokenizer is not at hand."""
+    """Reason why the tokenizer cannot be loaded."""
 
     @property
     def episode(self) -> Episode:
@@ -46,7 +50,7 @@ class EpisodeOverview:
 
     @property
     def status(self) -> str:
-        """How the episode ended, or that it has not."""
+        """Status of the episode; `running`, `cut off` or `absent` if it has no end."""
         if self.record.ended:
             return "superseded" if self.record.superseded else self.episode.status
         if not self.calls:
@@ -62,26 +66,26 @@ class EpisodeOverview:
         return grouped(self.record.ledger, lambda entry: entry.call_id)
 
     def outcome(self, call_id: str) -> str:
-        """The outcome of a call's tokens, in words; empty if nothing is booked yet."""
+        """Return the ledger outcomes of a call as text; empty without entries."""
         booked = self._booked.get(call_id, ())
         if len(booked) == 1:
             return booked[0].outcome
         return ", ".join(f"{entry.tokens:,} {entry.outcome}" for entry in booked)
 
     def totals(self) -> dict[str, int]:
-        """Tokens by outcome."""
+        """Return tokens by outcome."""
         totals: dict[str, int] = {}
         for entry in self.record.ledger:
             totals[entry.outcome] = totals.get(entry.outcome, 0) + entry.tokens
         return totals
 
     def conversation(self, branch: int) -> tuple[Message, ...]:
-        """The conversation along a branch, from the beginning."""
+        """Return the conversation of a branch, from the beginning."""
         return conversation([self.calls[call_id] for call_id in self.tree.branches[branch].chain])
 
 
 def read_overview(reader: TraceReader, episode_id: str, known: Vocabulary | None = None) -> EpisodeOverview:
-    """Read an episode, finished or not. Without `known`, causes that need the text are left to `explain_forks`."""
+    """Read a finished or unfinished episode. Without `known`, `explain_forks` finds the causes that need text."""
     return _read_overview(reader, episode_id, episode_pulse(reader, episode_id), known)
 
 
@@ -99,7 +103,7 @@ def _read_overview(reader: TraceReader, episode_id: str, pulse: Pulse, known: Vo
 
 
 def refresh_overview(reader: TraceReader, old: EpisodeOverview) -> EpisodeOverview | None:
-    """Read it once more where anything of it has changed; else None."""
+    """Read the episode again if it has changed, or return None."""
     fresh = episode_pulse(reader, old.episode.episode_id)
     if fresh == old.pulse:
         return None
@@ -107,16 +111,13 @@ def refresh_overview(reader: TraceReader, old: EpisodeOverview) -> EpisodeOvervi
 
 
 def explain_forks(reader: TraceReader, overview: EpisodeOverview, trace: Path | None = None) -> EpisodeOverview:
-    """The overview with each fork's tokens as text, and with the causes that only the text tells.
+    """Decode the tokens at forks, and find the causes that need text.
 
-    Where the run's tokenizer is not at hand the overview stays as it is and says so; where there is nothing to explain
-    none is loaded. `trace` is where the trace lies.
+    Loads the tokenizer only if there are forks; `unexplained` has the reason if that fails. `trace` is the path of the
+    trace.
     """
-    if (
-        overview.known
-        or overview.unexplained
-        or not any(b.fork and b.fork.unit == "token" for b in overview.tree.branches)
-    ):
+    has_forks = any(branch.fork and branch.fork.unit == "token" for branch in overview.tree.branches)
+    if overview.known or overview.unexplained or not has_forks:
         return overview
     known, why = known_vocabulary(reader, overview.episode.run_id, trace=trace)
     if known is None:
@@ -126,3 +127,82 @@ def explain_forks(reader: TraceReader, overview: EpisodeOverview, trace: Path | 
 
 def _tree(calls: Sequence[Call], known: Vocabulary | None) -> EpisodeTree:
     return episode_tree(calls, known.decode, known.template) if known else episode_tree(calls)
+
+
+def _outcome(reward: float | None, solved: bool | None = None) -> tuple[str, str]:
+    """Return a mark and its style: solved, no reward, partial reward, unknown."""
+    if reward is None:
+        return "·", ""
+    if solved or reward >= 1 - 1e-9:
+        return "✓", "bold green"
+    return ("✗", "bold red") if reward <= 0 else ("~", "bold")
+
+
+def summarize(overview: EpisodeOverview, new: int = 0) -> Text:
+    """Summarize the episode in a few lines; `new` is the number of unread messages."""
+    episode = overview.episode
+    if overview.status == "succeeded" and episode.reward is not None:  # the reward implies the status
+        mark, style = _outcome(episode.reward, episode.is_success)
+        line = Text.assemble((f"{mark} reward {number(episode.reward)}", style))
+    else:
+        mark = _SIGNS.get(overview.status, "·")
+        line = Text.assemble((f"{mark} {overview.status}", _COLORS.get(overview.status, "bold yellow")))
+        line.append("" if episode.reward is None else f"  reward {number(episode.reward)}", style="bold")
+    line.append("  " + " · ".join(fact for fact in _counts(overview) if fact))
+    if episode.error or episode.cause:
+        lines = (episode.error or "").strip().splitlines() or [""]
+        error = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+        error = error if (episode.cause or "") in error else f"{episode.cause}: {error}"
+        line.append(f"\n{drop_zero_width(one_line(error, 200))}", style="red")
+    if episode.task.main_query:
+        line.append(f"\n{drop_zero_width(one_line(episode.task.main_query, 300))}", style="italic")
+    if parts := [part for part in (_answers(overview), _group(overview)) if part]:
+        line.append("\n").append_text(Text("   ").join(parts))
+    line.append("" if episode.calls or not overview.record.ended else "\nthe episode made no call", style="yellow")
+    line.append(f"\n{counted(new, 'message')} new: end goes there and follows" if new else "", style="bold yellow")
+    return line
+
+
+def _answers(overview: EpisodeOverview) -> Text:
+    """Compare the reference answer with the output, if both are short."""
+    episode = overview.episode
+    shown = [
+        str(value)
+        for value in (episode.task.metadata.get("answer"), episode.output)
+        if isinstance(value, str | int | float)
+    ]
+    if len(shown) < 2 or max(map(len, shown)) > _ANSWER:
+        return Text()
+    return Text(f"expected {one_line(shown[0], _ANSWER)}   got {one_line(shown[1], _ANSWER)}")
+
+
+def _group(overview: EpisodeOverview) -> Text:
+    """Show the outcomes of the group, this episode in brackets, and the sign of the advantage."""
+    line = Text()
+    if 1 < len(overview.attempts) <= _GROUP:
+        line.append("group")
+        for episode_id, reward in zip(overview.attempts, overview.group_rewards, strict=True):
+            mark, style = _outcome(reward)
+            line.append(f" [{mark}]" if episode_id == overview.episode.episode_id else f" {mark}", style=style)
+    if advantage := overview.record.advantage:
+        direction = "up" if advantage > 0 else "down"
+        line.append(f"{'   ' if line else ''}pushed {direction} (advantage {advantage:+.3g})")
+    return line
+
+
+def _counts(overview: EpisodeOverview) -> Iterator[str]:
+    """Yield status and size of the episode."""
+    episode, ended = overview.episode, overview.record.ended
+    if ended:
+        yield f"step {episode.step} {kind_of(episode)}" if episode.split else ""
+        group = f" of a group of {len(overview.attempts)}" if len(overview.attempts) > 1 else ""
+        yield f"attempt {episode.attempt}{group}"
+    yield counted(len(episode.calls), "call")
+    agents = len({call.agent for call in episode.calls})
+    yield counted(agents, "agent") if agents > 1 else ""
+    lines = sum(1 for branch in overview.tree.branches if branch.timeline is not None)
+    yield counted(lines, "timeline") if lines else ""
+    tokens = sum(len(call.output_ids) for call in episode.calls if call.output_ids is not None)
+    yield f"{counted(tokens, 'token')} sampled" if tokens else ""
+    yield f"{(episode.ended_at - episode.started_at).total_seconds():,.2f} s" if ended else ""
+    yield episode.episode_id[:12]

@@ -1,13 +1,14 @@
-"""The calls of an episode as a tree: timelines, and where and why one forks from another.
+"""The calls of an episode as a tree of branches, with the position and cause of each fork.
 
-Calls with token ids stand as `timelines.merge` folds them. Calls without (a deployed agent, a call that failed) are
-placed by what they say: a call goes on from the one whose messages and reply its own begin with.
+Calls with token ids are merged as in `timelines.merge`. Calls without ids (of a deployed agent, or failed ones) are
+merged by messages: a call extends the call whose messages and reply are the beginning of its request.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -22,60 +23,60 @@ from ajet_sdk.types import Call, Phase, Split, Timeline
 from ajet_tools.trace.episode.messages import Fingerprints, replies
 
 _DIFFERENCE = 6
-"""Tokens of each side that are shown where two calls part."""
+"""Tokens shown of each side of a fork."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Why a branch does not go on in the one it comes from."""
+    """Cause of a new branch."""
 
     call_id: str
-    """The first call of the branch."""
+    """First call of the branch."""
     parent_call_id: str | None
-    """The call it was expected to extend."""
+    """The call that it was expected to extend."""
     at: int
-    """The first token (or message) that differs from that call's."""
+    """First token (or message) that differs from the parent."""
     unit: Literal["token", "message"]
     cause: str
     hint: str
     extra_tokens: int
-    """Tokens that are trained on once more because of the fork."""
+    """Tokens trained twice because of the fork."""
     expected: str = ""
-    """What stands there in the call it comes from; with `found`, only where the ids are known."""
+    """Tokens of the parent; like `found`, only for calls with ids."""
     found: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Calls that go on from each other."""
+    """Calls that extend each other."""
 
     number: int
     timeline: int | None
-    """Its place among the timelines that `merge` gives; None where its calls have no ids."""
+    """Index in the timelines of `merge`; None without token ids."""
     agent: str
     phase: Phase
     calls: tuple[str, ...]
-    """The calls of its own, in order."""
+    """Calls of this branch, in order."""
     trunk: tuple[str, ...] = ()
-    """The calls of other branches that it goes on from, oldest first."""
+    """Calls of other branches that it extends, oldest first."""
     parent: int | None = None
-    """The branch it stands under."""
+    """The branch above."""
     after: str | None = None
-    """The call of that branch it stands behind."""
+    """The call of `parent` above this branch."""
     fork: Fork | None = None
     tokens: int | None = None
     trained: int = 0
-    """Tokens that are masked in."""
+    """Tokens masked in."""
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """Every call whose conversation this is."""
+        """All calls of the conversation."""
         return (*self.trunk, *self.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """A line of the tree: a branch's head where `call_id` is None."""
+    """A line of the tree, the head of a branch if `call_id` is None."""
 
     branch: int
     call_id: str | None
@@ -84,15 +85,15 @@ class TreeRow:
 
 @dataclass(frozen=True)
 class EpisodeTree:
-    """The branches of an episode; each call stands in one of them."""
+    """The branches of an episode; each call belongs to a single branch."""
 
     branches: tuple[Branch, ...]
     branch_of: Mapping[str, int]
     spans: Mapping[str, tuple[int, int, int]]
-    """Of a call with ids: its timeline, and the first and the last but one of its sampled tokens there."""
+    """For calls with ids: timeline, and start and end of the sampled tokens in it."""
 
     def rows(self) -> Iterator[TreeRow]:
-        """The tree from top to bottom; a branch behind a last call goes on at the same depth."""
+        """Yield the tree from top to bottom; a branch after a last call keeps its depth."""
         behind: dict[str | None, list[Branch]] = defaultdict(list)
         for branch in self.branches:
             behind[branch.after].append(branch)
@@ -108,18 +109,18 @@ class EpisodeTree:
             todo += [(child, 0, depth if last else depth + 1) for child in reversed(behind[branch.calls[n]])]
 
     def call_order(self) -> list[str]:
-        """The calls as the tree shows them."""
+        """Return the calls in the order of the tree."""
         return [row.call_id for row in self.rows() if row.call_id is not None]
 
 
 def episode_tree(
     calls: Sequence[Call], decode: Decode | None = None, template: ChatTemplate | None = None
 ) -> EpisodeTree:
-    """The tree of an episode's calls, of one that is still running too.
+    """Build the tree of a finished or running episode.
 
     Args:
-        decode: token ids to text; without it some causes are `unknown`.
-        template: of the calls' model; without it a cause that lies in the request is what changed.
+        decode: decodes token ids; without it some causes are `unknown`.
+        template: chat template of the model; without it, causes are guessed from changes of the request.
     """
     known = {call.call_id: call for call in calls}
     merged = merge(list(known.values()), decode, template)
@@ -180,14 +181,14 @@ def _fork(split: Split, calls: Mapping[str, Call], decode: Decode | None) -> For
 
 
 def _show(ids: Sequence[int], decode: Decode | None) -> str:
-    """The first id, and the text that begins with it where it can be read."""
+    """Format the first id, followed by the decoded text."""
     if not ids:
         return ""
     return f"id {ids[0]}" if decode is None else f"id {ids[0]}, {decode(ids)!r}"
 
 
 def _spans(merged: Merged, branches: Sequence[Branch], calls: Mapping[str, Call]) -> dict[str, tuple[int, int, int]]:
-    """Where each call's reply stands, in the timeline that its own branch is; one not trained stands there too."""
+    """Return the position of each reply in the timeline of its branch, trained or not."""
     spans: dict[str, tuple[int, int, int]] = {}
     for branch in branches:
         timeline: Timeline = merged.timelines[branch.number]
@@ -200,7 +201,7 @@ def _spans(merged: Merged, branches: Sequence[Branch], calls: Mapping[str, Call]
 
 
 def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch]:
-    """Branches of the calls that have no ids, as they merge with the others by their messages."""
+    """Return the branches of calls without ids, merged with all others by messages."""
     chains = {call_id: branch.chain[: branch.chain.index(call_id) + 1] for branch in placed for call_id in branch.calls}
     if len(chains) == len(calls):
         return []
@@ -208,7 +209,7 @@ def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch
     merged = merge(list(numbered.values()))
     before = {call_id: earlier for timeline in merged.timelines for earlier, call_id in pairwise(timeline.call_ids)}
     splits = {split.call_id: split for split in merged.splits}
-    runs: dict[str, list[str]] = {}  # the calls of a branch, by its last one
+    runs: dict[str, list[str]] = {}  # calls of a branch, by the last one
     for call_id in dict.fromkeys(call_id for timeline in merged.timelines for call_id in timeline.call_ids):
         if call_id not in chains:
             run = [] if call_id in splits else runs.pop(before.get(call_id, ""), [])
@@ -221,7 +222,7 @@ def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch
             trunk.append(above)
             above = before.get(above)
         chain = (*chains.get(above or "", ()), *reversed(trunk))
-        split = splits.get(run[0]) if trunk or not chain else None  # what goes on from ids is no fork
+        split = splits.get(run[0]) if trunk or not chain else None  # extending a call with ids is no fork
         fork = None if split is None else _fork_by_messages(split, trunk[0] if trunk else None, numbered)
         after = chain[-1] if chain else None if fork is None else fork.parent_call_id
         number = len(placed) + len(branches)
@@ -230,12 +231,12 @@ def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch
 
 
 def _fork_by_messages(split: Split, above: str | None, numbered: Mapping[str, Call]) -> Fork:
-    """Why a branch of calls without ids does not go on in one; `above` has the call that others go on from too."""
+    """Explain a branch of calls without ids; `above` is a call that other branches extend too."""
     parent, at, cause, hint = above or split.parent_call_id, split.at_token, split.cause, split.hint
     earlier = [number for ids in _ids(numbered[parent]) for number in ids] if parent else []
     if above is not None:
         at, cause, hint = len(earlier), "parallel_branch", HINTS["parallel_branch"]
-    elif parent is not None and not set(earlier) & {*_ids(numbered[split.call_id])[0]}:
+    elif parent is not None and set(earlier).isdisjoint(_ids(numbered[split.call_id])[0]):
         parent, at, cause, hint = None, 0, "new_conversation", HINTS["new_conversation"]
     return Fork(split.call_id, parent, at, "message", cause, hint, extra_tokens=0)
 
@@ -246,7 +247,7 @@ def _ids(call: Call) -> tuple[list[int], list[int]]:
 
 
 def _numbered(calls: Sequence[Call]) -> Iterator[Call]:
-    """The calls with numbers in place of token ids: one for each message, equal for messages that say the same."""
+    """Yield the calls with a number per message in place of token ids, equal for equivalent messages."""
     fingerprints, numbers, odd = Fingerprints(), dict[object, int](), set[int]()
     responses: dict[str, list[int]] = {}
 
@@ -254,7 +255,10 @@ def _numbered(calls: Sequence[Call]) -> Iterator[Call]:
         key = fingerprints.of(message)
         if key not in numbers:
             numbers[key] = len(numbers)
-            odd.update(() if _is_usual(message) else (numbers[key],))
+            with suppress(AttributeError, TypeError):
+                if isinstance(message, Mapping) and clean(message):
+                    return numbers[key]
+            odd.add(numbers[key])
         return numbers[key]
 
     for call in sorted(calls, key=lambda c: (c.started_at, c.index, c.call_id)):
@@ -262,7 +266,7 @@ def _numbered(calls: Sequence[Call]) -> Iterator[Call]:
         asked, answered = ([number(message) for message in side] for side in sides)
         usual = odd.isdisjoint(asked) and odd.isdisjoint(answered)
         asked = [*responses.get(str(call.request.get("previous_response_id")), ()), *asked]
-        answered = answered or [numbers.setdefault(call.call_id, len(numbers))]  # from which no call goes on
+        answered = answered or [numbers.setdefault(call.call_id, len(numbers))]  # unique: no call extends it
         if isinstance(response_id := call.response.get("id"), str):
             responses[response_id] = [*asked, *answered]
         yield call.model_copy(
@@ -276,16 +280,8 @@ def _numbered(calls: Sequence[Call]) -> Iterator[Call]:
         )
 
 
-def _is_usual(message: object) -> bool:
-    """Whether a message has the form that causes are told from."""
-    try:
-        return isinstance(message, Mapping) and bool(clean(message))
-    except (AttributeError, TypeError):
-        return False
-
-
 def _attach(branches: Sequence[Branch]) -> list[Branch]:
-    """The branches with the ones that they stand under; in a circle, one of them stands alone."""
+    """Set the parents of branches; a cycle is broken at one of its branches."""
     home = {call_id: branch.number for branch in branches for call_id in branch.calls}
     parents: dict[int, int] = {}
     for branch in branches:

@@ -1,4 +1,4 @@
-"""Episodes of a trace as files that other tools read: datasets, token tables, OpenTelemetry, a page to look at."""
+"""Exports episodes as datasets, token tables, OpenTelemetry traces or web pages."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import BinaryIO, Literal, get_args
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
-from ajet_tools.trace.export.job import Job
-from ajet_tools.trace.export.target import opened, refuse_trace
+from ajet_tools.trace.export.job import Job, opened, refuse_trace
 
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference", "tokens", "otlp", "native", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 TRAINING: tuple[Format, ...] = ("tasks", "messages", "sharegpt", "trl-prompt", "trl-preference", "tokens")
-"""Those that a model is trained on; the others are for people, other tools, and copies of a trace."""
+"""Training data; other formats are for people, other tools, and copies of a trace."""
 SUFFIXES: dict[Format, str] = {**dict.fromkeys(FORMATS, ".jsonl"), "tokens": ".parquet", "html": ".html"}
-"""The file name's ending that fits each format."""
+"""File suffix of each format."""
 
 _WRITERS: dict[Format, tuple[str, str]] = {
-    "tasks": ("messages", "write_tasks"),
-    "messages": ("messages", "write_messages"),
-    "sharegpt": ("messages", "write_sharegpt"),
+    "tasks": ("conversations", "write_tasks"),
+    "messages": ("conversations", "write_messages"),
+    "sharegpt": ("conversations", "write_sharegpt"),
     "trl-prompt": ("trl", "write_prompts"),
     "trl-preference": ("trl", "write_preferences"),
     "tokens": ("tokens", "write"),
@@ -31,22 +30,22 @@ _WRITERS: dict[Format, tuple[str, str]] = {
     "native": ("native", "write"),
     "html": ("html", "write"),
 }
-"""Each format's module here, and its function of a job and a stream."""
+"""Module and writer of each format; a writer takes a job and a stream."""
 
 
 @dataclass(frozen=True)
 class Exported:
     format: Format
     path: Path | None
-    """None where it was written to an open stream."""
+    """None for an open stream."""
     episodes: int
-    """Episodes of which something was written."""
+    """Episodes with any output."""
     rows: int
-    """Lines of JSON; rows of a table; spans (`otlp`)."""
+    """JSON lines, table rows, or spans (`otlp`)."""
     redacted: dict[str, int] = field(default_factory=dict)
-    """How many values were replaced, by kind; the same value counts once an episode."""
+    """Redacted values by kind; repetitions in an episode count once."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """What was not written: how many, by a reason that says what is counted."""
+    """Omitted items, by a reason that names them."""
 
 
 def export(
@@ -60,19 +59,19 @@ def export(
     trace: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
-    """Write episodes to a file, whole or not at all, or to a stream, in the order of `episode_ids`.
+    """Write episodes to a file, atomically, or to a stream.
 
     Args:
-        reader: of the trace that has the episodes.
-        episode_ids: which; about 100 bytes are held for each, of their content only a chunk.
+        reader: reader of the trace.
+        episode_ids: episodes in the order of the output. Their content is read in chunks.
         format: one of FORMATS.
-        target: a path, which is written beside and then put in its place, or an open binary stream.
+        target: a path or an open binary stream.
         redact: replace secrets and personal data by placeholders (see `ajet_tools.trace.redact`).
-        margin: by how much a reward must be better to make a pair of `trl-preference`.
-        trace: where the trace lies; `html` looks for the run's tokenizer from there.
-        progress: called with the number of episodes done and of all.
+        margin: least difference of rewards for a pair of `trl-preference`.
+        trace: path of the trace, from which `html` looks for the tokenizer.
+        progress: called with the numbers of finished episodes and of all.
 
-    Raises ConfigError for an unknown format, a target that is a trace, or one that cannot be written.
+    Raises ConfigError for an unknown format, or a target that is a trace or cannot be written.
     """
     if format not in _WRITERS:
         raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")

@@ -1,4 +1,4 @@
-"""OTLP over HTTP: each trace is sent to a collector, Langfuse, Phoenix, as it is written."""
+"""Sends OTLP traces over HTTP to a collector, Langfuse or Phoenix."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _IDS = re.compile(rb'"(traceId|spanId|parentSpanId)": "([0-9a-f]+)"')
 
 
 class Collector(io.RawIOBase):
-    """A stream of lines of OTLP JSON, each sent to `url` (`…/v1/traces`), with the user and password that it has.
+    """A stream that posts each line of OTLP JSON to `url` (`…/v1/traces`), with the credentials of the URL.
 
-    Sent as protobuf where `opentelemetry-proto` is installed (Phoenix takes nothing else), else as JSON. Raises
-    ConfigError where a trace is not accepted; those before have been sent.
+    Requests are protobuf if `opentelemetry-proto` is installed (Phoenix accepts nothing else), otherwise JSON. Raises
+    ConfigError for a rejected trace; earlier traces have been sent.
     """
 
     def __init__(self, url: str) -> None:
@@ -45,12 +45,12 @@ class Collector(io.RawIOBase):
 
 
 def _encoded(line: bytes) -> tuple[bytes, str]:
-    """A request, and its content type."""
+    """Encode a request; returns its body and content type."""
     try:
         from google.protobuf.json_format import ParseDict
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     except ImportError:
         return line, "application/json"
-    # OTLP's JSON has ids in hexadecimal, protobuf's in base64
-    spelled = _IDS.sub(lambda m: b'"%b": "%b"' % (m[1], base64.b64encode(bytes.fromhex(m[2].decode()))), line)
-    return ParseDict(json.loads(spelled), ExportTraceServiceRequest()).SerializeToString(), "application/x-protobuf"
+    # ids are hexadecimal in OTLP JSON, and base64 in protobuf's JSON
+    converted = _IDS.sub(lambda m: b'"%b": "%b"' % (m[1], base64.b64encode(bytes.fromhex(m[2].decode()))), line)
+    return ParseDict(json.loads(converted), ExportTraceServiceRequest()).SerializeToString(), "application/x-protobuf"

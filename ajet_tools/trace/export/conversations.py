@@ -1,24 +1,28 @@
-"""The conversations of an episode: calls that go on from each other's messages, as one list of messages.
+"""Conversations of an episode, and their export as OpenAI messages, ShareGPT rows and task rows.
 
-A call goes on from a conversation of its agent where its messages begin with all that was said there and it is
-offered the same tools; else it opens another conversation. So each reply stands as a reply in exactly one of them.
+A call extends a conversation of its agent if its messages begin with that conversation and it has the same tools;
+otherwise it opens another one. Each reply is a turn of exactly one conversation.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
-from ajet_sdk.dialects.message_parts import reply_of
+from ajet_sdk.dialects.message_parts import content_text, reply_of
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Call, Episode
+from ajet_tools.trace.export.job import Job, json_line
 
 Message = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One call of a chat: what was asked and what came back."""
+    """A chat call: request messages and reply."""
 
     call: Call
     messages: tuple[Message, ...]
@@ -28,31 +32,31 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages as they were exchanged; `turns` says which of them are replies, and of which calls."""
+    """A conversation, with the calls of its replies."""
 
     agent: str
     messages: tuple[Message, ...]
     tools: list[object] | None
     turns: tuple[tuple[str, int], ...]
-    """(call_id, position of its reply in `messages`)."""
+    """(call_id, index of its reply in `messages`)."""
 
 
 def exchange_of(call: Call) -> Exchange | None:
-    """A call as an exchange of messages; None where it is none (a completion of plain text, a call without a reply)."""
+    """Parse a chat call; None for a text completion, or a call without a reply."""
     messages = call.request.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(m, Mapping) for m in messages):
         return None
     reply = reply_of(call.response)
     if call.error is not None or not (reply.get("content") or reply.get("tool_calls")):
         return None
-    system = call.request.get("system")  # Anthropic's dialect keeps it apart
+    system = call.request.get("system")  # separate in Anthropic's dialect
     first = [{"role": "system", "content": system}] if system else []
     tools = call.request.get("tools")
     return Exchange(call, (*first, *messages), reply, tools if isinstance(tools, list) and tools else None)
 
 
 def exchanges(episode: Episode) -> Iterator[Exchange]:
-    """The agent's own exchanges, in order; a judge's calls are not among them."""
+    """Yield the chat calls of agents, in order, without those of judges."""
     for call in sorted(episode.calls, key=lambda c: (c.index, c.started_at)):
         exchange = exchange_of(call) if call.phase == "rollout" else None
         if exchange:
@@ -60,34 +64,118 @@ def exchanges(episode: Episode) -> Iterator[Exchange]:
 
 
 def conversations(episode: Episode) -> list[Conversation]:
-    """The conversations of an episode, in the order in which each began."""
+    """Return the conversations of an episode, in order of their first calls."""
     result: list[Conversation] = []
     for exchange in exchanges(episode):
         messages = (*exchange.messages, exchange.reply)
         turn = (exchange.call.call_id, len(exchange.messages))
-        before = _longest(result, exchange)
-        turns = () if before is None else result[before].turns
+        extended = [i for i, known in enumerate(result) if _extends(exchange, known)]
+        longest = max(extended, key=lambda i: len(result[i].messages), default=None)
+        turns = () if longest is None else result[longest].turns
         conversation = Conversation(exchange.call.agent, messages, exchange.tools, (*turns, turn))
-        if before is None:
+        if longest is None:
             result.append(conversation)
         else:
-            result[before] = conversation
+            result[longest] = conversation
     return result
 
 
-def _longest(candidates: Sequence[Conversation], exchange: Exchange) -> int | None:
-    best: int | None = None
-    for i, known in enumerate(candidates):
-        if known.agent != exchange.call.agent or known.tools != exchange.tools:
-            continue
-        longer = best is None or len(known.messages) > len(candidates[best].messages)
-        if longer and _begins(exchange.messages, known.messages):
-            best = i
-    return best
-
-
-def _begins(messages: Sequence[Message], start: Sequence[Message]) -> bool:
-    if len(messages) < len(start):
+def _extends(exchange: Exchange, known: Conversation) -> bool:
+    start = exchange.messages[: len(known.messages)]
+    if known.agent != exchange.call.agent or known.tools != exchange.tools or len(start) < len(known.messages):
         return False
-    pairs = zip(reversed(start), reversed(messages[: len(start)]), strict=True)  # what differs is most often at the end
+    pairs = zip(reversed(known.messages), reversed(start), strict=True)  # most differences are near the end
     return all(a is b or a == b or same_reply(a, b) for a, b in pairs)
+
+
+def about(episode: Episode, agent: str | None = None, call_id: str | None = None) -> dict[str, object]:
+    """Return the common fields of all rows of an episode: ids, status, reward."""
+    return {
+        "episode_id": episode.episode_id,
+        "run_id": episode.run_id,
+        "group_id": episode.group_id,
+        "task_id": episode.task.task_id,
+        "attempt": episode.attempt,
+        "step": episode.step,
+        "split": episode.split,
+        "decoding": episode.decoding,
+        "status": episode.status,
+        "agent": agent,
+        "reward": episode.reward if agent is None else episode.value(agent, call_id),
+    }
+
+
+def write_messages(job: Job, file: BinaryIO) -> None:
+    """Write a line per conversation, with `messages`, `tools`, and the calls of its replies in `calls`."""
+    for record in job.records():
+        index = {call.call_id: call.index for call in record.episode.calls}
+        rows = []
+        for conversation in conversations(record.episode):
+            calls = [{"call_id": c, "index": index[c], "message": i} for c, i in conversation.turns]
+            row = {"messages": conversation.messages, "tools": conversation.tools}
+            rows.append({**row, **about(record.episode, conversation.agent), "calls": calls})
+        job.write(file, record, rows)
+
+
+def write_sharegpt(job: Job, file: BinaryIO) -> None:
+    """Write a line per conversation in ShareGPT's format, as read by LLaMA-Factory and Axolotl."""
+    for record in job.records():
+        rows = (
+            {**sharegpt(c.messages, c.tools), **about(record.episode, c.agent)} for c in conversations(record.episode)
+        )
+        job.write(file, record, rows)
+
+
+_ROLES = {"system": "system", "developer": "system", "user": "human", "assistant": "gpt", "tool": "observation"}
+
+
+def sharegpt(messages: Sequence[Mapping[str, object]], tools: Sequence[object] | None) -> dict[str, object]:
+    """Convert messages to ShareGPT's `conversations` of `from` and `value`, with tool calls and tools as JSON texts."""
+    turns = [part for message in messages for part in _turns(message)]
+    offered = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools or ()]
+    return {"conversations": turns, "tools": json.dumps(offered, ensure_ascii=False) if offered else ""}
+
+
+def _turns(message: Mapping[str, object]) -> Iterator[dict[str, str]]:
+    role = str(message.get("role", ""))
+    calls = message.get("tool_calls")
+    functions = [_function(call) for call in calls] if isinstance(calls, list) else []
+    content = content_text(message.get("content"))
+    if content or not functions:
+        yield {"from": _ROLES.get(role, role), "value": content}
+    if functions:
+        whole: object = functions[0] if len(functions) == 1 else functions
+        yield {"from": "function_call", "value": json.dumps(whole, ensure_ascii=False)}
+
+
+def _function(call: object) -> object:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return {"name": function.get("name"), "arguments": arguments}
+    return {"name": function.get("name"), "arguments": arguments}
+
+
+def write_tasks(job: Job, file: BinaryIO) -> None:
+    """Write a line per task, the first one of each id; other tasks with the same id are left out."""
+    known: dict[bytes, bytes] = {}
+    for record in job.records():
+        task = record.episode.task
+        line = json_line(task.model_dump())
+        digest = hashlib.blake2b(line, digest_size=16).digest()
+        key = hashlib.blake2b(task.task_id.encode("utf-8", "replace"), digest_size=16).digest()
+        if not (task.main_query or task.init_messages or task.metadata):
+            job.left_out["episodes without a task"] += 1
+        elif key not in known:
+            known[key] = digest
+            file.write(line)
+            job.wrote(record)
+        elif known[key] != digest:
+            job.left_out["episodes whose task has the id of another task"] += 1
+        else:
+            job.wrote(record, rows=0)

@@ -1,9 +1,6 @@
-"""A page to look at and to send: episodes with their messages, rewards and coloured tokens, in one file.
+"""Exports episodes as a single web page with messages, rewards and coloured tokens.
 
-Nothing is fetched and nothing runs: no script, no font, no picture, and a policy in the page that forbids them. Every
-text of a model, an agent or a person is escaped.
-
-The frame of an exported page: its head with the styles, light and dark, and its end.
+The page is static: no scripts, fonts or images, and a content security policy forbids them. All texts are escaped.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.trace.reader import open_trace
-from ajet_sdk.types import Episode, Feedback
+from ajet_sdk.types import Episode
 from ajet_tools.text.clean import kind_of
 from ajet_tools.trace.decoding import Vocabulary, known_vocabulary, shown
 from ajet_tools.trace.export.conversations import Conversation, conversations
@@ -31,55 +28,40 @@ from ajet_tools.trace.tokens.view import EpisodeTokens, TokenView, timeline_view
 
 
 def write(job: Job, file: BinaryIO) -> None:
-    """One page with a section for each episode."""
+    """Write a page with a section for each episode."""
     known = lru_cache(maxsize=4)(lambda run_id: known_vocabulary(job.reader, run_id, trace=job.trace))
-    file.write(START.encode())
+    file.write(_START.encode())
     for record in job.records(whole=True):
         for part in _section(record, *known(record.episode.run_id)):
             file.write(part.encode("utf-8", "replace"))
         job.wrote(record)
-    file.write(END.encode())
+    file.write(_END.encode())
 
 
 def cell(episode: Episode, directory: Path | None) -> str:
-    """An episode as a frame of its own for a notebook's cell; `directory` has the trace that it is in, if one has."""
+    """Render an episode as an iframe for a notebook; `directory` is that of its trace, if any."""
     parts: list[str] = []
     if directory is not None and (directory / "trace.duckdb").exists():
         with open_trace(directory) as reader:
             job = Job(reader, [episode.episode_id], redact=False, trace=directory / "trace.duckdb")
             for loaded in job.records(whole=True):
                 parts += _section(loaded, *known_vocabulary(reader, loaded.episode.run_id, trace=job.trace))
-    page = (
-        START + "".join(parts or _section(Record(episode), None, "the trace that has its tokenizer is not known")) + END
-    )
+    parts = parts or [*_section(Record(episode), None, "the trace that has its tokenizer is not known")]
+    page = "".join((_START, *parts, _END))
     return f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: 30em; border: 0"></iframe>'
 
 
 def _esc(value: object) -> str:
-    """Text as it can stand anywhere in the page, what would move or hide text spelled out."""
+    """Escape a value as HTML, with control characters replaced."""
     return html.escape(visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)))
 
 
 def _section(record: Record, known: Vocabulary | None, why_ids: str) -> Iterator[str]:
     episode = record.episode
     yield f"<section><h2>Episode {_esc(episode.episode_id)}</h2>"
-    yield _facts(_head(record))
-    if episode.error:
-        yield f'<pre class="error">{_esc(episode.error)}</pre>'
-    yield from _rewards(episode)
-    yield from _feedback(record.feedback)
-    for number, conversation in enumerate(conversations(episode), 1):
-        yield from _conversation(number, conversation)
-    yield from _timelines(EpisodeTokens(record, merge(record.episode.calls), known, why_ids))
-    yield "</section>"
-
-
-def _head(record: Record) -> list[tuple[str, object]]:
-    episode = record.episode
-    task = episode.task.main_query or episode.task.init_messages or episode.task.task_id
-    return [
+    facts: list[tuple[str, object]] = [
         ("run", episode.run_id if record.ended else None),
-        ("task", task),
+        ("task", episode.task.main_query or episode.task.init_messages or episode.task.task_id),
         ("status", episode.status if record.ended else "not ended"),
         ("cause", episode.cause),
         ("reward", episode.reward),
@@ -88,6 +70,19 @@ def _head(record: Record) -> list[tuple[str, object]]:
         ("output", episode.output),
         ("seconds", round((episode.ended_at - episode.started_at).total_seconds(), 2) if record.ended else None),
     ]
+    yield _facts(facts)
+    if episode.error:
+        yield f'<pre class="error">{_esc(episode.error)}</pre>'
+    yield from _rewards(episode)
+    if record.feedback:
+        yield "<h3>Feedback</h3>"
+    for note in record.feedback:
+        names = {"author": "by", "score": "score", "comment": "comment", "correction": "correction"}
+        yield _facts([(title, getattr(note, name)) for name, title in names.items()])
+    for number, conversation in enumerate(conversations(episode), 1):
+        yield from _conversation(number, conversation)
+    yield from _timelines(EpisodeTokens(record, merge(record.episode.calls), known, why_ids))
+    yield "</section>"
 
 
 def _facts(pairs: Sequence[tuple[str, object]]) -> str:
@@ -107,26 +102,18 @@ def _rewards(episode: Episode) -> Iterator[str]:
     yield "</table>"
 
 
-def _feedback(feedback: Sequence[Feedback]) -> Iterator[str]:
-    if feedback:
-        yield "<h3>Feedback</h3>"
-    for note in feedback:
-        pairs = [("by", note.author), ("score", note.score), ("comment", note.comment), ("correction", note.correction)]
-        yield _facts(pairs)
-
-
 _ROLES = ("system", "user", "assistant", "tool")
 
 
 def _conversation(number: int, conversation: Conversation) -> Iterator[str]:
     yield f"<h3>Conversation {number}, agent {_esc(conversation.agent)}</h3>"
-    replies = {place: call_id for call_id, place in conversation.turns}
-    for place, message in enumerate(conversation.messages):
+    replies = {index: call_id for call_id, index in conversation.turns}
+    for i, message in enumerate(conversation.messages):
         role = str(message.get("role", ""))
         style = role if role in _ROLES else "other"
-        whose = f" <small>call {_esc(replies[place])}</small>" if place in replies else ""
+        call = f" <small>call {_esc(replies[i])}</small>" if i in replies else ""
         body = html.escape(visible(parts_of(message).text)) or "<i>empty</i>"
-        yield f'<div class="message {style}"><b>{_esc(role)}</b>{whose}<pre>{body}</pre></div>'
+        yield f'<div class="message {style}"><b>{_esc(role)}</b>{call}<pre>{body}</pre></div>'
 
 
 def _timelines(tokens: EpisodeTokens) -> Iterator[str]:
@@ -195,7 +182,7 @@ body:has(#by-advantage:checked) .m { background: color-mix(in srgb, var(--good) 
   box-shadow: inset 0 0 0 2em color-mix(in srgb, var(--bad) calc(var(--n, 0%) * .7), transparent); }
 """
 
-START = f"""<!doctype html>
+_START = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -207,4 +194,4 @@ START = f"""<!doctype html>
 <small>Point at a token for its id and values.</small></form>
 """
 
-END = "</body></html>\n"
+_END = "</body></html>\n"

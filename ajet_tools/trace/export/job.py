@@ -1,29 +1,34 @@
-"""The episodes of an export, read in chunks and redacted, and the counts of what was written and left out."""
+"""An export job: reads and redacts episodes in chunks, counts the output, and writes the target file."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from ajet_sdk.errors import QueryError
+from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.types import Call, Event, Feedback, Reward, Task
-from ajet_tools.trace.export.target import json_line
+from ajet_sdk.whole_file import remove_draft
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.records import Record, records_of
 from ajet_tools.trace.redact import Redactor
 
 _CHUNK = 64
-
+"""Episodes in memory."""
 _LOOKUP = 5_000
+"""Ids in a query."""
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=str, allow_nan=False)
 
 
 @dataclass
 class Job:
-    """An export as a format's writer gets it: the records, and counters."""
+    """The records of an export, and counters for its writer."""
 
     reader: TraceReader
     episode_ids: Sequence[str]
@@ -31,19 +36,19 @@ class Job:
     margin: float = 0.0
     progress: Callable[[int, int], None] | None = None
     trace: Path | None = None
-    """Where the trace lies: a run's tokenizer is looked for from there."""
+    """Path of the trace, to look for the tokenizer of a run."""
     written: set[str] = field(default_factory=set)
     rows: int = 0
     redacted: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
 
     def wrote(self, record: Record, rows: int = 1) -> None:
-        """Count what was written of an episode."""
+        """Count rows written for an episode."""
         self.written.add(record.episode.episode_id)
         self.rows += rows
 
     def write(self, file: BinaryIO, record: Record, rows: Iterable[object]) -> None:
-        """Write a line of JSON for each row of an episode; one without any has no chat."""
+        """Write the rows of an episode as JSON lines; an episode without rows has no chat."""
         lines = 0
         for row in rows:
             file.write(json_line(row))
@@ -54,13 +59,13 @@ class Job:
             self.left_out["episodes without a chat reply"] += 1
 
     def records(self, *, whole: bool = False) -> Iterator[Record]:
-        """Each episode in the order of `episode_ids`; `whole`: with all that the trace has, and those not ended too."""
+        """Yield the records in order; `whole` reads all parts of a record, and unfinished episodes too."""
         for units in self._chunks([(episode_id,) for episode_id in self.episode_ids]):
             ids = [episode_id for (episode_id,) in units]
             yield from self._read(ids, whole=whole)
 
     def groups(self, *, feedback: bool = False, trained: bool = False) -> Iterator[list[Record]]:
-        """The episodes asked for, group by group, with what is asked for."""
+        """Yield the records by group, with the requested parts."""
         for units in self._chunks(list(self.members().values())):
             ids = [episode_id for unit in units for episode_id in unit]
             by_id = {r.episode.episode_id: r for r in self._read(ids, feedback=feedback, trained=trained)}
@@ -68,19 +73,19 @@ class Job:
                 yield [by_id[episode_id] for episode_id in unit if episode_id in by_id]
 
     def members(self) -> dict[tuple[str, str], list[str]]:
-        """What `groups` goes by: (run, group) -> its episodes among those asked for; one without a group is alone."""
+        """Group the exported episodes by run and group; an episode without a group has its own id as group."""
         groups: dict[tuple[str, str], list[str]] = {}
         for start in range(0, len(self.episode_ids), _LOOKUP):
             part = list(self.episode_ids[start : start + _LOOKUP])
             sql = "SELECT episode_id, run_id, group_id FROM episodes WHERE episode_id IN (SELECT unnest(?::VARCHAR[]))"
-            place = {row["episode_id"]: (row["run_id"], row["group_id"]) for row in rows(self.reader, sql, part)}
+            known = {row["episode_id"]: (row["run_id"], row["group_id"]) for row in rows(self.reader, sql, part)}
             for episode_id in part:
-                run_id, group_id = place.get(episode_id, ("", ""))
+                run_id, group_id = known.get(episode_id, ("", ""))
                 groups.setdefault((run_id, group_id or episode_id), []).append(episode_id)
         return groups
 
     def _chunks(self, units: Sequence[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
-        """Units of ids, so many at a time that they are about a chunk of episodes, telling how far it is."""
+        """Yield units of ids in chunks of about `_CHUNK` episodes, and report progress."""
         total, done, chunk_size = sum(map(len, units)), 0, 0
         chunk: list[Sequence[str]] = []
         for unit in units:
@@ -100,7 +105,7 @@ class Job:
             self.progress(done, total)
 
     def _read(self, ids: list[str], **wanted: bool) -> list[Record]:
-        """The records of some episodes; in halves where they are too much for one answer."""
+        """Read and redact records; a chunk that exceeds the size limit of a result is read in halves."""
         try:
             records = records_of(self.reader, ids, **wanted)
         except QueryError as error:
@@ -120,9 +125,9 @@ class Job:
 
 
 def redacted_record(record: Record) -> Record:
-    """The record with the texts of agents, models, judges and people redacted; a value has one number throughout.
+    """Redact the texts of agents, models, judges and people, with the same number for repetitions of a value.
 
-    Ids, names, times and numbers stay. Token ids can't be redacted: formats that have them leave the episode out.
+    Ids, names, times and numbers are kept. Token ids cannot be redacted: formats with token ids omit the episode.
     """
     redactor = Redactor()
     episode = record.episode
@@ -147,3 +152,41 @@ _Written = TypeVar("_Written", Task, Call, Event, Reward, Feedback)
 
 def _redacted(record: _Written, redactor: Redactor, *fields: str) -> _Written:
     return record.model_copy(update={name: redactor.value(getattr(record, name)) for name in fields})
+
+
+@contextmanager
+def opened(target: Path | BinaryIO) -> Iterator[BinaryIO]:
+    """Open the stream to write to; a file is replaced atomically at the end.
+
+    Raises ConfigError if the path is a trace, or cannot be written.
+    """
+    if not isinstance(target, Path):
+        yield target
+        return
+    refuse_trace(target)
+    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        remove_draft(draft)
+
+
+def refuse_trace(path: Path) -> None:
+    """Raise ConfigError if the path is a trace."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        if file.read(12)[8:] == b"DUCK":
+            raise ConfigError(f"{path} is a trace, which an export never overwrites; choose another file")
+
+
+def json_line(value: object) -> bytes:
+    """Encode a value as a line of JSON in UTF-8; lone surrogates become `?`."""
+    return (_ENCODER.encode(value) + "\n").encode("utf-8", "replace")

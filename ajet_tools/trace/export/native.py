@@ -1,8 +1,7 @@
-"""ajet's own JSON lines: everything that a trace holds of its runs and episodes, and nothing lost.
+"""ajet's own JSON lines: a lossless export of runs and episodes.
 
-The first line is a header; then come the runs, each with its metrics, then the episodes, each on one line with its
-calls, rewards, ledger, feedback and what was trained. Numbers that JSON has not are the texts "NaN", "Infinity" and
-"-Infinity"; in lists of numbers a missing one is null, which is NaN.
+A header line is followed by the runs with their metrics, then by a line per episode, with calls, rewards, ledger,
+feedback and trained tokens. Non-finite numbers are the texts "NaN", "Infinity" and "-Infinity"; in lists, NaN is null.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from ajet_sdk.samples.prefixes import PLACE
 from ajet_sdk.types import Call, Episode
-from ajet_tools.trace.export.job import Job
-from ajet_tools.trace.export.target import json_line
+from ajet_tools.trace.export.job import Job, json_line
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.records import Record
 from ajet_tools.trace.redact import Redactor
@@ -29,7 +26,7 @@ _ARRAYS = ("prompt_ids", "output_ids", "logprobs")
 
 
 def write(job: Job, file: BinaryIO) -> None:
-    """The header, the runs of the episodes, the episodes."""
+    """Write the header, the runs of the episodes, and the episodes."""
     file.write(json_line({HEADER: VERSION}))
     for run_id in sorted({run_id for run_id, _ in job.members()}):
         _write_run(job, run_id, file)
@@ -89,8 +86,8 @@ _NESTED = ("task", "rewards", "calls", "metrics", "events")
 
 
 def _calls(calls: Sequence[Call], without_ids: bool) -> list[dict[str, object]]:
-    apart = ("episode_id", *PLACE, *(_ARRAYS if without_ids else ()))  # the importer finds a call's place
-    names = [name for name in Call.model_fields if name not in apart]
+    omitted = ("episode_id", *PLACE, *(_ARRAYS if without_ids else ()))  # the importer computes PLACE
+    names = [name for name in Call.model_fields if name not in omitted]
     return [_plain({name: getattr(call, name) for name in names}) for call in calls]
 
 
@@ -102,18 +99,13 @@ def _value(value: object) -> object:
     if isinstance(value, float):
         return _number(value)
     if isinstance(value, np.ndarray):
-        return numbers(value)
+        plain: list[object] = value.tolist()
+        if value.dtype.kind != "f" or np.isfinite(value).all():
+            return plain
+        return [None if math.isnan(v) else _number(v) for v in value.tolist()]
     if isinstance(value, list):
         return [None if v is None or v != v else _value(v) for v in value]
     return value.isoformat() if hasattr(value, "isoformat") else value
-
-
-def numbers(array: npt.NDArray[np.generic]) -> list[object]:
-    """An array as JSON can hold it: NaN is null."""
-    plain: list[object] = array.tolist()
-    if array.dtype.kind != "f" or np.isfinite(array).all():
-        return plain
-    return [None if math.isnan(v) else _number(v) for v in array.tolist()]
 
 
 def _number(value: float) -> object:

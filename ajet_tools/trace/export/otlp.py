@@ -1,11 +1,11 @@
-"""OpenTelemetry's GenAI attributes: the one place that knows their names, here as of semantic conventions 1.38.
+"""Exports episodes as OTLP JSON lines with GenAI attributes (semantic conventions 1.38), and converts messages.
 
 https://opentelemetry.io/docs/specs/semconv/gen-ai/ : messages are JSON texts in `gen_ai.input.messages` and
-`gen_ai.output.messages`, each with a role and parts. What a part cannot say (a client's own keys, pictures) goes into
-a part of type `ajet.message` that has the message as it was, so that nothing is lost on the way back.
+`gen_ai.output.messages`, each with a role and parts. A message that parts cannot express (custom keys, images) is
+stored whole in a part of type `ajet.message`, so that the export is lossless.
 
-OTLP JSON lines, one trace per line: a span for the episode, below it one for each call, tool and retrieval (OTLP file
-format 1.x). Each has OpenInference's attributes too, by which Phoenix and others show kind, messages, input and output.
+A line is a trace, with a span for the episode, and child spans for calls, tools and retrievals (OTLP file format 1.x).
+Spans also have OpenInference's attributes, for Phoenix and others.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import BinaryIO
 from ajet_sdk.dialects.message_parts import reply_of
 from ajet_sdk.samples.prefixes import PLACE
 from ajet_sdk.types import Call, Episode, Event, Reward
-from ajet_tools.trace.export.job import Job
-from ajet_tools.trace.export.target import json_line
+from ajet_tools.trace.export.job import Job, json_line
 
 SEMCONV = "1.38.0"
 
@@ -42,12 +41,12 @@ REQUEST = {
 
 
 def nanos(at: datetime) -> str:
-    """A time as OTLP JSON writes it: nanoseconds since 1970, a text."""
+    """Format a time as in OTLP JSON: nanoseconds since 1970, as text."""
     return str((at - _EPOCH) // timedelta(microseconds=1) * 1000)
 
 
 def any_value(value: object) -> dict[str, object]:
-    """A value as OTLP JSON's AnyValue; objects go as JSON text, for few tools show nested ones."""
+    """Convert a value to an AnyValue of OTLP JSON; objects become JSON text, as few tools show nested ones."""
     if isinstance(value, bool):
         return {"boolValue": value}
     if isinstance(value, int):
@@ -64,7 +63,7 @@ def any_value(value: object) -> dict[str, object]:
 def call_attributes(
     call: Call, messages: Sequence[Mapping[str, object]] | None, reply: Mapping[str, object] | None
 ) -> dict[str, object]:
-    """The GenAI attributes of a call."""
+    """Return the GenAI and OpenInference attributes of a call."""
     usage = call.response.get("usage") or {}
     prompt = usage.get("prompt_tokens", None if call.prompt_ids is None else len(call.prompt_ids))
     output = usage.get("completion_tokens", None if call.output_ids is None else len(call.output_ids))
@@ -117,7 +116,7 @@ def _openinference(kind: str, asked: object, answered: object) -> dict[str, obje
 
 
 def _documents(result: object) -> dict[str, object]:
-    """What a retrieval gave, a document each: of an object its content (or text), id and score, else its text."""
+    """Return the attributes of retrieved documents: content (or text), id and score."""
     attributes: dict[str, object] = {}
     for i, item in enumerate(result if isinstance(result, list) else []):
         document = item if isinstance(item, Mapping) else {"content": item}
@@ -132,7 +131,7 @@ def _as_value(value: object) -> object:
 
 
 def _numbered(name: str, messages: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """Messages as OpenInference has them: `llm.input_messages.0.message.role`."""
+    """Flatten messages as in OpenInference: `llm.input_messages.0.message.role`."""
     attributes: dict[str, object] = {}
     for i, message in enumerate(messages):
         of = f"{name}.{i}.message"
@@ -148,7 +147,7 @@ def _numbered(name: str, messages: Sequence[Mapping[str, object]]) -> dict[str, 
 
 
 def from_message(message: Mapping[str, object]) -> dict[str, object]:
-    """A chat message as role and parts."""
+    """Convert a chat message to role and parts."""
     role = str(message.get("role", ""))
     parts: list[dict[str, object]] = []
     reasoning = message.get("reasoning_content")
@@ -184,7 +183,7 @@ def _tool_part(call: Mapping[str, object]) -> dict[str, object]:
 
 
 def to_message(made: Mapping[str, object]) -> dict[str, object]:
-    """Role and parts as a chat message: the inverse of `from_message`, and good for what other tools write."""
+    """Convert role and parts to a chat message: the inverse of `from_message`, also for output of other tools."""
     listed = made.get("parts")
     parts = [part for part in listed if isinstance(part, Mapping)] if isinstance(listed, list) else []
     for part in parts:
@@ -228,7 +227,7 @@ def _tool_call(part: Mapping[str, object]) -> dict[str, object]:
 
 
 def _response(part: Mapping[str, object]) -> object:
-    """What a tool answered; 1.37 has `response`, earlier drafts `result`."""
+    """Return the result of a tool: `response` since 1.37, `result` in earlier drafts."""
     response = part.get("response", part.get("result"))
     return (
         response if response is None or isinstance(response, str | list) else json.dumps(response, ensure_ascii=False)
@@ -240,14 +239,12 @@ def _json(value: object) -> str:
 
 
 _INTERNAL, _CLIENT = 1, 3
-
 _OK, _ERROR = 1, 2
-
 _HEX_32, _HEX_16 = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}")
 
 
 def write(job: Job, file: BinaryIO) -> None:
-    """A line for each episode: an ExportTraceServiceRequest. Token ids are not among the attributes."""
+    """Write an ExportTraceServiceRequest per episode, without token ids."""
     for record in job.records():
         file.write(json_line(_request(record.episode)))
         job.wrote(record, 1 + len(record.episode.calls) + len(record.episode.events))
@@ -294,11 +291,12 @@ def _span(
     at: Episode | Call | Event,
     error: str | None,
 ) -> dict[str, object]:
-    """A span of what `of` names, at its times; all but the episode's own stand below that."""
+    """Return the span of an episode, call or event with the id `of`; calls and events are children of the episode."""
+    is_trace_id = _HEX_32.fullmatch(episode.episode_id)
     return {
-        "traceId": _trace_id(episode),
-        "spanId": _span_id(of),
-        **({} if of == episode.episode_id else {"parentSpanId": _span_id(episode.episode_id)}),
+        "traceId": episode.episode_id if is_trace_id else _digest(episode.episode_id, 16),
+        "spanId": _digest(of, 8),
+        **({} if of == episode.episode_id else {"parentSpanId": _digest(episode.episode_id, 8)}),
         "name": name,
         "kind": _CLIENT if isinstance(at, Call) else _INTERNAL,
         "startTimeUnixNano": nanos(at.started_at),
@@ -318,33 +316,34 @@ def _evaluation(reward: Reward, episode: Episode) -> dict[str, object]:
     return {"name": "gen_ai.evaluation.result", "timeUnixNano": at, "attributes": _attributes(attributes)}
 
 
-_APART = ("episode_id", "prompt_ids", "output_ids", "logprobs", "request", "response", *PLACE)
+_OMITTED = ("episode_id", "prompt_ids", "output_ids", "logprobs", "request", "response", *PLACE)
 
 
 def _call_span(call: Call, episode: Episode) -> dict[str, object]:
     messages = call.request.get("messages")
     asked = messages if isinstance(messages, list) and all(isinstance(m, dict) for m in messages) else None
-    choice = _only_choice(call)
     reply = dict(reply_of(call.response)) if call.response else None
-    plain = {name: getattr(call, name) for name in Call.model_fields if name not in _APART}
-    apart = {"messages"} if asked is not None else set()
-    apart |= {"tools"} if call.request.get("tools") else set()
-    plain["request"] = {name: value for name, value in call.request.items() if name not in apart}
+    plain = {name: getattr(call, name) for name in Call.model_fields if name not in _OMITTED}
+    in_attributes = {"messages"} if asked is not None else set()
+    in_attributes |= {"tools"} if call.request.get("tools") else set()
+    plain["request"] = {name: value for name, value in call.request.items() if name not in in_attributes}
     plain["response"] = call.response
-    if choice is not None:
+    choices = call.response.get("choices")
+    choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    if isinstance(choice, dict) and isinstance(choice.get("message"), dict):
         bare = {name: value for name, value in choice.items() if name != "message"}
         plain["response"] = {**call.response, "choices": [bare]}
     attributes = {**call_attributes(call, asked, reply), "ajet.call": _json_with_times(plain)}
     return _span(episode, call.call_id, f"chat {call.model}".strip(), attributes, call, call.error or None)
 
 
-def _tool_span(event: Event, place: int, episode: Episode) -> dict[str, object]:
-    """The episode itself holds the event whole; this is for who reads the trace elsewhere."""
-    looked_up = event.kind == "retrieval"
-    operation = "retrieval" if looked_up else "execute_tool"
+def _tool_span(event: Event, number: int, episode: Episode) -> dict[str, object]:
+    """Return the span of an event for other tools; the span of the episode has the whole event."""
+    is_retrieval = event.kind == "retrieval"
+    operation = "retrieval" if is_retrieval else "execute_tool"
     attributes = {
-        **_openinference("RETRIEVER" if looked_up else "TOOL", event.arguments, event.result),
-        **(_documents(event.result) if looked_up else {}),
+        **_openinference("RETRIEVER" if is_retrieval else "TOOL", event.arguments, event.result),
+        **(_documents(event.result) if is_retrieval else {}),
         "gen_ai.operation.name": operation,
         "gen_ai.tool.name": event.name,
         "gen_ai.tool.call.arguments": _json(event.arguments),
@@ -352,26 +351,9 @@ def _tool_span(event: Event, place: int, episode: Episode) -> dict[str, object]:
         "ajet.event": event.kind,
     }
     linked = _HEX_32.fullmatch(event.trace_id or "") and _HEX_16.fullmatch(event.span_id or "")
-    of, name = f"{episode.episode_id}/event/{place}", f"{operation} {event.name}"
+    of, name = f"{episode.episode_id}/event/{number}", f"{operation} {event.name}"
     links = [{"traceId": event.trace_id, "spanId": event.span_id}] if linked else []
     return {**_span(episode, of, name, attributes, event, event.error or None), "links": links}
-
-
-def _only_choice(call: Call) -> dict[str, object] | None:
-    """The choice of a chat response; None where there is none with a message."""
-    choices = call.response.get("choices")
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        return None
-    return choices[0] if isinstance(choices[0].get("message"), dict) else None
-
-
-def _trace_id(episode: Episode) -> str:
-    """The episode's own id where it has that form, else a hash of it."""
-    return episode.episode_id if _HEX_32.fullmatch(episode.episode_id) else _digest(episode.episode_id, 16)
-
-
-def _span_id(source_id: str) -> str:
-    return _digest(source_id, 8)
 
 
 def _digest(text: str, size: int) -> str:

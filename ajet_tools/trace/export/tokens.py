@@ -1,4 +1,4 @@
-"""A table of timelines, token by token, as Parquet: what was trained, with which weight, and where that is from."""
+"""Exports timelines as a Parquet table of tokens, with loss mask, log-probabilities and advantages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import pyarrow.parquet as pq
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.types import Episode, Timeline
+from ajet_tools.trace.export.conversations import about
 from ajet_tools.trace.export.job import Job
-from ajet_tools.trace.export.messages import about
-from ajet_tools.trace.queries.records import Record
-from ajet_tools.trace.queries.tokens import recomputed_advantages
+from ajet_tools.trace.queries.records import Record, recomputed_advantages
 
 _Floats = npt.NDArray[np.float32]
 
@@ -50,11 +49,13 @@ SCHEMA = pa.schema(
         "ajet.advantage_source": "trained: as the trainer saw them; computed: from the rewards and the run's config",
     },
 )
-"""The columns; lists have one entry a token of the timeline."""
+"""Columns of the table; lists have an entry per token of the timeline."""
+_ROW_GROUP = 1 << 19
+"""Tokens of a row group."""
 
 
 def write(job: Job, file: BinaryIO) -> None:
-    """A row for each timeline of each episode. An episode in which text would be redacted is left out."""
+    """Write a row per timeline. Episodes with text to redact are left out."""
     with pq.ParquetWriter(file, SCHEMA, compression="zstd") as table:
         waiting: list[dict[str, object]] = []
         tokens = 0
@@ -67,10 +68,6 @@ def write(job: Job, file: BinaryIO) -> None:
                 waiting, tokens = [], 0
         if waiting:
             table.write_table(pa.Table.from_pylist(waiting, schema=SCHEMA))
-
-
-_ROW_GROUP = 1 << 19
-"""Tokens."""
 
 
 def _has_tokens(job: Job, record: Record) -> bool:
@@ -114,7 +111,7 @@ def _row(
         if known is not None and len(known) == span.end - span.start:
             advantages[span.start : span.end] = known
             sources.add("trained")
-        elif span.call_id in computed:  # of the whole group or step: also of attempts that are not exported
+        elif span.call_id in computed:  # over the whole group or step, exported or not
             advantages[span.start : span.end] = computed[span.call_id]
             sources.add("computed")
         else:

@@ -1,4 +1,4 @@
-"""TRL's conversational prompt/completion and preference rows (TRL 1.16, dataset formats)."""
+"""Exports TRL's conversational prompt/completion and preference rows (TRL 1.16, dataset formats)."""
 
 from __future__ import annotations
 
@@ -9,33 +9,30 @@ from typing import BinaryIO
 
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Episode
-from ajet_tools.trace.export.conversations import Conversation, Exchange, conversations, exchanges
-from ajet_tools.trace.export.job import Job
-from ajet_tools.trace.export.messages import about
-from ajet_tools.trace.export.target import json_line
+from ajet_tools.trace.export.conversations import Conversation, Exchange, about, conversations, exchanges
+from ajet_tools.trace.export.job import Job, json_line
 from ajet_tools.trace.queries.records import Record
 
 _KEPT = ("name", "tool_call_id", "reasoning_content", "thinking")
 
 
 def write_prompts(job: Job, file: BinaryIO) -> None:
-    """A line for each call: `prompt` is what it was asked, `completion` the one reply that was sampled.
+    """Write a line per call, with its messages as `prompt` and its reply as `completion`.
 
-    So a loss on completions alone counts each reply once, in the context in which it was given.
+    A loss on completions then counts each reply once, in its original context.
     """
     for record in job.records():
-        job.write(file, record, (_prompt_row(record.episode, exchange) for exchange in exchanges(record.episode)))
-
-
-def _prompt_row(episode: Episode, exchange: Exchange) -> dict[str, object]:
-    row = {"prompt": _plain(exchange.messages), "completion": _plain([exchange.reply])}
-    call = exchange.call
-    of = {**about(episode, call.agent, call.call_id), "call_id": call.call_id}
-    return {**row, "tools": _tools(exchange.tools), **of}
+        rows = []
+        for exchange in exchanges(record.episode):
+            call = exchange.call
+            row = {"prompt": _plain(exchange.messages), "completion": _plain([exchange.reply])}
+            of = {**about(record.episode, call.agent, call.call_id), "call_id": call.call_id}
+            rows.append({**row, "tools": _tools(exchange.tools), **of})
+        job.write(file, record, rows)
 
 
 def write_preferences(job: Job, file: BinaryIO) -> None:
-    """A line for each pair: a better and a worse attempt of one group, or a person's correction and the reply."""
+    """Write a line per pair: a better and a worse attempt of a group, or a user's correction and the reply."""
     for group in job.groups(feedback=True):
         by_id = {record.episode.episode_id: record for record in group}
         for row in pairs_of_group([r.episode for r in group], job.margin, job.left_out):
@@ -49,16 +46,21 @@ def write_preferences(job: Job, file: BinaryIO) -> None:
 
 
 def pairs_of_group(episodes: Sequence[Episode], margin: float, left_out: Counter[str]) -> Iterator[dict[str, object]]:
-    """The best attempt with the worst, the second best with the second worst, and so on, agent by agent.
+    """Pair the best attempt with the worst, the second best with the second worst, and so on, for each agent.
 
-    An attempt is in one pair at most. A pair's rewards differ by more than `margin`, so ties give none.
+    An attempt is in one pair at most. The rewards of a pair differ by more than `margin`.
     """
     scored: dict[str, list[tuple[float, Episode, Conversation]]] = {}
     for episode in episodes:
         if episode.status != "succeeded":
             left_out["attempts without success"] += 1
             continue
-        for agent, conversation in _longest_by_agent(episode).items():
+        longest: dict[str, Conversation] = {}
+        for conversation in conversations(episode):
+            known = longest.get(conversation.agent)
+            if known is None or len(conversation.turns) > len(known.turns):
+                longest[conversation.agent] = conversation
+        for agent, conversation in longest.items():
             value = episode.value(agent)
             if value is not None:
                 scored.setdefault(agent, []).append((value, episode, conversation))
@@ -89,17 +91,8 @@ def pairs_of_group(episodes: Sequence[Episode], margin: float, left_out: Counter
 _OF_GROUP = ("run_id", "group_id", "task_id", "step", "split", "agent")
 
 
-def _longest_by_agent(episode: Episode) -> dict[str, Conversation]:
-    longest: dict[str, Conversation] = {}
-    for conversation in conversations(episode):
-        known = longest.get(conversation.agent)
-        if known is None or len(conversation.turns) > len(known.turns):
-            longest[conversation.agent] = conversation
-    return longest
-
-
 def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, object] | None:
-    """What both were asked up to the reply in which they part; None where the part that parts is not a reply."""
+    """Split two conversations at their first difference; None if that is not a reply of both."""
     first = min(chosen.turns[0][1], rejected.turns[0][1])
     shared = 0
     for a, b in zip(chosen.messages, rejected.messages, strict=False):
@@ -118,7 +111,7 @@ def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, object] | N
 
 
 def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, object]]:
-    """A person's corrected answer against the reply it corrects: of the call named, else of the last one."""
+    """Pair corrections of users with the replies they correct: of the named call, or else the last call."""
     corrections = [entry for entry in record.feedback if entry.correction]
     by_call: dict[str, Exchange] = {e.call.call_id: e for e in exchanges(record.episode)}
     for entry in corrections:
@@ -147,7 +140,7 @@ def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, o
 
 
 def _plain(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Messages in one form for all rows, as a table's columns need it: content a text where it is one."""
+    """Normalize messages for table columns: text content as a string, tool calls with JSON arguments."""
     result = []
     for message in messages:
         plain: dict[str, object] = {"role": message.get("role", "user"), "content": _content(message.get("content"))}
@@ -168,7 +161,7 @@ def _content(content: object) -> object:
 
 
 def _tool_call(call: object) -> object:
-    """Arguments stay JSON text: as objects of many shapes they would be one column of all their keys."""
+    """Keep arguments as JSON text: objects of different shapes would become one column with all their keys."""
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
     arguments = function.get("arguments")
@@ -177,5 +170,5 @@ def _tool_call(call: object) -> object:
 
 
 def _tools(tools: list[object] | None) -> str | None:
-    """JSON text, which TRL reads as the list it is: schemas differ in shape from tool to tool."""
+    """Encode tools as JSON text, which TRL parses, as their schemas differ in shape."""
     return None if not tools else json.dumps(tools, ensure_ascii=False)

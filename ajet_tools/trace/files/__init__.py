@@ -1,1 +1,1 @@
-"""Trace files: packed, merged, pruned, checked."""
+"""Operations on trace files: check, audit, merge, prune, pack."""

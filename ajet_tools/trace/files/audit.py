@@ -1,8 +1,8 @@
-"""Recomputes a trace's derived values from its calls, rewards and recorded config, and compares.
+"""Recomputes the derived values of a trace from calls, rewards and the recorded config, and compares them.
 
-A second implementation, written from the documentation (design, timelines, training, traces): it shares no code with
-what sampled, merged, booked and trained, so that an error there is not repeated here. Columns are DuckDB's; only texts
-and prompts are compared call by call.
+An independent implementation, written from the documentation (design, timelines, training, traces): it shares no code
+with sampling, merging, ledger and training, so that it does not repeat their errors. Texts and prompts are compared
+call by call, everything else in DuckDB.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from ajet_tools.trace.queries.base import grouped
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """A check of a run whose recomputed value differs from the stored one."""
+    """A failed check of a run: recomputed and stored values differ."""
 
     check: str
     run: str
     row: str
-    """The id of the first row that differs: of a call, an episode, a group; or a metric's step and name."""
+    """Id of the first different row: a call, episode or group, or name and step of a metric."""
     expected: str
     stored: str
     count: int
-    """How many rows differ."""
+    """Number of different rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:
-    """A check that could not be made, and why."""
+    """A check that was not possible."""
 
     check: str
     run: str
@@ -63,18 +63,18 @@ class Audit:
     differs: tuple[Differs, ...]
     unchecked: tuple[Unchecked, ...]
     checks: int
-    """How many kinds of checks there are."""
+    """Number of kinds of checks."""
     rows: Mapping[str, int] = field(default_factory=dict)
-    """Table -> rows that were read; `weights` -> calls whose log-probabilities were computed again."""
+    """Rows read by table; for `weights`, calls with recomputed log-probabilities."""
 
 
 def audit(path: Path, *more: Path, tokenizer: Path | None = None, weights: bool = False) -> Audit:
-    """Recomputes what a trace (of one file or several) holds and names the first row of each check that differs.
+    """Recompute the contents of a trace of one or more files, and report the first different row of each check.
 
-    `tokenizer` is a directory, or its `tokenizer.json`; None: what each run's config names. With `weights`, sampled
-    log-probabilities are compared with those of each version of the weights that is at hand, by a forward pass of some
-    calls. Superseded steps and episodes without an end are left out. Raises TraceError where the trace cannot be read,
-    ConfigError where `tokenizer` cannot.
+    `tokenizer` is a directory or a `tokenizer.json`; None: the tokenizer of each run's config. With `weights`, sampled
+    log-probabilities are compared with a forward pass of some calls for each available version of the weights.
+    Superseded steps and unfinished episodes are skipped. Raises TraceError for an unreadable trace, and ConfigError for
+    an invalid tokenizer.
     """
     differs: list[Differs] = []
     unchecked: list[Unchecked] = []
@@ -96,7 +96,7 @@ def audit(path: Path, *more: Path, tokenizer: Path | None = None, weights: bool 
 
 
 def _load(reader: TraceReader, db: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """The tables of the trace as `s_TABLE`, and of those what the checks compare with."""
+    """Load the tables of the trace as `s_TABLE`, and create the recomputed tables."""
     db.execute("SET TimeZone = 'UTC'")
     count = {}
     for table in ("runs", "episodes", "calls", "rewards", "metrics", "ledger", "trained"):
@@ -111,15 +111,13 @@ def _load(reader: TraceReader, db: duckdb.DuckDBPyConnection) -> dict[str, int]:
 
 
 def first_of_each_run(name: str, rows: Sequence[tuple[object, ...]]) -> list[Differs]:
-    """The first row of each run, of rows (run, id, expected, stored) in order."""
+    """Report the first row of each run, of ordered rows (run, id, expected, stored)."""
     by_run = grouped(rows, lambda row: str(row[0] or ""))
-    return [
-        Differs(name, run, str(mine[0][1]), str(mine[0][2]), str(mine[0][3]), len(mine)) for run, mine in by_run.items()
-    ]
+    return [Differs(name, run, str(of[0][1]), str(of[0][2]), str(of[0][3]), len(of)) for run, of in by_run.items()]
 
 
 def _weights(reader: TraceReader, run: str, trace: Path) -> tuple[list[Differs], list[Unchecked], int]:
-    """Sampled log-probabilities against those of the weights; what was not compared, and how many calls were."""
+    """Compare sampled log-probabilities with those of the weights; also returns the number of compared calls."""
     differs: list[tuple[object, ...]] = []
     unchecked = []
     compared: dict[int, int] = {}
@@ -133,12 +131,9 @@ def _weights(reader: TraceReader, run: str, trace: Path) -> tuple[list[Differs],
         except (OSError, ValueError, ImportError) as error:
             reason = f"{version.adapter or version.model} cannot be used: {error}"
             unchecked.append(Unchecked("weights", run, reason))
-    used = (
-        "SELECT DISTINCT policy_version AS v FROM calls JOIN episodes USING (episode_id) WHERE run_id = ? AND trainable"
-    )
-    missing = (
-        {row["v"] for row in reader.query(used, [run]).to_pylist()} - {v for v, n in compared.items() if n} - {None}
-    )
+    used = "SELECT DISTINCT policy_version FROM calls JOIN episodes USING (episode_id) WHERE run_id = ? AND trainable"
+    versions = reader.query(used, [run]).column(0).to_pylist()
+    missing = {version for version in versions if version is not None and not compared.get(version)}
     if missing:
         listed = ", ".join(map(str, sorted(missing)))
         unchecked.append(Unchecked("weights", run, f"versions {listed}: no weights at hand, or sampled with limits"))
@@ -157,24 +152,24 @@ _UNCHECKED = """
         WHERE trains AND NOT stores
     UNION ALL SELECT 'groups, sampling, staleness', run_id, 'values of the recorded config cannot be read' FROM runs
         WHERE trains AND (num_repeat IS NULL OR temperature IS NULL OR max_staleness IS NULL OR updates IS NULL)
-    UNION ALL SELECT 'advantages', run_id, 'those of opd are a teacher''s' FROM runs WHERE trains AND estimator = 'opd'
-    UNION ALL SELECT 'entropy and gap', run_id, 'known of the first mini-batch only' FROM runs WHERE trains
+    UNION ALL SELECT 'advantages', run_id, 'opd takes them from a teacher' FROM runs WHERE trains AND estimator = 'opd'
+    UNION ALL SELECT 'entropy and gap', run_id, 'only known for the first mini-batch' FROM runs WHERE trains
         AND updates > 1
-    UNION ALL SELECT 'unmaskable', run_id, 'taken as given for ' || count(*) || ' calls' FROM s_ledger
+    UNION ALL SELECT 'unmaskable', run_id, 'assumed correct for ' || count(*) || ' calls' FROM s_ledger
         WHERE outcome = 'unmaskable' GROUP BY run_id
-    UNION ALL SELECT 'truncated', run_id, 'taken as given for ' || count(*)
+    UNION ALL SELECT 'truncated', run_id, 'assumed correct for ' || count(*)
         || ' calls of episodes with branches or too many '
         'timelines' FROM calls c JOIN lengths k USING (call_id) WHERE k.given AND learnt GROUP BY run_id
     UNION ALL SELECT 'steps that are not finished', run_id, 'the run is ' || status FROM runs
         WHERE trains AND status <> 'finished'
     ORDER BY run_id, checked"""
-"""(check, run, reason) of what cannot be computed, or is taken as given."""
+"""(check, run, reason) of values that cannot be recomputed, or are assumed to be correct."""
 
 
 def _texts(
     reader: TraceReader, db: duckdb.DuckDBPyConnection, run: str, trace: Path, tokenizer: Path | None
 ) -> tuple[list[Differs], list[Unchecked]]:
-    """Prompts against the calls that they repeat; with the run's tokenizer, ids against texts."""
+    """Compare prompts with the calls that they extend, and with a tokenizer, ids with texts."""
     known: Vocabulary | None = None
     unchecked = []
     try:
@@ -217,17 +212,17 @@ class _Row(TypedDict):
 
 @dataclass(slots=True)
 class _Call:
-    """A call with its whole prompt. None where ids are not known."""
+    """A call with its whole prompt; None without ids."""
 
     row: _Row
     prompt: npt.NDArray[np.int32] | None
     whole: npt.NDArray[np.int32] | None
-    """The prompt and what was sampled."""
+    """Prompt and sampled ids."""
     messages: list[dict[str, object]] | None
 
 
 def _episodes(db: duckdb.DuckDBPyConnection, run: str) -> Iterator[list[_Call]]:
-    """The calls of each episode of a run in the order of their index, some thousand in memory at once."""
+    """Yield the calls of each episode in order of their index, reading a few thousand at once."""
     cursor = db.cursor()
     cursor.execute(
         """SELECT call_id, episode_id, agent, phase, parent_call_id, prefix_len, prompt_suffix, prefix_messages,
@@ -261,21 +256,21 @@ def _whole(row: _Row, parent: _Call | None) -> _Call:
 
 
 def _ids(ids: Sequence[int | None]) -> npt.NDArray[np.int32]:
-    """Token ids; -1, which no tokenizer has, for a NULL."""
+    """Convert token ids; NULL becomes -1, an invalid id."""
     return np.asarray([-1 if id is None else id for id in ids], np.int32)
 
 
 def _object(text: str | None) -> dict[str, object]:
-    """A JSON object; an empty one for anything else."""
+    """Parse a JSON object; other values become an empty one."""
     value = json.loads(text or "{}")
     return value if isinstance(value, dict) else {}
 
 
 def _wrong(call: _Call, calls: Sequence[_Call], known: Vocabulary | None) -> Iterator[tuple[str, str, str]]:
-    """(check, expected, stored) of each difference in a call."""
+    """Yield (check, expected, stored) for each difference in a call."""
     if call.prompt is None or call.whole is None:
         return
-    yield from _place(call, calls)
+    yield from _wrong_prefix(call, calls)
     if known is None or call.row["output_ids"] is None:
         return
     text = known.decode(_ids(call.row["output_ids"]).tolist())
@@ -289,15 +284,15 @@ def _wrong(call: _Call, calls: Sequence[_Call], known: Vocabulary | None) -> Ite
     if known.template is not None and call.messages is not None:
         rendered = _rendered(known.template, call.messages, _object(call.row["request"]))
         prompt = known.decode(call.prompt.tolist())
-        if any(message.get("tool_calls") for message in call.messages):  # as the model wrote them, with its spaces
+        if any(message.get("tool_calls") for message in call.messages):  # the model may write other spaces
             rendered, prompt = "".join(rendered.split()), "".join(prompt.split())
         if rendered != prompt:
             at = next((i for i, (a, b) in enumerate(zip(rendered, prompt, strict=False)) if a != b), 0)
             yield "templates", f"character {at}: {rendered[at : at + 60]!r}", repr(prompt[at : at + 60])
 
 
-def _place(call: _Call, calls: Sequence[_Call]) -> Iterator[tuple[str, str, str]]:
-    """A call must extend the longest earlier call of its agent and phase that is a prefix of its prompt."""
+def _wrong_prefix(call: _Call, calls: Sequence[_Call]) -> Iterator[tuple[str, str, str]]:
+    """Check that a call extends the longest earlier call of its agent and phase that is a prefix of its prompt."""
     assert call.prompt is not None
     longest, ids, shared = 0, {None}, 0
     for candidate in calls:
@@ -324,26 +319,26 @@ def _common(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:
 
 
 def _missing(row: _Row, text: str, known: Vocabulary) -> str | None:
-    """The part of the stored reply that the sampled ids' text lacks; None if there is none."""
+    """Return a part of the stored reply that is missing in the sampled text, or None."""
     message = _message(row)
     if message is None:
         return repr(row["response"]) if row["error"] is None else None
     content = message.get("content")
     calls = _listed(message)
     reasoning = message.get("reasoning_content")
-    ended_as_told = row["error"] is None and not row["cut_tokens"] and row["finish_reason"] is not None
+    is_complete = row["error"] is None and not row["cut_tokens"] and row["finish_reason"] is not None
     is_bare = content is None and not any(value for name, value in message.items() if name != "role")
-    if (is_bare or (not calls and not reasoning and isinstance(content, str))) and ended_as_told:
+    if (is_bare or (not calls and not reasoning and isinstance(content, str))) and is_complete:
         last = _ids((row["output_ids"] or [])[-1:]).tolist()
         ended = "".join(known.decode([i]) for i in last if known.is_special(i))
         plain = {text, text.removesuffix(ended)}
         return None if content in plain or (is_bare and not text.removesuffix(ended).strip()) else repr(content)
-    pieces = [content, reasoning, *(str(_called(call)[0]) for call in calls)]
-    return next((repr(piece) for piece in pieces if isinstance(piece, str) and piece.strip() not in text), None)
+    parts = [content, reasoning, *(str(_called(call)[0]) for call in calls)]
+    return next((repr(part) for part in parts if isinstance(part, str) and part.strip() not in text), None)
 
 
 def _message(row: _Row) -> dict[str, object] | None:
-    """The stored reply; None where there is none."""
+    """Return the stored reply, or None."""
     choices = _object(row["response"]).get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
@@ -356,7 +351,7 @@ def _listed(message: Mapping[str, object]) -> list[object]:
 
 
 def _wrong_calls(call: _Call, text: str, known: Vocabulary, request: JsonView) -> Iterator[tuple[str, str, str]]:
-    """Names and arguments of the stored tool calls against those that the sampled text spells."""
+    """Compare names and arguments of the stored tool calls with those parsed from the sampled text."""
     stored = [_called(entry) for entry in _listed(_message(call.row) or {})]
     if not stored or call.row["error"] is not None or call.row["cut_tokens"] or call.prompt is None:
         return
@@ -365,9 +360,9 @@ def _wrong_calls(call: _Call, text: str, known: Vocabulary, request: JsonView) -
     prompt = known.decode(call.prompt[-64:].tolist())
     tools = request.get("tools") or [{"function": {"name": name}} for name, _ in stored]
     read: list[list[tuple[object, object]]] = []
-    with suppress(AjetError, TypeError, AttributeError):  # a template that renders nothing, tools that are none
-        spelt = _EVERY if known.template is None else _format(known.template, (end,) if end else ())
-        for form in (spelt, *(ReplyFormat(forms, spelt.reasoning) for forms in PARSERS.values())):
+    with suppress(AjetError, TypeError, AttributeError):  # a template that renders nothing, invalid tools
+        probed = _EVERY if known.template is None else _format(known.template, (end,) if end else ())
+        for form in (probed, *(ReplyFormat(forms, probed.reasoning) for forms in PARSERS.values())):
             parses = (form.parse(reply, prompt=prompt, tools=tools).calls for reply in (text.removesuffix(end), text))
             read += [[(name, json.loads(arguments)) for name, arguments in calls] for calls in parses if calls]
             if stored in read:
@@ -383,7 +378,7 @@ _format = lru_cache(maxsize=8)(format_of)
 
 
 def _called(call: object) -> tuple[object, object]:
-    """Name and arguments of a call, those as a value where they are JSON."""
+    """Return name and arguments of a tool call; JSON arguments are parsed."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return repr(call), None
@@ -400,5 +395,5 @@ def _rendered(template: ChatTemplate, messages: Sequence[Mapping[str, object]], 
             request.get("tools"),
             **(options if isinstance(options := request.get("chat_template_kwargs"), dict) else {}),
         )
-    except (AjetError, TypeError, AttributeError) as error:  # tools that are none
+    except (AjetError, TypeError, AttributeError) as error:  # invalid tools
         return f"refused: {error}"

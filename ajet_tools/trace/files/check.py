@@ -1,4 +1,4 @@
-"""The invariants of every trace, a query each, and their violations."""
+"""Checks the invariants of a trace, and detects edited rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ajet_tools.trace.queries.base import rows
 
 _NAMED = 20
 _SAMPLED = 32
-"""Episodes whose prompts are compared."""
+"""Number of episodes whose prompts are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ class Broken:
     count: int
     """Number of rows that violate it."""
     ids: tuple[str, ...]
-    """The ids of the first of them."""
+    """Ids of the first ones."""
 
 
 def check(path: Path, *more: Path) -> list[Broken]:
-    """Everything that is wrong in a trace (of one file or several), at rest or live; nothing: it is sound.
+    """Return the violated invariants of a trace of one or more files, live or not.
 
-    What a kill or a run that is still going on leaves open (calls of unfinished episodes, tokens not yet booked) is not
-    wrong. Raises TraceError where the trace cannot be read at all.
+    Unfinished work of a killed or running process (calls of unfinished episodes, missing ledger entries) is no
+    violation. Raises TraceError for an unreadable trace.
     """
     files = [file for item in (path, *more) for file in trace_files(item)]
-    owned = settled_owners(files)  # who writes a file fails at a table that is not as it should be
+    owned = settled_owners(files)  # a writer checks its own schema
     broken = [item for file in files if file not in owned for item in _schema(file)]
     if broken:
         return broken
@@ -57,15 +57,15 @@ def check(path: Path, *more: Path) -> list[Broken]:
         if not any(item.invariant == "prefixes" for item in broken):
             broken += _ask(reader, "circles", "the prompt of a call is built on itself", _CIRCLES)
         broken += _unbalanced(reader)
-        if not broken:  # the calls can be read
+        if not broken:  # calls are readable
             broken += _differing_prompts(reader)
     return broken
 
 
 def edited(path: Path, *more: Path) -> Broken | None:
-    """Rows of files at rest that are not as ajet wrote them; None where there are none.
+    """Detect rows that were changed or deleted since ajet wrote them, or return None.
 
-    Nothing is known of a file that is being written.
+    Files being written are skipped.
     """
     files = [file for item in (path, *more) for file in trace_files(item)]
     ids: list[str] = []
@@ -75,13 +75,13 @@ def edited(path: Path, *more: Path) -> Broken | None:
             if attach(connection, {0: file})[file]:
                 changed, left = _edited(connection)
                 ids += changed
-                gone += max(0, left - len(changed))  # the former digest of an edited row has no row either
+                gone += max(0, left - len(changed))  # an edited row also leaves its former digest
     shown = [*ids[: _NAMED - 1], *([f"{counted(gone, 'row')} more were written and are gone"] if gone else [])]
     return Broken("edited", "edited after it was written", len(ids) + gone, tuple(shown)) if shown else None
 
 
 def _edited(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], int]:
-    """The rows of the file `t0` without a digest, and how many digests without a row there are."""
+    """Return the rows of the file `t0` without a digest, and the number of digests without a row."""
     left: Counter[int] = Counter()
     with suppress(duckdb.CatalogException):  # the whole table was dropped
         left.update(digest for (digest,) in connection.execute("SELECT digest FROM t0.digests").fetchall())
@@ -98,7 +98,7 @@ def _edited(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], int]:
 
 
 _IDS = ("feedback_id", "call_id", "episode_id", "run_id")
-"""Columns of ids, the narrowest first: a row is named by that, and by `_KEYS`."""
+"""Id columns, most specific first; a row is named by its first id and by `_KEYS`."""
 _KEYS = ("outcome", "name", "step")
 
 
@@ -109,14 +109,15 @@ def _ask(reader: TraceReader, name: str, says: str, sql: str) -> Iterator[Broken
 
 
 def _differing_prompts(reader: TraceReader) -> Iterator[Broken]:
-    """Calls whose prompts do not begin with the call that they extend, among those of some episodes."""
+    """Find calls whose prompts do not begin with the call that they extend, in a sample of episodes."""
     sql = "SELECT DISTINCT episode_id AS id FROM calls WHERE extends_call_id IS NOT NULL ORDER BY hash(id), id"
     wrong: list[str] = []
     for row in rows(reader, f"{sql} LIMIT {_SAMPLED}"):
         calls = {call.call_id: call for call in calls_of(reader, row["id"])}
         for call in calls.values():
             extended = calls.get(call.extends_call_id or "")
-            wrong += [] if extended is None or _begins(call, extended) else [call.call_id]
+            if extended is not None and not _begins(call, extended):
+                wrong.append(call.call_id)
     if wrong:
         says = "the prompt of a call does not begin with the call that it extends"
         yield Broken("extended prompts", says, len(wrong), tuple(wrong[:_NAMED]))
@@ -130,9 +131,9 @@ def _begins(call: Call, extended: Call) -> bool:
 
 
 def _schema(file: Path) -> Iterator[Broken]:
-    """Tables and columns of one file at rest against those of the schema."""
+    """Compare tables and columns of a file with the schema."""
     with duckdb.connect() as connection:
-        if not attach(connection, {0: file})[file]:  # its owner was killed before it had made the tables
+        if not attach(connection, {0: file})[file]:  # its owner was killed before creating the tables
             return
         sql = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 't0'"
         there = {(table, column): kind for table, column, kind in connection.execute(sql).fetchall()}
@@ -140,7 +141,8 @@ def _schema(file: Path) -> Iterator[Broken]:
     for table in TABLES:
         for column, kind in COLUMNS[table].items():
             has = there.get((table, column), "missing").replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ")
-            wrong += [] if has == kind else [f"{table}.{column} ({has}, not {kind})"]
+            if has != kind:
+                wrong.append(f"{table}.{column} ({has}, not {kind})")
     if wrong:
         yield Broken("schema", f"{file.name} has missing or wrong columns", len(wrong), tuple(wrong[:_NAMED]))
 
@@ -191,7 +193,7 @@ reached AS (
     SELECT o.call_id, o.episode_id
     FROM own o JOIN reached r ON r.call_id = o.parent_call_id AND r.episode_id = o.episode_id)
 SELECT call_id AS id FROM own WHERE call_id NOT IN (SELECT call_id FROM reached)"""
-"""Episodes with an edge that doesn't go back in time; only these can have a cycle."""
+"""Calls in a cycle. Only episodes in `late`, with a parent that ended after its child, can have one."""
 
 INVARIANTS: dict[str, tuple[str, str]] = {
     "run ids": ("a run occurs twice", _twice("runs", "run_id")),
@@ -289,4 +291,4 @@ INVARIANTS: dict[str, tuple[str, str]] = {
         "WHERE e.started_at < r.started_at - INTERVAL 1 SECOND AND epoch(e.started_at) <> 0",  # 0: not known
     ),
 }
-"""Name -> message of a violation, and the query for the ids that violate it."""
+"""Message of a violation, and query of the violating ids, by name."""

@@ -1,4 +1,4 @@
-"""The rows of a trace that differ from what follows from the others, as SQL over the tables of `recomputed`."""
+"""SQL of the audit's checks, over the tables of `recomputed`: rows whose stored values differ from recomputed ones."""
 
 from __future__ import annotations
 

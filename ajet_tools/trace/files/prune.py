@@ -1,34 +1,52 @@
-"""Dropping runs from a trace file: which ones go by age, name or size, and the rewriting without them."""
+"""Prunes runs of a trace file by age, name or size, and rewrites files safely.
+
+A file is never changed in place: a copy is written next to it, verified, and replaces it atomically. If the process is
+killed, either the old or the new file is there, complete.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import duckdb
+
+from ajet_sdk.errors import TraceError, TraceLocked
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.trace.database import explain, open_to_write
 from ajet_sdk.trace.digests import digested
-from ajet_sdk.trace.limits import bytes_of
-from ajet_sdk.trace.schema import TABLES
-from ajet_tools.trace.files.rewrite import OnStage, copy_rows, equal, fingerprint, rewriting
+from ajet_sdk.trace.limits import bytes_of, log_of
+from ajet_sdk.trace.owner import process_started, retract, settled_owner
+from ajet_sdk.trace.reader import trace_files
+from ajet_sdk.trace.schema import COLUMNS, STORAGE_VERSION, TABLES, create_statements
+from ajet_sdk.whole_file import remove_draft
 from ajet_tools.trace.queries.base import rows
+
+OnStage = Callable[[str], None]
+"""Called with the name of each stage."""
+_SMALL, _SMALL_BLOCK = 16 << 20, 16384
+"""Smaller files get small blocks: a table takes whole blocks, by default of 256 KiB, which would be mostly empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSize:
-    """A run of a file with what it holds."""
+    """Contents and size of a run in a file."""
 
     run_id: str
     name: str
     status: str
     last: datetime
-    """When it ended or last wrote."""
+    """Time of its end or last write."""
     episodes: int
     calls: int
     feedback: int
     bytes: int
-    """About its share of the file."""
+    """Approximate share of the file."""
 
 
 _OWNERS = """
@@ -41,11 +59,11 @@ owners AS (
     UNION ALL
     SELECT u.episode_id, r.run_id FROM unended u ASOF JOIN runs r ON u.started_at >= r.started_at)
 """
-"""Episode -> run. One that a kill cut off has no row: it belongs to the run that had begun last."""
+"""Runs of episodes. An episode cut off by a kill has no row, and belongs to the run that began last before it."""
 
 
 def run_sizes(reader: TraceReader, path: Path) -> list[RunSize]:
-    """The runs of one file, oldest first, with their approximate sizes."""
+    """Return the runs of a file, oldest first, with their approximate sizes."""
     run_rows = rows(
         reader,
         _OWNERS
@@ -77,12 +95,12 @@ def run_sizes(reader: TraceReader, path: Path) -> list[RunSize]:
 
 
 def older_than(runs: Sequence[RunSize], limit: datetime) -> list[RunSize]:
-    """The runs that were over before a time."""
+    """Return the runs that ended before a time."""
     return [run for run in runs if run.last < limit]
 
 
 def beyond_size(runs: Sequence[RunSize], limit: int) -> list[RunSize]:
-    """The oldest runs, so many that the rest takes about `limit` bytes; the newest always stays."""
+    """Return the oldest runs to drop so that about `limit` bytes remain; the newest run is always kept."""
     remaining, gone = sum(run.bytes for run in runs), list[RunSize]()
     for run in runs[:-1]:
         if remaining <= limit:
@@ -93,9 +111,9 @@ def beyond_size(runs: Sequence[RunSize], limit: int) -> list[RunSize]:
 
 
 def prune(path: Path, run_ids: Sequence[str], on_stage: OnStage = lambda _: None) -> tuple[int, int]:
-    """Rewrite a trace without some runs and all that belongs to them. Returns its bytes before and after.
+    """Rewrite a trace without some runs and their records; returns its size before and after in bytes.
 
-    Raises TraceLocked where the trace is live, TraceError where it cannot be rewritten; it is whole in any case.
+    Raises TraceLocked for a live trace, and TraceError if the rewrite fails, which leaves the file unchanged.
     """
     before = bytes_of(path)
     with rewriting(path, "prune") as connection:
@@ -119,9 +137,7 @@ def prune(path: Path, run_ids: Sequence[str], on_stage: OnStage = lambda _: None
         ]
         for table in TABLES:
             on_stage(f"copying {table}")
-            where = f"NOT coalesce({_GONE[table]}, false)"
-            copy_rows(connection, table, where)
-            equal(connection, table, fingerprint(connection, f"source.{table}", where))
+            _copy_rows(connection, table, f"NOT coalesce({_GONE[table]}, false)")
         kept = "SELECT digest FROM source.digests WHERE digest NOT IN (SELECT unnest(?::UBIGINT[]))"
         connection.execute(f"INSERT INTO fresh.digests {kept}", [dropped])
         connection.execute("UPDATE fresh.meta SET batch = (SELECT batch FROM source.meta)")
@@ -140,3 +156,79 @@ _GONE = {
     "ledger": f"({_OF_RUN} OR {_OF_EPISODE})",
     "trained": f"({_OF_RUN} OR {_OF_EPISODE})",
 }
+
+
+def refuse_live(path: Path, what: str) -> None:
+    """Raise TraceLocked if a live process owns the file."""
+    owner = settled_owner(path)
+    if owner:
+        raise TraceLocked(f"{path} is being written by process {owner.pid}; {what} it after the run has ended")
+
+
+@contextmanager
+def rewriting(path: Path, what: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a file as `source`, and an empty trace as `fresh` that replaces it at the end.
+
+    `what` names the command in errors. An exception in the block leaves the file unchanged. Disk errors raise
+    TraceError.
+    """
+    [path] = trace_files(path.resolve())
+    refuse_live(path, what)
+    for left in path.parent.glob(f".{path.name}.*.draft*"):  # of killed processes
+        pid = left.name.removeprefix(f".{path.name}.").partition(".")[0]
+        if pid.isdigit() and not process_started(int(pid)):
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        open_to_write(path, brief=True).close()  # merges the write-ahead log
+        retract(path, writes=True)
+        if log_of(path).exists():
+            raise TraceError(f"{log_of(path)} could not be merged into {path}; is the disk full?")
+        with _fresh_trace(draft, path) as connection:
+            yield connection
+            connection.execute("CHECKPOINT fresh; DETACH fresh")
+            shutil.copymode(path, draft)
+            draft.replace(path)  # the source has been locked until now, so no writer can have opened it
+    except (duckdb.Error, OSError) as error:
+        raise explain(path, error) from error
+    finally:
+        remove_draft(draft)
+        remove_draft(log_of(draft))
+
+
+@contextmanager
+def _fresh_trace(draft: Path, source: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Attach a file read-only as `source`, and a new trace as `fresh`."""
+    remove_draft(draft)
+    spill = draft.with_name(draft.name + ".spill")
+    spill.mkdir(exist_ok=True, mode=0o700)
+    config = {"threads": 2, "memory_limit": "512MB", "temp_directory": str(spill), "autoload_known_extensions": False}
+    connection = duckdb.connect(config=config)
+    try:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute(f"ATTACH '{_quoted(source)}' AS source (READ_ONLY)")
+        blocks = f", BLOCK_SIZE {_SMALL_BLOCK}" if bytes_of(source) < _SMALL else ""
+        storage = f"STORAGE_VERSION '{STORAGE_VERSION}'"
+        connection.execute(f"ATTACH '{_quoted(draft)}' AS fresh ({storage}{blocks}); USE fresh")
+        draft.chmod(0o600)
+        for statement in create_statements():
+            connection.execute(statement)
+        connection.execute("USE memory")
+        yield connection
+    finally:
+        connection.close()
+        shutil.rmtree(spill, ignore_errors=True)
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("'", "''")
+
+
+def _copy_rows(connection: duckdb.DuckDBPyConnection, table: str, where: str) -> None:
+    """Copy rows of a table into `fresh`. Raises TraceError if the copy differs."""
+    columns = ", ".join(f'"{name}"' for name in COLUMNS[table])
+    connection.execute(f"INSERT INTO fresh.{table} SELECT {columns} FROM source.{table} WHERE {where}")
+    sql = f"SELECT count(*), sum(hash({columns})::HUGEINT) FROM "  # equal for equal rows in any order
+    copied = connection.execute(f"{sql} fresh.{table}").fetchall()
+    if copied != connection.execute(f"{sql} source.{table} WHERE {where}").fetchall():
+        raise TraceError(f"the copy of the table {table} differs; nothing was replaced")

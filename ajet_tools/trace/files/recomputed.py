@@ -1,4 +1,4 @@
-"""What follows from a trace's rows, as SQL over its tables `s_runs`, `s_calls`, ...: a table a concept."""
+"""SQL of the audit's recomputed tables, over the stored tables `s_runs`, `s_calls`, ...; a table per concept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLIPPED = " AND ".join(
         "use_kl_loss": "'false'", "algorithm.replay": "'0'",
     }.items()
 )  # fmt: skip
-"""SQL: whether a run's loss is the clipped policy gradient alone, a mean over tokens."""
+"""Condition that the loss of a run is only the clipped policy gradient, averaged over tokens."""
 
 TABLES = (
     # what of a run's config decides about its tokens

@@ -1,4 +1,4 @@
-"""Log-probabilities and gradients, computed again by transformers' own model with the weights beside a trace."""
+"""Recomputes log-probabilities and gradients with transformers, from the weights next to a trace."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-Found = tuple[str, str, str, str]
+_Difference = tuple[str, str, str, str]
 """(run, call, expected, stored)."""
 _CALLS = 32
-"""How many calls of each version are computed, those with the smallest hash of their ids."""
+"""Number of recomputed calls of each version, chosen by the hash of their ids."""
 _MOST, _MOST_IN_16_BITS = 1e-3, 0.25
-"""What a token's log-probability may differ by: kernels and batches differ, in 16 bits by far more."""
+"""Allowed differences of a log-probability, as kernels and batches differ, far more in 16 bits."""
 _PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
           "repetition_penalty": 1.0, "logit_bias": [], "bad_words": [], "min_tokens": 0, "grammar": ""}  # fmt: skip
-"""Settings with which a log-probability is that of the model at the call's temperature."""
+"""Sampling parameters that leave log-probabilities unchanged, apart from the temperature."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Where the weights of a version lie. With an adapter, those are added to the model's."""
+    """Paths of the weights of a version, with an optional adapter."""
 
     version: int
     model: Path
@@ -39,7 +39,7 @@ class Weights:
 
 
 def weights_of(reader: TraceReader, run: str, trace: Path) -> Iterator[Weights]:
-    """The versions of a run's policy that are at hand: its first model, and its checkpoints beside the trace."""
+    """Find the available versions of a policy: its first model, and checkpoints next to the trace."""
     beside = (trace if trace.is_dir() else trace.parent).resolve()
     places = model_places(recorded_config(reader, run).get("ajet"), trace)
     first = next((place for place in places if (place / "config.json").is_file()), None)
@@ -53,11 +53,10 @@ def weights_of(reader: TraceReader, run: str, trace: Path) -> Iterator[Weights]:
             yield Weights(version, first, directory)
 
 
-def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[Found], int]:
-    """The calls of a version whose stored log-probabilities, the sampler's or the trainer's, are not the weights'.
+def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[_Difference], int]:
+    """Find calls whose log-probabilities, of sampler or trainer, differ from the weights; and count compared calls.
 
-    And how many were compared. Raises OSError, ValueError or ImportError where transformers cannot load the weights,
-    or where they were made later.
+    Raises OSError, ValueError or ImportError if transformers cannot load the weights, or if they are newer.
     """
     sampled = rows(
         reader,
@@ -80,7 +79,7 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[Fou
         [row["call_id"] for row in sampled],
     )
     model = _load(weights)
-    differences, compared = list[Found](), 0
+    differences, compared = list[_Difference](), 0
     for row in whole:
         sampling: Mapping[str, object] = json.loads(row["sampling"] or "{}")
         if row["prompt_ids"] and all(sampling.get(name, plain) == plain for name, plain in _PLAIN.items()):
@@ -93,10 +92,10 @@ _BEGAN = "SELECT epoch(min(c.started_at)) AS at FROM calls c JOIN episodes USING
 
 
 def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, float, float] | None:
-    """The step that began with these weights, and the norm of its gradient: computed, and as it was logged.
+    """Return the step that began with these weights, and its computed and logged gradient norms.
 
-    None where no step did, an adapter began with it, its loss is another than the clipped policy gradient or the
-    likelihood, it was shared out among several updates, or is in 16 bits. Raises as `differing`.
+    None without such a step, for an initial adapter, for losses other than clipped policy gradient and likelihood, for
+    several updates per step, and in 16 bits. Raises the errors of `differing`.
     """
     steps = rows(reader, _STEP, run, weights.version, weights.adapter is not None)
     if not steps:
@@ -133,7 +132,7 @@ FROM trained t JOIN calls_full c USING (call_id) WHERE t.run_id = ? AND t.step =
 
 
 def _backward(model: PreTrainedModel, row: Mapping[str, Any], low: float | None, high: float, size: int) -> None:
-    """Add a call's part of the loss of a step with `size` trained tokens to the gradient; `low` is None for sft."""
+    """Accumulate the gradient of a call in a step with `size` trained tokens; `low` is None for sft."""
     import torch
 
     mine = _logprobs(model, row["prompt_ids"], row["output_ids"], row["heat"])
@@ -147,7 +146,7 @@ def _backward(model: PreTrainedModel, row: Mapping[str, Any], low: float | None,
 
 
 def _logprobs(model: PreTrainedModel, prompt: list[int], output: list[int], heat: float) -> torch.Tensor:
-    """Of each output id, at a temperature; 0 counts as 1, since a greedy call reports the model's own."""
+    """Compute log-probabilities of output ids at a temperature; 0 counts as 1, as greedy calls report these."""
     import torch
 
     ids = torch.tensor([[*prompt, *output]], dtype=torch.int64)
@@ -170,7 +169,7 @@ def _load(weights: Weights, *, trains: bool = False) -> PreTrainedModel:
     return model.eval()
 
 
-def _call(model: PreTrainedModel, run: str, call_id: str, row: Mapping[str, Any], heat: float) -> Iterator[Found]:
+def _call(model: PreTrainedModel, run: str, call_id: str, row: Mapping[str, Any], heat: float) -> Iterator[_Difference]:
     import torch
 
     size = len(row["output_ids"])

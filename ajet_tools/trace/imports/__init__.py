@@ -1,6 +1,6 @@
-"""Traces of other tools, and ajet's own exports, as a trace file: lossless for what a format holds.
+"""Imports traces of other tools and ajet's own exports into a trace file, without loss.
 
-What a format does not hold is None, or the epoch where a time is needed; it is never made up.
+Fields missing in a format are None, or the epoch for required times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal, get_args
 from ajet_sdk.errors import ConfigError, TaskError, TraceError
 from ajet_sdk.tasks.json_rows import BadRows, Row, bounded, json_rows
 from ajet_sdk.types import Episode, Run
-from ajet_tools.trace.imports import native, observations, openai, otlp, studio, trainers, verifiers_v1
+from ajet_tools.trace.imports import native, openai, otlp, spans, trainers, verifiers_v1
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, Sink, stable_id
 
 SourceFormat = Literal[
@@ -28,7 +28,7 @@ SOURCES: tuple[SourceFormat, ...] = get_args(SourceFormat)
 
 
 def format_of(name: str) -> SourceFormat | None:
-    """A format by its name; None for `auto`. Raises ConfigError."""
+    """Return a format by name; None for `auto`. Raises ConfigError."""
     if name != "auto" and name not in SOURCES:
         raise ConfigError(f"there is no import format {name!r}; formats: auto, {', '.join(SOURCES)}")
     return next((format for format in SOURCES if format == name), None)
@@ -41,19 +41,19 @@ Progress = Callable[[int, int], None]
 class Imported:
     path: Path
     formats: dict[str, str]
-    """Each file and the format it was read as."""
+    """Format of each file."""
     episodes: int
     calls: int
     already: int
-    """Episodes that the file had."""
+    """Episodes that were in the trace before."""
     bad_rows: int
     problems: list[str] = field(default_factory=list)
-    """What was wrong with the first few bad rows."""
+    """Errors of the first few bad rows."""
     left_out: dict[str, int] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict, repr=False)
-    """Episode -> the row that it was read from, of formats with token ids."""
+    """Source row of each episode, for formats with token ids."""
     guessed: int = 0
-    """Rows that do not say which tokens were sampled: those with an advantage are taken for it."""
+    """Rows without a mask: tokens with an advantage count as sampled."""
 
 
 def import_files(
@@ -64,16 +64,16 @@ def import_files(
     skip_bad_rows: bool = False,
     progress: Progress | None = None,
 ) -> Imported:
-    """Read files into a trace file, which is made or added to.
+    """Import files into a new or existing trace file.
 
     Args:
-        files: each a path, or None for stdin.
-        out: the trace; one that a live run owns is refused.
-        format: of all files; None: recognised for each.
-        skip_bad_rows: leave out and count rows that cannot be read, instead of stopping at the first.
-        progress: called with the bytes read of a file and its size (0 where unknown).
+        files: paths; None is stdin.
+        out: path of the trace, which no live run may own.
+        format: format of all files; None: detect it for each.
+        skip_bad_rows: skip and count invalid rows instead of stopping at the first.
+        progress: called with the bytes read of a file and its size (0 if unknown).
 
-    Raises TaskError for a bad row, with file and line; ConfigError where a format cannot be told.
+    Raises TaskError for an invalid row, with file and line, and ConfigError for an unknown format.
     """
     _check(files, out)
     bad, left_out = BadRows(skip=skip_bad_rows), Counter[str]()
@@ -91,8 +91,8 @@ def import_files(
                 if parsed.episode is not None and parsed.where:
                     places[parsed.episode.episode_id] = parsed.where
                     guessed += parsed.guessed
-    told = (bad.count, bad.first, dict(left_out), places, guessed)
-    return Imported(out, formats, sink.episodes, sink.calls, sink.already, *told)
+    counts = sink.episodes, sink.calls, sink.already, bad.count
+    return Imported(out, formats, *counts, bad.first, dict(left_out), places, guessed)
 
 
 def _name(path: Path | None) -> str:
@@ -110,8 +110,8 @@ def _check(files: Sequence[Path | None], out: Path) -> None:
 
 
 def recognised(start: bytes, name: str) -> SourceFormat:
-    """The format of a file, by its beginning. Raises ConfigError where it is none of those known."""
-    if studio.is_sqlite(start):
+    """Detect the format of a file from its beginning. Raises ConfigError for an unknown format."""
+    if start.startswith(b"SQLite format 3\0"):
         return "studio"
     if start[8:12] == b"DUCK":
         raise ConfigError(
@@ -133,8 +133,8 @@ _SIGNS: tuple[tuple[SourceFormat, tuple[str, ...]], ...] = (
     ("otlp", ("resource_spans",)),
     ("agent-lightning", ("rollout_id", "span_id")),
     ("agent-lightning-v1", ("event_type", "rollout_id", "attempt_id")),
-    ("langsmith", observations.LANGSMITH),
-    *(("langfuse", keys) for keys in observations.LANGFUSE),
+    ("langsmith", spans.LANGSMITH),
+    *(("langfuse", keys) for keys in spans.LANGFUSE),
     ("openinference", ("context", "trace_id", "span_id")),
     ("verifiers-v1", ("env", "traces")),
     ("tinker", ("model_input", "loss_fn_inputs")),
@@ -147,14 +147,14 @@ _SIGNS: tuple[tuple[SourceFormat, tuple[str, ...]], ...] = (
     ("openai", ("choices",)),
     ("openai", ("request", "response")),
 )
-"""Which keys near the beginning of a file tell its format; the first that fits."""
+"""Formats with their keys near the beginning of a file; the first match wins."""
 
 _HEAD = 1 << 16
 
 
 @contextmanager
 def _open(path: Path | None) -> Iterator[tuple[BinaryIO, bytes]]:
-    """A stream and its first bytes, which are still to be read from it."""
+    """Open a stream and peek at its first bytes."""
     if path is None:
         stream = io.BufferedReader(sys.stdin.buffer, _HEAD)  # type: ignore[type-var]
         yield stream, stream.peek(_HEAD)
@@ -169,13 +169,13 @@ def _open(path: Path | None) -> Iterator[tuple[BinaryIO, bytes]]:
 
 
 class _Counted:
-    """A stream that reports how far it was read."""
+    """A stream that reports its progress."""
 
     def __init__(self, file: BinaryIO, name: str, path: Path | None, progress: Progress | None) -> None:
         self._file = bounded(file, name)
         self._size = path.stat().st_size if path else 0
         self._progress = progress
-        self._done = self._told = 0
+        self._done = self._reported = 0
 
     def __iter__(self) -> Iterator[bytes]:
         for line in self._file:
@@ -189,8 +189,8 @@ class _Counted:
 
     def _report(self, size: int) -> None:
         self._done += size
-        if self._progress and (self._done - self._told > 1 << 18 or self._done >= self._size):
-            self._told = self._done
+        if self._progress and (self._done - self._reported > 1 << 18 or self._done >= self._size):
+            self._reported = self._done
             self._progress(self._done, self._size)
 
 
@@ -200,12 +200,12 @@ def _read(
     if format == "studio":
         if path is None:
             raise ConfigError("AgentScope Studio's database cannot be read from stdin; name the file")
-        return studio.read(path, bad, left_out)
+        return otlp.read_studio(path, bad, left_out)
     rows: Iterator[Row] = json_rows(file, name, bad)
     if format in _READERS:
         return _READERS[format](rows, bad)
     if format in ("langsmith", "langfuse"):
-        return otlp.read(rows, bad, left_out, observations.spans_of)
+        return otlp.read(rows, bad, left_out, spans.observed_spans)
     return otlp.read(rows, bad, left_out)
 
 
@@ -221,15 +221,15 @@ _READERS: dict[SourceFormat, Callable[[Iterable[Row], BadRows], Iterator[Parsed]
 
 
 def _with_run(parsed_episodes: Iterator[Parsed], format: SourceFormat, name: str, start: bytes) -> Iterator[Parsed]:
-    """Assign episodes without a run to one named like the file; that run comes last, when its times are known."""
+    """Assign episodes without a run to a run named like the file, which follows at the end with its times."""
     default_run_id = stable_id("import", format, name, start)
     known: set[str] = set()
     mine: dict[str, Run] = {}
     for parsed in parsed_episodes:
         if parsed.run is not None:
             known.add(parsed.run.run_id)
-            ended = parsed.run.status == "finished" and format != "native"  # which comes back as it was
-            if ended and parsed.run.ended_at is None:  # that it ended is all that is known
+            ended = parsed.run.status == "finished" and format != "native"
+            if ended and parsed.run.ended_at is None:  # ended at an unknown time
                 parsed = replace(parsed, run=parsed.run.model_copy(update={"ended_at": parsed.run.started_at}))
         episode = parsed.episode
         if episode is not None and parsed.ended:
@@ -251,7 +251,7 @@ def _with_run(parsed_episodes: Iterator[Parsed], format: SourceFormat, name: str
 
 
 def _spanning(run: Run, episode: Episode) -> Run:
-    """The run with its times wide enough for an episode's, where that has times."""
+    """Extend the times of a run to include an episode."""
     if episode.started_at == UNKNOWN_TIME:
         return run
     began = episode.started_at if run.started_at == UNKNOWN_TIME else min(run.started_at, episode.started_at)

@@ -1,4 +1,4 @@
-"""Other trainers' dumps, imported into a trace of their own and audited as that of a run is."""
+"""Audits dumps of other trainers by importing them into a temporary trace."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ajet_tools.trace.queries.base import rows
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """What a dump holds, and what is wrong with it."""
+    """Contents of a dump, and its errors."""
 
     formats: Mapping[str, str]
-    """Each file and the format it was read as."""
+    """Format of each file."""
     episodes: int
     without_calls: int
-    """Episodes of which no request is recorded, with or without a reward."""
+    """Episodes without a recorded request."""
     calls: int
     unreadable: int
-    """Rows whose tokens, masks, log-probabilities or spans do not agree, or that are not of the format."""
+    """Rows with inconsistent tokens, masks, log-probabilities or spans, or of another format."""
     problems: Sequence[str]
-    """What is wrong with the first of them."""
+    """Errors of the first unreadable rows."""
     audit: Audit
     splits: Sequence[str]
-    """Later prompts that extend no earlier call of their episode: no fault, but what is trained twice."""
+    """Prompts that extend no earlier call of their episode: no error, but trained twice."""
 
     @property
     def sound(self) -> bool:
@@ -40,10 +40,10 @@ class Dump:
 
 
 def audit_dump(files: Sequence[Path], format: SourceFormat | None = None, tokenizer: Path | None = None) -> Dump:
-    """Audits files of token ids. `tokenizer` is a directory, or its `tokenizer.json`: without one no text is compared.
+    """Audit files with token ids. `tokenizer` is a directory or a `tokenizer.json`; without it, text is not compared.
 
-    Raises ConfigError where a format cannot be told, no call has token ids or `tokenizer` cannot be loaded,
-    TraceError where a file cannot be read.
+    Raises ConfigError for an unknown format, files without token ids, or an invalid tokenizer, and TraceError for an
+    unreadable file.
     """
     with TemporaryDirectory(prefix="ajet-audit-") as folder:
         path = Path(folder) / "dump.duckdb"
@@ -99,7 +99,7 @@ def _advantages(reader: TraceReader, sql: str) -> list[Differs]:
 
 
 def _named(reader: TraceReader, id: str, places: Mapping[str, str]) -> str:
-    """A call or an episode by its row in the file."""
+    """Return the source row of a call or episode, or its id."""
     calls = rows(reader, 'SELECT episode_id, "index" AS i FROM calls WHERE call_id = ?', id)
     if calls and calls[0]["episode_id"] in places:
         return f"{places[calls[0]['episode_id']]}, call {calls[0]['i']}"

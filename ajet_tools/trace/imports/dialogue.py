@@ -1,8 +1,7 @@
-"""The request and the reply of a model call's span, in each convention for their attributes.
+"""Extracts request and reply from the span of a model call, in several attribute conventions.
 
-In this order, the first that the span has: GenAI 1.37 and later (messages as attributes), OpenLLMetry
-(`gen_ai.prompt.0.role`), OpenInference (`llm.input_messages.0.message.role`), the values of the call's input and output
-(Langfuse, LangSmith, LangChain).
+The first match wins: GenAI 1.37 and later (messages as attributes), OpenLLMetry (`gen_ai.prompt.0.role`), OpenInference
+(`llm.input_messages.0.message.role`), input and output values (Langfuse, LangSmith, LangChain).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Message = dict[str, object]
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Messages in OpenAI's form."""
+    """Request and reply as OpenAI messages."""
 
     messages: list[Message]
     reply: Message | None
@@ -29,12 +28,8 @@ class Dialogue:
 
 
 def dialogue_of(span: Span) -> Dialogue | None:
-    """The messages of a span; None where it has none."""
-    for read in (_attributes, _indexed, _openinference, _values):
-        dialogue = read(span)
-        if dialogue is not None:
-            return dialogue
-    return None
+    """Extract the messages of a span, or None."""
+    return _attributes(span) or _indexed(span) or _openinference(span) or _values(span)
 
 
 def _attributes(span: Span) -> Dialogue | None:
@@ -53,7 +48,7 @@ def _attributes(span: Span) -> Dialogue | None:
 
 
 def _first(span: Span, name: str) -> object:
-    """An attribute, or (`gen_ai.client.inference.operation.details`) an event's."""
+    """Return an attribute of the span, or of an event (`gen_ai.client.inference.operation.details`)."""
     if name in span.attributes:
         return span.attributes[name]
     return next((attributes[name] for _, attributes in span.events if name in attributes), None)
@@ -64,15 +59,13 @@ def _objects(value: object) -> list[Mapping[str, object]]:
 
 
 def _expanded(message: Mapping[str, object]) -> list[Message]:
-    """One message, or several if it holds several tool results, or a result among other parts."""
+    """Convert a message; several tool results, or a result among other parts, become separate messages."""
     parts = _objects(message.get("parts"))
     answers = [part for part in parts if part.get("type") == "tool_call_response"]
     if not parts and "content" in message:
-        return [dict(message)]  # a client that writes OpenAI's own form
-    if len(answers) < 1 or (len(parts) == 1 and message.get("role") == "tool"):
-        return [to_message(message)]
-    whole = any(part.get("type") == "ajet.message" for part in parts)
-    if whole:
+        return [dict(message)]  # some clients write OpenAI messages
+    is_whole = any(part.get("type") == "ajet.message" for part in parts)
+    if is_whole or not answers or (len(parts) == 1 and message.get("role") == "tool"):
         return [to_message(message)]
     others = [part for part in parts if part.get("type") != "tool_call_response"]
     first = [to_message({**message, "parts": others})] if others else []
@@ -81,7 +74,7 @@ def _expanded(message: Mapping[str, object]) -> list[Message]:
 
 
 def _nested_list(attributes: Mapping[str, object], name: str) -> list[dict[str, object]]:
-    """`name.0.a`, `name.1.a`, ... as a list of objects, nested again."""
+    """Collect `name.0.a`, `name.1.a`, ... as a list of nested objects."""
     items: dict[int, dict[str, object]] = {}
     start = f"{name}."
     for key, value in attributes.items():
@@ -101,7 +94,7 @@ def _put(into: dict[str, object], path: Sequence[str], value: object) -> None:
 
 
 def _indexed(span: Span) -> Dialogue | None:
-    """OpenLLMetry, and agent-lightning's tracers: `gen_ai.prompt.0.content`, `gen_ai.completion.0.content`."""
+    """Read OpenLLMetry's and agent-lightning's `gen_ai.prompt.0.content`, `gen_ai.completion.0.content`."""
     asked = _nested_list(span.attributes, "gen_ai.prompt")
     answered = _nested_list(span.attributes, "gen_ai.completion")
     if not asked and not answered:
@@ -143,7 +136,7 @@ def _openinference(span: Span) -> Dialogue | None:
 
 
 _CALLS = ("llm", "chat", "generation")
-"""What the conventions call the kind of a model call's span."""
+"""Span kinds of model calls."""
 
 
 def is_call_kind(kind: object) -> bool:
@@ -158,7 +151,7 @@ def _values(span: Span) -> Dialogue | None:
     for key in ("messages", "prompts", "prompt", "input"):
         asked = asked[key] if isinstance(asked, Mapping) and key in asked else asked
     while isinstance(asked, list) and asked and isinstance(asked[0], list):
-        asked = asked[0]  # LangChain's batches have one conversation for each call
+        asked = asked[0]  # a batch of LangChain has a conversation per call
     finish = None
     for key in ("choices", "generations", "message", "output"):
         answered = answered[key] if isinstance(answered, Mapping) and answered.get(key) else answered
@@ -174,7 +167,7 @@ _ROLES = {"human": "user", "ai": "assistant"}
 
 
 def _value(value: object, role: str) -> Message:
-    """A message of OpenAI's or LangChain's form; of another value, its text."""
+    """Convert a message of OpenAI or LangChain; other values become text."""
     if not isinstance(value, Mapping):
         return {"role": role, "content": value if isinstance(value, str) else json.dumps(value)}
     fields = _inside(value, "kwargs") or _inside(value, "data") or value
@@ -183,17 +176,17 @@ def _value(value: object, role: str) -> Message:
     message |= {name: fields[name] for name in ("name", "tool_call_id", "reasoning_content") if fields.get(name)}
     calls = fields.get("tool_calls")
     if isinstance(calls, list) and calls:
-        message["tool_calls"] = [_call(call) if "function" in call else _langchain(call) for call in _objects(calls)]
+        message["tool_calls"] = [
+            _call(
+                call if "function" in call else {**call, "arguments": json.dumps(call.get("args"), ensure_ascii=False)}
+            )
+            for call in _objects(calls)
+        ]
     return message
 
 
-def _langchain(call: Mapping[str, object]) -> dict[str, object]:
-    arguments = json.dumps(call.get("args"), ensure_ascii=False)
-    return _call({"id": call.get("id"), "name": call.get("name"), "arguments": arguments})
-
-
 def _inner(item: Mapping[str, object]) -> Message:
-    """A message of OpenInference, its parts and tool calls numbered."""
+    """Convert a message of OpenInference, with numbered parts and tool calls."""
     source = _inside(item, "message")
     message: Message = {"role": source.get("role", ""), "content": source.get("content")}
     parts = _numbered(source.get("contents"))
@@ -209,7 +202,7 @@ def _inner(item: Mapping[str, object]) -> Message:
 
 
 def _inside(item: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """The object under a name; empty where there is none."""
+    """Return a nested object, or an empty one."""
     value = item.get(name)
     return value if isinstance(value, Mapping) else {}
 

@@ -10,11 +10,11 @@ from ajet_sdk.errors import TraceVersionError
 from ajet_sdk.tasks.json_rows import BadRows, Row
 from ajet_sdk.types import Episode, Feedback, LedgerEntry, Metric, Run, Trained
 from ajet_tools.trace.export.native import HEADER, VERSION
-from ajet_tools.trace.imports.sink import Parsed
+from ajet_tools.trace.imports.sink import Parsed, first_error
 
 
 def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
-    """Runs, metrics and episodes, equal to those that were exported. Raises TraceVersionError for a newer file."""
+    """Read exported runs, metrics and episodes. Raises TraceVersionError for a newer file."""
     for row in rows:
         if not isinstance(row.value, dict):
             bad.add(row.where, f"is not an object (got {type(row.value).__name__})")
@@ -34,7 +34,7 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
 
 
 class _EpisodeLine(BaseModel):
-    """A line with an episode. Its calls don't repeat the episode's id."""
+    """A line with an episode. Its calls omit the id of the episode."""
 
     episode: dict[str, object]
     superseded: bool = False
@@ -73,7 +73,4 @@ def _episode(line: _EpisodeLine) -> Parsed:
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return f"{type(error).__name__} {error}"
+    return first_error(error) if isinstance(error, ValidationError) else f"{type(error).__name__} {error}"

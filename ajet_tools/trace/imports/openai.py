@@ -1,8 +1,7 @@
-"""OpenAI's JSON lines: chat messages (also ajet's own export of them), request/response logs, batch output.
+"""Imports OpenAI's JSON lines: chat messages (also exported by ajet), request/response logs, batch output.
 
-A row of messages becomes an episode of one call, whose reply is the last message where the assistant spoke last; ajet's
-own rows say which messages were replies, and give back every call. A row with a response becomes an episode of one
-call. Keys that are none of these stay in the task's metadata.
+A row of messages becomes an episode with a single call, whose reply is a final assistant message; rows exported by ajet
+restore every call. A row with a response becomes an episode with a single call. Other keys become task metadata.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from pydantic import BaseModel, ValidationError
 
 from ajet_sdk.tasks.json_rows import BadRows, Row
 from ajet_sdk.types import Call, Episode, JsonView, Reward
-from ajet_tools.trace.export.messages import about
+from ajet_tools.trace.export.conversations import about
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
 
 _OURS = tuple(about(Episode()))
 
 
 def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
-    """An episode for each row; rows of one `episode_id` that follow each other are one episode."""
+    """Read an episode per row; consecutive rows with the same `episode_id` are one episode."""
     same: list[Row] = []
     for row in rows:
         problem = _problem(row.value)
@@ -75,13 +74,12 @@ def _conversations(rows: Sequence[Row]) -> Parsed:
         else {"split": ""}
     )
     extra = {n: v for n, v in first.items() if n not in (*_OURS, "messages", "tools", "calls")}
-    own_task = {"task_id": first["task_id"]} if text_of(first.get("task_id")) else {}
-    task = task_of(first["messages"], extra, episode_id, own_task)
+    task_fields = {"task_id": first["task_id"]} if text_of(first.get("task_id")) else {}
     return Parsed(
         episode=Episode(
             **known,
             episode_id=episode_id,
-            task=task,
+            task=task_of(first["messages"], extra, episode_id, task_fields),
             calls=tuple(calls),
             rewards=_rewards([row.value for row in rows]),
             started_at=UNKNOWN_TIME,
@@ -91,7 +89,7 @@ def _conversations(rows: Sequence[Row]) -> Parsed:
 
 
 class _Turn(BaseModel):
-    """A call of a row that ajet exported, and which of the row's messages was its reply."""
+    """A call in a row exported by ajet; `message` is the index of its reply."""
 
     call_id: str
     message: int
@@ -104,18 +102,17 @@ def _calls(value: JsonView, episode_id: str) -> Iterator[Call]:
     if isinstance(listed, list):
         turns = [_Turn.model_validate(turn) for turn in listed]
     else:
-        place = len(messages) - (messages[-1].get("role") == "assistant")
-        turns = [_Turn(call_id=stable_id("call", episode_id), message=place)]
+        last = len(messages) - (messages[-1].get("role") == "assistant")
+        turns = [_Turn(call_id=stable_id("call", episode_id), message=last)]
     for turn in turns:
-        place = turn.message
-        reply = messages[place] if place < len(messages) else None
+        reply = messages[turn.message] if turn.message < len(messages) else None
         yield Call(
             call_id=turn.call_id,
             episode_id=episode_id,
             index=turn.index,
             agent=value.get("agent") or "default",
             trainable=False,
-            request={"messages": messages[:place], **({"tools": tools} if tools else {})},
+            request={"messages": messages[: turn.message], **({"tools": tools} if tools else {})},
             response={} if reply is None else {"choices": [{"index": 0, "message": reply}]},
             started_at=UNKNOWN_TIME,
             ended_at=UNKNOWN_TIME,
@@ -123,7 +120,7 @@ def _calls(value: JsonView, episode_id: str) -> Iterator[Call]:
 
 
 def _rewards(values: Sequence[Mapping[str, object]]) -> tuple[Reward, ...]:
-    """A reward for each agent; one for all if they are equal or the row names no agent."""
+    """Return a reward per agent, or a single one if they are equal or no agent is named."""
     by_agent = {text_of(v.get("agent")): reward for v in values if isinstance(reward := v.get("reward"), int | float)}
     if len(set(by_agent.values())) == 1 and len(by_agent) == len({text_of(v.get("agent")) for v in values}):
         return (Reward(value=next(iter(by_agent.values()))),)
@@ -131,12 +128,12 @@ def _rewards(values: Sequence[Mapping[str, object]]) -> tuple[Reward, ...]:
 
 
 def _request(value: Mapping[str, object]) -> Mapping[str, object] | None:
-    """The request: `request`, `input`, or the batch API's `body`."""
+    """Return the request: `request`, `input`, or the batch API's `body`."""
     return _body(value, "request", "input", "body")
 
 
 def _response(value: Mapping[str, object]) -> Mapping[str, object] | None:
-    """The response: `response` (in the batch API beside its HTTP status), or a bare completion."""
+    """Return the response: `response` (in the batch API with an HTTP status), or a bare completion."""
     bare = value if isinstance(value.get("choices"), list) else None
     return bare if (body := _body(value, "response", "output")) is None else body
 

@@ -1,25 +1,28 @@
-"""The spans of one trace as one episode: a call for each model call, an event for each tool, a reward for each score.
+"""Imports OpenTelemetry traces: OTLP, spans of the SDK (OpenInference, Phoenix), agent-lightning, AgentScope Studio.
 
-OpenTelemetry traces as JSON: OTLP, the SDK's own form (OpenInference, Phoenix), agent-lightning's store.
+A trace becomes an episode: model calls become calls, tools and retrievals events, and scores rewards.
 """
 
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import numpy as np
 from pydantic import ValidationError
 
 from ajet_sdk.capture.events import INPUTS, KINDS, OUTPUTS, event_of, first_of, parsed
+from ajet_sdk.errors import TraceError
 from ajet_sdk.tasks.json_rows import BadRows, Row
-from ajet_sdk.types import Call, Episode, Event, Ids, Reward, Task
+from ajet_sdk.types import Call, Episode, Event, Ids, Reward, Run, Task
 from ajet_tools.trace.export.otlp import REQUEST
 from ajet_tools.trace.imports.dialogue import Dialogue, dialogue_of, is_call_kind
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
-from ajet_tools.trace.imports.spans import Span, Spool, flat, spans_of, total_cost
+from ajet_tools.trace.imports.spans import Span, Spool, flat, otlp_span, spans_of, total_cost
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -27,11 +30,11 @@ _NOT_A_CALL = ("invoke_agent", "create_agent", "execute_tool", "embeddings", "in
 
 
 def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
-    """The episode of a trace; None if no span is a model call or an episode of ajet's."""
+    """Convert a trace to an episode; None without a model call or an episode exported by ajet."""
     ordered = sorted(spans, key=lambda span: (span.order, span.start or 0, span.span_id))
     root = next((span for span in ordered if "ajet.episode" in span.attributes), None)
     if root is not None:
-        return _own(root, ordered)
+        return _exported(root, ordered)
     dialogues = [(span, dialogue_of(span)) for span in ordered if _is_call(span)]
     if not dialogues:
         return None
@@ -64,8 +67,8 @@ def _event(span: Span, trace: str) -> Event | None:
     return event_of(span.name, span.attributes, span.error, *times, (trace, span.span_id))
 
 
-def _own(root: Span, spans: Iterable[Span]) -> Parsed:
-    """The episode of a trace that ajet exported."""
+def _exported(root: Span, spans: Iterable[Span]) -> Parsed:
+    """Restore an episode exported by ajet."""
     plain = json.loads(str(root.attributes["ajet.episode"]))
     calls = []
     for span in spans:
@@ -87,7 +90,7 @@ def _own(root: Span, spans: Iterable[Span]) -> Parsed:
 
 
 def _is_call(span: Span) -> bool:
-    """Whether a span is a model call: by its kind if it has one, else by its attributes."""
+    """Whether a span is a model call, by its kind or else by its attributes."""
     of = span.attributes
     operation = of.get("gen_ai.operation.name")
     kind = first_of(of, KINDS)
@@ -156,7 +159,7 @@ def _response(span: Span, dialogue: Dialogue | None, finish: str | None) -> dict
 
 
 def _ids(of: Mapping[str, object]) -> tuple[Ids | None, Ids | None]:
-    """The token ids of prompt and output, as agent-lightning's engine writes them."""
+    """Return the token ids of prompt and output, as written by agent-lightning's engine."""
     prompt, output = parsed(of.get("prompt_token_ids")), parsed(of.get("response_token_ids"))
     if isinstance(output, list) and len(output) == 1 and isinstance(output[0], list):
         output = output[0]
@@ -166,9 +169,9 @@ def _ids(of: Mapping[str, object]) -> tuple[Ids | None, Ids | None]:
 
 
 def _agent(span: Span, parents: Mapping[str, Span]) -> str:
-    """The name of the calling agent: in the span, or in its nearest parent that has one."""
+    """Return the name of the agent in the span or its nearest named parent."""
     current: Span | None = span
-    for _ in range(64):
+    for _ in range(64):  # parents may form a cycle
         if current is None:
             break
         of = current.attributes
@@ -180,7 +183,7 @@ def _agent(span: Span, parents: Mapping[str, Span]) -> str:
 
 
 def _task(top: Span, trace: str, calls: Sequence[Call], episode_id: str) -> Task:
-    """The outermost span's input (OpenInference's `input.value`), else the first call's question."""
+    """Make a task of the input of the outermost span, or else of the first call."""
     kind = first_of(top.attributes, KINDS)
     asked = parsed(first_of(top.attributes, INPUTS)) if kind and not is_call_kind(kind) else None
     rollout = {"rollout": trace} if ":" in trace else {}
@@ -192,7 +195,7 @@ def _task(top: Span, trace: str, calls: Sequence[Call], episode_id: str) -> Task
 
 
 def _rewards(span: Span) -> Iterable[Reward]:
-    """Scores: GenAI's evaluation events, agent-lightning's reward spans."""
+    """Yield scores: GenAI's evaluation events, agent-lightning's reward spans."""
     for name, of in span.events:
         value = of.get("gen_ai.evaluation.score.value")
         if name == "gen_ai.evaluation.result" and isinstance(value, int | float):
@@ -219,7 +222,7 @@ def read(
     left_out: Counter[str],
     read_spans: Callable[[Mapping[str, object]], Iterator[Span]] = spans_of,
 ) -> Iterator[Parsed]:
-    """An episode for each trace that has a model call."""
+    """Read an episode per trace with model calls."""
     with Spool() as spool:
         for row in rows:
             try:
@@ -229,11 +232,10 @@ def read(
                     spool.add(span)
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
                 bad.add(row.where, f"holds no spans: {error}")
-        yield from parse_traces(spool.traces(), bad, left_out)
+        yield from _parse_traces(spool.traces(), bad, left_out)
 
 
-def parse_traces(traces: Iterable[tuple[str, list[Span]]], bad: BadRows, left_out: Counter[str]) -> Iterator[Parsed]:
-    """The episodes of traces."""
+def _parse_traces(traces: Iterable[tuple[str, list[Span]]], bad: BadRows, left_out: Counter[str]) -> Iterator[Parsed]:
     for trace, spans in traces:
         try:
             result = episode_of(trace, spans)
@@ -243,8 +245,7 @@ def parse_traces(traces: Iterable[tuple[str, list[Span]]], bad: BadRows, left_ou
         if result is None or result.episode is None:
             left_out["traces without a model call"] += 1
         else:
-            own_attributes = {"ajet.episode", "ajet.call", "ajet.event"}
-            others = sum(not own_attributes & span.attributes.keys() for span in spans)
+            others = sum({"ajet.episode", "ajet.call", "ajet.event"}.isdisjoint(span.attributes) for span in spans)
             if not any("ajet.call" in span.attributes for span in spans):
                 ids = {span.span_id for span in spans}
                 tops = (span for span in spans if span.parent_id not in ids and not _is_call(span))
@@ -252,3 +253,48 @@ def parse_traces(traces: Iterable[tuple[str, list[Span]]], bad: BadRows, left_ou
             if others > 0:
                 left_out["spans that are no model calls, tools or retrievals"] += others
             yield result
+
+
+def read_studio(path: Path, bad: BadRows, left_out: Counter[str]) -> Iterator[Parsed]:
+    """Read runs and traces from the span table of an AgentScope Studio database (`database.sqlite`).
+
+    The table has OTLP's names and GenAI attributes. Messages of the chat window are ignored, as the calls have them.
+    Raises TraceError for another database.
+    """
+    try:
+        file = sqlite3.connect(f"file:{path.resolve().as_posix()}?mode=ro", uri=True)
+        try:
+            file.row_factory = sqlite3.Row
+            tables = {row["name"] for row in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if "span_table" not in tables:
+                raise TraceError(f"{path.name} is not an AgentScope Studio database: it has no span_table")
+            if "run_table" in tables:
+                yield from (Parsed(run=_studio_run(dict(row))) for row in file.execute("SELECT * FROM run_table"))
+            yield from _parse_traces(_studio_traces(file), bad, left_out)
+        finally:
+            file.close()
+    except sqlite3.Error as error:
+        raise TraceError(f"cannot read {path.name} as an SQLite database: {error}") from error
+
+
+def _studio_run(row: Mapping[str, object]) -> Run:
+    try:
+        at = datetime.fromisoformat(str(row.get("timestamp")))  # `2025-01-31 12:00:00.000`
+    except ValueError:
+        at = UNKNOWN_TIME
+    at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
+    name = "/".join(str(row[key]) for key in ("project", "name") if row.get(key))
+    status = {"running": "interrupted", "done": "finished"}.get(str(row.get("status", "")).lower(), "finished")
+    return Run(run_id=str(row["id"]), name=name, status=status, started_at=at)  # type: ignore[arg-type]
+
+
+def _studio_traces(file: sqlite3.Connection) -> Iterator[tuple[str, list[Span]]]:
+    for (trace,) in file.execute("SELECT traceId FROM span_table GROUP BY traceId ORDER BY min(startTimeUnixNano)"):
+        span_rows = file.execute("SELECT * FROM span_table WHERE traceId = ?", (trace,))
+        yield str(trace), [_studio_span(dict(row)) for row in span_rows]
+
+
+def _studio_span(row: Mapping[str, object]) -> Span:
+    """Convert a row to a span; nested columns are JSON texts."""
+    structures = {name: parsed(row.get(name)) for name in ("attributes", "events", "status")}
+    return otlp_span({**row, **structures}, {"ajet.run_id": row["runId"]} if row.get("runId") else {})

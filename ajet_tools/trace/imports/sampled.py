@@ -1,4 +1,4 @@
-"""Sampled tokens of other trainers as calls: what lengths and masks must agree is checked where a row is read."""
+"""Builds calls from token rows of other trainers, and checks lengths and masks."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from pydantic import ValidationError
 
 from ajet_sdk.tasks.json_rows import BadRows, Row
 from ajet_sdk.types import Call, Trained
-from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id
+from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, first_error, stable_id
 
 
 def each(rows: Iterable[Row], bad: BadRows, parse: Callable[[Row], Iterable[Parsed]]) -> Iterator[Parsed]:
-    """What is parsed of each row; one that cannot be read, or whose tokens do not agree, is told with its place."""
+    """Parse each row, and report invalid rows and inconsistent tokens with their position."""
     for row in rows:
         try:
             yield from (replace(parsed, where=row.where) for parsed in parse(row))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            bad.add(row.where, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+            bad.add(row.where, first_error(error))
         except (TypeError, ValueError, KeyError, IndexError) as error:
             bad.add(row.where, str(error))
 
 
 def agree(what: str, values: Sequence[object] | None, tokens: int, of: str = "tokens") -> None:
-    """Raises ValueError unless there are as many values as tokens; None is not known."""
+    """Raise ValueError unless there are as many values as tokens; None is unknown."""
     if values is not None and len(values) != tokens:
         raise ValueError(f"{what} for {len(values)} of {tokens} {of}")
 
@@ -48,8 +47,10 @@ def sampled_call(
     trainable: bool = True,
     at: datetime = UNKNOWN_TIME,
 ) -> Call:
-    """A call; ids are None where they are not known. Raises ValueError unless each has its log-probability, or none,
-    and where one is negative."""
+    """Build a call; unknown ids are None.
+
+    Raises ValueError for a negative id, or for log-probabilities of another length than the sampled ids.
+    """
     agree(f"call {index}: log-probabilities", logprobs, len(output_ids or ()), "sampled tokens")
     return Call(
         call_id=stable_id("call", episode_id, index),
@@ -81,7 +82,7 @@ def scored(
     logprobs: Sequence[float] | None = None,
     entropy: Sequence[float] | None = None,
 ) -> tuple[Trained, ...]:
-    """What a trainer gave a call's sampled tokens: nothing where it has no advantages."""
+    """Return the trainer's values of a call's sampled tokens; empty without advantages."""
     if advantages is None or call.output_ids is None:
         return ()
     size = len(call.output_ids)
@@ -115,9 +116,9 @@ def turns(
     step: int = 0,
     version: int | None = None,
 ) -> tuple[tuple[Call, ...], tuple[Trained, ...]]:
-    """Each run of sampled tokens of a sequence as a call whose prompt is all before it. All are T long.
+    """Split a sequence into calls: each run of sampled tokens, with all tokens before it as prompt.
 
-    Raises ValueError where they are not, or where a token that was not sampled has an advantage.
+    All arguments have length T. Raises ValueError if not, or for an advantage of a prompt token.
     """
     agree("mask", mask, len(tokens))
     agree("log-probabilities", logprobs, len(tokens))
@@ -125,12 +126,12 @@ def turns(
     calls: list[Call] = []
     trained: list[Trained] = []
     for is_sampled, run in groupby(range(len(tokens)), lambda i: bool(mask[i])):
-        places = list(run)
-        first, end = places[0], places[-1] + 1
+        indices = list(run)
+        first, end = indices[0], indices[-1] + 1
         if is_sampled:
             part = None if logprobs is None else logprobs[first:end]
             calls.append(sampled_call(episode_id, len(calls), tokens[:first], tokens[first:end], part, version=version))
             trained += scored(calls[-1], step, None if advantages is None else advantages[first:end])
-        elif advantages is not None and (odd := next((i for i in places if advantages[i]), None)) is not None:
+        elif advantages is not None and (odd := next((i for i in indices if advantages[i]), None)) is not None:
             raise ValueError(f"token {odd} was not sampled and has the advantage {advantages[odd]:g}")
     return tuple(calls), tuple(trained)

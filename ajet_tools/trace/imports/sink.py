@@ -1,4 +1,4 @@
-"""What importers parse (runs, metrics, episodes), and the trace file they are written to, each record once."""
+"""Parsed records of importers, and the trace file they are written to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
+
+from pydantic import ValidationError
 
 from ajet_sdk.dialects.message_parts import content_text
 from ajet_sdk.errors import TraceError, TraceLocked
@@ -20,12 +22,13 @@ from ajet_sdk.types import Episode, Feedback, LedgerEntry, Metric, Run, Task, Tr
 from ajet_tools.text.clean import visible
 
 _CHUNK = 64
+"""Episodes in memory."""
 
 
 class Sink:
-    """Writes what was parsed. Records that the file has already, by their ids, are left as they are and counted.
+    """Writes parsed records to a trace. Records whose ids exist already are skipped and counted.
 
-    Raises TraceLocked where a live run owns the file.
+    Raises TraceLocked if a live run owns the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,7 +64,7 @@ class Sink:
             self._flush()
         self._writer.close()
         if kind is None and self._superseded:
-            _mark(self.path, self._superseded)
+            self._mark_superseded()
 
     def _column(self, sql: str, *parameters: object) -> list[str]:
         return list(self._writer.query(sql, parameters).column(0).to_pylist())
@@ -71,7 +74,7 @@ class Sink:
         return set(self._column(sql, ids))
 
     def _flush(self) -> None:
-        """Put a chunk and wait until it is in the file: what waits stays small, and the next chunk sees it."""
+        """Write a chunk and wait for it, so that little is buffered, and the next chunk finds its ids."""
         chunk, self._waiting = self._waiting, []
         if not chunk:
             return
@@ -98,44 +101,48 @@ class Sink:
         if parsed.superseded:
             self._superseded.append(episode.episode_id)
 
-
-def _mark(path: Path, episode_ids: list[str]) -> None:
-    """Note which episodes were rolled back by a resume of their run."""
-    connection = open_to_write(path)
-    try:
-        named = "list_contains(?, episode_id)"
-        with transaction(connection), amending(connection, "episodes", named, [episode_ids]):
-            connection.execute(f"UPDATE episodes SET superseded = true WHERE {named}", [episode_ids])
-    finally:
-        connection.close()
-        retract(path, writes=True)
+    def _mark_superseded(self) -> None:
+        connection = open_to_write(self.path)
+        try:
+            named = "list_contains(?, episode_id)"
+            with transaction(connection), amending(connection, "episodes", named, [self._superseded]):
+                connection.execute(f"UPDATE episodes SET superseded = true WHERE {named}", [self._superseded])
+        finally:
+            connection.close()
+            retract(self.path, writes=True)
 
 
 UNKNOWN_TIME = datetime(1970, 1, 1, tzinfo=timezone.utc)
-"""The time of records whose source has none."""
+"""Time of records without one."""
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """A run, metrics or an episode read from a source."""
+    """A run, metrics or an episode of a source."""
 
     run: Run | None = None
     metrics: tuple[Metric, ...] = ()
     episode: Episode | None = None
     ended: bool = True
-    """False: only the calls are known, the episode had not ended."""
+    """False for an unfinished episode, of which only the calls are known."""
     superseded: bool = False
     ledger: tuple[LedgerEntry, ...] = ()
     feedback: tuple[Feedback, ...] = ()
     trained: tuple[Trained, ...] = ()
     where: str = ""
-    """File and row, where the source has such."""
+    """File and row."""
     guessed: bool = False
-    """The source does not say which tokens were sampled: those with an advantage are taken for it."""
+    """The source has no mask: tokens with an advantage count as sampled."""
+
+
+def first_error(error: ValidationError) -> str:
+    """Format the first error of a validation, with its field."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def stable_id(*parts: object) -> str:
-    """An id that is the same whenever the same source is read again."""
+    """Derive an id that is the same in every import of a source."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         raw = part if isinstance(part, bytes) else str(part).encode("utf-8", "replace")
@@ -144,21 +151,21 @@ def stable_id(*parts: object) -> str:
 
 
 def text_of(value: object) -> str | None:
-    """A value as text; None if it is empty."""
+    """Convert a value to text; None if it is empty."""
     return None if value in (None, "") else str(value)
 
 
 def task_of(
-    messages: object, metadata: Mapping[str, object], episode_id: str, own: Mapping[str, object] | None = None
+    messages: object, metadata: Mapping[str, object], episode_id: str, fields: Mapping[str, object] | None = None
 ) -> Task:
-    """What was asked last, with what was said before it, as the task: equal where these and the metadata are.
+    """Make a task of the last question, the messages before it, and metadata; equal contents give equal tasks.
 
-    Where there is neither question nor metadata it is the episode's own. `own` is what the source says of its task.
+    Without question and metadata the task is unique to the episode. `fields` are task fields known from the source.
     """
     listed = [m for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
     at = max((i for i, m in enumerate(listed) if m.get("role") == "user"), default=None)
     asked = "" if at is None else visible(content_text(listed[at].get("content")))
     before = [] if at is None else listed[: at + 1]
     history = [dict(m) for m in before] if any(m.get("role") == "assistant" for m in before) else []
-    known = own or ({} if asked or metadata else {"task_id": stable_id("task", episode_id)})
+    known = fields or ({} if asked or metadata else {"task_id": stable_id("task", episode_id)})
     return Task.model_validate({"main_query": asked, "init_messages": history, "metadata": dict(metadata), **known})

@@ -1,7 +1,4 @@
-"""Rows of other trainers with the tokens that they train on.
-
-Tinker's Datum, its cookbook's capture, TRL, rLLM, agent-lightning's events.
-"""
+"""Imports token rows of other trainers: Tinker and its cookbook, TRL, rLLM, agent-lightning."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class _Span(BaseModel):
 
 
 class _Datum(BaseModel):
-    """`tinker.Datum` (0.38): targets are the input one place further; spans say which of them were sampled."""
+    """`tinker.Datum` (0.38): targets are the input shifted by one; spans mark the sampled ones."""
 
     model_input: _ModelInput
     loss_fn_inputs: dict[str, _Tensor | list[float]]
@@ -55,7 +52,7 @@ class _Drawn(BaseModel):
 
 
 class _Captured(BaseModel):
-    """A line of `capture/sample.jsonl` (tinker-cookbook 0.6): a request and what was sampled."""
+    """A line of `capture/sample.jsonl` (tinker-cookbook 0.6): a request and its samples."""
 
     scope: dict[str, str | int | float | bool | None] = {}
     prompt_tokens: list[int]
@@ -63,7 +60,7 @@ class _Captured(BaseModel):
 
 
 def read_tinker(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
-    """An episode for each Datum; captured requests of one trajectory are one episode."""
+    """Read an episode per Datum; captured requests of a trajectory are one episode."""
     captured: dict[tuple[object, ...], list[Call]] = defaultdict(list)
 
     def parse(row: Row) -> Iterator[Parsed]:
@@ -141,7 +138,7 @@ def _episode(
 
 
 class _Rollout(BaseModel):
-    """TRL (1.16): `RolloutSample` of `AsyncGRPOTrainer`; else a row of what a `rollout_func` returns."""
+    """TRL (1.16): a `RolloutSample` of `AsyncGRPOTrainer`, or a row returned by a `rollout_func`."""
 
     prompt: list[Message] | str = []
     completion: list[Message] | str = []
@@ -157,17 +154,14 @@ class _Rollout(BaseModel):
 
 
 def read_trl(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
-    """An episode for each row; a row may be a batch, with a list for each of its columns."""
+    """Read an episode per row; a row may be a batch with lists as columns."""
     attempts: Counter[str] = Counter()
 
     def parse(row: Row) -> Iterator[Parsed]:
         value = row.value
-        if (
-            isinstance(value.get("completion_ids"), list)
-            and value["completion_ids"]
-            and isinstance(value["completion_ids"][0], list)
-        ):
-            size = len(value["completion_ids"])
+        completions = value.get("completion_ids")
+        if isinstance(completions, list) and completions and isinstance(completions[0], list):
+            size = len(completions)
             columns = {name: column for name, column in value.items() if isinstance(column, list)}
             for name, column in columns.items():
                 agree(name, column, size, "completions")
@@ -207,7 +201,7 @@ def _rollout(episode_id: str, row: _Rollout, attempt: int) -> Parsed:
 
 
 def _spoken(row: _Rollout) -> dict[str, object]:
-    """Request and response of a single reply."""
+    """Return request and response of a single reply."""
     asked: list[Message] = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
     message = (
         {"role": "assistant", "content": row.completion} if isinstance(row.completion, str) else row.completion[-1]
@@ -231,7 +225,7 @@ class _Trajectory(BaseModel):
 
 
 class _RllmEpisode(BaseModel):
-    """`Episode.to_dict()` of rLLM (0.3): its id is that of the task and the attempt."""
+    """`Episode.to_dict()` of rLLM (0.3); its id is `TASK:ATTEMPT`."""
 
     id: str
     task: dict[str, object] | str | None = None
@@ -241,7 +235,7 @@ class _RllmEpisode(BaseModel):
 
 
 def read_rllm(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
-    """An episode for each; a trajectory's calls are those of the agent that it names."""
+    """Read an episode per row; the calls of a trajectory belong to the agent it names."""
 
     def parse(row: Row) -> Iterator[Parsed]:
         value = _RllmEpisode.model_validate(row.value)
@@ -250,7 +244,19 @@ def read_rllm(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
         trained: list[Trained] = []
         for trajectory in value.trajectories:
             for step in trajectory.steps:
-                call = _step(value.id, len(calls), step, trajectory.name)
+                chat: Sequence[Message] = step.chat_completions
+                reply = chat[-1] if chat and chat[-1].get("role") == "assistant" else None
+                call = sampled_call(
+                    value.id,
+                    len(calls),
+                    step.prompt_ids,
+                    step.response_ids,
+                    step.logprobs or None,
+                    messages=chat[:-1] if reply else chat,
+                    reply=reply,
+                    agent=trajectory.name,
+                    version=step.weight_version,
+                )
                 calls.append(call)
                 trained += scored(call, 0, step.advantage)
         parsed = _episode(value.id, group, int(attempt) if attempt.isdigit() else 0, tuple(calls), tuple(trained))
@@ -262,22 +268,6 @@ def read_rllm(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
         yield Parsed(episode=parsed.episode.model_copy(update=update), trained=parsed.trained)
 
     return each(rows, bad, parse)
-
-
-def _step(episode_id: str, index: int, step: _Step, agent: str) -> Call:
-    chat: Sequence[Message] = step.chat_completions
-    reply = chat[-1] if chat and chat[-1].get("role") == "assistant" else None
-    return sampled_call(
-        episode_id,
-        index,
-        step.prompt_ids,
-        step.response_ids,
-        step.logprobs or None,
-        messages=chat[:-1] if reply else chat,
-        reply=reply,
-        agent=agent,
-        version=step.weight_version,
-    )
 
 
 class _LightningRequest(BaseModel):
@@ -306,7 +296,7 @@ class _LightningResponse(BaseModel):
 
 
 class _LightningData(BaseModel):
-    """Of a `model_request`, whole or as a triplet, or of a `reward`."""
+    """Data of a `model_request` (whole or as a triplet) or a `reward`."""
 
     request: _LightningRequest = _LightningRequest()
     response: _LightningResponse = _LightningResponse()
@@ -319,7 +309,7 @@ class _LightningData(BaseModel):
 
 
 class _LightningEvent(BaseModel):
-    """`Event` of agent-lightning (1.0), as its server answers `/rollouts/ID/events`, also with `format=triplet`."""
+    """`Event` of agent-lightning (1.0), from its route `/rollouts/ID/events`, also with `format=triplet`."""
 
     event_type: str
     rollout_id: str
@@ -329,7 +319,7 @@ class _LightningEvent(BaseModel):
 
 
 def read_lightning(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
-    """An episode for each attempt at a rollout: a call for each request, and the last reward, which it trains on."""
+    """Read an episode per attempt: a call per request, and the last reward, which agent-lightning trains on."""
     calls: dict[tuple[str, str], list[Call]] = defaultdict(list)
     rewards: dict[tuple[str, str], float | None] = {}
     places: dict[tuple[str, str], str] = {}
@@ -354,10 +344,10 @@ def read_lightning(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
 
 
 def _lightning_call(episode_id: str, index: int, data: _LightningData, at: float) -> Call:
-    """The first choice, as it is what agent-lightning trains on."""
+    """Convert a request with its first choice, which agent-lightning trains on."""
     choice = data.response.choices[0] if data.response.choices else _LightningChoice()
-    told = choice.logprobs or _LightningLogprobs()
-    listed = told.token_logprobs if told.content is None else [token.logprob for token in told.content]
+    logprobs = choice.logprobs or _LightningLogprobs()
+    listed = logprobs.token_logprobs if logprobs.content is None else [token.logprob for token in logprobs.content]
     call = sampled_call(
         episode_id,
         index,

@@ -1,6 +1,6 @@
-"""`verifiers`' traces.jsonl (0.4): an episode a line, with a graph of messages for each agent's trace.
+"""Imports `traces.jsonl` of `verifiers` (0.4): an episode per line, with a graph of messages for each agent.
 
-A node has the tokens that it adds to those of its parents; every sampled one was a call of the model.
+A node has the tokens that it adds to its parents; every sampled node is a call of the model.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Line(BaseModel):
 
 
 def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
-    """An episode for each agent's trace; those of one group, or of one task, are its attempts."""
+    """Read an episode per agent trace; traces of a group or task are its attempts."""
     attempts: Counter[str] = Counter()
     runs: set[str] = set()
 
@@ -150,7 +150,7 @@ def _time(seconds: float) -> datetime:
 
 
 def _call(trace: _Trace, at: int, index: int) -> Call:
-    """The call that gave the message of a node. Raises ValueError where tokens, mask and log-probabilities differ."""
+    """Convert a sampled node to a call. Raises ValueError for inconsistent tokens, mask and log-probabilities."""
     node, path, parent = trace.nodes[at], list[_Node](), trace.nodes[at].parent
     while parent is not None:
         if not 0 <= parent < at:
@@ -177,7 +177,7 @@ def _call(trace: _Trace, at: int, index: int) -> Call:
 
 
 def _message_of(message: Mapping[str, object]) -> dict[str, object]:
-    """A message with its tool calls as OpenAI has them."""
+    """Convert the tool calls of a message to OpenAI's format."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return dict(message)

@@ -1,4 +1,4 @@
-"""Every SQL statement that the tools ask of a trace, as functions of a reader."""
+"""SQL queries of the tools over a trace, as functions of its reader."""
 
 from ajet_tools.trace.queries.base import Found, episode_of_call, find, find_run
 from ajet_tools.trace.queries.episodes import episode_ids

@@ -1,4 +1,4 @@
-"""Ids by their beginnings, runs by their names, and the rows of a query."""
+"""Look-up of ids by prefix and runs by name, and helpers of all queries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["run", "episode", "call"]
 
 USAGE_TOKENS = """sum(CASE WHEN coalesce(response->>'$.choices[0].index', '0') = '0'
   THEN TRY_CAST(response->>'$.usage.completion_tokens' AS BIGINT) END)"""
-"""The sampled tokens of some calls by `usage`, which the choices of a request share, so that the first counts."""
+"""Sampled tokens of calls by `usage`. The choices of a request share it, so only the first one counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Found:
 
 
 def find(reader: TraceReader, prefix: str, kind: Kind | None = None) -> Found:
-    """The run, episode or call (or only a `kind`) whose id begins with `prefix`; or the newest run of that name.
+    """Find the run, episode or call whose id begins with `prefix`, or the newest run of that name.
 
-    Raises QueryError unless it is one.
+    `kind` restricts the search. Raises QueryError for no match or several.
     """
     matches = rows(
         reader,
@@ -57,9 +57,9 @@ def find(reader: TraceReader, prefix: str, kind: Kind | None = None) -> Found:
 
 
 def find_run(reader: TraceReader, prefix: str | None) -> str:
-    """The run whose id begins with `prefix`, or the newest of that name; the newest of all where None.
+    """Find the run whose id begins with `prefix`, or the newest run of that name; by default the newest run.
 
-    Raises QueryError where there is none.
+    Raises QueryError for no match or several.
     """
     matches = rows(
         reader,
@@ -79,7 +79,7 @@ def find_run(reader: TraceReader, prefix: str | None) -> str:
 
 
 def episode_of_call(reader: TraceReader, call_id: str) -> str:
-    """The episode that a call belongs to. Raises QueryError where there is no such call."""
+    """Return the episode of a call. Raises QueryError for an unknown call."""
     matches = rows(reader, "SELECT episode_id FROM calls WHERE call_id = $1 LIMIT 1", call_id)
     if not matches:
         raise QueryError(f"there is no call {call_id!r} in this trace")
@@ -88,7 +88,7 @@ def episode_of_call(reader: TraceReader, call_id: str) -> str:
 
 
 def rows(reader: TraceReader, sql: str, *parameters: object) -> list[Any]:
-    """The rows of one SELECT, each a dict by column; the function that asks gives them their TypedDict."""
+    """Run a SELECT and return its rows as dicts; callers annotate them with a TypedDict."""
     return list(rows_of(reader.query(sql, list(parameters))))
 
 
@@ -97,21 +97,18 @@ _V = TypeVar("_V")
 
 
 def grouped(items: Iterable[_V], key: Callable[[_V], _K]) -> dict[_K, list[_V]]:
-    """Items by their key, keys in the order in which they come first."""
+    """Group items by key, in order of first appearance."""
     groups: dict[_K, list[_V]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
 
 
-_FEW = 64
-
-
 def among(column: str, ids: Sequence[str], first: int = 1) -> tuple[str, list[object]]:
-    """The condition that a column has one of some ids, and its parameters, numbered from `first` on.
+    """Return the condition that a column has one of the ids, and its parameters, numbered from `first`.
 
-    A few are named outright, so that of live files, and of many, only those rows and files are read.
+    Up to 64 ids become literals of an IN list, so that only matching rows and files are read.
     """
-    if 0 < len(ids) <= _FEW:
+    if 0 < len(ids) <= 64:
         return f"{column} IN ({', '.join(f'${first + i}' for i in range(len(ids)))})", list(ids)
     return f"{column} IN (SELECT unnest(${first}::VARCHAR[]))", [list(ids)]

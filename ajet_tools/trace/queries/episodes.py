@@ -1,20 +1,18 @@
-"""Episodes: of a run, of a group, of a step, those that an export writes, and those that have not ended."""
+"""Episodes of a run, a group or a step, for exports and comparisons, and unfinished episodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from ajet_sdk.protocols import TraceReader
-from ajet_tools.trace.queries.base import rows
-
-if TYPE_CHECKING:
-    from ajet_tools.trace.queries.filters import Filter
+from ajet_tools.trace.queries.base import USAGE_TOKENS, rows
+from ajet_tools.trace.queries.filters import Filter
 
 
 def episode_ids(reader: TraceReader, run_id: str, *, filter: Filter | None = None) -> Sequence[str]:
-    """The episodes of a run that have calls and fit a filter, newest first; without those that a resume rolled back."""
+    """Return the ids of a run's episodes with calls that match a filter, newest first, without superseded ones."""
     fits, values = (filter.sql, filter.parameters) if filter else ("true", ())
     matches = rows(
         reader,
@@ -30,13 +28,12 @@ def episode_ids(reader: TraceReader, run_id: str, *, filter: Filter | None = Non
 def exported_ids(
     reader: TraceReader, run_id: str | None = None, split: str | None = None, *, rolled_back: bool = False
 ) -> list[str]:
-    """Ids of episodes, oldest first.
+    """Return the ids of the episodes to export, oldest first.
 
     Args:
-        run_id: of one run; None: of all.
+        run_id: restrict to a run.
         split: `train`, `val` or `trial`; None: `train` and `val`.
-        rolled_back: also trials and those that a resume rolled back; and, of all runs, those that have calls and have
-            not ended.
+        rolled_back: include trials and superseded episodes, and without `run_id` also unfinished episodes with calls.
     """
     sql = """
         SELECT episode_id FROM episodes
@@ -53,9 +50,9 @@ def exported_ids(
 
 
 def attempts_of(reader: TraceReader, episode_id: str) -> list[str]:
-    """The attempts of an episode's group, by attempt; itself alone where it has none.
+    """Return the episodes of an episode's group, by attempt; only itself without a group.
 
-    Those that a resume rolled back stand with each other, and not among those that took their place.
+    Superseded episodes and their replacements are never mixed.
     """
     group = "e.group_id = this.group_id AND e.group_id <> '' AND e.superseded = this.superseded"
     same = f"e.step = this.step AND ({group} OR e.episode_id = $1)"
@@ -63,7 +60,7 @@ def attempts_of(reader: TraceReader, episode_id: str) -> list[str]:
 
 
 def compared_with(reader: TraceReader, episode_id: str) -> list[str]:
-    """The attempts of an episode's group; where it has none, itself and its task at other steps, the newest first."""
+    """Return the attempts of an episode's group; without a group, itself and its task at other steps, newest first."""
     attempts = attempts_of(reader, episode_id)
     if len(attempts) > 1:
         return attempts
@@ -73,24 +70,21 @@ def compared_with(reader: TraceReader, episode_id: str) -> list[str]:
 
 
 def step_of(reader: TraceReader, episode_id: str) -> list[str]:
-    """The episodes of an episode's step, of the same split; of those that a resume rolled back as `attempts_of`."""
+    """Return the episodes of an episode's step and split; superseded ones as in `attempts_of`."""
     same = "e.step = this.step AND e.superseded = this.superseded"
     return _beside(reader, episode_id, same, "e.started_at") or [episode_id]
 
 
 def _beside(reader: TraceReader, episode_id: str, same: str, order: str) -> list[str]:
-    """The episodes of the same run and split as `this` for which a condition holds."""
+    """Return the episodes of the same run and split as `this` that satisfy a condition."""
     sql = f"""
         SELECT e.episode_id FROM episodes e, (FROM episodes WHERE episode_id = $1) AS this
         WHERE e.run_id = this.run_id AND e.split = this.split AND {same} ORDER BY {order}, e.episode_id"""
     return [row["episode_id"] for row in rows(reader, sql, episode_id)]
 
 
-_MOST = 1000
-
-
 class ListedEpisode(TypedDict):
-    """A row of a listing. What is not known before the end is None in an episode that has not ended."""
+    """A row of a listing. In an unfinished episode, fields only known at its end are None."""
 
     episode_id: str
     run_id: str | None
@@ -107,7 +101,7 @@ class ListedEpisode(TypedDict):
     reward: float | None
     calls: int
     turns: int
-    """The calls of its agents; `calls` has those of judges too."""
+    """Calls of agents; `calls` includes those of judges."""
     agents: int
     tokens: int | None
     seconds: float
@@ -117,20 +111,19 @@ class ListedEpisode(TypedDict):
 
 
 class UnfinishedEpisode(ListedEpisode):
-    """An episode that has calls and no end."""
+    """An episode with calls but no end."""
 
     of_all: int
-    """How many there are, listed or not; the same in each row."""
+    """Number of unfinished episodes, listed or not; the same in each row."""
 
 
 def unended_rows(reader: TraceReader, run_id: str | None) -> list[UnfinishedEpisode]:
-    """The last 1,000 episodes that have not ended, newest first.
+    """Return the last 1,000 unfinished episodes, newest first.
 
-    A call doesn't name its run: with `run_id`, those that began after that run did.
+    Calls don't name their run: `run_id` selects the episodes that began after the start of the run.
     """
-    since = (
-        rows(reader, "SELECT min(started_at) AS at FROM runs WHERE run_id = $1", run_id)[0]["at"] if run_id else None
-    )
+    sql = "SELECT min(started_at) AS at FROM runs WHERE run_id = $1"
+    since = rows(reader, sql, run_id)[0]["at"] if run_id else None
     return rows(
         reader,
         f"""
@@ -143,9 +136,137 @@ def unended_rows(reader: TraceReader, run_id: str | None) -> list[UnfinishedEpis
         FROM calls JOIN (
           SELECT episode_id, count(*) OVER () AS of_all FROM calls ANTI JOIN episodes USING (episode_id)
           WHERE {"started_at >= $2" if since else "true"}
-          GROUP BY episode_id ORDER BY min(started_at) DESC, episode_id LIMIT {_MOST}) USING (episode_id)
+          GROUP BY episode_id ORDER BY min(started_at) DESC, episode_id LIMIT 1000) USING (episode_id)
         WHERE {"started_at >= $2" if since else "$2 IS NULL"}
         GROUP BY episode_id ORDER BY min(started_at) DESC, episode_id""",
         run_id,
         since,
+    )
+
+
+Steps = dict[tuple[str, str | None], dict[int, float | None]]
+
+
+def rewards_by_step(reader: TraceReader, run_id: str) -> Steps:
+    """Return the mean reward of succeeded episodes by split and decoding, then step."""
+    sql = """
+        WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL)
+        SELECT split, decoding, step, avg(reward) FILTER (status = 'succeeded') AS reward
+        FROM episodes LEFT JOIN value USING (episode_id) WHERE run_id = $1 AND NOT superseded
+        GROUP BY ALL ORDER BY step"""
+    by_step: Steps = {}
+    for row in rows(reader, sql, run_id):
+        by_step.setdefault((row["split"], row["decoding"]), {})[row["step"]] = row["reward"]
+    return by_step
+
+
+class StepEpisode(TypedDict):
+    """A finished episode of a step."""
+
+    episode_id: str
+    task_id: str
+    task: str
+    group_id: str
+    step: int
+    split: str
+    decoding: str | None
+    status: str
+    cause: str | None
+    is_success: bool | None
+    seconds: float
+    reward: float | None
+    """None for a failed episode."""
+    output: str | None
+    """JSON."""
+    watched: dict[str, float]
+    """Rewards of weight 0, by name."""
+    calls: int
+    """Calls of agents, with or without a reply."""
+    tokens: int | None
+    """Sampled tokens, from ids or else from usage."""
+    unread: int
+    """Replies with a tool call that cannot be parsed, truncated ones included."""
+    cut_calls: int
+    """Replies with a tool call truncated at the maximum length."""
+    cut: int
+    """Replies truncated at the maximum length."""
+    tool_replies: int
+    splits: int
+    """Calls with ids that extend no earlier call, beyond the first call of each agent."""
+
+
+def step_episodes(
+    reader: TraceReader, run_id: str, split: str | None, step: int | None, decoding: str | None, *, before: bool = False
+) -> list[StepEpisode]:
+    """Return the finished episodes of a split, step and decoding mode (None: any), without superseded ones.
+
+    With `before`, return the latest earlier attempts at the tasks of the step instead, one step per task.
+    """
+    of_kind = """run_id = $1 AND NOT superseded AND ($2::VARCHAR IS NULL OR split = $2)
+        AND ($4::VARCHAR IS NULL OR decoding = $4)"""
+    chosen = f"SELECT * FROM episodes WHERE {of_kind} AND ($3::INTEGER IS NULL OR step = $3)"
+    if before:
+        chosen = f"""
+            SELECT * FROM episodes WHERE {of_kind} AND step < $3 AND task_id IN (SELECT task_id FROM ({chosen}))
+            QUALIFY step = max(step) OVER (PARTITION BY task_id)"""
+    listed = rows(
+        reader,
+        f"""
+        WITH chosen AS ({chosen}),
+        value AS (
+            SELECT episode_id, sum(value * weight) AS reward,
+              list({{'name': name, 'value': value}}) FILTER (weight = 0) AS watched
+            FROM rewards WHERE episode_id IN (SELECT episode_id FROM chosen) GROUP BY ALL),
+        called AS (
+            SELECT episode_id, count(*) AS calls, coalesce(sum(len(output_ids)), {USAGE_TOKENS})::BIGINT AS tokens,
+              count(*) FILTER (response->>'$.choices[0].unread_tool_call' = 'true') AS unread,
+              count(*) FILTER (response->>'$.choices[0].unread_tool_call' = 'true' AND finish_reason = 'length')
+                AS cut_calls,
+              count(*) FILTER (finish_reason = 'length') AS cut,
+              count(*) FILTER (json_array_length(response->'$.choices[0].message.tool_calls') > 0) AS tool_replies,
+              count(*) FILTER (extends_call_id IS NULL AND output_ids IS NOT NULL)
+                - count(DISTINCT agent) FILTER (output_ids IS NOT NULL) AS splits
+            FROM calls WHERE phase = 'rollout' AND episode_id IN (SELECT episode_id FROM chosen) GROUP BY ALL)
+        SELECT episode_id, task_id, coalesce(task->>'$.main_query', task_id) AS task, group_id, step, split, decoding,
+          status, cause, is_success, epoch(ended_at - started_at) AS seconds, output, watched,
+          coalesce(calls, 0) AS calls, tokens, coalesce(unread, 0) AS unread,
+          coalesce(cut_calls, 0) AS cut_calls, coalesce(cut, 0) AS cut,
+          coalesce(tool_replies, 0) AS tool_replies, greatest(coalesce(splits, 0), 0) AS splits,
+          CASE WHEN status = 'succeeded' THEN reward END AS reward
+        FROM chosen LEFT JOIN value USING (episode_id) LEFT JOIN called USING (episode_id)
+        ORDER BY started_at, episode_id""",
+        run_id,
+        split,
+        step,
+        decoding,
+    )
+    return [row | {"watched": {entry["name"]: entry["value"] for entry in row["watched"] or ()}} for row in listed]
+
+
+class TrainedCall(TypedDict):
+    """A call trained by a step."""
+
+    episode_id: str
+    task_id: str
+    advantage: float
+    """Mean over its trained tokens."""
+    response: str
+    """JSON."""
+    asked: str | None
+    """The messages that its prompt adds to the prompt of an earlier call, as JSON."""
+
+
+def trained_calls(reader: TraceReader, run_id: str, step: int) -> list[TrainedCall]:
+    """Return the calls trained by a step; empty if the trainer recorded no advantages."""
+    return rows(
+        reader,
+        """
+        WITH pushed AS (
+            SELECT call_id, episode_id, list_avg(list_filter(advantages, lambda a: isfinite(a))) AS advantage
+            FROM trained WHERE run_id = $1 AND step = $2)
+        SELECT episode_id, task_id, advantage, response, messages_suffix AS asked
+        FROM pushed JOIN calls USING (call_id, episode_id) JOIN episodes USING (episode_id)
+        WHERE advantage IS NOT NULL""",
+        run_id,
+        step,
     )

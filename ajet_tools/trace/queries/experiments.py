@@ -1,4 +1,4 @@
-"""Many runs side by side: what differs in their configs, which differ by their seed only, and tasks over runs."""
+"""Compares many runs: differing settings, groups that differ only by seed, and rewards of tasks across runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Settings = dict[str, object]
 
 
 def differing(reader: TraceReader, run_ids: Sequence[str]) -> dict[str, Settings]:
-    """Of each run the settings that are not the same in all of them; None where one is not set."""
+    """Return the settings that differ between runs, by run; None for a missing key."""
     sql = "SELECT run_id, config FROM runs WHERE run_id IN (SELECT unnest($1::VARCHAR[]))"
     configs = {
         row["run_id"]: dict(flat_keys(json.loads(row["config"] or "{}"))) for row in rows(reader, sql, [*run_ids])
@@ -34,22 +34,22 @@ def differing(reader: TraceReader, run_ids: Sequence[str]) -> dict[str, Settings
 
 @dataclass(frozen=True)
 class Group:
-    """Runs whose settings differ by the seed only."""
+    """Runs that differ only by seed."""
 
     name: str
-    """What the names of its runs have in common: `lr=1e-4` of `lr=1e-4,seed=0` and `lr=1e-4,seed=1`."""
+    """Common part of the run names: `lr=1e-4` for `lr=1e-4,seed=0` and `lr=1e-4,seed=1`."""
     settings: Settings
     runs: tuple[str, ...]
     of: str | None
-    """Which mean reward the next three are of, by its name in `REWARDS`; None: the runs have none in common."""
+    """Name in `REWARDS` of the mean reward below; None if the runs share none."""
     mean: float | None
     low: float | None
-    """This and `high`: the 95 % interval of the mean from six runs on, else the least and the greatest."""
+    """`low` and `high`: the 95 % interval of the mean with six or more runs, otherwise minimum and maximum."""
     high: float | None
 
 
 def groups(runs: Sequence[RunOverview], settings: Mapping[str, Settings]) -> list[Group]:
-    """The runs by their settings without the seed, the best first."""
+    """Group runs by their settings without the seed, best first."""
     by_settings: dict[str, list[RunOverview]] = {}
     for run in runs:
         rest = {key: value for key, value in settings[run["run_id"]].items() if key != SEED}
@@ -76,17 +76,17 @@ def _shared(names: Sequence[str]) -> str:
 
 
 def seed_groups(runs: Sequence[RunOverview], settings: Mapping[str, Settings]) -> list[Group]:
-    """The groups of runs with several seeds, the best first."""
+    """Return the groups with several seeds, best first."""
     return [of for of in groups(runs, settings) if len({settings[run_id].get(SEED) for run_id in of.runs}) > 1]
 
 
 def run_names(runs: Sequence[RunOverview]) -> dict[str, str]:
-    """What runs are called: their names where these tell them apart, else their ids too."""
+    """Map run ids to display names: the run's name, followed by its id unless unique."""
     return _unique_names({run["run_id"]: run["name"] for run in runs})
 
 
 def names_of_runs(reader: TraceReader) -> dict[str, str]:
-    """Those of all runs of a trace."""
+    """Return the display names of all runs of a trace, as `run_names`."""
     return _unique_names({row["run_id"]: row["name"] or "" for row in rows(reader, "SELECT run_id, name FROM runs")})
 
 
@@ -96,7 +96,7 @@ def _unique_names(names: Mapping[str, str]) -> dict[str, str]:
 
 
 class TaskReward(TypedDict):
-    """A task's mean reward at a step of a run."""
+    """Mean reward of a task at a step of a run."""
 
     task_id: str
     task: str
@@ -109,7 +109,10 @@ class TaskReward(TypedDict):
 
 
 def task_rewards(reader: TraceReader, run_ids: Sequence[str], task_id: str | None = None) -> list[TaskReward]:
-    """Mean rewards by task, run and step, the first step first: of validations and sampled attempts where there are."""
+    """Return mean rewards by task, run and step, in order of steps.
+
+    For each run, validation attempts are preferred to training, and sampled to greedy.
+    """
     sql = """
         WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL)
         SELECT task_id, coalesce(nullif(any_value(task->>'$.main_query'), ''), task_id) AS task, run_id,
@@ -127,7 +130,7 @@ def task_rewards(reader: TraceReader, run_ids: Sequence[str], task_id: str | Non
 
 
 class TaskRow(NamedTuple):
-    """The mean rewards of a task, by run or by step."""
+    """Mean rewards of a task, by run or by step."""
 
     task_id: str
     task: str
@@ -135,63 +138,61 @@ class TaskRow(NamedTuple):
 
 
 def by_task(rewards: Sequence[TaskReward], column: Literal["run_id", "step"]) -> list[TaskRow]:
-    """A row a task: of each run the last step, or of one run each step; where they differ most first."""
+    """Return a row per task, with each run's last step or all steps of one run; largest spread first."""
     table: dict[str, TaskRow] = {}
-    for row in rewards:  # by step: the last one stays
+    for row in rewards:  # in order of steps: the last step of a run wins
         table.setdefault(row["task_id"], TaskRow(row["task_id"], row["task"], {})).rewards[row[column]] = row["reward"]
     return sorted(table.values(), key=lambda row: min(row.rewards.values()) - max(row.rewards.values()))
 
 
 class Standing(TypedDict):
-    """How a run does at a task: mean rewards of its last step, of its first, and of its best."""
+    """Mean rewards of a run at a task: at its last, first and best step."""
 
     run: str
-    """What the run is called."""
+    """Display name of the run."""
     reward: float
     attempts: int
     """At the last step."""
     step: int
     first: float | None
-    """None where the last step is the only one."""
+    """None if there is only one step."""
     best: float
     at: int
     """The first step with the best mean."""
     of: str
-    """Which attempts these are, `val sampled` or another kind."""
+    """Kind of attempts: `train`, `val greedy`, ..."""
     run_id: str
 
 
 def leaderboard(reader: TraceReader, runs: Sequence[RunOverview], task_id: str) -> list[Standing]:
-    """Who solves a task best: of each run that attempted it the last step, the best first, of equals the newest."""
+    """Rank the runs that attempted a task by the mean reward of their last step; ties by age, newest first."""
+    table = list[Standing]()
     names = run_names(runs)
-    steps = grouped(task_rewards(reader, [*names], task_id), lambda row: row["run_id"])
-    table = [_standing(names[run_id], steps[run_id]) for run_id in names if run_id in steps]
+    by_run = grouped(task_rewards(reader, [*names], task_id), lambda row: row["run_id"])
+    for run_id, name in names.items():
+        if steps := by_run.get(run_id):
+            last, best = steps[-1], max(steps, key=lambda row: row["reward"])
+            standing = Standing(
+                run=name,
+                reward=last["reward"],
+                attempts=last["attempts"],
+                step=last["step"],
+                first=steps[0]["reward"] if len(steps) > 1 else None,
+                best=best["reward"],
+                at=best["step"],
+                of=_kind_of(last),
+                run_id=run_id,
+            )
+            table.append(standing)
     return sorted(table, key=lambda standing: standing["reward"], reverse=True)
 
 
-def _standing(name: str, steps: Sequence[TaskReward]) -> Standing:
-    """`steps` are one run's at one task, the first step first."""
-    last, best = steps[-1], max(steps, key=lambda row: row["reward"])
-    return {
-        "run": name,
-        "reward": last["reward"],
-        "attempts": last["attempts"],
-        "step": last["step"],
-        "first": steps[0]["reward"] if len(steps) > 1 else None,
-        "best": best["reward"],
-        "at": best["step"],
-        "of": kind_of(last),
-        "run_id": last["run_id"],
-    }
-
-
-def kind_of(row: TaskReward) -> str:
-    """Which attempts a mean is of: `train`, `val greedy`."""
+def _kind_of(row: TaskReward) -> str:
     return " ".join(filter(None, (row["split"], row["decoding"])))
 
 
 def reward_panel(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> Panel:
-    """The mean reward by step, a curve a run."""
+    """Return the mean reward by step, one curve per run."""
     totals: dict[tuple[str, int], list[float]] = {}
     for row in rewards:
         total = totals.setdefault((row["run_id"], row["step"]), [0.0, 0.0])
@@ -199,6 +200,6 @@ def reward_panel(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> Pan
         total[1] += row["attempts"]
     means = {key: total / attempts for key, (total, attempts) in totals.items()}
     points = {run_id: [(step, mean) for (of, step), mean in means.items() if of == run_id] for run_id in names}
-    kinds = sorted({kind_of(row) for row in rewards})
+    kinds = sorted({_kind_of(row) for row in rewards})
     curves = tuple(Curve(names[run_id], of) for run_id, of in points.items() if of)
     return Panel(f"mean reward ({', '.join(kinds)})", curves)

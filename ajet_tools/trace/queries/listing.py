@@ -1,8 +1,8 @@
-"""Episodes sorted by any column, filtered, page by page, however many there are.
+"""Listings of millions of episodes: sorted by any column, filtered, read page by page.
 
-DuckDB reads and filters, Arrow sorts. What is counted in other tables is read for all episodes at once where a sort
-needs it, and until then for those of a page. Sampled tokens are the lengths of lists, which DuckDB reads to know them:
-call `prepare` in a worker after the first page, and no sort has to wait for that.
+DuckDB reads and filters, Arrow sorts. Columns computed from other tables are read for a page only, until a sort needs
+them for all episodes. Counting sampled tokens is slow, as DuckDB reads whole lists for their lengths: `prepare` does
+so in a worker after the first page.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.queries.base import USAGE_TOKENS, among, rows
 from ajet_tools.trace.queries.episodes import ListedEpisode
-from ajet_tools.trace.queries.fields import (
+from ajet_tools.trace.queries.filters import SQL, Condition, Filter, Node, conditions, sql_of
+from ajet_tools.trace.queries.search import (
     IN_CALL,
     IN_EPISODE,
-    SQL,
     call_parameters,
     call_spans,
     episode_parameters,
     of_span,
 )
-from ajet_tools.trace.queries.filters import Condition, Filter, Node, conditions, sql_of
 
 COLUMNS = tuple(ListedEpisode.__annotations__)
-"""Episodes can be sorted by each of these."""
+"""Sort columns."""
 
 _COUNTED = ("reward", "calls", "turns", "agents", "tokens")
 """Columns computed from other tables."""
 _MANY = 2000
-"""Uncounted episodes from which on those of the whole trace are counted anew."""
+"""With more uncounted episodes than this, the whole trace is counted again."""
 _SPAN = 20_000
-"""Calls whose texts one query searches."""
+"""Calls searched by a query."""
 _TOKEN_SPAN = 200_000
-"""Calls whose tokens one query counts."""
+"""Calls whose tokens a query counts."""
 _LATE = timedelta(minutes=10)
-"""Episodes are written roughly in the order in which they end, their calls within this time."""
+"""For new episodes, calls are searched from this long before the earliest start."""
 
 Progress = Callable[[int, int], None]
 Stop = Callable[[], bool]
@@ -53,36 +52,32 @@ class Cancelled(QueryError):
 
 @dataclass
 class _Counts:
-    """`_COUNTED` of the episodes that have been counted; listings that are made from one another share it."""
+    """Cache of the `_COUNTED` columns, shared by listings derived from one another."""
 
     table: pa.Table | None = None
 
     def of(self, reader: TraceReader, ids: pa.Array, cancelled: Stop | None = None) -> pa.Table:
-        """Those of these episodes, among others."""
-        table = self.table
-        missing = ids
-        if table is not None:
-            missing = _without(ids, _array(table.filter(pc.is_in(table["episode_id"], value_set=ids)), "episode_id"))
-        if table is None or len(missing) > _MANY:
-            table = _count_all(reader, ids, cancelled)
+        """Return a table that includes the rows of these episodes."""
+        missing = ids if self.table is None else _without(ids, _array(self.table, "episode_id"))
+        if self.table is None or len(missing) > _MANY:
+            self.table = _count_all(reader, ids, cancelled)
         elif len(missing):
-            table = pa.concat_tables([table, _count_few(reader, missing)]).combine_chunks()
-        self.table = table
-        return table
+            self.table = pa.concat_tables([self.table, _count_few(reader, missing)]).combine_chunks()
+        return self.table
 
 
 @dataclass(frozen=True)
 class _Matches:
-    """The episodes of a run at one time, and those of them that fit a filter."""
+    """A snapshot of the episodes of a run, and the matches of a filter."""
 
     run_id: str | None
     episodes: pa.Table
     counts: _Counts
     filter: Filter | None = None
     fitting: pa.Array | None = None
-    """None: all."""
+    """Ids of the matches; None: all."""
     by_part: dict[SQL, tuple[pa.Array, pa.Array]] = field(default_factory=dict)
-    """Part of the filter -> the episodes that were looked at, and those that fit."""
+    """Ids of the episodes checked and of the matches, for each part of the filter."""
 
     @property
     def ids(self) -> pa.Array:
@@ -90,7 +85,7 @@ class _Matches:
 
 
 class Listing:
-    """Episodes in one order. It does not change; the methods that ask the trace give another one."""
+    """Episodes in one order. Immutable; methods that read the trace return a new listing."""
 
     def __init__(self, reader: TraceReader, matches: _Matches, sort: str, descending: bool) -> None:
         self.filter = matches.filter
@@ -118,7 +113,7 @@ class Listing:
 
     @property
     def count(self) -> int:
-        """Number of episodes that match the filter."""
+        """Number of matches."""
         return len(self._ids)
 
     @property
@@ -127,17 +122,17 @@ class Listing:
         return len(self._matches.episodes)
 
     def ids(self, start: int = 0, stop: int | None = None) -> list[str]:
-        """The ids of the episodes [start, stop) in this order."""
+        """Return the ids of the episodes [start, stop)."""
         episode_ids: list[str] = self._ids[start:stop].to_pylist()
         return episode_ids
 
     def position(self, episode_id: str) -> int | None:
-        """Position of an episode; None if it is not in the listing."""
+        """Return the position of an episode, or None."""
         at: int = pc.index(self._ids, episode_id).as_py()
         return None if at < 0 else at
 
     def page(self, reader: TraceReader, offset: int, limit: int) -> list[ListedEpisode]:
-        """The rows [offset, offset + limit); long texts are cut."""
+        """Read the rows [offset, offset + limit); long texts are truncated."""
         ids = self._ids[offset : offset + limit]
         if not len(ids):
             return []
@@ -151,7 +146,7 @@ class Listing:
         return [nothing | by_id[id] | counted[id] for id in ids.to_pylist() if id in by_id]
 
     def sorted(self, reader: TraceReader, sort: str, descending: bool) -> Listing:
-        """The same episodes in another order."""
+        """Return the same episodes in another order."""
         _check_column(sort)
         return Listing(reader, self._matches, sort, descending)
 
@@ -163,14 +158,14 @@ class Listing:
         progress: Progress | None = None,
         cancelled: Stop | None = None,
     ) -> Listing:
-        """The run's episodes that fit another filter, in the same order of columns. Raises Cancelled."""
+        """Return the episodes of the run that match another filter, sorted alike. Raises Cancelled."""
         matches = replace(self._matches, filter=filter, by_part={})
         return Listing(reader, _fit(reader, matches, progress, cancelled), self.sort, self.descending)
 
     def refreshed(self, reader: TraceReader) -> Listing:
-        """A listing with the episodes that ended since; self if none did. Cheap enough to call every second.
+        """Add the episodes that have ended since; returns self if there are none. Cheap enough for polling.
 
-        Changes after an episode's end (feedback, age) are not read again: open a new listing.
+        Later changes of an episode (feedback, age) need a new listing.
         """
         last = self._matches
         state = "count(*) AS n, count(*) FILTER (superseded) AS superseded, max(ended_at) AS last"
@@ -182,13 +177,13 @@ class Listing:
         ):
             return self
         episodes = _episodes(reader, last.run_id)
-        if len(_without(last.ids, _array(episodes, "episode_id"))):  # another file has taken the place of this one
+        if len(_without(last.ids, _array(episodes, "episode_id"))):  # the file was replaced
             return open_listing(reader, last.run_id, self.filter, self.sort, self.descending)
         matches = _fit(reader, replace(last, episodes=episodes, by_part=dict(last.by_part)))
         return Listing(reader, matches, self.sort, self.descending)
 
     def prepare(self, reader: TraceReader, cancelled: Stop | None = None) -> None:
-        """Count ahead, in a worker, so that sorts and pages don't wait. Raises Cancelled."""
+        """Count all episodes ahead of a sort, in a worker. Raises Cancelled."""
         self._matches.counts.of(reader, self._matches.ids, cancelled)
 
 
@@ -202,10 +197,10 @@ def open_listing(
     progress: Progress | None = None,
     cancelled: Stop | None = None,
 ) -> Listing:
-    """The episodes of a run (of all where None) that fit a filter, in one order.
+    """List the episodes of a run, or of all runs, that match a filter.
 
-    `progress(done, of)` and `cancelled()` serve a filter that reads texts, which may take seconds.
-    Raises QueryError where there is no such column, Cancelled where it was.
+    A full-text filter may take seconds: `progress(done, of)` is called, and `cancelled()` checked, between queries.
+    Raises QueryError for an unknown column, and Cancelled.
     """
     _check_column(sort)
     matches = _Matches(run_id, _episodes(reader, run_id), _Counts(), filter)
@@ -227,13 +222,13 @@ _VALUES = {
     "task": "left(task->>'$.main_query', 64)",
     "error": "left(error, 64)",
 }
-"""What is sorted by, where that is no column of the table."""
+"""SQL of sort keys that are not columns of `episodes`."""
 _TIMES = ("started_at", "ended_at")
 _COLUMNS = "episode_id, started_at, ended_at, coalesce(superseded, false)::INTEGER AS superseded"
 
 
 def _episodes(reader: TraceReader, run_id: str | None, select: str = _COLUMNS) -> pa.Table:
-    """A SELECT from the episodes of a run."""
+    """Select from the episodes of a run."""
     of_run, run = _of_run(run_id)
     return reader.query(f"SELECT {select} FROM episodes e WHERE {of_run}", run)
 
@@ -248,14 +243,14 @@ def _of_run(run_id: str | None) -> tuple[str, list[str]]:
 def _fit(
     reader: TraceReader, matches: _Matches, progress: Progress | None = None, cancelled: Stop | None = None
 ) -> _Matches:
-    """Those that fit the filter. Of each part of it, only episodes are looked at that were not before."""
+    """Apply the filter; each part of it reads only episodes that it has not checked before."""
     if matches.filter is None or matches.filter.node == Condition("true", ()):
         return replace(matches, fitting=None)
     return replace(matches, fitting=_Fitting(reader, matches, progress, cancelled).ids(matches.filter.node))
 
 
 class _Fitting:
-    """Answers a filter part by part: what reads messages in spans of calls, the rest in one query."""
+    """Evaluates a filter: full-text searches separately, in spans of calls, and the rest in one query."""
 
     def __init__(
         self, reader: TraceReader, matches: _Matches, progress: Progress | None, cancelled: Stop | None
@@ -267,7 +262,7 @@ class _Fitting:
         self._done = 0
 
     def ids(self, node: Node) -> pa.Array:
-        """The episodes that fit."""
+        """Return the ids of the matches."""
         needles = [part.needle for part in conditions(node) if part.needle is not None]
         if isinstance(node, Condition) or not needles:
             return self._part(sql_of(node), needles[0] if needles else None)
@@ -283,12 +278,12 @@ class _Fitting:
 
     def _part(self, sql: SQL, needle: str | None) -> pa.Array:
         matches = self._matches
-        looked, fitting = matches.by_part.get(sql, (None, pa.array([], pa.string())))
+        checked, fitting = matches.by_part.get(sql, (None, pa.array([], pa.string())))
         new = matches.episodes
-        if looked is not None:
-            new = new.filter(pc.invert(pc.is_in(new["episode_id"], value_set=looked)))
+        if checked is not None:
+            new = new.filter(pc.invert(pc.is_in(new["episode_id"], value_set=checked)))
         if len(new):
-            began, ended = (None, None) if looked is None else (pc.min(new[at]).as_py() for at in _TIMES)
+            began, ended = (None, None) if checked is None else (pc.min(new[at]).as_py() for at in _TIMES)
             condition, values = sql if needle is None else (IN_EPISODE, episode_parameters(needle))
             late, since = ("e.ended_at >= ?", [ended]) if ended else ("true", [])
             of_run, run = _of_run(matches.run_id)
@@ -301,7 +296,7 @@ class _Fitting:
         return fitting
 
     def _containing(self, needle: str, since: datetime | None) -> Iterable[pa.Array]:
-        """The episodes with a call that contains a text."""
+        """Yield the episodes with a call that contains a text."""
         spans = [((since - _LATE, None), 0)] if since else call_spans(self._reader, _SPAN)
         of = self._needles * sum(size for _, size in spans)
         for span, size in spans:
@@ -315,7 +310,7 @@ class _Fitting:
                 self._progress(self._done, of)
 
 
-# What is counted
+# Counts
 
 _COUNTS = """
     SELECT * FROM (
@@ -328,7 +323,7 @@ _COUNTS = """
 
 
 def _count_few(reader: TraceReader, ids: pa.Array) -> pa.Table:
-    """The columns of `_COUNTED`. Of the lists of output ids only those are read that are of these episodes' times."""
+    """Read the `_COUNTED` columns of a few episodes; output ids are read only from the times of their calls."""
     condition, named = among("episode_id", ids.to_pylist())
     counts = reader.query(_COUNTS.format(condition), named)
     called = counts.select(["first", "last"]).drop_null()
@@ -345,7 +340,7 @@ def _count_few(reader: TraceReader, ids: pa.Array) -> pa.Table:
 
 
 def _count_all(reader: TraceReader, ids: pa.Array, cancelled: Stop | None) -> pa.Table:
-    """The same, read for all episodes of the trace."""
+    """Read the `_COUNTED` columns of all episodes."""
     counts, parts = reader.query(_COUNTS.format("true")), []
     for span, _ in call_spans(reader, _TOKEN_SPAN):
         if cancelled and cancelled():
@@ -353,13 +348,13 @@ def _count_all(reader: TraceReader, ids: pa.Array, cancelled: Stop | None) -> pa
         condition, edges = of_span(span)
         sql = "SELECT c.episode_id, sum(len(c.output_ids))::BIGINT AS tokens FROM calls c"
         parts.append(reader.query(f"{sql} WHERE {condition} AND c.output_ids IS NOT NULL GROUP BY 1", edges))
-        reader.close()  # what was read of the lists stays in memory as long as the file is open
+        reader.close()  # DuckDB caches the lists as long as the file is open
     tokens = pa.concat_tables(parts).group_by("episode_id").aggregate([("tokens", "sum")])
     return _join(reader, ids, counts, tokens.rename_columns({"tokens_sum": "tokens"}))
 
 
 def _join(reader: TraceReader, ids: pa.Array, counts: pa.Table, tokens: pa.Table) -> pa.Table:
-    """In the order of the ids; tokens by the usage of their calls where no call has ids: only then are replies read."""
+    """Join counts in the order of the ids. Replies are read for their usage only if no call of an episode has ids."""
     columns = {name: _aligned(ids, counts, name) for name in _COUNTED[:-1]}
     columns |= {name: pc.fill_null(columns[name], 0) for name in ("calls", "turns", "agents")}
     sampled = _aligned(ids, tokens, "tokens")
@@ -381,5 +376,5 @@ def _without(ids: pa.Array, others: pa.Array) -> pa.Array:
 
 
 def _aligned(ids: pa.Array, table: pa.Table, name: str) -> pa.Array:
-    """A column of the table in the order of `ids`; null where the table has no such episode."""
+    """Return a column in the order of `ids`, null for missing episodes."""
     return _array(table, name).take(pc.index_in(ids, value_set=_array(table, "episode_id")))

@@ -1,7 +1,8 @@
-"""Episodes with all that a trace has of them, and what changes when it has more."""
+"""Episodes with feedback, ledger and trained tokens, their change markers, and advantages recomputed from rewards."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -12,52 +13,51 @@ import pyarrow as pa
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.samples.build import build
 from ajet_sdk.trace.reader import arrays_of, calls_of, episodes
-from ajet_sdk.types import Episode, Feedback, LedgerEntry, Trained, now
+from ajet_sdk.types import Episode, Feedback, Json, JsonView, LedgerEntry, Trained, now
 from ajet_tools.trace.queries.base import among, grouped, rows
+from ajet_tools.trace.queries.episodes import attempts_of, step_of
+
+_Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """An episode with what was said of it and what became of its tokens, where that was asked for."""
+    """An episode with the requested feedback, ledger entries and trained tokens."""
 
     episode: Episode
-    """With its calls. Of an episode that has not ended only these are known, and its run is the newest."""
+    """With its calls. An unfinished episode has nothing else and counts to the newest run."""
     ended: bool = True
     feedback: tuple[Feedback, ...] = ()
     ledger: tuple[LedgerEntry, ...] = ()
     trained: tuple[Trained, ...] = ()
-    """In the order of steps."""
+    """In order of steps."""
     superseded: bool = False
     redacted: Mapping[str, int] = field(default_factory=dict)
-    """How many values of each kind were replaced in it."""
+    """Number of redacted values by kind."""
 
     @property
     def scores(self) -> dict[str, Trained]:
-        """By call, of the last step; none for a call that was not trained, or in a file from before they were kept."""
+        """Trained tokens of the last step, by call."""
         return {trained.call_id: trained for trained in self.trained}
 
     @property
     def advantage(self) -> float | None:
-        """The mean over its trained tokens; None where none was trained, or none is known."""
+        """Mean advantage of the trained tokens; None if there are none, or none recorded."""
         return mean_of([scores.advantages for scores in self.scores.values()])
 
 
-def mean_of(values: Sequence[npt.NDArray[np.float32]]) -> float | None:
-    """Over every value that is known; None where there is none."""
+def mean_of(values: Sequence[_Floats]) -> float | None:
+    """Return the mean over all finite values, or None without any."""
     known = [array[np.isfinite(array)] for array in values]
     return float(np.concatenate(known).mean()) if any(array.size for array in known) else None
 
 
 def records_of(
-    reader: TraceReader,
-    ids: Sequence[str],
-    *,
-    whole: bool = False,
-    feedback: bool = False,
-    trained: bool = False,
+    reader: TraceReader, ids: Sequence[str], *, whole: bool = False, feedback: bool = False, trained: bool = False
 ) -> list[Record]:
-    """Records of episodes, in the given order. `whole`: with all that the trace has, and those not ended too."""
+    """Read records in the order of `ids`; `whole` reads all parts of a record, and unfinished episodes too."""
     ids = list(dict.fromkeys(ids))
     known = {e.episode_id: e for e in episodes(reader, episode_ids=ids, superseded=True)}
     remarks = _by_episode(reader, Feedback, "feedback", ids, '"at", feedback_id') if feedback or whole else {}
@@ -81,7 +81,7 @@ def records_of(
 
 
 def known_records(reader: TraceReader, ids: Sequence[str]) -> list[Record]:
-    """All that the trace has of each episode. Raises QueryError if it does not have one of them."""
+    """Read whole records. Raises QueryError for an unknown episode."""
     records = records_of(reader, ids, whole=True)
     for record in records:
         if not record.ended and not record.episode.calls:
@@ -103,7 +103,7 @@ def _by_episode(
 
 
 def _running(reader: TraceReader, episode_id: str) -> Episode:
-    """An episode of which there are only calls yet, if any: they do not say which run's it is."""
+    """Make an episode from calls alone; they don't name their run, so the newest run is assumed."""
     calls = tuple(calls_of(reader, episode_id))
     newest = rows(reader, "SELECT run_id FROM runs ORDER BY status = 'running' DESC, started_at DESC LIMIT 1")
     return Episode(
@@ -116,37 +116,35 @@ def _running(reader: TraceReader, episode_id: str) -> Episode:
 
 
 def feedback_of(reader: TraceReader, episode_id: str, call_id: str | None = None) -> list[Feedback]:
-    """The feedback on an episode and its calls, oldest first; only that on one call where it is named."""
+    """Return the feedback on an episode and its calls, or on a single call, oldest first."""
     listed = _by_episode(reader, Feedback, "feedback", [episode_id], '"at", feedback_id').get(episode_id, [])
     return [feedback for feedback in listed if call_id is None or feedback.call_id == call_id]
 
 
 def attempt_rewards(reader: TraceReader, episode_ids: Sequence[str]) -> list[float | None]:
-    """The reward of each of these episodes, in their order; None where it has none."""
-    sql = (
-        "SELECT episode_id, sum(value * weight) AS reward FROM rewards WHERE list_contains($1, episode_id) GROUP BY ALL"
-    )
-    known = {row["episode_id"]: row["reward"] for row in rows(reader, sql, list(episode_ids))}
+    """Return the reward of each episode, or None, in order."""
+    sql = "SELECT episode_id, sum(value * weight) AS reward FROM rewards WHERE list_contains($1, episode_id)"
+    known = {row["episode_id"]: row["reward"] for row in rows(reader, f"{sql} GROUP BY ALL", list(episode_ids))}
     return [known.get(episode_id) for episode_id in episode_ids]
 
 
 class Pulse(NamedTuple):
-    """Numbers of rows of an episode. They differ where anything of it does."""
+    """State of an episode in a trace, equal as long as nothing has been added to it."""
 
     calls: int
     feedback: int
     running: bool
-    """The episode has not ended, and a run is going on."""
+    """The episode is unfinished, and a run is active."""
     ended: int
     superseded: bool
     group_id: str | None
     booked: int = 0
-    """Ledger entries; these and the attempts of its group are counted once it has ended."""
+    """Ledger entries; this and `attempts` are counted after the end of the episode."""
     attempts: int = 0
 
 
 def episode_pulse(reader: TraceReader, episode_id: str) -> Pulse:
-    """Whether anything of an episode has changed, cheaply: ledger and group are read only once it has ended."""
+    """Read the state of an episode, cheaply enough for polling: ledger and group only after its end."""
     [row] = rows(
         reader,
         """
@@ -172,9 +170,92 @@ def episode_pulse(reader: TraceReader, episode_id: str) -> Pulse:
 
 
 def mark_of(reader: TraceReader, *episode_ids: str) -> tuple[int, ...]:
-    """How many rows the trace has of some episodes: a cheap way to see that there is something new."""
+    """Count the rows of episodes in the tables of a trace, as a cheap way to detect changes."""
     sql = " UNION ALL ".join(
         f"SELECT {i} AS i, count(*) AS n FROM {table} WHERE list_contains($1, episode_id)"
         for i, table in enumerate(("calls", "episodes", "rewards", "ledger", "trained"))
     )
     return tuple(row["n"] for row in rows(reader, f"FROM ({sql}) ORDER BY i", list(episode_ids)))
+
+
+def recomputed_advantages(reader: TraceReader, *episode_ids: str) -> dict[str, _Floats]:
+    """Recompute the advantages of trainable calls, by token, from stored rewards and the config of the run.
+
+    For old files and foreign trainers, which record none; the step may have used different values, so callers label
+    these as recomputed. Calls that would not be trained are missing, tokens beyond the length limits are NaN. Raises
+    ConfigError for an unknown estimator.
+    """
+    recomputed: dict[str, _Floats] = {}
+    done: set[str] = set()
+    for episode_id in episode_ids:
+        if episode_id not in done:
+            compared, settings = _compared(reader, episode_id)
+            done |= {episode_id, *(episode.episode_id for episode in compared)}
+            recomputed |= _of_compared(reader, compared, settings)
+    return recomputed
+
+
+def _compared(reader: TraceReader, episode_id: str) -> tuple[list[Episode], Json]:
+    """Return the group (or step) over which an episode's advantage is computed, and the settings of `build`."""
+    run_rows = rows(
+        reader,
+        "SELECT run_id, config FROM runs WHERE run_id IN (SELECT run_id FROM episodes WHERE episode_id = $1)",
+        episode_id,
+    )
+    settings = _settings(json.loads(run_rows[0]["config"] or "{}").get("ajet") or {}) if run_rows else {}
+    of_step = settings.get("estimator") == "reinforce_plus_plus"
+    ids = step_of(reader, episode_id) if of_step else attempts_of(reader, episode_id)
+    return episodes(reader, episode_ids=ids, superseded=True), settings
+
+
+def _of_compared(reader: TraceReader, compared: Sequence[Episode], settings: Json) -> dict[str, _Floats]:
+    if not compared or settings.pop("use_kl_in_reward", False):  # the trace has no KL values
+        return {}
+    batch = build(compared, policy_version=trained_version(reader, compared[0]), **settings)
+    lengths = {c.call_id: len(c.output_ids) for e in compared for c in e.calls if c.output_ids is not None}
+    recomputed: dict[str, _Floats] = {}
+    for sample in batch.samples:
+        for span in sample.timeline.spans:
+            whole = np.full(lengths[span.call_id], np.nan, np.float32)
+            whole[: span.end - span.start] = sample.advantages[span.start : span.end]
+            recomputed[span.call_id] = whole
+    return recomputed
+
+
+def _settings(config: JsonView) -> Json:
+    """Map a recorded config to the arguments of `build`."""
+    algorithm = (config.get("trainer_common") or {}).get("algorithm") or {}
+    rollout = config.get("rollout") or {}
+    options = {
+        "estimator": algorithm.get("adv_estimator"),
+        "normalize_std": algorithm.get("normalize_std"),
+        "use_kl_in_reward": algorithm.get("use_kl_in_reward"),
+        "max_staleness": rollout.get("max_staleness"),
+        "max_tokens": rollout.get("max_model_len"),
+        "failure_reward": rollout.get("failure_reward"),
+        "gamma": rollout.get("gamma"),
+        "max_samples": (rollout.get("multi_turn") or {}).get("max_sample_per_task"),
+        "max_lengths": tuple((config.get("data") or {}).get(f"max_{part}_length") for part in ("prompt", "response")),
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def trained_version(reader: TraceReader, episode: Episode) -> int | None:
+    """Return the policy version trained by an episode's step: the last one before it, or else the newest that sampled.
+
+    Validation and trial episodes belong to the version after their step.
+    """
+    matches = rows(
+        reader,
+        """
+        SELECT coalesce(
+            (SELECT arg_max(value, step)::INTEGER FROM metrics
+             WHERE run_id = $1 AND name = 'train/policy_version' AND (step < $2 OR step = $2 AND $3 <> 'train')),
+            (SELECT max(policy_version) FROM calls WHERE episode_id IN
+                (SELECT episode_id FROM episodes WHERE run_id = $1 AND step = $2 AND split = $3))) AS version""",
+        episode.run_id,
+        episode.step,
+        episode.split,
+    )
+    version: int | None = matches[0]["version"]
+    return version

@@ -1,4 +1,4 @@
-"""Runs: status, metrics, ledger, and the curves of metrics, grouped into panels and thinned to the screen's width."""
+"""Runs: status, metrics and ledger, and panels of metric curves, thinned to the width of the screen."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.types import OUTCOMES
 from ajet_tools.text.clean import one_line
 from ajet_tools.trace.queries.base import USAGE_TOKENS, rows
-
-if TYPE_CHECKING:
-    from ajet_tools.trace.queries.filters import Filter
+from ajet_tools.trace.queries.filters import Filter
 
 REWARDS: dict[str, str] = {
     "last_train": "mean reward of the last training step",
@@ -24,18 +22,18 @@ REWARDS: dict[str, str] = {
     "last_trial": "mean reward of the last step's trials of new tasks",
     "run_mean": "mean reward of the run",
 }
-"""Mean reward -> what it is the mean of; `run_mean` of runs that train nothing, or whose episodes name no decoding."""
+"""Descriptions of mean rewards; `run_mean` is for runs without training, or whose episodes name no decoding mode."""
 
 
 class FailureCount(TypedDict):
-    """Episodes that failed for one cause."""
+    """Number of episodes that failed with a cause."""
 
     cause: str
     episodes: int
 
 
 class RunOverview(TypedDict):
-    """A run as lists of runs show it."""
+    """A run in a list of runs."""
 
     run_id: str
     name: str
@@ -46,26 +44,26 @@ class RunOverview(TypedDict):
     error: str | None
     episodes: int
     unsound: int
-    """Episodes that did not succeed."""
+    """Episodes with a status other than succeeded."""
     last_step: int | None
     last_train: float | None
-    """This and the next four: see `REWARDS`. What the run logged, else the mean of its episodes."""
+    """Mean rewards, see `REWARDS`: as logged by the run, or else computed from its episodes."""
     last_val: float | None
     last_greedy: float | None
     last_trial: float | None
     run_mean: float | None
     tokens: int | None
-    """Sampled."""
+    """Sampled tokens."""
     causes: list[FailureCount]
-    """Of failures, the most frequent first."""
+    """Causes of failures, most frequent first."""
     rewards: list[float]
-    """Mean reward by step, of `reward_of`."""
+    """Mean rewards of the split `reward_of`, by step."""
     reward_of: str | None
-    """Training, else validation, else greedy validation."""
+    """Training if there are any rewards, else validation, else greedy validation."""
     last_at: datetime | None
-    """When it last finished an episode or logged a step."""
+    """Time of the last finished episode or logged step."""
     total_steps: int | None
-    """None where the run trains nothing or its config doesn't say."""
+    """None without training, or if the config has no limit."""
 
 
 class MetricRow(TypedDict):
@@ -82,7 +80,7 @@ class _OfStep(TypedDict, total=False):
 
 
 class LedgerTotal(_OfStep):
-    """The ledger's total of an outcome, for a run or one of its steps."""
+    """Ledger total of an outcome, for a run or a step."""
 
     outcome: str
     calls: int
@@ -91,20 +89,20 @@ class LedgerTotal(_OfStep):
 
 
 class Failure(FailureCount):
-    """Episodes of a run that failed for one cause."""
+    """Episodes of a run that failed with a cause."""
 
     status: str
     share: float
-    """Of all episodes of the run."""
+    """Share of all episodes of the run."""
     last_step: int
     example: str
-    """The last of these episodes."""
+    """Id of the last such episode."""
     error: str | None
-    """That episode's, at most 400 characters."""
+    """Error of the example, at most 400 characters."""
 
 
 def metrics(reader: TraceReader, run_id: str) -> list[MetricRow]:
-    """The last value of each metric of a run."""
+    """Return the last value of each metric of a run."""
     return rows(
         reader,
         """
@@ -117,7 +115,7 @@ def metrics(reader: TraceReader, run_id: str) -> list[MetricRow]:
 def ledger_totals(
     reader: TraceReader, run_id: str, filter: Filter | None = None, *, by_step: bool = False
 ) -> list[LedgerTotal]:
-    """Tokens and calls by outcome, what was trained first, and by step if asked, of a run or the episodes that fit."""
+    """Return calls and tokens by outcome, trained first, of a run or of the episodes that match a filter."""
     step = "step, " if by_step else ""
     fits, values = "", list[object]([run_id])
     if filter is not None:
@@ -136,7 +134,7 @@ def ledger_totals(
 
 
 def ledger_by_step(reader: TraceReader, run_id: str) -> dict[int, dict[str, float]]:
-    """Step -> outcome -> tokens of a run."""
+    """Return tokens by step, then outcome."""
     by_step: dict[int, dict[str, float]] = {}
     for row in ledger_totals(reader, run_id, by_step=True):
         by_step.setdefault(row["step"], {})[row["outcome"]] = row["tokens"]
@@ -144,7 +142,7 @@ def ledger_by_step(reader: TraceReader, run_id: str) -> dict[int, dict[str, floa
 
 
 def overview(reader: TraceReader, run_id: str | None = None) -> list[RunOverview]:
-    """The runs, newest first; only `run_id` where it is given."""
+    """Return all runs, newest first, or a single run."""
     listed: list[RunOverview] = rows(
         reader,
         """
@@ -221,36 +219,36 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[RunOverview
 
 
 def steps_of(run: RunOverview) -> str:
-    """`12/60`, or `12` where the run's config does not say how many there will be."""
+    """Format the steps of a run: `12/60`, or `12` if the total is unknown."""
     if run["last_step"] is None:
         return "" if run["total_steps"] is None else f"0/{run['total_steps']}"
     return f"{run['last_step']}/{run['total_steps']}" if run["total_steps"] else str(run["last_step"])
 
 
 def seconds_of(run: RunOverview, now: datetime) -> float | None:
-    """How long a run took: to its end, to now while it runs, or to its last sign of life if it was cut off."""
+    """Return the duration of a run: until its end, until now while running, or until its last event if it crashed."""
     end = run["ended_at"] or (now if run["status"] == "running" else run["last_at"])
     return None if end is None else max(0.0, (end - run["started_at"]).total_seconds())
 
 
 def quiet_seconds(run: RunOverview, now: datetime) -> float | None:
-    """How long ago a running run last finished an episode or logged a step; None for one that has ended."""
+    """Return the time since a running run last finished an episode or logged a step; None for an ended run."""
     since = run["last_at"] or run["started_at"]
     return (now - since).total_seconds() if run["status"] == "running" else None
 
 
 def failures_in_words(run: RunOverview, width: int = 80) -> str:
-    """`12 TimeoutError, 3 NoReward`, the most frequent first."""
+    """Format the causes of failures, most frequent first: `12 TimeoutError, 3 NoReward`."""
     return one_line(", ".join(f"{cause['episodes']:,} {cause['cause']}" for cause in run["causes"]), width)
 
 
 def _sampled(reader: TraceReader, run_ids: list[str]) -> dict[str, int]:
-    """Sampled tokens of runs without a ledger, by run: of ids, else by usage."""
+    """Count the sampled tokens of runs without a ledger, by ids or else by usage."""
     sql = """
         SELECT run_id, {tokens}::BIGINT AS tokens FROM calls JOIN episodes USING (episode_id)
         WHERE list_contains($1, run_id) GROUP BY run_id"""
     sampled: dict[str, int] = {}
-    for tokens in ("sum(len(output_ids))", USAGE_TOKENS):  # replies are read only where ids are missing
+    for tokens in ("sum(len(output_ids))", USAGE_TOKENS):  # reads replies only if ids are missing
         missing = [run_id for run_id in run_ids if run_id not in sampled]
         totals = rows(reader, sql.format(tokens=tokens), missing) if missing else []
         sampled |= {row["run_id"]: row["tokens"] for row in totals if row["tokens"] is not None}
@@ -258,7 +256,7 @@ def _sampled(reader: TraceReader, run_ids: list[str]) -> dict[str, int]:
 
 
 def failures(reader: TraceReader, run_id: str) -> list[Failure]:
-    """Why episodes of a run failed, the most frequent cause first."""
+    """Return the causes of failed episodes, most frequent first."""
     return rows(
         reader,
         """
@@ -271,7 +269,7 @@ def failures(reader: TraceReader, run_id: str) -> list[Failure]:
 
 
 def metric_points(reader: TraceReader, run_id: str) -> dict[str, list[tuple[int, float]]]:
-    """Every metric of a run by step, oldest first; a step that was taken again after a resume counts once, the last."""
+    """Return the values of each metric in order of steps; a step repeated after a resume has its last value."""
     table = reader.query(
         """
         SELECT name, step, arg_max(value, "at") AS value FROM metrics WHERE run_id = $1
@@ -286,7 +284,7 @@ def metric_points(reader: TraceReader, run_id: str) -> dict[str, list[tuple[int,
 
 
 def staleness(reader: TraceReader, run_id: str) -> list[tuple[int, float]]:
-    """By training step, how many updates its calls are behind the newest call of the step, on average."""
+    """Return the mean number of updates by which calls are behind the newest call, by training step."""
     step_rows = rows(
         reader,
         """
@@ -304,7 +302,7 @@ Points = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One curve of a panel."""
+    """A curve of a panel."""
 
     label: str
     points: Points
@@ -316,7 +314,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves that are drawn together."""
+    """Curves drawn in one chart."""
 
     title: str
     curves: tuple[Curve, ...]
@@ -343,13 +341,15 @@ _TOGETHER: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         tuple((name, f"cost/{name}_tokens") for name in ("prefilled", "cached", "sampled", "trained")),
     ),
 )
-"""Title -> (label, metric); two are worked out here: `tokens_per_episode` and `staleness`."""
+"""Titles with (label, metric) pairs; `panels` computes `tokens_per_episode` and `staleness`."""
 
 
 def panels(reader: TraceReader, run_id: str) -> list[Panel]:
-    """The panels of a run that have points; metrics in no group follow in panels of their own."""
+    """Return the panels with points; metrics without a group follow in separate panels."""
     points: dict[str, Points] = {**metric_points(reader, run_id)}
-    points["tokens_per_episode"] = _ratio(points.get("train/tokens_sampled", ()), points.get("train/episodes", ()))
+    episodes = dict(points.get("train/episodes", ()))
+    sampled = points.get("train/tokens_sampled", ())
+    points["tokens_per_episode"] = [(step, n / episodes[step]) for step, n in sampled if episodes.get(step)]
     points["staleness"] = staleness(reader, run_id)
     placed = {name for _, lines in _TOGETHER for _, name in lines}
     result = [_panel(title, lines, points) for title, lines in _TOGETHER]
@@ -359,11 +359,11 @@ def panels(reader: TraceReader, run_id: str) -> list[Panel]:
 
 _ALWAYS = ("reward", "success")
 _LEAST = {"KL": 1e-5, "trainer - sampler log-prob.": 1e-4}
-"""Panel -> values below it are rounding."""
+"""Rounding errors by panel; smaller values are noise."""
 
 
 def is_constant(panel: Panel) -> bool:
-    """Whether its curves are flat, or nothing but rounding: an outcome that never changes is still worth a look."""
+    """Whether all curves are flat up to rounding; rewards and success never count as constant."""
     if panel.title in _ALWAYS or max(len(curve.points) for curve in panel.curves) < 2:
         return False
     least = _LEAST.get(panel.title, 0.0)
@@ -375,13 +375,8 @@ def _panel(title: str, lines: Sequence[tuple[str, str]], points: Mapping[str, Po
     return Panel(title, tuple(Curve(label, points[name]) for label, name in lines if points.get(name)))
 
 
-def _ratio(above: Points, below: Points) -> Points:
-    by_step = dict(below)
-    return [(step, value / by_step[step]) for step, value in above if by_step.get(step)]
-
-
 def thin(panel: Panel, columns: int) -> Panel:
-    """The panel with at most two points a column: of each stretch the lowest and the highest, so no spike is lost."""
+    """Reduce curves to two points per column, the minimum and maximum of each stretch, so that no spike is lost."""
     return replace(panel, curves=tuple(replace(c, points=_thin(c.points, columns)) for c in panel.curves))
 
 

@@ -1,1 +1,1 @@
-"""A user's SQL: its process, and what a console needs."""
+"""SQL queries of users: a process with limits, and the console."""

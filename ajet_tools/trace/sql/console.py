@@ -1,10 +1,9 @@
-"""The tables of a trace, and query results as files."""
+"""Tables of a trace, and export of query results to files."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -21,34 +20,31 @@ FORMATS = ("csv", "jsonl", "parquet")
 
 
 def tables(reader: TraceReader) -> dict[str, dict[str, str]]:
-    """Table -> column -> type, of everything that a query may name. `calls_full` has prompts and requests whole."""
+    """Return the types of all columns by table. `calls_full` has whole prompts and requests."""
     whole = reader.query("SELECT * FROM calls_full LIMIT 0").schema
     return {**COLUMNS, "calls_full": {field.name: str(field.type) for field in whole}}
 
 
 def result_of(reader: TraceReader, sql: str) -> pa.Table:
-    """The result of one SELECT or EXPLAIN; a column's name that comes twice gets a number. Raises QueryError."""
+    """Run a SELECT or EXPLAIN; repeated column names are numbered: `a, a` becomes `a, a:1`. Raises QueryError."""
     table = reader.query(sql)
-    return table.rename_columns(distinct(table.column_names))
-
-
-def distinct(names: Sequence[str]) -> list[str]:
-    """Names that all differ: `a, a` becomes `a, a:1`."""
     unique: list[str] = []
-    for name in names:
+    for name in table.column_names:
         number, new = 0, name
         while new in unique:
             number += 1
             new = f"{name}:{number}"
         unique.append(new)
-    return unique
+    return table.rename_columns(unique)
 
 
 def save_result(table: pa.Table, path: Path) -> int:
-    """Write a result as CSV, JSON lines or Parquet, as the file's name says; returns how many rows.
+    """Write a result as CSV, JSON lines or Parquet, by file suffix, and return the number of rows.
 
-    The file appears whole or not at all, and none is overwritten. Raises ConfigError where it cannot be.
+    The write is atomic and never overwrites a file. Raises ConfigError if it fails.
     """
+    import pyarrow.parquet as pq
+
     path = path.expanduser()
     kind = path.suffix.lstrip(".").lower()
     if kind not in FORMATS:
@@ -57,7 +53,17 @@ def save_result(table: pa.Table, path: Path) -> int:
         raise ConfigError(f"{path} already exists; choose another name")
     part = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
     try:
-        {"csv": _write_csv, "jsonl": _write_lines, "parquet": _write_parquet}[kind](table, part)
+        if kind == "parquet":
+            pq.write_table(table, part)
+        else:
+            with part.open("w", newline="", encoding="utf-8") as file:
+                if kind == "csv":
+                    writer = csv.writer(file)
+                    writer.writerow(table.column_names)
+                    writer.writerows(map(csv_value, row.values()) for row in rows_of(table))
+                else:
+                    lines = (json.dumps(row, ensure_ascii=False, default=json_default) for row in rows_of(table))
+                    file.writelines(f"{line}\n" for line in lines)
         part.replace(path)
     except (OSError, pa.ArrowException) as error:
         remove_draft(part)
@@ -65,33 +71,13 @@ def save_result(table: pa.Table, path: Path) -> int:
     return len(table)
 
 
-def _write_csv(table: pa.Table, path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(table.column_names)
-        for row in rows_of(table):
-            writer.writerow(csv_value(value) for value in row.values())
-
-
 def csv_value(value: object) -> object:
-    """A cell of CSV: lists and structs as JSON."""
+    """Convert a value to a CSV cell: lists and structs become JSON."""
     return json.dumps(value, ensure_ascii=False, default=json_default) if isinstance(value, list | dict) else value
 
 
-def _write_lines(table: pa.Table, path: Path) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for row in rows_of(table):
-            file.write(json.dumps(row, ensure_ascii=False, default=json_default) + "\n")
-
-
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    pq.write_table(table, path)
-
-
 def spelled(value: object) -> str:
-    """A value as text: JSON on several lines where it is JSON."""
+    """Format a value as text; JSON is indented."""
     if value is None:
         return "null"
     if isinstance(value, str):

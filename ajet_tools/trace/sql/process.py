@@ -1,44 +1,48 @@
-"""A user's SQL, in a process of its own under the system's limits: what it takes, nobody else loses.
+"""Runs SQL queries of users in a child process with limits on memory and time.
 
-DuckDB counts what its tables and joins hold, not what one value takes: `repeat('x', 3000000000)` is 6 GB. So the
-question is asked in a process that may have only so much memory and is ended when it is over time or called off. Of a
-run that lives only rows are copied: the training process runs nothing of it.
+DuckDB limits the memory of tables and joins, but not of single values: `repeat('x', 3000000000)` takes 6 GB. The child
+process has a memory limit, and is killed on timeout or cancellation. Of a live run it only copies rows; the training
+process never executes such a query.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import resource
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
+
+import pyarrow as pa
 
 import ajet_sdk.errors as errors
 from ajet_sdk.errors import AjetError, QueryError
-from ajet_sdk.protocols import Stop
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from ajet_sdk.protocols import Stop, TraceReader
+from ajet_tools.trace.locate import open_located
+from ajet_tools.trace.sql.console import result_of
 
 MEMORY = 1536 << 20
-"""Bytes of address space that a question may take, beside the libraries."""
+"""Address space of a query in bytes, besides the libraries."""
 _NO_MEMORY = ("bad_alloc", "MemoryError", "can't start new thread")
 _SECONDS = 120.0
-"""By the clock, copying of live files included; DuckDB itself is stopped after 30 s."""
+"""Wall-clock limit, including the copy of live files; DuckDB queries are stopped after 30 s."""
 _ROOT = str(Path(__file__).resolve().parents[3])
 _START = (
     "import sys; sys.path[:] = [{root!r}, *(p for p in sys.path if p)]\n"
-    "from ajet_tools.trace.sql.child import main; main({path!r}, {memory}, {read_only})"
+    "from ajet_tools.trace.sql.process import answer; answer({path!r}, {memory}, {read_only})"
 )
 
 
 class SqlProcess:
-    """Answers questions about the trace at `path`, found as `open_located` finds it; it starts at once.
+    """A child process that queries the trace at `path`, opened by `open_located`.
 
-    One question at a time. It is started anew after one that was called off, or needed too much.
+    Starts immediately, answers one query at a time, and restarts after a query that was cancelled or exceeded a limit.
     """
 
     def __init__(self, path: Path | None, *, memory: int = MEMORY, read_only: bool = False) -> None:
@@ -49,7 +53,7 @@ class SqlProcess:
         self._process, self._errors = self._started()
 
     def ask(self, sql: str, stop: Stop | None = None) -> pa.Table:
-        """The result of one SELECT or EXPLAIN. Raises QueryError, and TraceError where there is no such trace."""
+        """Run a SELECT or EXPLAIN. Raises QueryError, or TraceError for a missing trace."""
         stop = stop or Stop()
         with self._lock:
             if self._process.poll() is not None:
@@ -84,20 +88,18 @@ class SqlProcess:
             self._process.wait()
             for file in (self._process.stdin, self._process.stdout, self._errors):
                 if file is not None:
-                    with suppress(BrokenPipeError):  # the rest of a question
+                    with suppress(BrokenPipeError):  # unsent part of a query
                         file.close()
 
     def _started(self) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
         stderr_file = tempfile.TemporaryFile()  # noqa: SIM115
         process = subprocess.Popen(
             [sys.executable, "-c", self._start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr_file,
-            start_new_session=True,  # Ctrl-C and F9 are ours to answer
+            start_new_session=True,  # Ctrl-C is handled by the parent
         )  # fmt: skip
         return process, stderr_file
 
     def _answer(self, sql: str) -> pa.Table:
-        import pyarrow as pa
-
         question, answer = self._process.stdin, self._process.stdout
         assert question is not None and answer is not None
         try:
@@ -107,9 +109,7 @@ class SqlProcess:
             if head is None:
                 raise self._end()
             if "error" in head:
-                if head["message"].startswith(
-                    QueryError.TOO_MUCH
-                ):  # what it took may not be free again for the next question
+                if head["message"].startswith(QueryError.TOO_MUCH):  # its memory may not be released
                     self._process.kill()
                     self._process.wait()
                 kind = getattr(errors, head["error"], QueryError)
@@ -119,7 +119,7 @@ class SqlProcess:
             raise self._end() from error
 
     def _end(self) -> _Ended:
-        """The message for a process that ended during a query."""
+        """Return the error for a process that ended during a query."""
         code = self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
@@ -132,4 +132,47 @@ class SqlProcess:
 
 
 class _Ended(Exception):
-    """The process has ended."""
+    """The child process has ended."""
+
+
+def answer(path: str | None, memory: int, read_only: bool) -> None:
+    """Answer queries in the child process: a line of JSON each, answered by a line of JSON and an Arrow stream."""
+    answers = os.fdopen(os.dup(1), "wb")
+    with Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), 1)  # DuckDB prints a progress bar after two seconds
+    _limit(memory)
+    reader: TraceReader | None = None
+    for line in sys.stdin.buffer:
+        try:
+            reader = reader or open_located(None if path is None else Path(path), read_only)[0]
+            result = result_of(reader, json.loads(line))
+        except AjetError as error:
+            _send(answers, {"error": type(error).__name__, "message": str(error)})
+            continue
+        _send(answers, {"rows": len(result)})
+        with pa.ipc.new_stream(answers, result.schema) as stream:
+            stream.write_table(result)
+        answers.flush()
+
+
+def _send(answers: IO[bytes], head: dict[str, object]) -> None:
+    answers.write(json.dumps(head).encode() + b"\n")
+    answers.flush()
+
+
+def _limit(memory: int) -> None:
+    """Limit this process to `memory` bytes more than it has now."""
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + memory
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    else:  # macOS accepts the limit without enforcing it
+        threading.Thread(target=_watch, args=(memory,), daemon=True).start()
+
+
+def _watch(memory: int) -> None:
+    unit = 1 if sys.platform == "darwin" else 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit + memory
+    while resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit < most:
+        time.sleep(0.02)
+    os.kill(os.getpid(), 9)

@@ -1,1 +1,1 @@
-"""An episode token by token."""
+"""Timelines of an episode as tokens: values, shading, facts, layout."""

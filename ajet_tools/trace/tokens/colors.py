@@ -1,4 +1,4 @@
-"""A value of each token in a few levels that a colour or a mark can show, with the words of their legend."""
+"""Maps a value of each token to a few levels, to be shown as colours or marks with a legend."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class Level:
 
     label: str
     tone: str
-    """Its colour's name: `prompt unknown`, `low2 low1 mid high1 high2` where 0 lies in the middle, `scale0` to
-    `scale4` where more is more, `trained held left context` for what stands in the loss mask."""
+    """Name of its colour: `prompt unknown`; `low2 low1 mid high1 high2` for values around 0; `scale0` to `scale4` for
+    increasing values; `trained held left context` for the loss mask."""
 
 
 @dataclass(frozen=True, eq=False)
 class ColorScale:
-    """One value of a timeline's tokens in levels."""
+    """Levels of a value for the tokens of a timeline."""
 
     name: str
     levels: tuple[Level, ...]
     of: _Codes
-    """The level of each token."""
+    """Level of each token."""
     note: str = ""
-    """What there is to know of the values."""
+    """Remark for the legend."""
 
     @property
     def present(self) -> list[Level]:
-        """The levels that some token has, in order."""
+        """Levels of at least one token, in order."""
         return [self.levels[i] for i in np.unique(self.of).tolist()]
 
 
@@ -47,7 +47,7 @@ _UNKNOWN = Level("not known", "unknown")
 
 
 def shade(view: TokenView, name: str) -> ColorScale:
-    """A timeline's tokens shaded by one of SHADINGS."""
+    """Shade the tokens of a timeline by one of SHADINGS."""
     return _BY_NAME[name](view)
 
 
@@ -61,9 +61,9 @@ def _mask(view: TokenView) -> ColorScale:
         Level("sampled, not the policy's", "unknown"),
     )
     codes = np.zeros(len(view), np.int8)
-    own_turn = np.array([turn.own for turn in view.turns], np.bool_)[view.turn]
+    is_home = np.array([turn.own for turn in view.turns], np.bool_)[view.turn]
     codes[view.sampled & ~view.mask] = 5
-    codes[view.sampled & ~own_turn] = 4
+    codes[view.sampled & ~is_home] = 4
     codes[view.mask] = 3
     codes[view.mask & (view.outcome < 0)] = 2
     codes[view.mask & (view.outcome == OUTCOMES.index("trained"))] = 1
@@ -89,14 +89,11 @@ def _advantage(view: TokenView) -> ColorScale:
     distinct = np.unique(values)
     if len(distinct) > 5:
         return _signed(view, "advantage", view.advantage, 0.0, half, note)
-    levels = [Level(f"{value:+.3g}", _tone(value, half)) for value in distinct.tolist()]
+    levels = []
+    for value in distinct.tolist():
+        tone = f"{'high' if value > 0 else 'low'}{2 if abs(value) >= half else 1}" if value else "mid"
+        levels.append(Level(f"{value:+.3g}", tone))
     return _scale(view, "advantage", view.advantage, np.searchsorted(distinct, view.advantage), levels, note)
-
-
-def _tone(value: float, half: float) -> str:
-    if not value:
-        return "mid"
-    return f"{'high' if value > 0 else 'low'}{2 if abs(value) >= half else 1}"
 
 
 def _gap(view: TokenView) -> ColorScale:
@@ -105,7 +102,7 @@ def _gap(view: TokenView) -> ColorScale:
 
 
 def _signed(view: TokenView, name: str, values: _Floats, near: float, far: float, note: str) -> ColorScale:
-    """Values around 0: `near` and nearer counts as 0, `far` and farther as much."""
+    """Levels for values around 0: up to `near` counts as 0, and from `far` on as large."""
     zero = f"within {near:g}" if near else "0"
     labels = (f"≤ {-far:.3g}", f"< {-near:g}" if near else "< 0", zero, f"> {near:g}", f"≥ {far:.3g}")
     size = np.abs(values)
@@ -117,7 +114,7 @@ def _signed(view: TokenView, name: str, values: _Floats, near: float, far: float
 def _version(view: TokenView) -> ColorScale:
     known = np.where(view.version < 0, np.nan, view.version).astype(np.float32)
     sampled = np.unique(view.version[view.version >= 0])
-    if view.step_version is None:  # the versions themselves, the newest apart
+    if view.step_version is None:
         newest = sampled[::-1][:5].tolist()
         older = sum((view.version <= version for version in newest[1:]), np.zeros(len(view), np.int64))
         levels, note = _in_order(*(f"version {v}" for v in newest)), "which version was trained is not known"
@@ -140,7 +137,7 @@ def _scale(
     levels: Sequence[Level],
     note: str = "",
 ) -> ColorScale:
-    """Values in levels, `indices` into them; prompts and unknown values have levels of their own before these."""
+    """Make a scale of level indices, after two more levels for prompts and unknown values."""
     codes = np.zeros(len(view), np.int8)
     codes[view.sampled] = 1
     known = view.sampled & np.isfinite(values)
@@ -157,4 +154,4 @@ _BY_NAME: dict[str, Callable[[TokenView], ColorScale]] = {
     "entropy": _entropy,
 }
 SHADINGS: tuple[str, ...] = tuple(_BY_NAME)
-"""What tokens can be shaded by."""
+"""Names of the values to shade tokens by."""

@@ -1,7 +1,4 @@
-"""The facts of a token: its bytes, its values, its call, and why it was trained or not.
-
-Where one would like to go in a timeline: masked-in spans, unlikely tokens, forks, wide gaps, a text.
-"""
+"""Facts of a token (bytes, values, call, reason of its training) and search for tokens in a timeline."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ from ajet_tools.trace.decoding import shown
 from ajet_tools.trace.tokens.view import Fork, TokenView
 
 Fact = tuple[str, str]
-"""A name and a value, both as text that can be shown."""
+"""Name and value, without control characters."""
 
 _REWARDS = 6
-"""More rewards than these are counted, not listed."""
+"""Maximum number of listed rewards."""
 
 _BYTES = 20
-"""More bytes of one token than this are counted, not listed."""
+"""Maximum number of listed bytes."""
 
 _REASONS = {
     "superseded": "not trained: its step was rolled back by a resume",
@@ -36,14 +33,14 @@ _REASONS = {
     "under other parameters, which the trainer or the teacher can't apply",
     "zero_advantage": "not trained: its advantage is 0 (all attempts of the group got the same reward, or there is "
     "no reward)",
-    "cut": "not trained: it was sampled behind the end of the reply and cut off (parallel_tool_calls: false)",
+    "cut": "not trained: it was sampled after the end of the reply and cut off (parallel_tool_calls: false)",
     "truncated": "not trained: it is beyond the maximum length of a training sequence",
     "trained": "trained",
 }
 
 
 def facts_of(view: TokenView, token: int) -> list[list[Fact]]:
-    """The facts of a token as lines of text."""
+    """Return the facts of a token, by line."""
     return [
         list(_identity(view, token)),
         list(_values(view, token)),
@@ -88,18 +85,18 @@ def _values(view: TokenView, token: int) -> Iterator[Fact]:
 
 
 def _rewards(view: TokenView, token: int) -> Iterator[Fact]:
-    """What the token was rewarded with: which judge said it, and of what."""
+    """Yield the rewards of the token with their judges."""
     call = view.turns[view.turn[token]].call
     if not view.sampled[token] or not is_trained(call):
         return
-    mine = view.episode.rewards_for(call.agent, call.call_id)
-    for reward in mine[:_REWARDS]:
+    rewards = view.episode.rewards_for(call.agent, call.call_id)
+    for reward in rewards[:_REWARDS]:
         weight = f" × {reward.weight:.4g}" if reward.weight != 1 else ""
         of = "this call" if reward.call_id else f"agent {reward.agent}" if reward.agent else "the episode"
         name = "reward" if reward.name == "reward" else f"reward {reward.name}"
         yield shown(name)[:40], shown(f"{reward.value:.4g}{weight} of {of}")[:60]
-    if len(mine) > _REWARDS:
-        yield "and", f"{len(mine) - _REWARDS} rewards more"
+    if len(rewards) > _REWARDS:
+        yield "and", f"{len(rewards) - _REWARDS} rewards more"
 
 
 def _origin(view: TokenView, token: int) -> Iterator[Fact]:
@@ -113,7 +110,7 @@ def _origin(view: TokenView, token: int) -> Iterator[Fact]:
 
 
 def fork_words(fork: Fork) -> str:
-    """A fork in one sentence: what parts here, why, and what it costs."""
+    """Describe a fork in a sentence: timelines, cause and cost."""
     split = fork.split
     where = "this timeline left" if fork.opens else "here it was left by"
     cost = f"{split.extra_tokens:,} tokens again" if split.extra_tokens else "no token again"
@@ -121,7 +118,7 @@ def fork_words(fork: Fork) -> str:
 
 
 def why(view: TokenView, token: int) -> str:
-    """Why a token was trained, or why not, in one sentence."""
+    """Explain in a sentence why a token was trained or not."""
     turn = view.turns[view.turn[token]]
     if not view.sampled[token]:
         return "prompt: given to the model, not sampled, so never trained"
@@ -149,13 +146,13 @@ def _trained(view: TokenView, token: int) -> str:
 
 
 def next_place(places: Sequence[int], at: int, back: bool = False) -> int | None:
-    """The place after a token (before it, if `back`), around the end; None where there is none. Places ascend."""
+    """Return the next (or previous) of ascending positions, wrapping around; None if there are none."""
     i = bisect_left(places, at) - 1 if back else bisect_right(places, at)
     return places[i % len(places)] if places else None
 
 
 def next_ranked(ranked: Sequence[int], at: int, back: bool = False) -> int | None:
-    """The next in a ranking where a token has a rank, else the first (or last); around the end."""
+    """Return the next (or previous) token of a ranking, wrapping around; the first (or last) for an unranked token."""
     if not ranked:
         return None
     step = -1 if back else 1
@@ -165,7 +162,7 @@ def next_ranked(ranked: Sequence[int], at: int, back: bool = False) -> int | Non
 
 
 def lowest(view: TokenView) -> list[int]:
-    """The sampled tokens by the sampler's log-probability, the lowest first; masked-in ones where there are any."""
+    """Rank sampled tokens by the sampler's log-probability, lowest first; only masked-in ones if there are any."""
     among = view.mask if (view.mask & np.isfinite(view.sampler)).any() else view.sampled
     places = np.flatnonzero(among & np.isfinite(view.sampler))
     ranked: list[int] = places[np.argsort(view.sampler[places], kind="stable")].tolist()
@@ -173,7 +170,7 @@ def lowest(view: TokenView) -> list[int]:
 
 
 def widest_gaps(view: TokenView) -> list[int]:
-    """The tokens by how far trainer and sampler disagree of their log-probability, the farthest first."""
+    """Rank tokens by the gap between the log-probabilities of trainer and sampler, largest first."""
     gap = np.abs(view.gap)
     places = np.flatnonzero(np.isfinite(gap))
     ranked: list[int] = places[np.argsort(-gap[places], kind="stable")].tolist()
@@ -181,7 +178,7 @@ def widest_gaps(view: TokenView) -> list[int]:
 
 
 def found(view: TokenView, needle: str) -> list[int]:
-    """The tokens in which an occurrence of a text begins, whatever its case; of ids where the view has no text."""
+    """Find the tokens in which a match of a text begins, ignoring case; without text, the tokens with an id."""
     if not needle:
         return []
     if view.spelled is None:
@@ -189,7 +186,7 @@ def found(view: TokenView, needle: str) -> list[int]:
         ids: list[int] = np.flatnonzero(view.ids == wanted).tolist()
         return ids
     text, sought = view.spelled.text.lower(), needle.lower()
-    if len(text) != len(view.spelled.text):  # a letter whose small form is longer: places would shift
+    if len(text) != len(view.spelled.text):  # lower-casing can lengthen a text, which would shift positions
         text, sought = view.spelled.text, needle
     places, at = [], text.find(sought)
     while at >= 0:

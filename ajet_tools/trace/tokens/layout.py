@@ -1,4 +1,4 @@
-"""A timeline's tokens broken into lines of a width, and the way between a token and its place."""
+"""Breaks the tokens of a timeline into lines, and maps between tokens and positions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ajet_tools.trace.decoding import shown
 from ajet_tools.trace.tokens.view import TokenView
 
 FORK = "◆"
-"""Stands before a token at which timelines part."""
+"""Marks a token at which timelines fork."""
 
 Piece = tuple[int, str, int]
-"""A token, what of it stands in a line, and how many cells that takes."""
+"""A token, its text in a line, and the width of that text in cells."""
 
 
 def labels(view: TokenView) -> list[str]:
-    """The label of each token: its text, `⏎` before each line break and `⇥` for a tab, or its id.
+    """Return the label of each token: its text, with `⏎` before line breaks and `⇥` for tabs, or its id.
 
-    A token that only goes on with the character of an earlier one shows nothing.
+    A token that only continues a character has an empty label.
     """
     if view.spelled is None:
         return [f"{token} " for token in view.ids.tolist()]
@@ -46,12 +46,12 @@ class Layout:
     width: int
     lines: Sequence[Sequence[Piece]]
     line_of: npt.NDArray[np.int32]
-    """The line in which each token's first piece stands."""
+    """Line of each token's first piece."""
     firsts: Sequence[int]
-    """The first token that begins in or after each line."""
+    """First token that begins in or after each line."""
 
     def token_at(self, line: int, cell: int) -> int:
-        """The token at a cell of a line; the last one where the line is shorter."""
+        """Return the token at a cell of a line, or the last one of a shorter line."""
         pieces = self.lines[line]
         if not pieces:
             return min(self.firsts[line], len(self.line_of) - 1)
@@ -62,7 +62,7 @@ class Layout:
         return pieces[-1][0]
 
     def cell_of(self, token: int) -> int:
-        """Where in its line a token begins."""
+        """Return the cell of its line at which a token begins."""
         at = 0
         for shown_token, _, cells in self.lines[self.line_of[token]]:
             if shown_token >= token:
@@ -71,18 +71,18 @@ class Layout:
         return at
 
     def first_in(self, line: int) -> int:
-        """The token that a line begins with."""
+        """Return the first token of a line."""
         pieces = self.lines[line]
         return pieces[0][0] if pieces else min(self.firsts[line], len(self.line_of) - 1)
 
     def last_in(self, line: int) -> int:
-        """The token that a line ends with."""
+        """Return the last token of a line."""
         pieces = self.lines[line]
         return pieces[-1][0] if pieces else self.first_in(line)
 
 
 def lay_out(tokens: Sequence[str], width: int, forks: Collection[int] = ()) -> Layout:
-    """Break labels into lines: at line breaks, and before the token that has no more room."""
+    """Break labels into lines: at line breaks, and before a token that does not fit."""
     builder, marked = _Lines(max(1, width)), set(forks)
     sizes: dict[str, int] = {}
     line_of = []
@@ -90,13 +90,13 @@ def lay_out(tokens: Sequence[str], width: int, forks: Collection[int] = ()) -> L
         size = sizes.get(label)
         if size is None:
             size = sizes[label] = _BREAKS if "\n" in label else cell_len(label)
-        if size > builder.room or size == _BREAKS or i in marked:
+        if size > builder.free or size == _BREAKS or i in marked:
             line_of.append(builder.add(i, f"{FORK}{label}" if i in marked else label))
             continue
         line_of.append(len(builder.lines) - 1)
         if label:
             builder.line.append((i, label, size))
-            builder.room -= size
+            builder.free -= size
     if len(builder.lines) > 1 and not builder.line:
         builder.lines.pop()
         builder.firsts.pop()
@@ -105,25 +105,25 @@ def lay_out(tokens: Sequence[str], width: int, forks: Collection[int] = ()) -> L
 
 
 _BREAKS = -1
-"""The size of a label that has line breaks."""
+"""Size of a label with line breaks."""
 
 
 class _Lines:
-    """Lines that are being filled."""
+    """Builds lines."""
 
     def __init__(self, width: int) -> None:
-        self.width = self.room = width
+        self.width = self.free = width
         self.line: list[Piece] = []
         self.lines = [self.line]
         self.firsts = [0]
 
     def add(self, token: int, label: str) -> int:
-        """Add a token that may have line breaks or no room. Returns the line in which it begins."""
+        """Add a token that may have line breaks or not fit; returns the line in which it begins."""
         began: int | None = None
         *broken, last_part = label.split("\n")
         for text, breaks in (*((part, True) for part in broken), (last_part, False)):
             cells = cell_len(text)
-            if cells > self.room and self.line:
+            if cells > self.free and self.line:
                 self._next(token if began is None else token + 1)
             while cells > self.width:
                 head = chop_cells(text, self.width)[0] or text[0]
@@ -141,11 +141,11 @@ class _Lines:
         if text:
             cells = cell_len(text)
             self.line.append((token, text, cells))
-            self.room -= cells
+            self.free -= cells
         return len(self.lines) - 1 if began is None else began
 
     def _next(self, first: int) -> None:
         self.line = []
         self.lines.append(self.line)
         self.firsts.append(first)
-        self.room = self.width
+        self.free = self.width

@@ -1,6 +1,6 @@
-"""An episode's timelines token by token: what each is, who sampled it, what it was worth, what became of it.
+"""Timelines of an episode as arrays of tokens: log-probabilities, advantages, versions, outcomes.
 
-All arrays of a `TokenView` have length T, the number of its tokens. A value that is not known is NaN, a number -1.
+All arrays of a `TokenView` have length T, the number of its tokens. Unknown floats are NaN, unknown integers -1.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from ajet_sdk.samples.timelines import Merged, merge
 from ajet_sdk.types import OUTCOMES, Call, Episode, LedgerEntry, Split, Timeline, Trained
 from ajet_tools.trace.decoding import Spelled, Vocabulary, known_vocabulary, token_text
 from ajet_tools.trace.queries.base import grouped
-from ajet_tools.trace.queries.records import Record, known_records
-from ajet_tools.trace.queries.tokens import trained_version
+from ajet_tools.trace.queries.records import Record, known_records, trained_version
 
 _Floats = npt.NDArray[np.float32]
 _Ints = npt.NDArray[np.int32]
@@ -28,41 +27,41 @@ _Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """A call's place in a timeline: token_ids[:start] is its prompt, token_ids[start:end] what it sampled."""
+    """A call in a timeline: token_ids[:start] is its prompt, token_ids[start:end] its sampled tokens."""
 
     call: Call
     start: int
     end: int
     own: bool
-    """Its tokens are masked in here, if anywhere. Else it is context: masked in in the timeline `home`."""
+    """Its tokens may be masked in here; otherwise it is context, and may be masked in in timeline `home`."""
     home: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A place where a timeline and another part."""
+    """A fork between a timeline and another one."""
 
     at: int
-    """The first token that differs, in this timeline."""
+    """First different token of this timeline."""
     other: int
     """The other timeline."""
     opens: bool
-    """This timeline was opened here; else the other left it here."""
+    """This timeline starts at the fork; otherwise the other one does."""
     split: Split
 
 
 @dataclass(frozen=True, eq=False)
 class EpisodeTokens:
-    """An episode merged into timelines."""
+    """The timelines of an episode."""
 
     record: Record
-    """With its ledger and what was trained."""
+    """With ledger and trained tokens."""
     merged: Merged
     known: Vocabulary | None = None
     why_ids: str = ""
-    """Why there are ids instead of text; empty where there is text."""
+    """Reason for showing ids instead of text; empty with a tokenizer."""
     step_version: int | None = None
-    """The policy version that was trained at the episode's step."""
+    """Policy version trained by the episode's step."""
 
     def __len__(self) -> int:
         return len(self.merged.timelines)
@@ -73,12 +72,12 @@ class EpisodeTokens:
 
     @property
     def without_ids(self) -> int:
-        """Calls of which the engine gave no ids: they stand in no timeline."""
+        """Number of calls without ids, which are in no timeline."""
         return sum(call.prompt_ids is None or call.output_ids is None for call in self.record.episode.calls)
 
     @cached_property
     def openers(self) -> Sequence[str]:
-        """The call that opened each timeline."""
+        """First call after the fork of each timeline, or its first call."""
         opened = {split.call_id for split in self.merged.splits}
         return [
             next((call_id for call_id in reversed(timeline.call_ids) if call_id in opened), timeline.call_ids[0])
@@ -87,7 +86,7 @@ class EpisodeTokens:
 
     @cached_property
     def homes(self) -> Mapping[str, int]:
-        """The timeline in which each call is not mere context."""
+        """Timeline in which each call may be masked in."""
         by_call: dict[str, int] = {}
         for i, (timeline, opener) in enumerate(zip(self.merged.timelines, self.openers, strict=True)):
             for call_id in timeline.call_ids[timeline.call_ids.index(opener) :]:
@@ -96,7 +95,7 @@ class EpisodeTokens:
 
     @cached_property
     def booked(self) -> Mapping[str, Sequence[LedgerEntry]]:
-        """The ledger by call; what was trained comes first, then what was cut off."""
+        """Ledger entries by call, in the order of tokens: trained, then truncated, then others."""
         ordered = sorted(self.record.ledger, key=lambda e: (e.outcome != "trained", e.outcome != "truncated"))
         return grouped(ordered, lambda entry: entry.call_id)
 
@@ -108,7 +107,7 @@ class EpisodeTokens:
 def episode_tokens(
     record: Record, known: Vocabulary | None = None, why_ids: str = "", step_version: int | None = None
 ) -> EpisodeTokens:
-    """Merge an episode's calls; with its vocabulary the causes of splits that only the text tells are told too."""
+    """Merge the calls of an episode; a tokenizer helps to find causes of splits."""
     calls = record.episode.calls
     merged = merge(calls, known.decode, known.template) if known else merge(calls)
     return EpisodeTokens(record, merged, known, why_ids, step_version)
@@ -117,9 +116,9 @@ def episode_tokens(
 def open_tokens(
     reader: TraceReader, episode_id: str, tokenizer: Path | None = None, trace: Path | None = None
 ) -> EpisodeTokens:
-    """Read an episode, its run's tokenizer and its timelines; for `tokenizer` and `trace` see `vocabulary`.
+    """Read an episode with its tokenizer and timelines; for `tokenizer` and `trace` see `vocabulary`.
 
-    Raises QueryError where the trace knows nothing of the episode. A tokenizer that cannot be loaded is no error.
+    Raises QueryError for an unknown episode. A missing tokenizer is no error.
     """
     [record] = known_records(reader, [episode_id])
     version = trained_version(reader, record.episode) if record.ended else None
@@ -129,7 +128,7 @@ def open_tokens(
 
 @dataclass(frozen=True, eq=False)
 class TokenView:
-    """One timeline as columns."""
+    """Arrays of a timeline's tokens."""
 
     index: int
     agent: str
@@ -137,26 +136,26 @@ class TokenView:
     episode: Episode
     ids: _Ints
     spelled: Spelled | None
-    """None where the tokenizer is not at hand."""
+    """None without a tokenizer."""
     special: npt.NDArray[np.bool_]
     mask: npt.NDArray[np.bool_]
-    """Masked in: sampled here by a call of the policy's that is to be trained."""
+    """Loss mask: sampled in this timeline by a trainable call."""
     sampled: npt.NDArray[np.bool_]
-    """Sampled by some call of this timeline, be it trained or not; else prompt."""
+    """Sampled by any call of this timeline; otherwise prompt."""
     turn: _Ints
-    """Which of `turns` brought the token, in its prompt or as its own."""
+    """Index in `turns` of the call that added the token, in its prompt or by sampling."""
     sampler: _Floats
     trainer: _Floats
     advantage: _Floats
     entropy: _Floats
     version: _Ints
     outcome: npt.NDArray[np.int8]
-    """A place in `ajet_sdk.types.OUTCOMES`; -1 for prompts and where nothing is booked yet."""
+    """Index in `ajet_sdk.types.OUTCOMES`; -1 for prompts and tokens without a ledger entry."""
     turns: tuple[Turn, ...]
     forks: tuple[Fork, ...]
     step_version: int | None
     recomputed: bool = False
-    """The advantages were computed again from the stored group; none was recorded."""
+    """Advantages were not recorded, and are recomputed from the group."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -168,35 +167,35 @@ class TokenView:
 
     @cached_property
     def staleness(self) -> _Ints:
-        """Updates between the version that sampled a token and the one that was trained."""
+        """Number of updates between the sampling and the trained version of each token."""
         behind = -1 if self.step_version is None else np.where(self.version >= 0, self.step_version - self.version, -1)
         return np.broadcast_to(behind, self.version.shape).astype(np.int32)
 
     @cached_property
     def span_starts(self) -> npt.NDArray[np.int64]:
-        """Where each masked-in span begins."""
+        """Start of each masked-in span."""
         return np.array([t.start for t in self.turns if t.end > t.start and self.mask[t.start]], np.int64)
 
     @property
     def unknown_advantages(self) -> bool:
-        """Whether there are trained tokens whose advantage was not recorded."""
+        """Whether trained tokens have no recorded advantage."""
         trained = self.mask & (self.outcome == OUTCOMES.index("trained"))
         return bool(np.isnan(self.advantage[trained]).any())
 
     def with_advantages(self, recomputed: Mapping[str, _Floats]) -> TokenView:
-        """The view with the unknown advantages of masked-in tokens filled in, and marked as recomputed."""
+        """Fill in the unknown advantages of trained tokens."""
         advantage = self.advantage.copy()
         for turn in self.turns:
             values = recomputed.get(turn.call.call_id)
             if turn.own and values is not None:
-                place = slice(turn.start, turn.end)
-                trained = self.outcome[place] == OUTCOMES.index("trained")
-                advantage[place] = np.where(np.isnan(advantage[place]) & trained, values, advantage[place])
+                span = slice(turn.start, turn.end)
+                trained = self.outcome[span] == OUTCOMES.index("trained")
+                advantage[span] = np.where(np.isnan(advantage[span]) & trained, values, advantage[span])
         return dataclasses.replace(self, advantage=advantage, recomputed=True)
 
 
 def timeline_view(episode: EpisodeTokens, index: int) -> TokenView:
-    """One timeline of an episode as columns; without a vocabulary its tokens have no text."""
+    """Build the arrays of a timeline; without a tokenizer its tokens have no text."""
     timeline, known = episode.merged.timelines[index], episode.known
     ids, size, turns = timeline.token_ids, len(timeline.token_ids), _turns(episode, index, timeline)
     special = np.zeros(size, np.bool_)
@@ -240,31 +239,31 @@ def _turns(episode: EpisodeTokens, index: int, timeline: Timeline) -> tuple[Turn
 
 
 def _fill(view: TokenView, number: int, turn: Turn, episode: EpisodeTokens) -> None:
-    """Fill in what a turn brought."""
-    place, call = slice(turn.start, turn.end), turn.call
+    """Fill in the values of a call."""
+    span, call = slice(turn.start, turn.end), turn.call
     fresh = view.turn[: turn.end]
     fresh[fresh < 0] = number
-    view.turn[place] = number
-    view.sampled[place] = True
+    view.turn[span] = number
+    view.sampled[span] = True
     if call.logprobs is not None:
-        view.sampler[place] = call.logprobs
+        view.sampler[span] = call.logprobs
     if call.policy_version is not None:
-        view.version[place] = call.policy_version
+        view.version[span] = call.policy_version
     at = turn.start
     for booked in episode.booked.get(call.call_id, ()):
         view.outcome[at : min(at + booked.tokens, turn.end)] = OUTCOMES.index(booked.outcome)
         at += booked.tokens
     scores = episode.scores.get(call.call_id)
     if scores is not None and len(scores.logprobs) == turn.end - turn.start:
-        view.trainer[place] = scores.logprobs
-        view.entropy[place] = scores.entropy
+        view.trainer[span] = scores.logprobs
+        view.entropy[span] = scores.entropy
         if turn.own:
-            view.advantage[place] = scores.advantages
+            view.advantage[span] = scores.advantages
 
 
 def _forks(episode: EpisodeTokens, index: int, turns: Sequence[Turn]) -> tuple[Fork, ...]:
-    """Where a timeline was opened, and where others left it, by place."""
-    mine = {turn.call.call_id for turn in turns}
+    """Return the fork that opened a timeline, and forks from it, by position."""
+    members = {turn.call.call_id for turn in turns}
     size = turns[-1].end
     forks = []
     for split in episode.merged.splits:
@@ -272,6 +271,6 @@ def _forks(episode: EpisodeTokens, index: int, turns: Sequence[Turn]) -> tuple[F
         parent = None if split.parent_call_id is None else episode.homes.get(split.parent_call_id)
         if timeline == index:
             forks.append(Fork(min(split.at_token, size - 1), 0 if parent is None else parent, True, split))
-        elif split.parent_call_id in mine and split.call_id not in mine:
+        elif split.parent_call_id in members and split.call_id not in members:
             forks.append(Fork(min(split.at_token, size - 1), timeline, False, split))
     return tuple(sorted(forks, key=lambda fork: (fork.at, not fork.opens, fork.other)))

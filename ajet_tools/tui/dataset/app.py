@@ -1,4 +1,4 @@
-"""`ajet dataset view`: the application and its table of rows."""
+"""The application of `ajet dataset view`, and its table of rows."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ from ajet_tools.tui.dataset.edit import EditScreen
 from ajet_tools.tui.dataset.row import RowPane, RowScreen
 from ajet_tools.tui.dataset.save import SaveScreen
 from ajet_tools.tui.dataset.table import ReviewStatus, RowsTable, SearchHits, ShownRows
-from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
+from ajet_tools.tui.widgets.lines import KeyLine, Prompt, TitleLine, remember
 from ajet_tools.tui.widgets.listing import ListingTable
-from ajet_tools.tui.widgets.prompt import Prompt, remember
 
 _GROW_SECONDS = 0.2
-"""Seconds between two checks of how many rows have been read."""
+"""Seconds between two updates while rows are being read."""
 _ONLY: tuple[Only, ...] = get_args(Only)
 
 
 class RowsScreen(Screen[None]):
-    """The rows of a dataset and, below, the one under the cursor."""
+    """Lists the rows of a dataset, with details of the row under the cursor."""
 
     app: DatasetApp
 
@@ -89,7 +88,7 @@ class RowsScreen(Screen[None]):
         self._stop.set()
         self._cancel_load.set()
 
-    # Rows come
+    # Loading
 
     @work(group="load")
     async def _load(self) -> None:
@@ -111,7 +110,7 @@ class RowsScreen(Screen[None]):
             self._filter(self.first_filter)
 
     def _grow(self) -> None:
-        """Show the rows that are there by now."""
+        """Show the rows read so far."""
         count = len(self.review.spool)
         if count and not self.table.columns:
             self.table.choose_columns()
@@ -135,7 +134,7 @@ class RowsScreen(Screen[None]):
         if review.bad.count:
             self.notify(f"{review.bad.count:,} invalid rows are skipped", severity="warning", timeout=8)
 
-    # Which rows
+    # Filter and search
 
     @property
     def _narrowed(self) -> bool:
@@ -173,7 +172,7 @@ class RowsScreen(Screen[None]):
 
     @work(group="rows", exclusive=True)
     async def _narrow(self, wanted: Filter, only: Only) -> None:
-        """Show the matching rows; on an error, show it and keep the list."""
+        """Show the matching rows; an error keeps the list."""
         try:
             matches = await self._scan("filtering", self.review.fitting, wanted, only)
         except AjetError as error:
@@ -187,7 +186,7 @@ class RowsScreen(Screen[None]):
         self._update_status()
 
     def _shown(self, matches: list[int] | None = None) -> ShownRows:
-        """The matching rows, or all; of a sample only its rows, in the order of drawing."""
+        """Return the matching rows or all; of a sample, only its rows, in sampled order."""
         if self.review.sampled is None:
             return ShownRows(range(len(self.review.spool)) if matches is None else matches)
         fitting = None if matches is None else set(matches)
@@ -197,7 +196,7 @@ class RowsScreen(Screen[None]):
 
     @work(group="rows", exclusive=True)
     async def _find(self, needle: str) -> None:
-        """Mark the rows that hold a text, and go to the first from here on."""
+        """Mark the rows that contain a text, and go to the next one."""
         self.query_one("#find", Prompt).close()
         matches = await self._scan("searching", self.review.holding, needle) if needle else None
         self.hits = SearchHits(needle, matches) if matches is not None else None
@@ -206,7 +205,7 @@ class RowsScreen(Screen[None]):
             self._go_to_hit(self.hits, 0)
 
     async def _scan(self, verb: str, scan: Callable[..., list[int] | None], *arguments: object) -> list[int] | None:
-        """The row numbers found by a scan; None if escape or another scan stopped it."""
+        """Return the row numbers of a scan; None if it was stopped by escape or another scan."""
         self._stop.set()
         self._stop = stop = threading.Event()
 
@@ -219,7 +218,7 @@ class RowsScreen(Screen[None]):
             self._update_status()
 
     def action_only(self) -> None:
-        """The next of: all, undecided, accepted, rejected, edited."""
+        """Show only the next of: all, undecided, accepted, rejected, edited."""
         self._narrow(self.filter, _ONLY[(_ONLY.index(self.only) + 1) % len(_ONLY)])
 
     def action_hit(self, by: int) -> None:
@@ -236,7 +235,7 @@ class RowsScreen(Screen[None]):
             self.table.go_to(at)
 
     def action_back(self) -> None:
-        """One thing at a time: stop what runs, unselect, forget what was searched for, show all."""
+        """Stop the scan, else clear the selection, the hits or the filter."""
         if self._busy:
             self._stop.set()
         elif self.table.selected:
@@ -247,10 +246,10 @@ class RowsScreen(Screen[None]):
         elif self._narrowed:
             self._narrow(parse(""), "all")
 
-    # What is decided
+    # Decisions
 
     def action_mark(self, mark: Mark) -> None:
-        """Accept or reject, and go on to the next row."""
+        """Accept or reject, and go to the next row."""
         if not (chosen := self.table.numbers):
             return
         self.review.mark(chosen, mark)
@@ -270,7 +269,7 @@ class RowsScreen(Screen[None]):
         self.update_rows()
 
     def update_rows(self) -> None:
-        """Rows have other values."""
+        """Show changed rows."""
         if self.table.rows is not None:
             self.table.show(self.table.rows)
         self._update_decisions()
@@ -301,7 +300,7 @@ class RowsScreen(Screen[None]):
         pane = self.query_one(RowPane)
         pane.display = not pane.display
 
-    # Out
+    # Saving and leaving
 
     def action_save(self) -> None:
         self.app.push_screen(SaveScreen(self.review), self._finish_save)
@@ -318,7 +317,7 @@ class RowsScreen(Screen[None]):
             self._update_status()
 
     def action_leave(self) -> None:
-        """Leave. Decisions are on disk; where they can't be, they are lost only when it is said twice."""
+        """Leave. Decisions are in the journal; if that failed, losing them takes a second key press."""
         review = self.review
         if review.unsaved and not review.is_kept and not self._leave_pressed:
             self._leave_pressed = True
@@ -328,7 +327,7 @@ class RowsScreen(Screen[None]):
             self.app.parting = f"your decisions are kept in {review.journal.path}; nothing is saved yet"
         self.app.exit()
 
-    # Shown
+    # Status
 
     def on_listing_table_moved(self) -> None:
         self.query_one(RowPane).show(self.table.number)
@@ -347,7 +346,7 @@ class RowsScreen(Screen[None]):
 
 
 class DatasetApp(ViewerApp):
-    """The viewer with its table of rows, narrowed by a filter where one is given."""
+    """The dataset viewer, with an optional filter."""
 
     TITLE = "ajet dataset"
 
@@ -357,9 +356,9 @@ class DatasetApp(ViewerApp):
         self.first_filter = filter_text
         self.sub_title = one_line(review.source)
         self.failure: AjetError | None = None
-        """Why it ended by itself, where it did; the command reports it."""
+        """Error that ended the app, reported by the command."""
         self.parting = ""
-        """Printed on the terminal after the view."""
+        """Printed to the terminal at the end."""
 
     def on_mount(self) -> None:
         self.push_screen(RowsScreen(self.review, self.first_filter))
@@ -369,7 +368,7 @@ class DatasetApp(ViewerApp):
         self.exit(return_code=1)
 
     def reopen(self) -> None:
-        """Read the dataset from its file, which has been written."""
+        """Read the dataset again after it was written."""
         before = self.review
         self.review = Review(
             before.source, mapping=before.mapping, skip_bad=before.bad.skip, sample=before.sample_size, seed=before.seed
@@ -378,7 +377,7 @@ class DatasetApp(ViewerApp):
         before.close()
 
     async def action_quit(self) -> None:
-        """Ctrl-Q leaves by the same way as q, by the table."""
+        """Leave like the key q of the table, which asks for unsaved decisions."""
         while not isinstance(self.screen, RowsScreen) and len(self.screen_stack) > 1:
             self.pop_screen()
         if isinstance(self.screen, RowsScreen):

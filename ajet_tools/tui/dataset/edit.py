@@ -1,4 +1,4 @@
-"""A form to edit a row, by fields or as JSON. Only a valid row can be saved."""
+"""Dialog to edit a row, by fields or as JSON. Only valid rows can be saved."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from textual.widgets import Label, Static, TextArea
 from ajet_sdk.errors import TaskError
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
-from ajet_sdk.types import Json
 from ajet_tools.dataset.curation.schema import OURS
 from ajet_tools.dataset.files.values import answer_of, value_at
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.tui.base import Dialog
 
 _MAX_FIELDS = 12
-"""Fields of a form; a row of more is edited as JSON."""
+"""Maximum number of fields in a form; larger rows are edited as JSON."""
 
 
 class EditScreen(Dialog[bool]):
-    """Ctrl-S saves the row, escape cancels; discarding changes takes escape twice."""
+    """Edits a row; ctrl+s saves, escape cancels, twice if there are changes."""
 
     DEFAULT_CSS = """
     EditScreen {
@@ -62,20 +61,23 @@ class EditScreen(Dialog[bool]):
             yield Static("", id="wrong", markup=False)
 
     def on_mount(self) -> None:
-        """Focus the answer, the field edited most."""
+        """Focus the answer, the field edited most often."""
         areas = list(self.query(TextArea))
         at = next((i for i, path in enumerate(self.paths) if path.rpartition(".")[2] == "answer"), 0)
         areas[0 if self.as_json else at].focus()
 
     def _read_form(self) -> dict[str, object]:
-        """The row as it is in the form. Raises TaskError where a field cannot be read."""
+        """Parse the form. Raises TaskError for an invalid field."""
         if self.as_json:
             return _parse_object(self.query_one("#whole", TextArea).text)
         row = json.loads(json.dumps(self.values))
         for path, area in zip(self.paths, self.query(TextArea), strict=True):
             before = value_at(self.values, path)
             if area.text != _to_text(before):
-                _set_field(row, path, _parse_field(area.text, before, path))
+                name, _, inner = path.partition(".")
+                in_metadata = inner and name == "metadata"
+                fields = row.setdefault("metadata", {}) if in_metadata else row
+                fields[inner if in_metadata else path] = _parse_field(area.text, before, path)
         return dict(row)
 
     def action_keep(self) -> None:
@@ -88,7 +90,7 @@ class EditScreen(Dialog[bool]):
         self.dismiss(self.review.decisions.get(self.number) != before)
 
     def action_leave(self) -> None:
-        """Leave; with unsaved changes, only the second time."""
+        """Close, with unsaved changes only the second time."""
         try:
             changed = self._read_form() != self.values
         except TaskError:
@@ -105,7 +107,7 @@ class EditScreen(Dialog[bool]):
 
 
 def _paths(values: Mapping[str, object]) -> list[str]:
-    """The fields of the form: question and answer, then the others and those of the metadata."""
+    """Return the fields of the form: question and answer, then others and those of the metadata."""
     paths = [name for name in QUERY_COLUMNS if isinstance(values.get(name), str)]
     metadata = values.get("metadata")
     within = metadata if isinstance(metadata, Mapping) else {}
@@ -120,7 +122,7 @@ def _paths(values: Mapping[str, object]) -> list[str]:
 
 
 def _to_text(value: object) -> str:
-    """A value as the form shows it: text as it is, null as nothing, others as JSON."""
+    """Format a value for the form: text unchanged, null empty, others as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -151,11 +153,3 @@ def _parse_object(text: str) -> dict[str, object]:
     if not isinstance(row, dict):
         raise TaskError("a row must be an object with keys: { ... }")
     return row
-
-
-def _set_field(values: Json, path: str, value: object) -> None:
-    name, _, inner = path.partition(".")
-    if inner and name == "metadata":
-        values.setdefault("metadata", {})[inner] = value
-    else:
-        values[path] = value

@@ -1,7 +1,4 @@
-"""A row as sections of text: what it asks, its answer, other fields, how it was checked, where it is from.
-
-The row under the table's cursor, in short and on the whole screen.
-"""
+"""A row as sections of text (question, answer, fields, verification, provenance), in a pane and on a screen."""
 
 from __future__ import annotations
 
@@ -24,9 +21,8 @@ from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.text.clean import drop_zero_width
 from ajet_tools.tui.dataset.table import RowsTable
-from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
+from ajet_tools.tui.widgets.lines import KeyLine, Prompt, TitleLine
 from ajet_tools.tui.widgets.long_text import FindInText, LongText
-from ajet_tools.tui.widgets.prompt import Prompt
 
 _CHATS = ("init_messages", "messages", "chosen", "rejected", "prompt", "conversations")
 
@@ -38,43 +34,35 @@ class Section:
 
 
 def build_sections(review: Review, number: int) -> list[Section]:
-    """A row as it is now, the most important first."""
+    """Return the sections of a row with its edits, most important first."""
     row = review.row(number)
     values = row.values
-    head = [f"row {number + 1:,}", *([row.where] if not row.where.endswith(f"row {number + 1}") else [])]
+    head = [f"row {number + 1:,}"]
+    if not row.where.endswith(f"row {number + 1}"):
+        head.append(row.where)
     decision = review.decisions.get(number)
-    if decision is not None:
-        head += [decision.mark] if decision.mark else []
-        head += ["edited"] if decision.values is not None else []
-    provenance = values.get("provenance")
-    answer = answer_of(values)
+    if decision is not None and decision.mark:
+        head.append(decision.mark)
+    if decision is not None and decision.values is not None:
+        head.append("edited")
     sections = [Section(", ".join(head), "")]
     sections += [Section(name, text) for name, text in _question_fields(values)]
-    sections += [Section("answer", _to_text(answer))] if answer is not None else []
-    others = "\n".join(_other_fields(values))
-    sections += [Section("fields", others)] if others else []
+    if (answer := answer_of(values)) is not None:
+        sections.append(Section("answer", _to_text(answer)))
+    if others := "\n".join(_other_fields(values)):
+        sections.append(Section("fields", others))
     blind = review.is_blind(number)
-    if isinstance(provenance, Mapping):
-        verdict = provenance.get("verdict") if not blind else None
-        sections += (
-            [Section("verification", "\n".join(_verification_lines(verdict)))] if isinstance(verdict, Mapping) else []
-        )
-        sections.append(
-            Section("provenance", "\n".join(_flatten({k: v for k, v in provenance.items() if k != "verdict"})))
-        )
+    if isinstance(provenance := values.get("provenance"), Mapping):
+        if not blind and isinstance(verdict := provenance.get("verdict"), Mapping):
+            sections.append(Section("verification", "\n".join(_verification_lines(verdict))))
+        origin = _flatten({k: v for k, v in provenance.items() if k != "verdict"})
+        sections.append(Section("provenance", "\n".join(origin)))
     if not blind and "rejected" in values and isinstance(values["rejected"], Mapping):
         sections.insert(1, Section("rejected", "\n".join(_flatten(values["rejected"]))))
     if decision is not None and decision.values is not None:
-        sections.append(
-            Section("before it was edited", json.dumps(review.spool.row(number).values, ensure_ascii=False))
-        )
+        before = json.dumps(review.spool.row(number).values, ensure_ascii=False)
+        sections.append(Section("before it was edited", before))
     return sections
-
-
-def join_sections(found: list[Section]) -> str:
-    return "\n".join(
-        f"{section.title}\n{_indent(section.text)}" if section.text else section.title for section in found
-    )
 
 
 def _indent(text: str) -> str:
@@ -100,7 +88,7 @@ def _format_message(message: object) -> str:
 
 
 def _other_fields(values: Mapping[str, object]) -> Iterator[str]:
-    """The fields that no other section shows."""
+    """Yield the fields that have no other section."""
     for name, value in values.items():
         shown = name in QUERY_COLUMNS and isinstance(value, str)
         if shown or name in ("provenance", "answer") or (name in _CHATS and isinstance(value, list)):
@@ -123,7 +111,7 @@ def _verification_lines(verdict: Mapping[str, object]) -> Iterator[str]:
 
 
 def _flatten(values: Mapping[str, object], before: str = "") -> Iterator[str]:
-    """A line for each field, `path: value`; texts of several lines stand under their name."""
+    """Yield a line `path: value` for each field; longer texts follow their name."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _flatten(value, f"{before}{name}.")
@@ -138,11 +126,11 @@ def _to_text(value: object) -> str:
 
 
 _MOST = 3000
-"""Characters of a section; the screen of the row shows all."""
+"""Characters of a section in the pane."""
 
 
 class RowPane(VerticalScroll):
-    """Shows a row in sections; long ones are cut, and enter in the table shows them whole."""
+    """Shows a row with truncated sections."""
 
     DEFAULT_CSS = """
     RowPane { height: 45%; background: $surface; padding: 0 1; scrollbar-size-vertical: 1; }
@@ -160,7 +148,7 @@ class RowPane(VerticalScroll):
         yield Static("", markup=False)
 
     def show(self, number: int | None) -> None:
-        """Another row, from its beginning; or the same one as it is now."""
+        """Show another row from its beginning, or update the current one."""
         if number != self._shown:
             self.scroll_home(animate=False)
         self._shown = number
@@ -180,7 +168,7 @@ def _style_sections(sections: list[Section]) -> Text:
 
 
 class RowScreen(FindInText, Screen[None]):
-    """The row under a table's cursor, which this screen moves; what is decided here, the table's screen does."""
+    """Shows the row under the cursor of a table; its keys act on the screen of the table."""
 
     NOT_FOUND = "not in this row"
     DEFAULT_CSS = "RowScreen LongText { height: 1fr; padding: 0 1; }"
@@ -211,12 +199,13 @@ class RowScreen(FindInText, Screen[None]):
         yield KeyLine()
 
     def on_screen_resume(self) -> None:
-        """At first, and after a dialog, which may have changed the row."""
+        """Show the row at first, and after a dialog that may have changed it."""
         self._show()
 
     def _show(self) -> None:
         number = self.table.number
-        text = "" if number is None else join_sections(build_sections(self.table.review, number))
+        sections = [] if number is None else build_sections(self.table.review, number)
+        text = "\n".join(f"{s.title}\n{_indent(s.text)}" if s.text else s.title for s in sections)
         if text != self._shown:
             self._shown = text
             self.query_one(LongText).show(text)

@@ -1,4 +1,4 @@
-"""Asks where to save, and shows what will be written."""
+"""Dialog to save a review."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROWS = {False: "rows: all but the rejected", True: "rows: the accepted only"}
 
 
 class SaveScreen(Dialog[Plan]):
-    """Enter saves; over another file than the dataset itself it has to be pressed twice."""
+    """Asks for a path and shows the files to be written; replacing another file takes enter twice."""
 
     DEFAULT_CSS = """
     SaveScreen {
@@ -70,7 +70,7 @@ class SaveScreen(Dialog[Plan]):
         return Plan.of(self.review, path, only_accepted=self.only_accepted)
 
     def _update_plan(self) -> None:
-        """What would be written now, or why it can't be."""
+        """Show the files to be written, or the error."""
         self._confirmed = None
         try:
             text, wrong = self._plan().as_text(), ""
@@ -98,7 +98,7 @@ class SaveScreen(Dialog[Plan]):
 
     @work(group="save")
     async def _save(self, plan: Plan, only_accepted: bool) -> None:
-        """Shows a failure, which leaves everything unchanged."""
+        """Save and close; a failure changes nothing and is shown."""
         self._saving = True
         self.show_wrong("saving")
         try:

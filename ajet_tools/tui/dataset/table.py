@@ -1,13 +1,4 @@
-"""The columns of the table: question, answer, and short fields that differ between the rows.
-
-The table of a review's rows: its columns, its pages, and the marks before each row.
-
-The rows in which a searched text was found.
-
-Which rows a table shows: numbers of a review's rows, in their order.
-
-One line of what a reader has to know of the table: where they are, what is decided, what is shown.
-"""
+"""The table of a review's rows: columns, pages, marks, search hits, status line."""
 
 from __future__ import annotations
 
@@ -29,29 +20,25 @@ from ajet_tools.tui.widgets.listing import ListingTable
 from ajet_tools.tui.widgets.listing_rows import Column, Rows, step_to
 
 _WIDEST = 16
-
 _MORE = 3
-"""Columns of the rows' own, at most."""
-
+"""Maximum number of columns for other fields."""
 _CUT = 400
-
 _EDGES = 7
 """Cells of a table beside its columns."""
-
 Values = Mapping[str, object]
 
 
 class NumberedRow(TypedDict):
-    """A row of the file and its number, from 0."""
+    """A row with its number in the file, from 0."""
 
     number: int
     values: Values
 
 
-def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], room: int) -> list[Column[NumberedRow]]:
-    """The columns for such rows that fit into `room` cells.
+def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], width: int) -> list[Column[NumberedRow]]:
+    """Choose the columns for sample rows that fit into `width` cells: question, answer, short and varied fields.
 
-    `marks` says of a row's number whether it was accepted or rejected.
+    `marks` returns the decision on a row.
     """
 
     def tone(row: NumberedRow) -> str:
@@ -77,7 +64,7 @@ def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], roo
         others.append(Column("verified", "verified", 8, verified, tone=lambda row: tones.get(verified(row), "")))
     others += [Column(path, path.rpartition(".")[2], width, of(_format_field(path))) for path, width in _paths(rows)]
     for column in others:
-        if sum(picked.width + 1 for picked in columns) + column.width + _EDGES <= room:
+        if sum(picked.width + 1 for picked in columns) + column.width + _EDGES <= width:
             columns.append(column)
     return columns
 
@@ -87,14 +74,14 @@ def _format_answer(values: Values) -> str:
 
 
 def source_of(values: Values) -> str:
-    """The row's origin, by its provenance: the strategy of `expand`, else the source."""
+    """Return the origin of a row from its provenance: the strategy of `expand`, or else the source."""
     provenance = values.get("provenance")
     strategy = value_at(provenance, "parameters.strategy")
     return _format_cell(strategy or value_at(provenance, "source"))
 
 
 def verification_of(values: Values) -> str:
-    """Whether the answer was checked, by the provenance: yes, no, or nothing."""
+    """Return the verification in the provenance: yes, no, or an empty text."""
     value = value_at(values.get("provenance"), "verdict.ok")
     return {True: "yes", False: "no"}.get(value, "") if isinstance(value, bool) else ""
 
@@ -108,7 +95,7 @@ def _format_cell(value: object) -> str:
 
 
 def _paths(rows: Sequence[Values]) -> Iterator[tuple[str, int]]:
-    """Short fields that differ between the rows, with their widths."""
+    """Yield short fields that differ between rows, with their widths."""
     seen: dict[str, list[object]] = {}
     for row in rows:
         for path, value in _short_fields(row):
@@ -143,13 +130,13 @@ def _max_width(texts: Iterable[str], most: int) -> int:
 
 
 _SAMPLED_ROWS = 200
-"""Rows that say which columns there are."""
+"""Number of rows from which columns are chosen."""
 
 _SIGNS = {"accepted": "✓", "rejected": "✗"}
 
 
 class RowsTable(ListingTable):
-    """The listing, in which `a` accepts."""
+    """A listing of rows; the key `a` accepts."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("a", "screen.mark('accepted')", "Accept"),
@@ -166,7 +153,7 @@ class RowsTable(ListingTable):
         return [{"number": number, "values": row.values} for number, row in zip(numbers, fetched, strict=True)]
 
     def choose_columns(self) -> None:
-        """Those that the rows have and the screen has room for."""
+        """Choose the columns for the first rows and the width of the screen."""
         rows = [row.values for row in self.review.spool.rows(range(_SAMPLED_ROWS))]
         columns = pick_columns(rows, self.review.mark_of, self.app.size.width)
         blind = self.review.sample_size is not None
@@ -174,7 +161,7 @@ class RowsTable(ListingTable):
 
     @property
     def numbers(self) -> list[int]:
-        """The selected rows, or the one under the cursor."""
+        """Selected rows, or the row under the cursor."""
         ids = self.selected or ({self.cursor_id} if self.cursor_id else set())
         return sorted(int(id) for id in ids)
 
@@ -183,7 +170,7 @@ class RowsTable(ListingTable):
         return int(self.cursor_id) if self.cursor_id is not None else None
 
     def show_marks(self, hits: SearchHits | None) -> None:
-        """✓ or ✗, then ~ for a hit, else * where the row was edited."""
+        """Mark rows by ✓ or ✗, followed by ~ for a hit or * for an edit."""
         signs = {}
         hit_numbers = set(hits.numbers) if hits is not None else set()
         for number in {*hit_numbers, *self.review.decisions}:
@@ -202,7 +189,7 @@ class SearchHits:
     numbers: list[int]
 
     def step(self, rows: Rows, cursor: int, by: int) -> int | None:
-        """Position of the next matching row (`by` 0: from the cursor on; -1: the previous one), wrapping around."""
+        """Return the position of the next hit (`by` 0: from the cursor on; -1: the previous), wrapping around."""
         places = [at for number in self.numbers if (at := rows.position(str(number))) is not None]
         return step_to(places, cursor, by)
 
@@ -211,10 +198,10 @@ class SearchHits:
 
 
 class ShownRows:
-    """The rows of a `ListingTable`, by number; a row's id is its number as text."""
+    """`Rows` of a `ListingTable` by number; the id of a row is its number as text."""
 
     def __init__(self, numbers: Sequence[int], *, rising: bool = True) -> None:
-        """`numbers` are sorted unless `rising` is false (a sample)."""
+        """Create rows; `numbers` are sorted unless `rising` is false (a sample)."""
         self.numbers, self._rising = numbers, rising
 
     @property
@@ -225,7 +212,7 @@ class ShownRows:
         return [str(number) for number in self.numbers[start:stop]]
 
     def position(self, id: str, /) -> int | None:
-        """Position of a row; None if it isn't shown."""
+        """Return the position of a row, or None."""
         if not self._rising:
             return self.numbers.index(int(id)) if int(id) in self.numbers else None
         at = bisect_left(self.numbers, int(id))
@@ -233,7 +220,7 @@ class ShownRows:
 
 
 class ReviewStatus(PartsLine):
-    """Position, decisions, filter and search."""
+    """Shows position, decisions, filter and search."""
 
     def __init__(self, review: Review) -> None:
         super().__init__()

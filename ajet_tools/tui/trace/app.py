@@ -1,4 +1,4 @@
-"""`ajet trace view`: the application, which opens the screens."""
+"""The application of `ajet trace view`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace import queries
 from ajet_tools.tui.base import GoScreen
 from ajet_tools.tui.trace.compare import CompareScreen
+from ajet_tools.tui.trace.dialogs import ExplanationScreen, FeedbackScreen
 from ajet_tools.tui.trace.episode import EpisodeScreen
 from ajet_tools.tui.trace.episodes import EpisodesScreen
-from ajet_tools.tui.trace.feedback import FeedbackScreen
 from ajet_tools.tui.trace.many_runs import ManyRunsScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.trace.screen import READ_ONLY, TraceScreen, TraceViewer
 from ajet_tools.tui.trace.sql import SqlScreen
-from ajet_tools.tui.trace.text import ExplanationScreen
 from ajet_tools.tui.trace.tokens import TokensScreen
 
 _LONGEST = 1_500
-"""Characters of an address: a few take nine in a URL, of which servers take 8,190."""
+"""Maximum length of an address: some characters take nine bytes in a URL, and servers limit URLs to 8,190."""
 
 
 class TraceApp(TraceViewer):
-    """The viewer with all its screens; it begins with the runs, or with one of them."""
+    """The trace viewer, which starts with the list of runs or a single run."""
 
     TITLE = "ajet"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -43,10 +42,10 @@ class TraceApp(TraceViewer):
         super().__init__(reader, path)
         self.first_run = run_id
         self.first_address: str | None = None
-        """The address of the screen to begin with."""
+        """Address of the first screen."""
         self.set_address: Callable[[str], None] | None = None
-        """What a browser does with the address of the screen that is shown."""
-        self._address = ""  # what the browser shows
+        """Called with the address of the current screen, to update a browser."""
+        self._address = ""  # in the browser
 
     def on_mount(self) -> None:
         self.push_screen(RunsScreen())
@@ -61,13 +60,13 @@ class TraceApp(TraceViewer):
         self.follow()
 
     def open_address(self, address: str) -> None:
-        """The screen with an address.
+        """Open the screen of an address.
 
-        An id, ids of runs with a `+` behind each, `EPISODE.TIMELINE.TOKEN`, `compare:EPISODE+EPISODE`,
-        `episodes:RUN:FILTER` (both may be empty) or `sql:QUERY`.
+        Addresses are an id, `RUN+RUN+`, `EPISODE.TIMELINE.TOKEN`, `compare:EPISODE+EPISODE`, `episodes:RUN:FILTER`
+        (both may be empty) or `sql:QUERY`.
         """
         kind, _, rest = address.partition(":")
-        prefix, *place = address.split(".")
+        prefix, *numbers = address.split(".")
         if kind == "sql":
             self.push_screen(SqlScreen(rest, ask=False))
         elif kind == "episodes":
@@ -77,14 +76,14 @@ class TraceApp(TraceViewer):
             self.open_compare(rest.split("+"))
         elif "+" in address:
             self.open_many_runs([run_id for run_id in address.split("+") if run_id])
-        elif len(place) == 2 and all(map(str.isdecimal, place)):
-            self.open_tokens(prefix, int(place[0]), int(place[1]))
+        elif len(numbers) == 2 and all(map(str.isdecimal, numbers)):
+            self.open_tokens(prefix, int(numbers[0]), int(numbers[1]))
         else:
             self.open_found(prefix)
 
     def _tell_address(self) -> None:
         if any(worker.group == "goto" and not worker.is_finished for worker in self.workers):
-            return  # the screen of the address that the browser shows is on its way
+            return  # the screen of the address in the browser is being opened
         if isinstance(self.screen, TraceScreen) and self.set_address is not None:
             address = self.screen.address if len(self.screen.address) <= _LONGEST else ""
             if address != self._address:
@@ -142,7 +141,7 @@ class TraceApp(TraceViewer):
         yield from super().palette_commands()
 
     async def action_back(self) -> None:
-        """One screen back; the first stays."""
+        """Go back one screen, up to the first."""
         if len(self.screen_stack) > 2:
             self.pop_screen()
 
@@ -154,7 +153,7 @@ class TraceApp(TraceViewer):
         self.push_screen(GoScreen(), lambda prefix: self.open_found(prefix) if prefix else None)
 
     def _handle_exception(self, error: Exception) -> None:
-        """Show an error of ours that a worker raised; any other is a fault and ends the app."""
+        """Show expected errors of workers; any other exception ends the app."""
         cause = getattr(error, "error", None) or error
         if isinstance(cause, AjetError):
             self.show_error(cause)

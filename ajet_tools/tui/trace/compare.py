@@ -1,7 +1,4 @@
-"""Episodes side by side: the attempts at a task, or others, aligned up to where they diverge.
-
-Conversations in columns that scroll together, with a head over each.
-"""
+"""Screen that compares episodes in columns, aligned up to their first differences."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ from ajet_tools.tui.widgets.long_text import LineView, fit_text
 
 
 class CompareScreen(TraceScreen):
-    """The first episode is the reference: it stays on the left, and each other is aligned to it."""
+    """Compares episodes with the first one, which stays in the left column."""
 
     DEFAULT_CSS = """
     CompareScreen #head { height: 1; padding: 0 1; background: $surface; }
@@ -65,13 +62,13 @@ class CompareScreen(TraceScreen):
         self.title = "compare"
         self.attempts: list[ComparedAttempt] = []
         self.first = 1
-        """The first of the attempts beside the reference that is in sight."""
+        """Index of the first visible attempt after the reference."""
         self.chosen = 0
-        """The column that keys act on."""
+        """Selected column."""
         self._mark: tuple[int, ...] = ()
         self._place = 0
+        """Index in `_places` of the last visited divergence."""
         self._places: Sequence[int] = ()
-        """The divergence that `_place` counts."""
         self._divergences: list[Divergence | None] = []
 
     @property
@@ -90,12 +87,12 @@ class CompareScreen(TraceScreen):
 
     @property
     def shown(self) -> list[ComparedAttempt]:
-        """The attempts in sight, the reference first."""
+        """Visible attempts, the reference first."""
         return [*self.attempts[:1], *self.attempts[self.first : self.first + self._beside]]
 
     @property
     def _beside(self) -> int:
-        """How many columns fit beside the reference."""
+        """Number of columns after the reference."""
         return fit_columns(self.size.width)[0] - 1
 
     async def read(self) -> None:
@@ -132,20 +129,14 @@ class CompareScreen(TraceScreen):
         self.query_one("#head", Static).update(Text(self._line(), no_wrap=True, overflow="ellipsis"))
 
     def _line(self) -> str:
-        """The compared episodes, and which are visible."""
+        """Describe the compared episodes, and the visible ones."""
         tasks = {attempt.episode.task.task_id for attempt in self.attempts}
-        last = self.first + len(self.shown) - 2
-        count = (
-            f"{len(self.attempts)} episodes" if len(self.attempts) > 1 else "only 1 episode: nothing to compare it with"
-        )
+        last, size = self.first + len(self.shown) - 2, len(self.attempts)
+        count = f"{size} episodes" if size > 1 else "only 1 episode: nothing to compare it with"
         beside = f"{self.first + 1}" if last == self.first else f"{self.first + 1} to {last + 1}"
-        seen = f", 1 beside {beside}" if len(self.shown) < len(self.attempts) else ""
-        what = (
-            f"{len(tasks)} different tasks"
-            if len(tasks) > 1
-            else one_line(self.attempts[0].episode.task.main_query, 200)
-        )
-        return f"{count}{seen} · {what}"
+        seen = f", 1 beside {beside}" if len(self.shown) < size else ""
+        query = one_line(self.attempts[0].episode.task.main_query, 200)
+        return f"{count}{seen} · {f'{len(tasks)} different tasks' if len(tasks) > 1 else query}"
 
     async def on_resize(self) -> None:
         await self._show()
@@ -153,7 +144,7 @@ class CompareScreen(TraceScreen):
     # Keys
 
     def action_divergence(self, step: int) -> None:
-        """Go to the next divergence of a column from the reference, wrapping around."""
+        """Go to the next divergence from the reference, wrapping around."""
         columns = self.side.columns
         if columns is None or not columns.places:
             if len(self.attempts) > 1:
@@ -176,7 +167,7 @@ class CompareScreen(TraceScreen):
         self._describe()
 
     def action_page(self, step: int) -> None:
-        """Other attempts beside the reference."""
+        """Show other attempts after the reference."""
         if len(self.attempts) <= self._beside + 1:
             self.app.notify("all are in sight", timeout=2)
         else:
@@ -188,7 +179,7 @@ class CompareScreen(TraceScreen):
         self._describe()
 
     async def action_swap(self) -> None:
-        """The chosen column becomes the reference, and the reference takes its place."""
+        """Swap the selected column with the reference."""
         if self.chosen == 0 or len(self.attempts) < 2:
             self.app.notify("choose another column with the right arrow, then s makes it the first", timeout=3)
             return
@@ -208,14 +199,14 @@ class CompareScreen(TraceScreen):
             self.app.open_episode(attempt.episode_id, None if at is None else attempt.messages[at].call_id)
 
     def action_tokens(self) -> None:
-        """The tokens of the chosen column, at the first that differs."""
+        """Open the tokens of the selected column, at the first difference."""
         if self.attempts:
             attempt, divergence = self._current_column()
             timeline = divergence.timeline if divergence and divergence.timeline is not None else 0
             self.app.open_tokens(attempt.episode_id, timeline, divergence.token or 0 if divergence else 0)
 
     def _current_column(self) -> tuple[ComparedAttempt, Divergence | None]:
-        """The chosen column's attempt, and where it parts from the reference (the reference from the next column)."""
+        """Return the selected attempt with its divergence from the reference; a reference is compared with the next."""
         shown = self.shown
         attempt = shown[self.chosen]
         if self.chosen == 0 and len(shown) > 1:
@@ -228,10 +219,8 @@ class CompareScreen(TraceScreen):
 
 
 MIN_COLUMN_WIDTH = 34
-"""Cells below which a column cannot be read."""
-
+"""Minimum width of a readable column."""
 _RULE = " │ "
-
 _STYLES: dict[Kind, str] = {
     "role": "bold cyan",
     "same": "dim",
@@ -239,12 +228,11 @@ _STYLES: dict[Kind, str] = {
     "after": "",
     "left out": "italic dim",
 }
-
 _STATUS_STYLES = {"failed": "red", "timeout": "yellow", "aborted": "yellow", "running": "cyan"}
 
 
 def fit_columns(width: int) -> tuple[int, int]:
-    """How many columns fit, two or three, and how wide each is."""
+    """Return the number of columns that fit, two or three, and their width."""
     columns = 3 if width >= 3 * MIN_COLUMN_WIDTH + 2 * len(_RULE) + 2 else 2
     return columns, max(1, (width - 2 - (columns - 1) * len(_RULE)) // columns)
 
@@ -262,7 +250,7 @@ class ColumnHeads(Static):
         chosen: int,
         runs: bool,
     ) -> None:
-        """Show the heads; the chosen column's is marked. With `runs`, each run is named."""
+        """Show the heads and mark the selected one; `runs` includes the ids of runs."""
         heads = [_head(a, divergences[i], i, width, runs) for i, a in enumerate(shown)]
         lines = Text()
         for line in range(5):
@@ -284,26 +272,16 @@ def _head(
     recomputed = " (recomputed)" if attempt.recomputed else ""
     advantage = "no advantage" if attempt.advantage is None else f"advantage {attempt.advantage:+.3g}{recomputed}"
     tokens = f"{attempt.sampled:,} tokens sampled, {attempt.trained:,} trained"
-    return [
-        (name, "bold"),
-        (status, _STATUS_STYLES.get(attempt.status, "")),
-        (advantage, ""),
-        (tokens, ""),
-        (_describe_divergence(divergence, column), "magenta"),
-    ]
-
-
-def _describe_divergence(divergence: Divergence | None, column: int) -> str:
-    if column == 0:
-        return "the others are compared with this"
-    if divergence is None:
-        return "says the same to the end"
-    token = "" if divergence.token is None else f", token {divergence.token:,}"
-    return f"parts: message {divergence.message + 1}, char {divergence.character:,}{token}"
+    where = "the others are compared with this" if column == 0 else "says the same to the end"
+    if column and divergence is not None:
+        token = "" if divergence.token is None else f", token {divergence.token:,}"
+        where = f"parts: message {divergence.message + 1}, char {divergence.character:,}{token}"
+    style = _STATUS_STYLES.get(attempt.status, "")
+    return [(name, "bold"), (status, style), (advantage, ""), (tokens, ""), (where, "magenta")]
 
 
 class SideBySide(LineView, can_focus=True):
-    """The columns. They scroll as one."""
+    """Columns that scroll together."""
 
     DEFAULT_CSS = """
     SideBySide {
@@ -333,14 +311,14 @@ class SideBySide(LineView, can_focus=True):
         self._styles = {kind: Style.parse(style) for kind, style in _STYLES.items()}
 
     def show(self, attempts: Sequence[ComparedAttempt], width: int) -> None:
-        """Show attempts in columns of a width, keeping the scroll position."""
+        """Show attempts in columns, keeping the scroll position."""
         self._width = width
         self.columns = columns_of(attempts, width)
         self.virtual_size = Size(self.size.width, len(self.columns.lines))
         self.refresh()
 
     def go(self, line: int) -> None:
-        """Bring a line into sight, with a little of what comes before it."""
+        """Scroll to a line, with some lines before it."""
         self.scroll_to(y=max(0, line - max(1, self.size.height // 4)))
 
     def on_click(self, event: Click) -> None:

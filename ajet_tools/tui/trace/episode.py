@@ -1,4 +1,4 @@
-"""One episode: the tree of its calls, the conversation, rewards and status."""
+"""Screen of an episode: tree of calls, conversation, rewards, status."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from textual.widgets import Static
 from ajet_sdk.dialects.message_parts import pretty
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace.episode.blocks import Block, conversation_blocks, find_blocks, overview_blocks
-from ajet_tools.trace.episode.overview import EpisodeOverview, explain_forks, read_overview, refresh_overview
-from ajet_tools.trace.episode.summary import summarize
+from ajet_tools.trace.episode.overview import EpisodeOverview, explain_forks, read_overview, refresh_overview, summarize
+from ajet_tools.tui.trace.dialogs import TextScreen
 from ajet_tools.tui.trace.episode_tree import CallTree
 from ajet_tools.tui.trace.screen import TraceScreen
-from ajet_tools.tui.trace.text import TextScreen
-from ajet_tools.tui.widgets.lines import KeyLine
+from ajet_tools.tui.widgets.lines import KeyLine, Prompt
 from ajet_tools.tui.widgets.messages import Messages
-from ajet_tools.tui.widgets.prompt import Prompt
 
 _WIDE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """A text and its places: branch and block."""
+    """A search text and its hits: branch and key of a block."""
 
     needle: str = ""
     hits: Sequence[tuple[int, str]] = ()
@@ -38,7 +36,7 @@ class _Search:
 
 
 class EpisodeScreen(TraceScreen):
-    """An episode, finished or running; opened at its beginning, or at a call."""
+    """Shows a finished or running episode, from its beginning or a call."""
 
     AUTO_FOCUS = "Messages"
     DEFAULT_CSS = """
@@ -111,10 +109,10 @@ class EpisodeScreen(TraceScreen):
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width >= _WIDE, "wide")
 
-    # What is shown
+    # Content
 
     async def read(self) -> None:
-        """What is new, and then the causes that need a tokenizer."""
+        """Show new messages, then the causes of forks that need a tokenizer."""
         if self.overview is None:
             fresh: EpisodeOverview | None = await self.app.ask(read_overview, self.episode_id)
         else:
@@ -127,7 +125,7 @@ class EpisodeScreen(TraceScreen):
                 await self._show(complete)
 
     async def _show(self, fresh: EpisodeOverview) -> None:
-        """Show the episode, keeping the current call, block and line."""
+        """Show the episode, keeping the selected call, block and line."""
         first = self.overview is None
         at = self.call_id if first else self._call_id
         branch = fresh.tree.branch_of.get(at or "", 0)
@@ -145,7 +143,7 @@ class EpisodeScreen(TraceScreen):
             self.notify(f"call {self.call_id} is not in this episode", severity="warning", markup=False)
 
     def _update_facts(self) -> None:
-        """The facts, and the number of unread messages."""
+        """Update the summary with the number of unread messages."""
         self._shown_new = self.messages.new
         self.query_one("#facts", Static).update(summarize(self._loaded, self.messages.new))
 
@@ -161,7 +159,7 @@ class EpisodeScreen(TraceScreen):
         if self.overview is not None:
             self.load()
 
-    # From place to place
+    # Navigation
 
     def on_call_tree_chosen(self, event: CallTree.Chosen) -> None:
         if event.branch is None:
@@ -192,7 +190,7 @@ class EpisodeScreen(TraceScreen):
         self._choose_first_of(call_id, notify=notify)
 
     def _choose_first_of(self, call_id: str | None, *, notify: bool = True) -> None:
-        """To the first block of a call: its fork, or what is new in its request, or its reply."""
+        """Select the first block of a call: its fork, new messages of its request, or its reply."""
         block = next((n for n, b in enumerate(self.messages.blocks) if b.call_id == call_id), None)
         if block is not None:
             self.messages.choose(block, top=True, notify=notify)
@@ -205,22 +203,22 @@ class EpisodeScreen(TraceScreen):
             return
         order = self.overview.tree.call_order()
         at = self._call_id
-        place = order.index(at) + by if at in order else 0 if by > 0 else -1
-        if 0 <= place < len(order):
-            self._go_to_call(order[place])
+        index = order.index(at) + by if at in order else 0 if by > 0 else -1
+        if 0 <= index < len(order):
+            self._go_to_call(order[index])
 
     def action_fork(self, by: int) -> None:
-        """To the next branch that forked off, in the order of the tree."""
+        """Go to the next fork in the order of the tree."""
         if self.overview is None:
             return
         tree = self.overview.tree
         order = tree.call_order()
         forks = [order.index(branch.calls[0]) for branch in tree.branches if branch.fork]
         if not forks:
-            self.notify("no call of this episode forks off", timeout=2)
+            self.notify("this episode has no forks", timeout=2)
             return
         at = order.index(self._call_id) if self._call_id in order else -1
-        ahead = sorted(place for place in forks if (place > at if by > 0 else place < at))
+        ahead = sorted(fork for fork in forks if (fork > at if by > 0 else fork < at))
         if not ahead:
             self.notify("no further fork in this direction", timeout=2)
             return
@@ -234,7 +232,7 @@ class EpisodeScreen(TraceScreen):
     def _call_id(self) -> str | None:
         return self._chosen.call_id if self._chosen else None
 
-    # What a key does with the message
+    # Messages
 
     def action_unfold(self) -> None:
         self.messages.fold()
@@ -281,9 +279,9 @@ class EpisodeScreen(TraceScreen):
 
     def action_attempt(self, by: int) -> None:
         attempts = self.overview.attempts if self.overview else ()
-        place = attempts.index(self.episode_id) + by if self.episode_id in attempts else -1
-        if 0 <= place < len(attempts):
-            self.app.switch_screen(EpisodeScreen(attempts[place]))
+        index = attempts.index(self.episode_id) + by if self.episode_id in attempts else -1
+        if 0 <= index < len(attempts):
+            self.app.switch_screen(EpisodeScreen(attempts[index]))
         else:
             self.notify("no further attempt in this direction", timeout=2)
 
@@ -310,7 +308,7 @@ class EpisodeScreen(TraceScreen):
 
     @work(group="search", exclusive=True)
     async def search(self, needle: str) -> None:
-        """Look for a text in every branch; go to its first place behind the chosen message."""
+        """Search all branches, and go to the first hit after the selected message."""
         if self.overview is None:
             return
         matches = await asyncio.to_thread(find_blocks, self.overview, needle) if needle else []
@@ -320,12 +318,11 @@ class EpisodeScreen(TraceScreen):
             self.query_one(Prompt).show_error(f"{one_line(needle, 40)} is not in this episode")
             return
         self.query_one(Prompt).close()
-        here = [b.key for b in self.messages.blocks]
-        place = {key: n for n, key in enumerate(here)}
+        position = {block.key: n for n, block in enumerate(self.messages.blocks)}
         ahead = (
             n
             for n, (branch, key) in enumerate(matches)
-            if branch > self.branch or place.get(key, -1) >= self.messages.cursor
+            if branch > self.branch or position.get(key, -1) >= self.messages.cursor
         )
         self._search = _Search(needle, matches, next(ahead, 0) - 1)
         self.action_found(1)
@@ -347,8 +344,6 @@ class EpisodeScreen(TraceScreen):
 
 
 def _blocks(overview: EpisodeOverview, branch: int) -> list[Block]:
-    """The episode's facts, and the conversation along a branch."""
-    return [
-        *overview_blocks(overview),
-        *(conversation_blocks(overview, branch) if branch < len(overview.tree.branches) else ()),
-    ]
+    """Return the blocks of the overview and of the conversation of a branch."""
+    messages = conversation_blocks(overview, branch) if branch < len(overview.tree.branches) else ()
+    return [*overview_blocks(overview), *messages]

@@ -1,9 +1,4 @@
-"""Full-text search from a list: asks for a text, searches in a worker, and goes from hit to hit.
-
-The columns of the list of episodes.
-
-Rows that are all here already: the episodes that have calls and no end.
-"""
+"""Parts of the list of episodes: full-text search in a worker, columns, rows of unfinished episodes."""
 
 from __future__ import annotations
 
@@ -19,19 +14,20 @@ from textual.message import Message
 
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.text.clean import one_line
+from ajet_tools.text.tables import number
 from ajet_tools.trace.queries.episodes import ListedEpisode, UnfinishedEpisode
 from ajet_tools.trace.queries.search import Hit, search
 from ajet_tools.tui.trace.screen import TraceViewer
+from ajet_tools.tui.widgets.lines import Prompt
 from ajet_tools.tui.widgets.listing import ListingTable
 from ajet_tools.tui.widgets.listing_rows import Column, step_to
-from ajet_tools.tui.widgets.prompt import Prompt
 
 _MAX_HITS = 10_000
 
 
 @dataclass
 class _Search:
-    """A search and its hits so far, by episode in the order of the trace."""
+    """A search with its hits so far, by episode."""
 
     needle: str
     hits: dict[str, list[Hit]] = field(default_factory=dict)
@@ -54,16 +50,16 @@ class _Search:
 
 
 class Finder(Prompt):
-    """The search prompt and the hits. Posts `Changed` when there is more to show."""
+    """Search prompt and hits. Posts `Changed` after progress."""
 
     app: TraceViewer
 
     class Changed(Message):
-        """Hits came, the search went on, or ended."""
+        """The search has new hits or progress, or has ended."""
 
     @dataclass
     class Progress(Message):
-        """A part of the trace was searched."""
+        """Hits and progress of a part of the trace."""
 
         of: _Search
         hits: Sequence[Hit] = ()
@@ -79,7 +75,7 @@ class Finder(Prompt):
 
     @property
     def found(self) -> frozenset[str]:
-        """The episodes with hits."""
+        """Episodes with hits."""
         return frozenset(self._search.hits) if self._search else frozenset()
 
     @property
@@ -87,19 +83,19 @@ class Finder(Prompt):
         return self._search.describe() if self._search else ""
 
     def start(self, needle: str, run_id: str | None, within: Sequence[str] | None) -> None:
-        """Start a search; what was found before is dropped."""
+        """Start a search, and drop earlier hits."""
         self.clear()
         self._search = _Search(needle)
         self._run_search(self._search, run_id, within)
         self.post_message(self.Changed())
 
     def stop(self) -> None:
-        """End the search; what it has found stays."""
+        """Stop the search, and keep its hits."""
         if self._search:
             self._search.stop.set()
 
     def clear(self) -> None:
-        """End the search and forget what it found."""
+        """Stop the search, and drop its hits."""
         self.stop()
         self._search = None
         self.post_message(self.Changed())
@@ -140,7 +136,7 @@ class Finder(Prompt):
         self.post_message(self.Changed())
 
     def status_parts(self, episode_id: str | None) -> Iterator[Text]:
-        """The hits in all, and the first in one episode."""
+        """Yield the total of hits, and the first hit of an episode."""
         if self.summary:
             yield Text(self.summary)
         if here := self.hits_of(episode_id):
@@ -150,11 +146,11 @@ class Finder(Prompt):
             yield Text(f"{here[0].where}: ") + snippet + Text(more)
 
     def hits_of(self, episode_id: str | None) -> Sequence[Hit]:
-        """The hits in one episode."""
+        """Return the hits of an episode."""
         return self._search.hits.get(episode_id or "", ()) if self._search else ()
 
     def step(self, rows: Mapping[str, int], cursor: int, by: int) -> int | None:
-        """The next row (or, with -1, the one before) that has hits, round the end."""
+        """Return the next row with hits (previous with -1), wrapping around."""
         return step_to(sorted(rows[id] for id in self.found if id in rows), cursor, by)
 
 
@@ -162,24 +158,16 @@ _TONES = {"succeeded": "", "failed": "bad", "timeout": "warn", "aborted": "warn"
 
 
 def _format_status(row: ListedEpisode) -> str:
-    """`superseded` for an episode that a resume rolled back, whatever its status."""
     return "superseded" if row["superseded"] else row["status"] or "unended"
 
 
-def _format_reward(row: ListedEpisode) -> str:
-    value = row["reward"]
-    return "" if value is None else f"{value:.4g}"
-
-
 def _reward_tone(row: ListedEpisode) -> str:
-    """Of the outcome: an episode that succeeded may have solved nothing."""
     if row["superseded"] or row["reward"] is None:
         return "faint"
     return "good" if row["reward"] >= 1 - 1e-9 else "bad" if row["reward"] <= 0 else ""
 
 
 def _format_tokens(row: ListedEpisode) -> str:
-    """1,234; from 100,000 on 123.4k."""
     count = row["tokens"]
     if count is None:
         return ""
@@ -204,18 +192,17 @@ EPISODE_COLUMNS: tuple[Column[ListedEpisode], ...] = (
     Column("task", "task", 14, lambda row: str(row["task"] or row["task_id"] or ""), most=120),
     Column("attempt", "try", 3, _format_field("attempt"), right=True),
     Column("status", "status", 10, _format_status, tone=lambda row: _TONES.get(_format_status(row), "faint")),
-    Column("reward", "reward", 7, _format_reward, right=True, tone=_reward_tone),
+    Column("reward", "reward", 7, lambda row: number(row["reward"]), right=True, tone=_reward_tone),
     Column("turns", "turns", 5, _format_field("turns"), right=True),
     Column("split", "split", 6, lambda row: "greedy" if row["decoding"] == "greedy" else row["split"] or ""),
     Column("tokens", "tokens", 6, _format_tokens, right=True),
     Column("seconds", "time", 7, _format_seconds, right=True),
     Column("step", "step", 4, _format_field("step"), right=True),
 )
-"""In the order of the keys 1 to 9 that sort by them."""
+"""Columns in the order of the keys 1 to 9, which sort by them."""
 
 
 def _format_cause(row: ListedEpisode) -> str:
-    """The cause, and what its error says first."""
     summary = one_line(row["error"] or "")
     cause = row["cause"] or ""
     return summary if not cause or cause in summary else f"{cause}: {summary}" if summary else cause
@@ -226,18 +213,18 @@ CAUSE_COLUMN = Column("cause", "cause", 20, _format_cause, most=160)
 
 
 def run_column(names: Mapping[str, str]) -> Column[ListedEpisode]:
-    """The runs by their names, for a list of several runs."""
+    """Return the column of run names, for a list of several runs."""
     width = min(20, max(map(len, names.values())))
     return Column("run_id", "run", width, lambda row: names.get(row["run_id"] or "", row["run_id"] or ""))
 
 
 class UnfinishedRows:
-    """`Rows` of the newest episodes, read whole; a trace of calls without episodes has nothing else to list."""
+    """`Rows` of unfinished episodes in memory, for a trace without finished ones."""
 
     def __init__(self, rows: Sequence[UnfinishedEpisode]) -> None:
         self._rows = rows
         self.of_all: int = rows[0]["of_all"] if rows else 0
-        """Episodes that have not ended, those that are not listed too."""
+        """Number of unfinished episodes, listed or not."""
         self._at = {row["episode_id"]: i for i, row in enumerate(rows)}
 
     @property

@@ -1,4 +1,4 @@
-"""The tree of an episode's calls: timelines, forks, and the call that is read."""
+"""Tree of an episode's timelines, forks and calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OUTCOMES |= dict.fromkeys(("cancelled", "undelivered", "stale", "truncated"), "
 
 
 class CallTree(LineView, can_focus=True):
-    """One line for the episode, one for each timeline, one for each call."""
+    """A line for the episode, for each timeline and for each call."""
 
     DEFAULT_CSS = """
     CallTree { overflow-x: hidden; }
@@ -48,7 +48,7 @@ class CallTree(LineView, can_focus=True):
 
     @dataclass
     class Chosen(Message):
-        """The cursor came to a line: of the episode (no branch), a branch (no call) or a call."""
+        """The cursor moved to the episode (no branch), a branch (no call) or a call."""
 
         branch: int | None
         call_id: str | None
@@ -58,26 +58,26 @@ class CallTree(LineView, can_focus=True):
         super().__init__(id=id)
         self._overview: EpisodeOverview | None = None
         self._rows: Sequence[TreeRow | None] = (None,)
-        self._place: dict[str, int] = {}
+        self._row_of: dict[str, int] = {}
         self._first_words: dict[str, str] = {}
-        """The beginning of each reply, once shown."""
+        """Cache of the beginnings of replies."""
 
     def show(self, overview: EpisodeOverview) -> None:
-        """Show an episode, or the same one grown; the cursor stays on its line."""
+        """Show an episode, keeping the cursor on its line."""
         at = self._rows[self.cursor] if self.cursor < len(self._rows) else None
         self._overview = overview
         self._rows = (None, *overview.tree.rows())
-        self._place = {row.call_id: n for n, row in enumerate(self._rows) if row and row.call_id}
+        self._row_of = {row.call_id: n for n, row in enumerate(self._rows) if row and row.call_id}
         self.virtual_size = Size(self.size.width, len(self._rows))
         if at is not None:
             heads = (n for n, row in enumerate(self._rows) if row and (row.branch, row.call_id) == (at.branch, None))
-            place = self._place.get(at.call_id) if at.call_id else next(heads, None)
-            self.set_reactive(CallTree.cursor, min(self.cursor, len(self._rows) - 1) if place is None else place)
+            line = self._row_of.get(at.call_id) if at.call_id else next(heads, None)
+            self.set_reactive(CallTree.cursor, min(self.cursor, len(self._rows) - 1) if line is None else line)
         self.refresh(layout=True)
 
     def point_at(self, call_id: str | None) -> None:
-        """Put the cursor on a call (None: on the episode) without posting a message."""
-        row = self._place.get(call_id, 0) if call_id else 0
+        """Move the cursor to a call, or to the episode, without posting a message."""
+        row = self._row_of.get(call_id, 0) if call_id else 0
         if row != self.cursor:
             self.set_reactive(CallTree.cursor, row)
             self._reveal()
@@ -153,8 +153,8 @@ def _head(branch: Branch) -> Text:
             line.append(f"  {branch.tokens:,} tok", style="dim")
         return line
     fork = branch.fork
-    place = "" if branch.timeline is None else f"timeline {branch.timeline} "
-    line = Text.assemble((f"↳ {place}", "bold"), (fork.cause, "bold yellow"), (f" at {fork.at:,}", "yellow"))
+    name = "" if branch.timeline is None else f"timeline {branch.timeline} "
+    line = Text.assemble((f"↳ {name}", "bold"), (fork.cause, "bold yellow"), (f" at {fork.at:,}", "yellow"))
     if fork.extra_tokens:
         line.append(f" +{fork.extra_tokens:,} tok", style="dim")
     return line

@@ -1,4 +1,4 @@
-"""The episodes of a run: sorted, filtered, searched, selected, and from here to everything else."""
+"""Screen with the list of episodes: sort, filter, search, select, open."""
 
 from __future__ import annotations
 
@@ -26,28 +26,25 @@ from ajet_tools.trace.queries.filters import Filter, parse
 from ajet_tools.trace.queries.listing import Cancelled, Listing, open_listing
 from ajet_tools.tui.trace.episode_list import CAUSE_COLUMN, EPISODE_COLUMNS, Finder, UnfinishedRows, run_column
 from ajet_tools.tui.trace.screen import MAX_COMPARED, TraceScreen
-from ajet_tools.tui.widgets.lines import PartsLine
+from ajet_tools.tui.widgets.lines import PartsLine, Prompt, remember
 from ajet_tools.tui.widgets.listing import ListingTable
 from ajet_tools.tui.widgets.listing_rows import Rows
-from ajet_tools.tui.widgets.prompt import Prompt, remember
 
 _BY_TIME = "ended_at"
 _FILTER_EXAMPLE = 'reward<0.5 status=failed agent=werewolf step>10 text~"calc"'
 _ASCENDING_FIRST = frozenset(("task", "attempt", "status", "cause"))
-"""Columns whose first sort is from the smallest on."""
+"""Columns sorted in ascending order first."""
 _ORDERS = {(_BY_TIME, True): "newest first", (_BY_TIME, False): "oldest first"}
-"""An order that no column's title shows."""
-
-
+"""Orders without a column title to mark."""
 _FAILURE_FIELDS = re.compile(r"\b(status|cause|error)\b")
-"""A filter by how episodes ended: its list says why they failed."""
+"""A filter with one of these fields adds the column of causes."""
 
 
 class EpisodesScreen(TraceScreen):
-    """The episodes of a run (of all runs where None) that fit a filter.
+    """Lists the episodes of a run, or of all runs, that match a filter.
 
-    The list never changes under its reader: what came since is shown at once only at the top of a list that is sorted
-    by time, and is else counted in the status line until it is asked for.
+    Rows never move while being read: new episodes only appear at once at the top of a list sorted by time; otherwise
+    the status line counts them.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -71,7 +68,7 @@ class EpisodesScreen(TraceScreen):
 
     @dataclass
     class Progress(Message):
-        """A filter that reads texts has read so many calls."""
+        """Progress of a full-text filter, in calls."""
 
         of_worker: threading.Event
         done: int
@@ -83,14 +80,14 @@ class EpisodesScreen(TraceScreen):
         self.filter_text = filter_text
         self.listing: Listing | None = None
         self.pending: Listing | None = None
-        """A newer listing, not shown while the cursor is inside the list."""
+        """A newer listing that is not shown yet."""
         self.filter: Filter | None = None
         self._run_names: dict[str, str] = {}
-        """Where the list is of several runs."""
+        """For a list of several runs."""
         self._stop, self._cancel_prepare = threading.Event(), threading.Event()
         self._busy = ""
         self._hidden: tuple[Rows | None, frozenset[str], int] = (None, frozenset(), 0)
-        """Of a selection of rows, how many are not in the list."""
+        """Cache: rows, selection, and the number of selected episodes that are not listed."""
 
     @property
     def address(self) -> str:
@@ -147,7 +144,7 @@ class EpisodesScreen(TraceScreen):
         self.table.call_after_refresh(self._prepare)
 
     async def _first_listing(self) -> Listing:
-        """The listing of the given filter; if that is invalid or stopped, of all episodes, and the prompt opens."""
+        """Open the listing of the given filter; if it is invalid or stopped, list all episodes and open the prompt."""
         try:
             self.filter = parse(self.filter_text)
             progress, cancelled = self._cancellable()
@@ -161,7 +158,7 @@ class EpisodesScreen(TraceScreen):
 
     @work(group="prepare", exclusive=True)
     async def _prepare(self) -> None:
-        """After the first page, read the columns of the other sorts in the background."""
+        """Read the sort columns in the background, after the first page."""
         await self.table.wait_until_loaded()
         if self.listing is not None:
             try:
@@ -169,12 +166,12 @@ class EpisodesScreen(TraceScreen):
             except Cancelled:
                 return
 
-    # Which rows, in which order
+    # Rows and order
 
     def _use_listing(self, listing: Listing, *, top: bool = False) -> None:
         self.listing, self.pending = listing, None
         why = self.filter is not None and _FAILURE_FIELDS.search(self.filter.text)
-        # Beside the status: on a narrow screen the columns at the end are out of sight.
+        # next to the status, as a narrow screen hides the last columns
         columns = [*EPISODE_COLUMNS[:3], CAUSE_COLUMN, *EPISODE_COLUMNS[3:]] if why else [*EPISODE_COLUMNS]
         if len(self._run_names) > 1:
             columns.insert(1, run_column(self._run_names))
@@ -184,13 +181,13 @@ class EpisodesScreen(TraceScreen):
         self.update_marks()
 
     async def _show_unended(self) -> None:
-        """If no episode has ended, list those that have only calls."""
+        """If no episode has ended, list the unfinished ones."""
         if self.listing is not None and not self.listing.count and not (self.filter and self.filter.text):
             self.table.show(UnfinishedRows(await self.app.ask(unended_rows, self.run_id)))
             self.update_marks()
 
     def _cancellable(self) -> tuple[Callable[[int, int], None], Callable[[], bool]]:
-        """Callbacks for progress and cancellation of a slow query; stops the previous query."""
+        """Return callbacks for progress and cancellation of a slow query, and stop the previous query."""
         self._stop.set()
         self._stop = stop = threading.Event()
 
@@ -208,7 +205,7 @@ class EpisodesScreen(TraceScreen):
         self._use_listing(await self.app.ask(latest.sorted, sort, descending))
 
     def action_sort(self, column: str) -> None:
-        """Sort by a column; once more reverses it."""
+        """Sort by a column; a second time reverses the order."""
         if (latest := self.latest) is not None:
             descending = not latest.descending if latest.sort == column else column not in _ASCENDING_FIRST
             self._sort(latest, column, descending)
@@ -242,7 +239,7 @@ class EpisodesScreen(TraceScreen):
 
     @work(group="listing", exclusive=True)
     async def _filter(self, wanted: Filter) -> None:
-        """Show the matching episodes; on an error, show it and keep the list."""
+        """Apply a filter; an error keeps the list."""
         if (latest := self.latest) is None:
             return
         progress, cancelled = self._cancellable()
@@ -264,7 +261,7 @@ class EpisodesScreen(TraceScreen):
         self._use_listing(listing)
         remember(self.app.filters, wanted.text)
 
-    # What is new
+    # New episodes
 
     async def read(self) -> None:
         if (latest := self.latest) is not None:
@@ -274,7 +271,7 @@ class EpisodesScreen(TraceScreen):
             await self._show_unended()
 
     def _receive_listing(self, listing: Listing) -> None:
-        """Show a newer listing if that moves no row on the screen; else keep it for later."""
+        """Show a newer listing if no visible row moves; otherwise keep it for later."""
         by_time = listing.sort == _BY_TIME
         if self.listing is None or not self.listing.count or (by_time and not listing.descending):
             self._use_listing(listing)
@@ -322,20 +319,20 @@ class EpisodesScreen(TraceScreen):
         else:
             self.table.go_to(row)
 
-    # What is done with episodes
+    # Actions on episodes
 
     def on_listing_table_opened(self, event: ListingTable.Opened) -> None:
-        """Open the episode, at its first hit if there is one."""
+        """Open the episode, at its first hit if any."""
         calls = [hit.call_id for hit in self.finder.hits_of(event.id) if hit.call_id]
         self.app.open_episode(event.id, calls[0] if calls else None)
 
     @property
     def selected_ids(self) -> list[str]:
-        """The selection in the order of the list, then what isn't listed; without one, the row under the cursor."""
-        places, selected = self.table.places, self.table.selected
+        """Selected ids in the order of the list, then unlisted ones; without a selection, the row under the cursor."""
+        positions, selected = self.table.places, self.table.selected
         if not selected:
             return [self.table.cursor_id] if self.table.cursor_id else []
-        return [*sorted(selected & places.keys(), key=lambda id: places[id]), *sorted(selected - places.keys())]
+        return [*sorted(selected & positions.keys(), key=positions.__getitem__), *sorted(selected - positions.keys())]
 
     def action_group(self) -> None:
         if (id := self.table.cursor_id) is not None:
@@ -359,9 +356,9 @@ class EpisodesScreen(TraceScreen):
             self.app.copy("\n".join(chosen), chosen[0] if len(chosen) == 1 else f"{len(chosen):,} ids")
 
     def action_leave(self) -> None:
-        """Escape ends, in this order: a running query, the search, the selection, the screen."""
+        """Stop the query or the search, else clear the hits or the selection, else leave the screen."""
         if self.listing is None:
-            raise SkipAction  # the first list is being read: there is nothing to stop yet
+            raise SkipAction  # there is nothing to stop before the first listing
         if self._busy and not self._stop.is_set():
             self._stop.set()
         elif self.finder.running:
@@ -382,7 +379,7 @@ class EpisodesScreen(TraceScreen):
         self.app.show_error(event.error)
 
     def update_marks(self) -> None:
-        """A wave for a hit."""
+        """Mark the rows with hits."""
         self.table.set_marks(dict.fromkeys(self.finder.found, " ~"))
         self._update_status()
 
@@ -391,7 +388,7 @@ class EpisodesScreen(TraceScreen):
         self.query_one(PartsLine).show(self._status_parts())
 
     def _status_parts(self) -> Iterator[Text]:
-        """What a reader has to know of the list: where they are, what is new, what is going on, what is selected."""
+        """Yield the parts of the status line: position, new episodes, progress, selection, filter, hits."""
         table, rows = self.table, self.table.rows
         yield Text(self._place())
         if self.pending and self.listing and (new := self.pending.count - self.listing.count) > 0:

@@ -1,4 +1,4 @@
-"""Several runs: their curves over each other, and a heat map of tasks by runs; of one run, of tasks by steps."""
+"""Screen that compares runs: curves, and a heat map of tasks by runs (of a single run, by steps)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ajet_tools.trace.queries.experiments import (
     run_names,
     task_rewards,
 )
+from ajet_tools.tui.trace.dialogs import TextScreen, text_width
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
-from ajet_tools.tui.trace.text import TextScreen, text_width
 from ajet_tools.tui.widgets.chart import Chart
 
 
 class ManyRunsScreen(TraceScreen):
-    """Mean rewards of validations where a run has them, else of training; the tasks that differ most first."""
+    """Shows mean rewards of validation, or else of training, with the most different tasks first."""
 
     DEFAULT_CSS = """
     ManyRunsScreen Chart { height: 2fr; }
@@ -84,7 +84,7 @@ class ManyRunsScreen(TraceScreen):
             table.scroll_to(*scroll, animate=False, force=True)
 
     def _cell(self, value: float | None, low: float, high: float) -> Text:
-        """The number on a colour between those of the worst and the best."""
+        """Format a value on a colour between those of the lowest and highest."""
         if value is None:
             return Text("·", justify="right", style="dim")
         worst, best = (Color.parse(self.app.theme_variables.get(name, "#808080")) for name in ("error", "success"))
@@ -94,7 +94,7 @@ class ManyRunsScreen(TraceScreen):
 
     @property
     def chosen(self) -> TaskRow | None:
-        """The task under the cursor."""
+        """Task under the cursor."""
         at = self.query_one(FittedTable).cursor_row
         return self.rows[at] if 0 <= at < len(self.rows) else None
 
@@ -102,20 +102,21 @@ class ManyRunsScreen(TraceScreen):
         self.action_open()
 
     def action_open(self) -> None:
-        """The episodes of the task under the cursor."""
+        """Open the episodes of the task under the cursor."""
         if self.chosen:
             single = self.run_ids[0] if len(self.run_ids) == 1 else None
             several = "" if single else f" run={','.join(self.run_ids)}"
             self.app.open_episodes(single, f'task="{self.chosen.task_id}"{several}')
 
     def action_leaderboard(self) -> None:
-        """All runs of the trace, the best first, at the task under the cursor."""
-        if self.chosen:
-            task_id, width = self.chosen.task_id, text_width(self.app)
-            self.app.push_screen(TextScreen(self.chosen.task, lambda: self._leaderboard(task_id, width)))
+        """Rank all runs of the trace at the task under the cursor."""
+        if not self.chosen:
+            return
+        task_id, width, reader, console = self.chosen.task_id, text_width(self.app), self.app.reader, self.app.console
 
-    def _leaderboard(self, task_id: str, width: int) -> str:
-        reader, console = self.app.reader, self.app.console
-        table = tables.table(leaderboard(reader, queries.overview(reader), task_id), width)
-        lines = console.render_lines(table, console.options.update(width=width))
-        return "\n".join("".join(segment.text for segment in line).rstrip() for line in lines)
+        def render() -> str:
+            table = tables.table(leaderboard(reader, queries.overview(reader), task_id), width)
+            lines = console.render_lines(table, console.options.update(width=width))
+            return "\n".join("".join(segment.text for segment in line).rstrip() for line in lines)
+
+        self.app.push_screen(TextScreen(self.chosen.task, render))

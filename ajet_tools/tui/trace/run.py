@@ -1,4 +1,4 @@
-"""One run: its curves, what became of its tokens, why episodes failed, its last metrics, its config."""
+"""Screen of a run: curves, ledger, failures, metrics, config."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from ajet_tools.tui.widgets.chart import Chart, sparkline
 
 _VIEWS = {"curves": "c", "ledger": "l", "metrics": "m", "config": "o"}
 _REASONS = 3
-"""Lines on what stands behind a verdict; `w` shows all."""
+"""Lines of reasons for a verdict; `w` shows all."""
 _CHART = (38, 8)
 """Minimum columns and rows of a chart among several."""
 
 
 class RunScreen(TraceScreen):
-    """A run, live: four views of it, of which one is shown."""
+    """Shows one of four views of a run, with live updates."""
 
     PATIENCE_FACTOR = 1.5
-    """Its figures are of whole steps: they may come so many times later than a call is shown."""
+    """The figures are of whole steps, and less urgent than calls."""
     AUTO_FOCUS = ""
     DEFAULT_CSS = """
     RunScreen #head { height: auto; padding: 0 1; }
@@ -81,12 +81,13 @@ class RunScreen(TraceScreen):
         self.verdict: Verdict | None = None
         self.reasons: list[str] = []
         self.panels: list[Panel] = []
-        """Those that vary, then those that say the same at each step."""
+        """Varying panels, followed by constant ones."""
         self.varying = 0
+        """Number of varying panels."""
         self.first = 0
-        """Which panel stands first."""
+        """Index of the first visible panel."""
         self.zoomed = False
-        """One picture at a time."""
+        """Whether only one chart is shown."""
         self.title, self.sub_title = "runs › …", one_line(run_id, 12)
 
     @property
@@ -138,7 +139,7 @@ class RunScreen(TraceScreen):
         if self.run is not None:
             head = _head(self.run, self.panels, self.app.size.width - 2)
             if self.verdict is not None and self.verdict.first is not None:
-                head = _judged(self.run, self.verdict, self.reasons, self.app.size.width - 4)
+                head = _verdict_head(self.run, self.verdict, self.reasons, self.app.size.width - 4)
             self.query_one("#head", Static).update(head)
 
     def _update_view_line(self) -> None:
@@ -156,7 +157,7 @@ class RunScreen(TraceScreen):
         self.query_one("#views", Static).update(line)
 
     def _grid(self) -> tuple[int, int]:
-        """How many pictures fit beside and below each other."""
+        """Return the numbers of columns and rows of charts that fit."""
         if self.zoomed:
             return 1, 1
         size = self.query_one(ContentSwitcher).size
@@ -164,7 +165,7 @@ class RunScreen(TraceScreen):
 
     @property
     def _end(self) -> int:
-        """Behind the last panel to page to: those that do not vary are drawn where one is chosen among the metrics."""
+        """End of the panels to page through; constant ones are only shown if selected in the metrics."""
         return self.varying if self.first < self.varying else len(self.panels)
 
     def _page_size(self) -> int:
@@ -186,7 +187,7 @@ class RunScreen(TraceScreen):
         self._update_view_line()
 
     def _show_metrics(self) -> None:
-        """The values change in their cells, so that the cursor stays."""
+        """Update the cells in place, keeping the cursor."""
         metrics = self.query_one("#metrics", DataTable)
         for panel in self.panels:
             for curve in panel.curves:
@@ -220,32 +221,31 @@ class RunScreen(TraceScreen):
         self.query_one("#config Static", Static).update(Text(visible(text)))
 
     async def action_page(self, by: int) -> None:
-        room = self._page_size()
-        last = (max(0, self.varying - 1) // room) * room
-        self.first = min(max(0, self.first // room * room + by * room), last)
+        size = self._page_size()
+        last = (max(0, self.varying - 1) // size) * size
+        self.first = min(max(0, self.first // size * size + by * size), last)
         await self._show_curves()
 
     async def action_zoom(self) -> None:
-        """One picture, or as many as fit."""
+        """Toggle between one chart and as many as fit."""
         self.zoomed = not self.zoomed
         self.first = self.first // self._page_size() * self._page_size()
         await self._show_curves()
 
     async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """A metric's own picture."""
-        names = [f"{panel.title} {curve.label}".strip() for panel in self.panels for curve in panel.curves]
-        places = [i for i, panel in enumerate(self.panels) for _ in panel.curves]
-        self.zoomed, self.first = True, places[names.index(str(event.row_key.value))]
+        """Zoom in on the chart of a metric."""
+        index_of = {f"{p.title} {c.label}".strip(): i for i, p in enumerate(self.panels) for c in p.curves}
+        self.zoomed, self.first = True, index_of[str(event.row_key.value)]
         await self.action_view("curves")
         await self._show_curves()
 
     async def on_click(self, event: events.Click) -> None:
-        """A click on a view's name, or on a picture."""
+        """Switch to the clicked view, or zoom the clicked chart."""
         if event.widget is self.query_one("#views"):
-            place = 0
+            end = 0
             for name in _VIEWS:
-                place += len(name) + 5
-                if event.x < place + 1:
+                end += len(name) + 5
+                if event.x < end + 1:
                     await self.action_view(name)
                     return
         elif isinstance(event.widget, Chart) and event.widget.panel is not None:
@@ -276,8 +276,8 @@ class RunScreen(TraceScreen):
         self.app.copy(self.run_id, "the run's id")
 
 
-def _judged(run: RunOverview, verdict: Verdict, why: Sequence[str], width: int) -> Text:
-    """The run, its verdict with what that is by, and the reasons, a line each."""
+def _verdict_head(run: RunOverview, verdict: Verdict, why: Sequence[str], width: int) -> Text:
+    """Format status, verdict with rewards, and reasons, one per line."""
     head = _progress(run)
     head.append("\n")
     head.append(verdict_text(run, verdict))
@@ -295,7 +295,7 @@ def _judged(run: RunOverview, verdict: Verdict, why: Sequence[str], width: int) 
 
 
 def _head(run: RunOverview, shown: list[Panel], width: int) -> Text:
-    """Two lines: status and progress, then the latest metrics or the error."""
+    """Format two lines: status and progress, then the latest metrics or the error."""
     head = _progress(run)
     head.append("\n")
     if run["error"]:
@@ -322,7 +322,7 @@ def _progress(run: RunOverview) -> Text:
 
 
 def _ledger(totals: list[LedgerTotal], failed: list[Failure], width: int) -> Group:
-    """What became of the tokens, and why episodes failed."""
+    """Format the ledger and the causes of failures as tables."""
     parts: list[RenderableType] = []
     if totals:
         tokens = sum(row["tokens"] for row in totals) or 1

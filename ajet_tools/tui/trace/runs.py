@@ -1,4 +1,4 @@
-"""The runs of a trace: how each goes."""
+"""Screen with the list of runs, their status and verdicts."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _CURVE = 8
 _QUIET = 60.0
 _WIDE = 100
 _NARROW = 6
-"""Columns that a narrow terminal has room for."""
+"""Number of columns on a narrow terminal."""
 _REASONS = 4
 
 
 class RunsScreen(TraceScreen):
-    """The runs of a trace, newest first; below, the one under the cursor."""
+    """Lists the runs, newest first, with details of the run under the cursor."""
 
     PATIENCE_FACTOR = 1.5
-    """Its figures are of whole steps: they may come so many times later than a call is shown."""
+    """The figures are of whole steps, and less urgent than calls."""
     DEFAULT_CSS = """
     RunsScreen DataTable { height: 1fr; }
     RunsScreen #run { height: auto; max-height: 11; border-top: solid $primary; padding: 0 1; }
@@ -59,18 +59,18 @@ class RunsScreen(TraceScreen):
     def __init__(self) -> None:
         super().__init__()
         self.runs: list[RunOverview] = []
-        """Those that have a row."""
+        """Listed runs."""
         self.all_runs: list[RunOverview] = []
         self.verdicts: dict[str, Verdict] = {}
         self.reasons: dict[str, list[str]] = {}
-        """Behind the verdicts of the runs that the cursor was on since the last reading."""
+        """Reasons of verdicts, for runs that had the cursor since the last reading."""
         self.loaded = False
         self.marked: set[str] = set()
         self.groups: dict[str, Group] = {}
-        """Runs that differ by their seed only, by the id of each."""
+        """Group of each run that has other seeds."""
         self._settings: dict[str, Settings] = {}
         self.grouped = False
-        """Such runs have one row, that of the newest."""
+        """Whether groups have a single row."""
 
     def compose_body(self) -> ComposeResult:
         yield FittedTable(cursor_type="row", zebra_stripes=True)
@@ -81,7 +81,7 @@ class RunsScreen(TraceScreen):
         self.set_interval(1.0, self._show_times)
 
     def _set_columns(self) -> None:
-        """As many as there is room for; the rest is shown below."""
+        """Show the columns that fit; the details have the others."""
         table = self.query_one(FittedTable)
         names = _COLUMNS if self.app.size.width >= _WIDE else _COLUMNS[:_NARROW]
         if len(names) != len(table.columns):
@@ -107,7 +107,7 @@ class RunsScreen(TraceScreen):
         self._explain()
 
     def _fill(self, runs: list[RunOverview]) -> None:
-        """Update cells in place; with a new run, keep the cursor on its run."""
+        """Update cells in place; with new runs, keep the cursor on its run."""
         table, chosen = self.query_one(FittedTable), self.chosen
         if self.grouped:
             runs = [run for run in runs if self._members(run["run_id"])[0] == run["run_id"]]
@@ -127,13 +127,13 @@ class RunsScreen(TraceScreen):
                 if chosen is not None and chosen["run_id"] in short:
                     line, y = table.get_row_index(chosen["run_id"]), scrolled.y
                     if line - y >= table.scrollable_content_region.height - table.header_height:
-                        y += line - at  # else it would leave the screen
+                        y += line - at  # keeps it on the screen
                     table.move_cursor(row=line, animate=False, scroll=False)
                     table.scroll_to(scrolled.x, y, animate=False, force=True)
         self._describe()
 
     def _members(self, run_id: str) -> Sequence[str]:
-        """The runs of its seeds, the newest first; itself where it has none."""
+        """Return the runs of its group, newest first, or only itself."""
         return self.groups[run_id].runs if run_id in self.groups else (run_id,)
 
     def _row(self, short: str, run: RunOverview) -> list[Text]:
@@ -147,7 +147,7 @@ class RunsScreen(TraceScreen):
 
     @property
     def chosen(self) -> RunOverview | None:
-        """The run under the cursor."""
+        """Run under the cursor."""
         row = self.query_one(FittedTable).cursor_row
         return self.runs[row] if 0 <= row < len(self.runs) else None
 
@@ -157,7 +157,7 @@ class RunsScreen(TraceScreen):
 
     @work(group="reasons")
     async def _explain(self) -> None:
-        """Read what stands behind the verdict of the run under the cursor."""
+        """Read the reasons for the verdict on the run under the cursor."""
         run = self.chosen
         if run is None or run["run_id"] in self.reasons or run["run_id"] not in self.verdicts:
             return
@@ -207,7 +207,7 @@ class RunsScreen(TraceScreen):
         self._fill(self.all_runs)
 
     def action_curves(self) -> None:
-        """The marked runs; none is marked: the run under the cursor with its other seeds."""
+        """Compare the marked runs, or the run under the cursor with its other seeds."""
         here = self._members(self.chosen["run_id"]) if self.chosen else ()
         chosen = [run["run_id"] for run in self.all_runs if run["run_id"] in (self.marked or here)]
         if chosen:
@@ -248,7 +248,7 @@ def _cells(short: str, run: RunOverview, verdict: Verdict | None) -> list[Text]:
 
 
 def verdict_text(run: RunOverview, verdict: Verdict | None) -> Text:
-    """The word, with a mark of its direction, and the status of a run that did not finish."""
+    """Format a verdict with its mark, and the status of an unfinished run."""
     text = Text(no_wrap=True)
     if run["status"] != "finished":
         text.append(run["status"], style=STATUS_STYLES.get(run["status"], ""))
@@ -259,7 +259,7 @@ def verdict_text(run: RunOverview, verdict: Verdict | None) -> Text:
 
 
 def _first_to_last(run: RunOverview, verdict: Verdict | None) -> str:
-    """The mean reward at the first and the last step, and of what, where it is no validation."""
+    """Format the mean rewards of the first and last step, with their kind unless validation."""
     if verdict is None or verdict.first is None or verdict.last is None:
         means = {"": run["last_val"], " greedy": run["last_greedy"], " train": run["last_train"],
                  " trials": run["last_trial"], " mean": run["run_mean"]}  # fmt: skip
@@ -280,16 +280,14 @@ def _describe_run(run: RunOverview, why: Sequence[str], group: Group | None) -> 
     if run["status"] == "interrupted":
         note = ": its process died without a message"
     started = f"started {run['started_at']:%Y-%m-%d %H:%M:%S} UTC, " if run["started_at"] else ""
-    counts = (
-        f"{compact(run['episodes'])} episodes, {compact(run['tokens'] or 0)} tokens, {lasting(seconds_of(run, now()))}"
-    )
+    size = f"{compact(run['episodes'])} episodes, {compact(run['tokens'] or 0)} tokens"
     rewards: list[tuple[str, float | None]] = [(name, run[name]) for name in REWARDS]  # type: ignore[literal-required]
     return fields(
         [
             ("run", f"{run['run_id']}  {one_line(run['name'], 40)}"),
             ("status", f"{run['status']}{note}; {started}backbone {run['backbone']}"),
             ("error", one_line(run["error"], 300) if run["error"] else None),
-            ("took", counts),
+            ("took", f"{size}, {lasting(seconds_of(run, now()))}"),
             ("reward", ", ".join(f"{name} {number(value)}" for name, value in rewards if value is not None)),
             ("seeds", f"{group.of or 'reward'} of {len(group.runs)} runs: {_interval(group)}" if group else None),
             ("why", "\n".join(why[:_REASONS]) if why else None),

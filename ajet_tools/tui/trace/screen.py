@@ -1,7 +1,4 @@
-"""The interface of the application that screens use, and the screens' base class.
-
-How often a viewer asks a live run what is new: so seldom that the run does not notice.
-"""
+"""Base classes of the trace viewer and its screens, and the rate at which it polls a live run."""
 
 from __future__ import annotations
 
@@ -35,18 +32,17 @@ from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
 
 READ_ONLY = ConfigError("this viewer only reads: it takes no feedback and writes no file")
 MAX_COMPARED = 16
-"""Episodes side by side."""
+"""Maximum number of compared episodes."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class RefreshRate:
-    """A screen gets a change at the earliest `patience` times as long after the last as its answers cost the run.
+    """Limits refreshes of a screen, so that a live run is not slowed down.
 
-    `spent` says how many processor seconds the run has spent on answers in all: an answer that waits for a busy run
-    costs it nothing, and asking less often would not make it quicker. Of the last few rounds of answers the cheapest
-    counts. What a screen reads at first is no round, for it is read but once. Times are in seconds, on any clock that
-    only goes on.
+    The pause between two refreshes is at least `patience` times the cost of a refresh for the run. `spent` returns the
+    total processor seconds that the run has spent on answers, as waiting for a busy run costs nothing. The cheapest of
+    the last few refreshes counts; the first reading of a screen does not. Times are monotonic, in seconds.
     """
 
     def __init__(self, spent: Callable[[], float], patience: float, longest: float) -> None:
@@ -58,20 +54,20 @@ class RefreshRate:
         self._refreshed: float | None = None
 
     def reset(self, patience: float) -> None:
-        """Another screen is in front."""
+        """Start again for another screen."""
         self.patience = patience
         self._rounds.clear()
         self._refreshed = None
 
     def begin_query(self) -> None:
-        """A question is put; `end_query` follows. A round is not over before."""
+        """Count a query that is in progress until `end_query`; a refresh ends after its queries."""
         self._under_way += 1
 
     def end_query(self) -> None:
         self._under_way -= 1
 
     def is_due(self, now: float) -> bool:
-        """Whether a screen may be notified of a change."""
+        """Whether the screen may be refreshed."""
         if self._refreshed is None or now >= self._refreshed + self.longest:
             return True
         if self._under_way:
@@ -81,22 +77,22 @@ class RefreshRate:
 
     @property
     def _cost(self) -> float:
-        """Of the round that goes on."""
+        """Cost of the current refresh."""
         return self._spent() - self._before
 
     def record_refresh(self, now: float) -> None:
-        """A screen is notified now: what it asks from here on is a round."""
+        """Begin a refresh."""
         if self._refreshed is not None and self._cost:
             self._rounds.append(self._cost)
         self._before, self._refreshed = self._spent(), now
 
 
 class TraceChanged(Message):
-    """The trace has new rows, or a run's status changed. Sent to the screen in front."""
+    """Tells the current screen that the trace has changed."""
 
 
 class TraceViewer(ViewerApp):
-    """The viewer of one trace. Screens reach the trace through `ask`, and each other through `open_...`."""
+    """The viewer of a trace. Screens read the trace with `ask`, and open other screens with `open_...`."""
 
     FOLLOW_SECONDS: ClassVar[float] = 0.25
     PATIENCE: ClassVar[float] = 30.0
@@ -109,17 +105,17 @@ class TraceViewer(ViewerApp):
         self.path = path
         self.sub_title = one_line(str(path))
         self.read_only = False
-        """Whether feedback and files on this machine are refused: to a person of `--tokens`."""
+        """Whether feedback and writing files are disabled, for users of `--tokens`."""
         self.live = False
-        """Whether a process writes the trace."""
+        """Whether a process is writing the trace."""
         self.last_sql = ""
-        """What stood in the SQL console when it was left."""
+        """Text of the SQL console."""
         self.queries: list[str] = []
         self.filters: list[str] = []
         self.searches: list[str] = []
-        """What was asked before, the newest last."""
+        """Histories of inputs, newest last."""
         self.tokenizer: Path | None = None
-        """A tokenizer to read tokens with, in place of the one that a run's config names."""
+        """A tokenizer to use instead of the one in the run's config."""
         self._state: State = state_of(path, reader)
         self._last_error = ""
         self._rate = RefreshRate(lambda: reader.spent, self.PATIENCE, self.LONGEST_WAIT)
@@ -127,10 +123,10 @@ class TraceViewer(ViewerApp):
         self._check: Worker[None] | None = None
         self._changes = 0
         self._seen: weakref.WeakKeyDictionary[Screen[object], int] = weakref.WeakKeyDictionary()
-        """Of `_changes`, how many each screen was notified of."""
+        """Value of `_changes` at the last notification of each screen."""
 
     async def ask(self, question: Callable[Concatenate[TraceReader, P], T], *arguments: P.args, **named: P.kwargs) -> T:
-        """The answer of a function of the reader, worked out in a thread. Raises what the function raises."""
+        """Call a function with the reader in a thread, and return its result."""
         self._rate.begin_query()
         try:
             return await asyncio.to_thread(question, self.reader, *arguments, **named)
@@ -143,11 +139,11 @@ class TraceViewer(ViewerApp):
             self._check = self.run_worker(self._check_for_changes(), group="follow")
 
     async def _check_for_changes(self) -> None:
-        """Notify the screen in front, once, of what came since the last time. Only the files' sizes are read."""
+        """Notify the current screen of changes. Reads only sizes and times of files."""
         state = await asyncio.to_thread(state_of, self.path, self.reader)
         before, self.live = self._changes, state.live
         at = time.monotonic()
-        if not self.screen_stack:  # the viewer has been left meanwhile
+        if not self.screen_stack:  # the viewer was closed
             return
         screen = self.screen
         if screen is not self._followed:
@@ -162,13 +158,13 @@ class TraceViewer(ViewerApp):
             screen.post_message(TraceChanged())
 
     def show_new_error(self, error: AjetError | None) -> None:
-        """What is wrong with the trace, when it is not what was wrong before; None: nothing is."""
+        """Show an error of the trace, unless it is the last one; None clears it."""
         before, self._last_error = self._last_error, str(error or "")
         if error and self._last_error != before:
             self.show_error(error)
 
     def copy_branch(self, episode_id: str, call_id: str, keep: int = 0) -> None:
-        """Copy, and show, the command that samples an episode again from a call on, keeping tokens of its reply."""
+        """Copy the command that forks an episode from a call, keeping tokens of its reply."""
         token = f" --token {keep}" if keep > 0 else ""
         where = shlex.quote(str(self.path))
         command = f"ajet trace branch {episode_id[:12]} {where} --at {call_id[:12]}{token}"
@@ -176,7 +172,7 @@ class TraceViewer(ViewerApp):
 
     @work(group="group", exclusive=True)
     async def compare_group(self, episode_id: str) -> None:
-        """Compare an episode with its group; where it has none, with its task at other steps."""
+        """Compare an episode with its group, or without one, with its task at other steps."""
         ids = await self.ask(compared_with, episode_id)
         if len(ids) > 1:
             self.open_compare(ids[:MAX_COMPARED])
@@ -185,56 +181,56 @@ class TraceViewer(ViewerApp):
 
     @abstractmethod
     def open_run(self, run_id: str) -> None:
-        """Its curves, ledger, metrics and config."""
+        """Open a run: curves, ledger, metrics, config."""
 
     @abstractmethod
     def open_episodes(self, run_id: str | None = None, filter_text: str = "") -> None:
-        """A list of episodes; of all runs where no run is given."""
+        """Open the list of episodes of a run, or of all runs."""
 
     @abstractmethod
     def open_episode(self, episode_id: str, call_id: str | None = None) -> None:
-        """Its conversation, at a call where one is given."""
+        """Open the conversation of an episode, at a call if given."""
 
     @abstractmethod
     def open_tokens(self, episode_id: str, timeline: int = 0, token: int = 0) -> None:
-        """The tokens of one of its timelines."""
+        """Open the tokens of a timeline."""
 
     @abstractmethod
     def open_compare(self, episode_ids: Sequence[str]) -> None:
-        """Several episodes side by side: the attempts of one task, or any two."""
+        """Compare episodes in columns."""
 
     @abstractmethod
     def open_many_runs(self, run_ids: Sequence[str]) -> None:
-        """Their curves over each other, and tasks by runs; of one run tasks by steps."""
+        """Compare runs by curves and tasks, or a single run by tasks and steps."""
 
     @abstractmethod
     def open_explanation(self, run_id: str) -> None:
-        """What changed at the step of a run with the largest change of reward."""
+        """Explain the step of a run with the largest change of reward."""
 
     @abstractmethod
     def open_sql(self, text: str = "") -> None:
-        """The SQL console, with a query."""
+        """Open the SQL console."""
 
     @abstractmethod
     def open_feedback(self, episode_id: str, call_id: str | None = None) -> None:
-        """The form for feedback on an episode or a call."""
+        """Open the feedback form of an episode or a call."""
 
     @abstractmethod
     def open_found(self, prefix: str) -> None:
-        """The run, episode or call whose id begins so."""
+        """Open the run, episode or call whose id begins with a prefix."""
 
 
 class TraceScreen(Screen[None]):
-    """A title, a body and a line of keys; it reads again when the trace has changed.
+    """A screen with title, body and key line, which reads the trace again after changes.
 
-    There is one reading at a time, and one more for any number of changes that came meanwhile.
+    Changes during a reading cause a single further one.
     """
 
     app: TraceViewer
     PATIENCE_FACTOR: ClassVar[float] = 1.0
-    """Above 1, changes may be shown so many times later."""
+    """Factor on the viewer's `PATIENCE`."""
     EMPTY_HEAD: ClassVar[str] = ""
-    """What stands in `#head` while there is nothing to show, a format of the screen."""
+    """Text of `#head` without content, a format with the screen as argument."""
     DEFAULT_CSS = """
     TraceScreen #empty { height: 1fr; padding: 1 2; display: none; }
     TraceScreen.empty #empty { display: block; }
@@ -246,7 +242,7 @@ class TraceScreen(Screen[None]):
 
     @property
     def address(self) -> str:
-        """What `TraceApp.open_address` opens it by; empty for a screen that has none."""
+        """Address for `TraceApp.open_address`, or an empty text."""
         return ""
 
     def compose(self) -> ComposeResult:
@@ -255,17 +251,17 @@ class TraceScreen(Screen[None]):
         yield KeyLine()
 
     def compose_body(self) -> ComposeResult:
-        """What stands between the title and the keys."""
+        """Yield the widgets between title and key line."""
         raise NotImplementedError
 
     def on_mount(self) -> None:
         self.load()
 
     async def read(self) -> None:
-        """Ask the trace what is new and show it; what the reader looks at stays where it is."""
+        """Read the trace and show changes, keeping cursor and scroll position."""
 
     def load(self) -> None:
-        """Read, or read once more when the reading that goes on is done."""
+        """Read now, or again after the current reading."""
         self._behind = True
         if not self._reading:
             self._read_on()
@@ -279,20 +275,16 @@ class TraceScreen(Screen[None]):
                 try:
                     await self.read()
                 except AjetError as error:
-                    self.show_failure(error)
+                    self.app.show_new_error(error)
+                    if self.query("#empty"):
+                        self.show_empty(str(error))
                 else:
                     self.app.show_new_error(None)
         finally:
             self._reading = False
 
-    def show_failure(self, error: AjetError) -> None:
-        """Why it could not be read: found at each change, and shown where it is another one, or in `#empty`."""
-        self.app.show_new_error(error)
-        if self.query("#empty"):
-            self.show_empty(str(error))
-
     def show_empty(self, why: str) -> None:
-        """Say in `#empty` why there is nothing to show; the screen has the class `empty` from now on."""
+        """Show a message in `#empty` instead of the content, and set the class `empty`."""
         self.add_class("empty")
         self.query_one("#empty", Static).update(Text(visible(why)))
         self.query_one("#head", Static).update(Text(self.EMPTY_HEAD.format(self)))
@@ -302,9 +294,9 @@ class TraceScreen(Screen[None]):
 
 
 class FittedTable(DataTable[object]):
-    """A DataTable that draws its rows anew once their columns have got their widths.
+    """A DataTable that redraws its rows after its columns have been measured.
 
-    Textual measures new cells when the table is idle. Rows drawn before that, cut to the old widths, stay in its caches
+    Textual measures new cells when idle, and caches rows drawn before with the old widths
     (https://github.com/Textualize/textual/issues/3533).
     """
 

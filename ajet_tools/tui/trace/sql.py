@@ -1,9 +1,4 @@
-"""A read-only SQL console over the trace.
-
-The list of queries to choose from: what was asked before, and examples.
-
-An editor for one query, with its words in colour.
-"""
+"""Read-only SQL console over a trace, with an editor, results, and a list of earlier queries and examples."""
 
 from __future__ import annotations
 
@@ -34,9 +29,9 @@ from ajet_tools.text.tables import number
 from ajet_tools.trace.sql import console
 from ajet_tools.trace.sql.process import SqlProcess
 from ajet_tools.tui.base import Dialog
+from ajet_tools.tui.trace.dialogs import TextScreen
 from ajet_tools.tui.trace.screen import READ_ONLY, FittedTable, TraceScreen, TraceViewer
-from ajet_tools.tui.trace.text import TextScreen
-from ajet_tools.tui.widgets.prompt import Prompt, remember
+from ajet_tools.tui.widgets.lines import Prompt, remember
 
 _FIRST = "SELECT * FROM runs"
 
@@ -65,13 +60,13 @@ EXAMPLES: Mapping[str, str] = {
         "SELECT step, outcome, sum(tokens) AS tokens FROM ledger\nGROUP BY ALL ORDER BY step, tokens DESC"
     ),
 }
-"""Queries to begin with, by name."""
+"""Example queries by name."""
 
 _IDS = ("run_id", "episode_id", "call_id", "parent_call_id")
 
 
 class SqlScreen(TraceScreen):
-    """An editor above, the result below; tables and columns beside them when asked for."""
+    """Editor and result, with an optional tree of tables and columns."""
 
     TITLE = "ajet"
     SUB_TITLE = "SQL"
@@ -96,7 +91,7 @@ class SqlScreen(TraceScreen):
     def __init__(self, text: str = "", *, ask: bool = True) -> None:
         super().__init__()
         self.first_text = text
-        self._asks = ask  # the query of a link is not run before its reader has seen it
+        self._asks = ask  # the query of a link only runs after its user has seen it
         self.running_query: Worker[None] | None = None
         self._stop = Stop()
         self._process: SqlProcess | None = None
@@ -104,7 +99,7 @@ class SqlScreen(TraceScreen):
 
     @property
     def address(self) -> str:
-        """With the query that was run last, or that it was opened with."""
+        """Address with the last query, or the initial one."""
         return f"sql:{self._asked}"
 
     def compose_body(self) -> ComposeResult:
@@ -126,12 +121,12 @@ class SqlScreen(TraceScreen):
             self.action_ask()
 
     def on_text_area_changed(self, event: SqlEditor.Changed) -> None:
-        """The text is restored when the screen is opened the next time."""
+        """Save the text for the next console."""
         self.app.last_sql = event.text_area.text
 
     @property
     def sql(self) -> str:
-        """The query: the selected part of the text, else all of it."""
+        """The selected text, or else the whole text."""
         editor = self.query_one(SqlEditor)
         return editor.selected_text.strip() or editor.text.strip()
 
@@ -160,11 +155,11 @@ class SqlScreen(TraceScreen):
             self._show(result, time.perf_counter() - started)
             remember(self.app.queries, sql)
         finally:
-            for table in self.query(ResultTable):  # none is left where the screen has been left meanwhile
+            for table in self.query(ResultTable):  # none after the screen was closed
                 table.loading = False
 
     def _answer(self, reader: TraceReader, sql: str, stop: Stop) -> pa.Table:
-        """What the user writes is asked apart, not of the reader that the viewer itself has."""
+        """Run the query in the child process, not with the reader of the viewer."""
         if self._process is None:
             raise QueryError("the console has been left")
         return self._process.ask(sql, stop)
@@ -178,7 +173,7 @@ class SqlScreen(TraceScreen):
         self._show_message(f"{rows}, {columns}, {seconds:.2f} s{cut}", "")
 
     def action_stop(self) -> None:
-        """End the query, and the process that runs it; the next one has a new one."""
+        """Stop the query and its process; the next query starts another one."""
         if self.running_query is not None and self.running_query.is_running:
             self._stop.set()
             self.running_query.cancel()
@@ -199,7 +194,7 @@ class SqlScreen(TraceScreen):
 
     @work
     async def action_tables(self) -> None:
-        """Show or hide the tables; enter puts a name into the query."""
+        """Show or hide the tables; enter inserts a name into the query."""
         tree = self.query_one(Tree)
         tree.display = not tree.display
         if not tree.display:
@@ -237,7 +232,7 @@ class SqlScreen(TraceScreen):
         self._show_message(f"{counted(count, 'row')} written to {path}", "")
 
     def on_data_table_cell_selected(self) -> None:
-        """An id is opened; any other value is shown whole."""
+        """Open an id, or show another value whole."""
         table = self.query_one(ResultTable)
         column, value = table.column, table.value
         if column in _IDS and isinstance(value, str):
@@ -251,7 +246,7 @@ class SqlScreen(TraceScreen):
             self.app.copy(console.spelled(table.value), table.column)
 
     def action_copy_result(self) -> None:
-        """The first thousand rows, for a spreadsheet."""
+        """Copy the first thousand rows for a spreadsheet."""
         table = self.query_one(ResultTable).table.slice(0, 1000)
         lines = ["\t".join(table.column_names)]
         lines += ["\t".join(" ".join(console.spelled(v).split()) for v in row.values()) for row in rows_of(table)]
@@ -259,9 +254,9 @@ class SqlScreen(TraceScreen):
 
 
 MOST_ROWS = 2_000
-"""Rows of a result that are shown: a DataTable measures every cell, these in half a second."""
+"""Maximum number of shown rows: a DataTable measures every cell, this many in half a second."""
 _WIDEST = 48
-"""Characters of a value in its cell."""
+"""Maximum number of characters in a cell."""
 
 
 class ResultTable(FittedTable):
@@ -277,7 +272,7 @@ class ResultTable(FittedTable):
         self.table: pa.Table = pa.table({})
 
     def show(self, table: pa.Table) -> None:
-        """Another result, from its first row."""
+        """Show another result from its first row."""
         self.table = table
         self.clear(columns=True)
         self.add_columns(*(Text(one_line(name, _WIDEST)) for name in table.column_names))
@@ -286,19 +281,19 @@ class ResultTable(FittedTable):
 
     @property
     def column(self) -> str:
-        """The name of the column under the cursor."""
+        """Name of the column under the cursor."""
         name: str = self.table.column_names[self.cursor_column]
         return name
 
     @property
     def value(self) -> object:
-        """The value under the cursor."""
+        """Value under the cursor."""
         [value] = values_of(self.table[self.cursor_column].slice(self.cursor_row, 1))
         return value
 
 
 def _text(value: object) -> Text:
-    """A value in a cell."""
+    """Format a value as a cell."""
     if value is None:
         return Text("")
     if isinstance(value, bool):
@@ -313,7 +308,7 @@ def _text(value: object) -> Text:
 
 
 class QueriesScreen(Dialog[str]):
-    """Returns the query that was chosen; None where none was."""
+    """Lists queries, and returns the selected one or None."""
 
     app: TraceViewer
     DEFAULT_CSS = """
@@ -368,7 +363,7 @@ _PARTS = re.compile(
 
 
 class SqlEditor(TextArea):
-    """A text area that knows DuckDB's words; no parser has to be installed for it."""
+    """A text area that highlights DuckDB's SQL without a parser."""
 
     def _build_highlight_map(self) -> None:
         self._line_cache.clear()

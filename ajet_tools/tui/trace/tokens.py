@@ -1,7 +1,4 @@
-"""The tokens of an episode: every timeline as text, each token with its values and why it was trained.
-
-What is known of the token under the cursor, and the legend of the colours.
-"""
+"""Screen of an episode's timelines as coloured tokens, with a legend and the facts of the token under the cursor."""
 
 from __future__ import annotations
 
@@ -19,19 +16,18 @@ from textual.widgets import Static
 from ajet_sdk.reporting.output import visible
 from ajet_tools.text.clean import kind_of, one_line
 from ajet_tools.trace.queries.episodes import attempts_of
-from ajet_tools.trace.queries.records import mark_of
-from ajet_tools.trace.queries.tokens import recomputed_advantages
+from ajet_tools.trace.queries.records import mark_of, recomputed_advantages
 from ajet_tools.trace.tokens.colors import SHADINGS, ColorScale
 from ajet_tools.trace.tokens.facts import facts_of, fork_words, found, lowest, next_place, next_ranked, why, widest_gaps
 from ajet_tools.trace.tokens.layout import labels
 from ajet_tools.trace.tokens.view import EpisodeTokens, TokenView, open_tokens, timeline_view
 from ajet_tools.tui.trace.screen import TraceScreen
-from ajet_tools.tui.widgets.prompt import Prompt
+from ajet_tools.tui.widgets.lines import Prompt
 from ajet_tools.tui.widgets.token_text import TokenText, tone_styles
 
 
 class TokensScreen(TraceScreen):
-    """One timeline of an episode at a time; the cursor on `token`, where it is given."""
+    """Shows a timeline of an episode, with the cursor on `token`."""
 
     EMPTY_HEAD = "episode {0.episode_id}"
     DEFAULT_CSS = """
@@ -102,22 +98,17 @@ class TokensScreen(TraceScreen):
             return
         opened = await self.app.ask(open_tokens, self.episode_id, self.app.tokenizer, self.app.path)
         reloaded = self.opened is not None
-        opener = self._opener()
+        opener = "" if self.opened is None or self.view is None else self.opened.openers[self.view.index]
         self.opened, self._mark = opened, mark
         if not len(opened):
             self.show_empty(_explain_empty(opened))
             return
-        if opener in opened.openers:  # timelines may have come before the one that is shown
+        if opener in opened.openers:  # new timelines may precede it
             self.timeline = opened.openers.index(opener)
         await self._show(keep=reloaded)
 
-    def _opener(self) -> str:
-        if self.opened is None or self.view is None:
-            return ""
-        return self.opened.openers[self.view.index]
-
     async def _show(self, *, keep: bool = False) -> None:
-        """Show the timeline from its start, or (`keep`) what is now known of the one that is shown."""
+        """Show the timeline from its start, or (`keep`) update the current one."""
         assert self.opened is not None
         self.timeline = max(0, min(self.timeline, len(self.opened) - 1))
         self.view = await asyncio.to_thread(timeline_view, self.opened, self.timeline)
@@ -136,7 +127,7 @@ class TokensScreen(TraceScreen):
 
     @work(exclusive=True, group="recompute")
     async def _recompute(self, view: TokenView) -> None:
-        """Advantages that were not recorded, from the stored group."""
+        """Recompute missing advantages from the group."""
         values = await self.app.ask(recomputed_advantages, self.episode_id)
         if self.view is view:
             self.view = view.with_advantages(values)
@@ -172,12 +163,12 @@ class TokensScreen(TraceScreen):
     def action_span(self, back: bool = False) -> None:
         if self.view is not None:
             starts = self.view.span_starts.tolist()
-            self._jump(next_place(starts, self.text.cursor, back), "nothing is masked in in this timeline")
+            self._jump(next_place(starts, self.text.cursor, back), "no token of this timeline is masked in")
 
     def action_fork(self, back: bool = False) -> None:
         if self.view is not None:
-            places = sorted({fork.at for fork in self.view.forks})
-            self._jump(next_place(places, self.text.cursor, back), "no timeline parts from this one")
+            positions = sorted({fork.at for fork in self.view.forks})
+            self._jump(next_place(positions, self.text.cursor, back), "this timeline has no forks")
 
     def action_lowest(self, back: bool = False) -> None:
         self._jump_by_rank("log-probability", lowest, back)
@@ -214,21 +205,21 @@ class TokensScreen(TraceScreen):
             here = self.text.cursor
             self._jump(here if here in self._matches else next_place(self._matches, here), "")
             return
-        place = _position(event.text, len(self.view))
-        if place is None:
+        position = _position(event.text, len(self.view))
+        if position is None:
             event.prompt.show_error(f"enter a position from 0 to {len(self.view) - 1:,}, or a share such as 50%")
             return
         event.prompt.close()
-        self.text.action_move(place)
+        self.text.action_move(position)
 
     def action_match(self, back: bool = False) -> None:
         self._jump(next_place(self._matches, self.text.cursor, back), "no match; / searches")
 
-    # Colours, timelines, and the way elsewhere
+    # Colours, timelines, other screens
 
     def action_shading(self, step: int) -> None:
-        place = SHADINGS.index(self.text.shading) + step
-        self.action_shade(SHADINGS[place % len(SHADINGS)])
+        index = SHADINGS.index(self.text.shading) + step
+        self.action_shade(SHADINGS[index % len(SHADINGS)])
 
     def action_shade(self, name: str) -> None:
         self.text.shade_by(name)
@@ -276,7 +267,7 @@ class TokensScreen(TraceScreen):
 
 
 def _head(opened: EpisodeTokens, view: TokenView) -> str:
-    """One line on the timeline: whose, how long, how much of it is trained, and why there are ids instead of text."""
+    """Describe the timeline in a line, followed by the reason for showing ids."""
     episode, without = opened.record.episode, opened.without_ids
     parts = [f"timeline {view.index + 1} of {len(opened)}", f"agent {one_line(view.agent, 24)}"]
     parts += [f"{view.phase}" if view.phase != "rollout" else "", f"{len(view):,} tokens"]
@@ -298,7 +289,7 @@ def _explain_empty(opened: EpisodeTokens) -> str:
 
 
 def _position(text: str, size: int) -> int | None:
-    """A place in a timeline as a person writes it: `1,234`, `50%`."""
+    """Parse a position in a timeline: `1,234`, `50%`."""
     plain = text.strip().replace(",", "").replace("_", "")
     if plain.endswith("%") and plain[:-1].isdecimal():
         return min(size - 1, int(plain[:-1]) * size // 100)
@@ -306,7 +297,7 @@ def _position(text: str, size: int) -> int | None:
 
 
 def _clipboard_text(view: TokenView, tokens: Sequence[int]) -> str:
-    """The text of tokens for the clipboard, or their ids where there is none."""
+    """Return the text of tokens for the clipboard, or their ids."""
     if view.spelled is None:
         return " ".join(str(view.ids[token]) for token in tokens)
     if len(tokens) == len(view):
@@ -315,7 +306,7 @@ def _clipboard_text(view: TokenView, tokens: Sequence[int]) -> str:
 
 
 class TokenPanel(Static):
-    """Id, exact bytes, values, call, and why the token was trained or not."""
+    """Shows the facts of a token, and the reason why it was trained or not."""
 
     DEFAULT_CSS = """
     TokenPanel { height: auto; min-height: 6; max-height: 9; padding: 0 1; background: $panel; color: $foreground; }
@@ -339,12 +330,12 @@ class TokenPanel(Static):
 
 
 class Legend(Static):
-    """The legend of the colours, on one line or two."""
+    """Legend of the colours, in one or two lines."""
 
     DEFAULT_CSS = "Legend { height: auto; max-height: 2; padding: 0 1; color: $foreground; }"
 
     def show(self, number: int, shade: ColorScale, tones: Mapping[str, Style]) -> None:
-        """Show the levels that stand in the text."""
+        """Show the levels of the visible timeline."""
         text = Text(f"{number} {shade.name}: ")
         for level in shade.present:
             text.append(f" {level.label} ", style=tones[level.tone]).append(" ")

@@ -1,7 +1,4 @@
-"""Curves of a run as a small picture.
-
-A curve in one line of text.
-"""
+"""Charts of a run's curves, and sparklines."""
 
 from __future__ import annotations
 
@@ -17,23 +14,22 @@ from ajet_tools.text.tables import compact
 from ajet_tools.trace.queries.runs import Panel, thin
 
 _MARKERS = ("⠒", "•", "x", "+", "o", "*", "#")
-"""Curves differ in their marker too: colour alone is not seen everywhere."""
-
+"""Markers distinguish curves without colour."""
 _COLORS = ("primary", "success", "warning", "error", "secondary", "accent")
 
 
 class Chart(PlotextPlot):
-    """One panel: its title, the last value of each curve, and the curves below."""
+    """A panel: title, last value of each curve, and the curves."""
 
     DEFAULT_CSS = "Chart { padding: 0 1 0 0; }"
 
     def __init__(self, panel: Panel | None = None, *, head: int = 1) -> None:
-        """`head`: lines for the title and the curves' names."""
+        """Create a chart with up to `head` lines for title and names."""
         super().__init__()
         self.panel, self._lines = panel, head
 
     def show(self, panel: Panel | None) -> None:
-        """Draw another panel, or the same with new points."""
+        """Draw another panel, or new points."""
         if panel != self.panel:
             self.panel = panel
             self.refresh()
@@ -68,7 +64,10 @@ class Chart(PlotextPlot):
         shown = thin(panel, width)
         values = [value for curve in shown.curves for _, value in curve.points]
         steps = [step for curve in shown.curves for step, _ in curve.points]
-        low, high = _axis_limits(min(values), max(values))
+        low, high = min(values), max(values)
+        if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):  # a flat curve is drawn in the middle
+            margin = abs(low) * 0.1 or 0.5
+            low, high = low - margin, high + margin
         first, last = min(steps), max(steps)
         plt.ylim(low, high)
         plt.xlim(first - 0.5 if first == last else first, last + 0.5 if first == last else last)
@@ -86,14 +85,6 @@ class Chart(PlotextPlot):
         return Text.from_ansi(plt.build())
 
 
-def _axis_limits(low: float, high: float) -> tuple[float, float]:
-    """The limits of an axis: a flat curve stands in the middle."""
-    if high - low > 1e-9 * max(abs(low), abs(high), 1e-9):
-        return low, high
-    margin = abs(low) * 0.1 or 0.5
-    return low - margin, high + margin
-
-
 def _format_number(value: float | None) -> str:
     if value is None:
         return ""
@@ -104,7 +95,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as at most `width` bars, lowest to highest; where there are more values, the mean of each stretch."""
+    """Draw values as at most `width` bars; more values are averaged."""
     if not values or width < 1:
         return ""
     if len(values) > width:

@@ -1,4 +1,4 @@
-"""A table of any number of rows: only what is on the screen is fetched, measured and drawn."""
+"""A virtual table that fetches, measures and draws only visible rows."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ajet_tools.tui.widgets.listing_rows import PAGE, PAGES, Column, Rows, find_
 from ajet_tools.tui.widgets.long_text import RowView
 
 _GUTTER = 5
-"""Cells for the cursor, whether a row is selected, its two marks, and a space."""
+"""Cells for cursor, selection, two marks and a space."""
 
 
 class ListingTable(RowView, can_focus=True):
-    """A virtualised table over `Rows`: a cursor, a selection and marks, all kept by id and never by position.
+    """A virtual table over `Rows`, with a cursor, a selection and marks that follow their ids.
 
-    `fetch(rows, offset, limit)` gives a page; it is asked in a worker, one page at a time, for what is on the screen
-    and then for the pages around it. A row that is not there yet is drawn as dots.
+    `fetch(rows, offset, limit)` reads a page in a worker, first for the visible rows and then around them. Missing
+    rows are drawn as dots.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -68,13 +68,13 @@ class ListingTable(RowView, can_focus=True):
 
     @dataclass
     class Opened(Message):
-        """A row was chosen, by enter or a double click."""
+        """A row was opened, by enter or a double click."""
 
         id: str
 
     @dataclass
     class Moved(Message):
-        """The cursor stands on another row, or the selection changed."""
+        """The cursor or the selection changed."""
 
         cursor: str | None
 
@@ -83,13 +83,13 @@ class ListingTable(RowView, can_focus=True):
 
     @dataclass
     class SortRequested(Message):
-        """A column's title was clicked."""
+        """The title of a column was clicked."""
 
         column: str
 
     @dataclass
     class Failed(Message):
-        """A page could not be read; its rows stay dots until the reader moves."""
+        """A page could not be read; its rows stay dots until the cursor moves."""
 
         error: AjetError
 
@@ -127,17 +127,18 @@ class ListingTable(RowView, can_focus=True):
 
     @property
     def cursor_id(self) -> str | None:
-        """The id of the row under the cursor."""
+        """Id of the row under the cursor."""
         return self.id_at(self.cursor)
 
     def id_at(self, index: int) -> str | None:
+        """Return the id of a row."""
         if self.rows is None or not 0 <= index < self.rows.count:
             return None
         return self.rows.ids(index, index + 1)[0]
 
     @property
     def places(self) -> Mapping[str, int]:
-        """Where every row stands, by id; built once for each `Rows`."""
+        """Position of every row by id; built once per `Rows`."""
         if self._places is None:
             self._places = {id: at for at, id in enumerate(self.rows.ids())} if self.rows is not None else {}
         return self._places
@@ -147,16 +148,15 @@ class ListingTable(RowView, can_focus=True):
         return self.scroll_offset.y == 0
 
     def row(self, index: int) -> Mapping[str, object] | None:
-        """A row, if its page is here."""
+        """Return a row, if its page is loaded."""
         page = self._pages.get(index // PAGE)
         return page[index % PAGE] if page and index % PAGE < len(page) else None
 
     def show(self, rows: Rows, *, top: bool = False) -> None:
-        """Show other rows. The cursor stays on its row, and that row where it is on the screen.
+        """Show other rows, keeping the cursor on its row and that row at its line of the screen.
 
-        `top`: the view stays at the top, whatever comes there, and a cursor on the first row with it. One further down
-        goes down with its row, and the view with it before they leave the screen. A row that is gone leaves the cursor
-        at its place.
+        With `top`, the view stays at the top, and so does a cursor on the first row; elsewhere the cursor follows its
+        row, and the view follows before it leaves the screen. If its row is gone, the cursor keeps its position.
         """
         cursor, first = self.cursor_id, self.scroll_offset.y
         visible = first <= self.cursor < first + self.page_rows
@@ -180,7 +180,7 @@ class ListingTable(RowView, can_focus=True):
         return otherwise if position is None else position
 
     def go_to(self, index: int) -> None:
-        """Put the cursor on a row and the row on the screen."""
+        """Move the cursor to a row, and make it visible."""
         self.cursor = max(0, min(index, self.count - 1))
         self._failed = False
         self.reveal(self.cursor)
@@ -188,16 +188,16 @@ class ListingTable(RowView, can_focus=True):
         self.post_message(self.Moved(self.cursor_id))
 
     async def wait_until_loaded(self) -> None:
-        """Wait until what is on the screen is here, or cannot be read."""
+        """Wait until the visible rows are loaded, or have failed."""
         await self._idle.wait()
 
     def set_marks(self, marks: Mapping[str, str]) -> None:
-        """What stands before each row, two cells wide, by id."""
+        """Set the marks before rows, two cells wide, by id."""
         self._marks = dict(marks)
         self.refresh()
 
     def select(self, ids: Iterable[str]) -> None:
-        """Select these and no others."""
+        """Select exactly these rows."""
         self.selected = frozenset(ids)
         self.refresh()
         self.post_message(self.Moved(self.cursor_id))
@@ -210,7 +210,7 @@ class ListingTable(RowView, can_focus=True):
             self._redraw()
 
     def show_sort(self, column: str, descending: bool) -> None:
-        """Show by what the rows are sorted."""
+        """Show the sort column."""
         self.sorted_by = (column, descending)
         self._redraw()
 
@@ -275,7 +275,7 @@ class ListingTable(RowView, can_focus=True):
         low, high = min(start, self.cursor), max(start, self.cursor)
         self.select(before | frozenset(self.rows.ids(low, high + 1)))
 
-    # Measures
+    # Layout
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
@@ -283,7 +283,7 @@ class ListingTable(RowView, can_focus=True):
             self.post_message(self.AtTop())
 
     def on_resize(self, event: events.Resize) -> None:
-        """A cursor that was in sight stays in sight."""
+        """Keep a visible cursor visible."""
         before, first = max(1, self._height - 1), self.scroll_offset.y
         seen = first <= self.cursor < first + before
         self._height = self.scrollable_content_region.height
@@ -304,8 +304,7 @@ class ListingTable(RowView, can_focus=True):
         self._strips.clear()
 
     def _measure(self) -> None:
-        room = self.scrollable_content_region.width - _GUTTER
-        self._widths = fit_widths(self.columns, room)
+        self._widths = fit_widths(self.columns, self.scrollable_content_region.width - _GUTTER)
         self.virtual_size = Size(_GUTTER + sum(self._widths) + len(self._widths) - 1, self.count + 1)
 
     def _redraw(self) -> None:
@@ -334,14 +333,14 @@ class ListingTable(RowView, can_focus=True):
         return Strip(parts)
 
     def _style(self, part: str = "") -> Style:
-        """The style of a part upon the table's own; worked out once for a theme."""
+        """Return the style of a part of the table, cached per theme."""
         if part not in self._styles:
             upon = self.get_component_rich_style(f"listing--{part}", partial=True) if part else Style.null()
             self._styles[part] = self.rich_style + upon
         return self._styles[part]
 
     def _line(self, index: int) -> tuple[Strip, Style]:
-        """A row over all its columns, and what is behind it."""
+        """Render a row with all columns; also returns its background."""
         id, row = self.id_at(index), self.row(index)
         if row is None:
             self._request_rows()
@@ -360,7 +359,7 @@ class ListingTable(RowView, can_focus=True):
         return strip, style
 
     def _apply_tone(self, style: Style, tone: str, index: int) -> Style:
-        """Under the cursor all has one colour, which can be read on it."""
+        """Add the colour of a tone, except under the cursor, where it may be unreadable."""
         if not tone or index == self.cursor:
             return style
         return style + Style(color=self._style(tone).color)
@@ -374,7 +373,7 @@ class ListingTable(RowView, can_focus=True):
             self.run_worker(self._fetch_visible(), group="pages", exit_on_error=True)
 
     async def _fetch_visible(self) -> None:
-        """Fetch what is on the screen now, however it has moved since; then the pages around it."""
+        """Fetch the visible pages, which may change meanwhile, then the pages around them."""
         try:
             while (page := self._next_page()) is not None:
                 rows = self.rows
@@ -390,7 +389,7 @@ class ListingTable(RowView, can_focus=True):
             self._idle.set()
 
     def _next_page(self) -> int | None:
-        """The next page to fetch for the rows on the screen, then for those around them; None: all is here."""
+        """Return the next page to fetch, visible ones first; None if all are loaded."""
         first = self.scroll_offset.y
         last = min(self.count, first + self.page_rows) - 1
         shown = range(first // PAGE, last // PAGE + 1) if first <= last else range(0)

@@ -1,7 +1,4 @@
-"""A text of any size that scrolls: only the visible lines are laid out.
-
-Text in a given number of terminal cells, and the base of widgets that render their lines themselves.
-"""
+"""A scrollable text of any size, and base classes of widgets that render only their visible lines."""
 
 from __future__ import annotations
 
@@ -22,17 +19,17 @@ from textual.strip import Strip
 
 from ajet_sdk.reporting.output import visible
 from ajet_tools.text.clean import drop_zero_width
-from ajet_tools.tui.widgets.prompt import Prompt
+from ajet_tools.tui.widgets.lines import Prompt
 
 
 class LineView(ScrollView):
-    """Finds out its style once a frame and not once a line: to know it, Textual asks every widget above."""
+    """A scroll view of lines that computes its style once per frame; Textual would do so for every line."""
 
     ground = Style.null()
-    """The style behind the lines, while they are rendered."""
+    """Background style while rendering."""
 
     def scroll_to(self, x: float | None = None, y: float | None = None, **options: Any) -> None:
-        """Scroll at once: an animation would run after a place that has moved since."""
+        """Scroll without animation, as contents may move meanwhile."""
         super().scroll_to(x, y, **{**options, "animate": False, "force": True})
 
     def render_lines(self, crop: Region) -> list[Strip]:
@@ -44,27 +41,27 @@ class LineView(ScrollView):
         return strip.apply_style(self.ground).crop_extend(0, self.size.width, self.ground)
 
     def line(self, line: int) -> Strip | None:
-        """What a line shows; None behind the last."""
+        """Return the content of a line; None after the last one."""
         raise NotImplementedError
 
 
 class RowView(LineView):
-    """Rows of one line each, below a header that stays."""
+    """Rows of a line each, below a fixed header."""
 
     @property
     def page_rows(self) -> int:
-        """How many rows there is room for, below the header."""
+        """Number of rows that fit below the header."""
         return max(1, self.scrollable_content_region.height - 1)
 
     def reveal(self, row: int) -> None:
-        """Scroll as little as brings a row into sight."""
+        """Scroll as little as necessary to make a row visible."""
         first = self.scroll_offset.y
         if not first <= row < first + self.page_rows:
             self.scroll_to(y=row if row < first else row - self.page_rows + 1)
 
 
 class LongText(LineView, can_focus=True):
-    """Folds long lines at the window's width. A row holds as many characters as surely fit, wide ones too."""
+    """A text whose long lines are wrapped at the width of the window, which may hold wide characters."""
 
     DEFAULT_CSS = """
     LongText { overflow-x: hidden; overflow-y: scroll; }
@@ -83,14 +80,14 @@ class LongText(LineView, can_focus=True):
         self.show(text)
 
     def show(self, text: str) -> None:
-        """Show another text, from its beginning."""
+        """Show another text from its beginning."""
         self.text = drop_zero_width(visible(text)).expandtabs(4)
         self._lines = self.text.split("\n")
         self._plain = self.text.isascii() or all(cell_len(character) == 1 for character in {*self.text} - {"\n"})
         self._firsts: list[int] = [0]
         self._needle: re.Pattern[str] | None = None
         self._found: list[tuple[int, int]] = []
-        """Line and column of each place of the searched text."""
+        """Line and column of each match."""
         self._at = -1
         if self.is_mounted:
             self.scroll_to(y=0)
@@ -102,8 +99,8 @@ class LongText(LineView, can_focus=True):
     @property
     def _width(self) -> int:
         """Characters of a row."""
-        room = max(4, self.scrollable_content_region.width)
-        return room if self._plain else room // 2
+        cells = max(4, self.scrollable_content_region.width)
+        return cells if self._plain else cells // 2
 
     def _wrap(self) -> None:
         line = self._row(self.scroll_offset.y)[0]
@@ -114,12 +111,12 @@ class LongText(LineView, can_focus=True):
         self.refresh()
 
     def _row(self, row: int) -> tuple[int, int]:
-        """The line that a row is of, and which of its rows."""
+        """Return the line of a row, and the number of the row in it."""
         line = max(0, min(bisect_right(self._firsts, row) - 1, len(self._lines) - 1))
         return line, row - self._firsts[line]
 
     def search(self, needle: str | re.Pattern[str]) -> int:
-        """Find a text, whatever its case, or a pattern, and go to its first place from here on; how many there are."""
+        """Find a text (ignoring case) or pattern, go to the next match, and return the number of matches."""
         if isinstance(needle, str):
             self._needle = re.compile(re.escape(needle), re.IGNORECASE) if needle else None
         else:
@@ -134,7 +131,7 @@ class LongText(LineView, can_focus=True):
         return len(self._found)
 
     def go(self, by: int) -> None:
-        """To the next place of the searched text, or the one before."""
+        """Go to the next match, or the previous one."""
         if self._found:
             self._at = (self._at + by) % len(self._found)
             line, column = self._found[self._at]
@@ -145,7 +142,7 @@ class LongText(LineView, can_focus=True):
 
     @property
     def current(self) -> str:
-        """The place of the searched text that `go` went to; empty where there is none."""
+        """Text of the current match, or an empty text."""
         return self._match(*self._found[self._at]) if self._found else ""
 
     def _match(self, line: int, column: int) -> str:
@@ -153,7 +150,7 @@ class LongText(LineView, can_focus=True):
         return match[0] if match else ""
 
     def on_click(self, event: Click) -> None:
-        """A click on a place of the searched text goes to it."""
+        """Make a clicked match the current one."""
         line, part = self._row(event.y + self.scroll_offset.y)
         column = part * self._width + event.x - self.gutter.left
         for at, (number, start) in enumerate(self._found):
@@ -163,7 +160,7 @@ class LongText(LineView, can_focus=True):
                 self.post_message(self.Clicked())
 
     def line(self, line: int) -> Strip | None:
-        """A piece of a line of the text, with the places of the searched text in it marked."""
+        """Render a row, with highlighted matches."""
         if line >= self._firsts[-1]:
             return None
         number, part = self._row(line)
@@ -171,8 +168,7 @@ class LongText(LineView, can_focus=True):
         end, text, segments = start + self._width, self._lines[number], list[Segment]()
         match_style = self.get_component_rich_style("long-text--found")
         reach = 0 if self._needle is None else len(self._needle.pattern)
-        places = self._needle.finditer(text, max(0, start - reach), end + reach) if self._needle else ()
-        for match in places:
+        for match in self._needle.finditer(text, max(0, start - reach), end + reach) if self._needle else ():
             first, last = max(at, match.start()), min(end, match.end())
             if first < last:
                 here = self._found and (number, match.start()) == self._found[self._at]
@@ -184,7 +180,7 @@ class LongText(LineView, can_focus=True):
 
 
 class FindInText:
-    """For a screen with a `LongText` and a `Prompt`: the actions `find` and `next`."""
+    """Actions `find` and `next` of a screen with a `LongText` and a `Prompt`."""
 
     NOT_FOUND: ClassVar[str] = "not in this text"
     query_one: Any
@@ -204,7 +200,7 @@ class FindInText:
 
 
 def fit_text(text: str, width: int, *, right: bool = False) -> str:
-    """The text on one line in exactly `width` cells, cut with an ellipsis or padded on one side."""
+    """Fit a text into one line of exactly `width` cells, with an ellipsis or padding."""
     plain = visible(drop_zero_width(" ".join(text[: 4 * width + 16].split())))
     length = cell_len(plain)
     if length > width:

@@ -1,7 +1,7 @@
-"""A conversation of any length: only what is seen is laid out, and the reader's place stays while it grows.
+"""A conversation of any length that renders only visible blocks, and keeps its position while it grows.
 
-The height of a block is guessed until it is near the window and laid out then; what is above the window may turn out
-higher or lower, so the place is kept by block and line, and the scroll position follows.
+Heights of blocks are estimated until they are near the window. As blocks above the window may turn out to be higher or
+lower, the position is kept as block and line, from which the scroll offset follows.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ajet_tools.tui.widgets.long_text import LineView
 
 _GUTTER = 2
 _CACHED_BLOCKS = 400
-"""Blocks whose layout is remembered."""
+"""Number of blocks with cached layout."""
 
 
 class Messages(LineView, can_focus=True):
-    """Blocks one below the other, one of them chosen."""
+    """A column of blocks with a selected one."""
 
     DEFAULT_CSS = """
     Messages { overflow-x: hidden; overflow-y: scroll; }
@@ -50,7 +50,7 @@ class Messages(LineView, can_focus=True):
 
     @dataclass
     class Moved(Message):
-        """Another block is the chosen one."""
+        """The selection moved to another block."""
 
         block: Block
 
@@ -68,36 +68,36 @@ class Messages(LineView, can_focus=True):
         self._laid_out: OrderedDict[tuple[str, int, bool, bool, int], list[Strip]] = OrderedDict()
         self._scrolling = False
         self.new = 0
-        """Blocks that came while the reader was elsewhere, and were not gone to since."""
+        """Number of unread blocks at the end."""
 
     @property
     def chosen(self) -> Block | None:
-        """The block that keys act on."""
+        """Selected block."""
         return self.blocks[self.cursor] if self.cursor < len(self.blocks) else None
 
     def show(self, blocks: Sequence[Block], *, stay: bool = True, grown: bool = False) -> None:
-        """Show other blocks; with `stay` the place and the choice are kept where those blocks still are.
+        """Show other blocks; with `stay`, keep position and selection if their blocks still exist.
 
-        `grown`: they are the same conversation, gone on. A reader who stands at its end goes on to the new end; else
-        what is new is counted.
+        `grown`: the same conversation has new blocks. The view follows if the last block is selected; otherwise new
+        blocks are counted.
         """
-        top, offset = self._place()
-        places = {block.key: n for n, block in enumerate(blocks)}
+        top, offset = self._position()
+        index = {block.key: n for n, block in enumerate(blocks)}
         top_key = self.blocks[top].key if stay and top < len(self.blocks) else None
         chosen = self.chosen.key if stay and self.chosen else None
-        added = len(places.keys() - {block.key for block in self.blocks}) if grown else 0
+        added = len(index.keys() - {block.key for block in self.blocks}) if grown else 0
         follows = added and self.cursor == len(self.blocks) - 1
         self.new = self.new + added if grown and not follows else 0
         self.blocks = blocks
-        self.cursor = places.get(chosen, 0) if chosen else 0
+        self.cursor = index.get(chosen, 0) if chosen else 0
         self._estimate_heights()
         if follows:
             self.action_last()
         else:
-            self._go(places.get(top_key, 0) if top_key else 0, offset if top_key in places else 0)
+            self._go(index.get(top_key, 0) if top_key else 0, offset if top_key in index else 0)
 
     def choose(self, block: int, *, top: bool = False, notify: bool = True) -> None:
-        """Make a block the chosen one and bring it into sight; with `top`, to the upper edge."""
+        """Select a block and make it visible, with `top` at the upper edge."""
         if not self.blocks:
             return
         self.cursor = max(0, min(block, len(self.blocks) - 1))
@@ -112,19 +112,19 @@ class Messages(LineView, can_focus=True):
             self._post_moved()
 
     def choose_key(self, key: str) -> bool:
-        """Choose the block of that key; False where there is none."""
+        """Select the block with a key; returns whether there is one."""
         index = next((n for n, block in enumerate(self.blocks) if block.key == key), None)
         if index is not None:
             self.choose(index, top=True)
         return index is not None
 
     def highlight(self, needle: str) -> None:
-        """Show every place of a text, whatever its case; an empty one: none."""
+        """Highlight all matches of a text, ignoring case; an empty text clears them."""
         self._needle = re.compile(re.escape(needle), re.IGNORECASE) if needle else None
         self.refresh()
 
     def fold(self, *, everything: bool = False, unfold: bool | None = None) -> None:
-        """Fold or unfold the reasoning of the chosen block, or of all."""
+        """Fold or unfold the reasoning of the selected block, or of all blocks."""
         block = self.chosen
         if everything:
             self._all_unfolded = not self._all_unfolded
@@ -136,55 +136,53 @@ class Messages(LineView, can_focus=True):
         self._redo_layout()
 
     def show_markdown(self, markdown: bool) -> None:
-        """Lay Markdown out, or show it as it was written."""
+        """Render Markdown, or show its source."""
         self.markdown = markdown
         self._redo_layout()
 
     def _redo_layout(self) -> None:
-        """Lay out everything, the chosen block or the upper edge staying where it is."""
-        top, offset = self._place()
+        """Estimate all heights again, keeping the position."""
+        top, offset = self._position()
         self._estimate_heights()
         self._go(top, offset)
 
-    # Heights and places
+    # Heights and positions
 
     @property
     def _page(self) -> int:
         return max(1, self.scrollable_content_region.height)
 
     @property
-    def _room(self) -> int:
+    def _width(self) -> int:
         return max(8, self.scrollable_content_region.width - _GUTTER - 1)
 
     def _estimate_heights(self) -> None:
-        room = self._room
+        width = self._width
         self._exact.clear()
-        self._heights = [block.estimate_height(room) for block in self.blocks]
+        self._heights = [block.estimate_height(width) for block in self.blocks]
         self._sum_heights()
 
     def _sum_heights(self) -> None:
         self._starts = [0, *accumulate(self._heights)]
 
-    def _measure(self, n: int) -> bool:
-        """Make the height of a block exact; whether it changed."""
-        if n in self._exact:
-            return False
-        self._exact.add(n)
-        height = len(self._strips(n))
-        changed, self._heights[n] = height != self._heights[n], height
-        if changed:
-            self._sum_heights()
-        return changed
+    def _measure(self, n: int) -> None:
+        """Compute the exact height of a block."""
+        if n not in self._exact:
+            self._exact.add(n)
+            height = len(self._strips(n))
+            if height != self._heights[n]:
+                self._heights[n] = height
+                self._sum_heights()
 
     def _measure_lines(self, n: int, step: int, lines: int) -> None:
-        """Measure blocks from one on, downwards or upwards, until they fill so many lines."""
+        """Measure blocks from `n`, downwards or upwards, until they fill a number of lines."""
         while 0 <= n < len(self.blocks) and lines > 0:
             self._measure(n)
             lines -= self._heights[n]
             n += step
 
-    def _place(self) -> tuple[int, int]:
-        """The block at the upper edge, and which of its lines."""
+    def _position(self) -> tuple[int, int]:
+        """Return block and line at the upper edge."""
         return self._at(self.scroll_offset.y)
 
     def _at(self, line: int) -> tuple[int, int]:
@@ -192,7 +190,7 @@ class Messages(LineView, can_focus=True):
         return n, line - self._starts[n]
 
     def _go(self, block: int, offset: int) -> None:
-        """Put a line of a block at the upper edge: what is about the window is measured first."""
+        """Scroll a line of a block to the upper edge, after measuring the blocks around the window."""
         if not self.blocks or self.size.width == 0:
             self.virtual_size = Size(self.size.width, 0)
             self.refresh()
@@ -212,15 +210,15 @@ class Messages(LineView, can_focus=True):
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
         if not self._scrolling and self.blocks and round(old_value) != round(new_value):
-            self._go(*self._place())
+            self._go(*self._position())
             self._choose_visible()
 
     def _choose_visible(self) -> None:
-        """Where the chosen block has left the window, the first one that begins there takes its place."""
+        """If the selected block has left the window, select the first one that begins there."""
         above, below = self.scroll_offset.y, self.scroll_offset.y + self._page
         if self._starts[self.cursor] < below and self._starts[self.cursor + 1] - 1 > above:
             return
-        n, offset = self._place()
+        n, offset = self._position()
         if offset and n + 1 < len(self.blocks) and self._starts[n + 1] < below:
             n += 1
         self.cursor = n
@@ -233,7 +231,7 @@ class Messages(LineView, can_focus=True):
         self.choose(0, top=True)
 
     def action_last(self) -> None:
-        """To the very end, the last lines at the lower edge."""
+        """Go to the end, with the last line at the lower edge."""
         self._measure_lines(len(self.blocks) - 1, -1, self._page)
         self._go(*self._at(max(0, self._starts[-1] - self._page)))
         self.cursor = max(0, len(self.blocks) - 1)
@@ -255,15 +253,15 @@ class Messages(LineView, can_focus=True):
     # Drawing
 
     def _strips(self, n: int) -> list[Strip]:
-        """The lines of a block."""
+        """Render a block to lines, with a cache."""
         block = self.blocks[n]
         unfolded = self._all_unfolded != (block.key in self._unfolded)
-        key = (block.key, self._room, self.markdown, unfolded, hash((block.title, block.facts, block.parts)))
+        key = (block.key, self._width, self.markdown, unfolded, hash((block.title, block.facts, block.parts)))
         strips = self._laid_out.get(key)
         if strips is None:
             console = self.app.console
             with console.use_theme(MARKDOWN_THEME):
-                options = console.options.update(width=self._room, height=None, highlight=False, markup=False)
+                options = console.options.update(width=self._width, height=None, highlight=False, markup=False)
                 content = block.render(markdown=self.markdown, unfolded=unfolded)
                 strips = [Strip(line) for line in console.render_lines(content, options, pad=False)]
             self._laid_out[key] = strips
@@ -287,15 +285,13 @@ class Messages(LineView, can_focus=True):
         return Strip.join([gutter, strip])
 
     def _highlight_matches(self, strip: Strip, needle: re.Pattern[str]) -> Strip:
-        """The line with the places of the searched text marked."""
+        """Highlight the matches in a line."""
         text = strip.text
-        cuts = [cell_len(text[:place]) for match in needle.finditer(text) for place in match.span()]
+        cuts = [cell_len(text[:end]) for match in needle.finditer(text) for end in match.span()]
         if not cuts:
             return strip
-        match_style = self.get_component_rich_style("messages--found")
-        pieces = strip.divide([*cuts, strip.cell_length])
-        return Strip.join(_add_style(piece, match_style) if n % 2 else piece for n, piece in enumerate(pieces))
-
-
-def _add_style(strip: Strip, style: Style) -> Strip:
-    return Strip([Segment(segment.text, (segment.style or Style.null()) + style) for segment in strip])
+        style = self.get_component_rich_style("messages--found")
+        parts = list(strip.divide([*cuts, strip.cell_length]))
+        for n in range(1, len(parts), 2):
+            parts[n] = Strip([Segment(segment.text, (segment.style or Style.null()) + style) for segment in parts[n]])
+        return Strip.join(parts)

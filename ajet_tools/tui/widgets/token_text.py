@@ -1,4 +1,4 @@
-"""A timeline as wrapped text, each token in the colour and the marks of a value; a cursor goes from token to token."""
+"""A timeline as wrapped text, with tokens coloured by a value, and a cursor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TONES: Mapping[str, tuple[str, str, str]] = {
     "scale3": ("on #7a4310", "on #f6c58a", "bold underline"),
     "scale4": ("on #92201f", "on #f19a94", "reverse"),
 }
-"""Each tone on a dark ground, on a light one, and where there is no colour."""
+"""Styles of each tone on dark, on light, and without colour."""
 _CURSOR = "bold black on #ffd75f"
 _CURSOR_PLAIN = "bold reverse underline"
 _MATCH = "black on #87d7ff"
@@ -46,14 +46,14 @@ _GUTTER = 7
 
 
 def tone_styles(dark: bool, colour: bool) -> dict[str, Style]:
-    """The style of each tone of a shading. What may not be taken for trained text is dim."""
+    """Return the style of each tone; prompts are dim, to differ from trained text."""
     column = (0 if dark else 1) if colour else 2
     styles = {name: Style.parse(f"{tone[column]} not dim") for name, tone in _TONES.items()}
     return styles | {"prompt": Style.parse("dim")}
 
 
 class TokenText(LineView, can_focus=True):
-    """The tokens of one timeline."""
+    """Tokens of a timeline."""
 
     DEFAULT_CSS = """
     TokenText { height: 1fr; background: $background; color: $foreground; overflow-x: hidden; overflow-y: scroll; }
@@ -73,7 +73,7 @@ class TokenText(LineView, can_focus=True):
 
     @dataclass
     class Moved(Message):
-        """The cursor is on another token."""
+        """The cursor moved to another token."""
 
         token: int
 
@@ -85,7 +85,7 @@ class TokenText(LineView, can_focus=True):
         self.shading = "mask"
         self._labels: list[str] = []
         self.layout_shown: Layout | None = None
-        """The lines as they stand; None before the first timeline."""
+        """Current lines; None before the first timeline."""
         self._forks: frozenset[int] = frozenset()
         self._matches: frozenset[int] = frozenset()
         self._strips: LRUCache[int, Strip] = LRUCache(512)
@@ -93,7 +93,7 @@ class TokenText(LineView, can_focus=True):
         self._goal: int | None = None
 
     def show(self, view: TokenView, cursor: int = 0) -> None:
-        """Put up a timeline, with the cursor on a token."""
+        """Show a timeline, with the cursor on a token."""
         self.view = view
         self._labels = labels(view)
         self._forks = frozenset(fork.at for fork in view.forks)
@@ -103,7 +103,7 @@ class TokenText(LineView, can_focus=True):
         self.action_move(cursor)
 
     def update_view(self, view: TokenView) -> None:
-        """Put up what is now known of the timeline that is up; the cursor and what is in sight stay."""
+        """Update the current timeline, keeping cursor and scroll position."""
         if self.view is None or len(view) != len(self.view):
             seen = self.scroll_offset.y
             self.show(view, min(self.cursor, len(view) - 1))
@@ -125,7 +125,7 @@ class TokenText(LineView, can_focus=True):
         self._repaint()
 
     def action_move(self, token: int) -> None:
-        """Put the cursor on a token (the last one where it is -1) and bring it into sight."""
+        """Move the cursor to a token (-1: the last one), and make it visible."""
         if self.view is None or self.layout_shown is None or not len(self.view):
             return
         self._strips.clear()
@@ -137,14 +137,14 @@ class TokenText(LineView, can_focus=True):
         self.post_message(self.Moved(self.cursor))
 
     def _show_cursor(self) -> None:
-        """Bring the cursor's line into sight."""
+        """Make the line of the cursor visible."""
         if self.layout_shown is not None and self.view is not None and len(self.view):
             line = int(self.layout_shown.line_of[self._holder])
             self.scroll_to_region(Region(0, line, 1, 1), animate=False, force=True)
 
     @property
     def _holder(self) -> int:
-        """The token that shows the character which the cursor's token goes on with."""
+        """Token with the character that the token under the cursor continues, or that token."""
         assert self.view is not None
         return self.view.spelled.holder(self.cursor) if self.view.spelled else self.cursor
 
@@ -190,7 +190,7 @@ class TokenText(LineView, can_focus=True):
         line = int(self.layout_shown.line_of[holder]) + step
         if 0 <= line < len(self.layout_shown.lines):
             token = self.layout_shown.token_at(line, goal)
-            if token == holder:  # one token fills several lines
+            if token == holder:  # a token of several lines
                 token = max(0, min(len(self._labels) - 1, token + step))
             self.action_move(token)
             self._goal = goal
@@ -243,7 +243,7 @@ class TokenText(LineView, can_focus=True):
         return Strip([segment for segment in segments if segment.text])
 
     def _gutter(self, line: int, here: bool) -> Segment:
-        """The position of a line's first token, where one begins in it."""
+        """Render the position of the first token that begins in a line."""
         assert self.layout_shown is not None
         first, pieces = self.layout_shown.firsts[line], self.layout_shown.lines[line]
         begins = bool(pieces) and pieces[-1][0] >= first

@@ -369,7 +369,7 @@ def test_demonstrations_pairs_and_a_teacher_are_audited(tmp_path: Path, model: P
         tmp_path / "opd", model, algorithm={"adv_estimator": "opd", "teacher": str(model)}, val_pass_n=0
     )
     assert [(one.check, one.reason) for one in audit(distilled).unchecked] == [
-        ("advantages", "those of opd are a teacher's")
+        ("advantages", "opd takes them from a teacher")
     ]
     assert (audit(distilled).differs, audit(taught).differs, audit(taught).unchecked) == ((), (), ())
     pairs = tmp_path / "pairs.jsonl"

@@ -12,7 +12,7 @@ from ajet_sdk.samples.build import build
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run
-from ajet_tools.trace.queries.tokens import recomputed_advantages
+from ajet_tools.trace.queries.records import recomputed_advantages
 
 REWARDS = {"a0": 1.0, "a1": 0.0, "b0": 1.0, "b1": 1.0, "c0": 0.0, "c1": 0.5}
 """Episodes of the groups a and b in step 1, and c in step 2; the replies are of several lengths."""

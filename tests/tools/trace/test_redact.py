@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_tools.trace.redact import Redactor
-from ajet_tools.trace.redact_rules import KINDS
+from ajet_tools.trace.redact import KINDS, Redactor
 
 _ALNUM = st.sampled_from("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 

@@ -104,7 +104,7 @@ def test_progress_and_calling_off(reader: TraceReader, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("needle", ["", "  \n", "x" * 2000])
 def test_nothing_to_look_for(reader: TraceReader, needle: str) -> None:
     with pytest.raises(QueryError, match="characters"):
-        search(reader, needle)
+        list(search(reader, needle))
 
 
 def test_a_text_that_utf8_cannot_hold(tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import OUTCOMES, Call, Episode, LedgerEntry, Reward, Run, Trained
 from ajet_tools.trace.decoding import shown, spell, token_text, vocabulary
 from ajet_tools.trace.queries.episodes import attempts_of
-from ajet_tools.trace.queries.records import Record
-from ajet_tools.trace.queries.tokens import recomputed_advantages
+from ajet_tools.trace.queries.records import Record, recomputed_advantages
 from ajet_tools.trace.tokens.colors import SHADINGS, shade
 from ajet_tools.trace.tokens.facts import facts_of, fork_words, found, lowest, next_place, next_ranked, why, widest_gaps
 from ajet_tools.trace.tokens.layout import labels, lay_out

@@ -20,10 +20,10 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Event, Feedback, LedgerEntry, Reward, Run, Task
 from ajet_tools.tui.trace.app import TraceApp
+from ajet_tools.tui.trace.dialogs import TextScreen
 from ajet_tools.tui.trace.episode import EpisodeScreen
 from ajet_tools.tui.trace.episode_tree import CallTree
 from ajet_tools.tui.trace.screen import TraceChanged
-from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.widgets.long_text import LongText
 from ajet_tools.tui.widgets.messages import Messages
 from tests.waiting import until_async, until_shown
@@ -376,14 +376,14 @@ async def test_without_a_tokenizer_a_fork_says_so(tmp_path: Path) -> None:
     async with opened(path, "e") as (pilot, screen):
         await pilot.press("b")
         text = " ".join(shown(screen).split())
-        assert "fork: unknown" in text and "The tokenizer is not at hand" in text and "org/model" in text
+        assert "fork: unknown" in text and "There is no tokenizer" in text and "org/model" in text
 
 
 @pytest.mark.slow
 @pytest.mark.asyncio
 async def test_keys_that_lead_elsewhere(traced: Path) -> None:
     from ajet_tools.tui.trace.compare import CompareScreen
-    from ajet_tools.tui.trace.feedback import FeedbackScreen
+    from ajet_tools.tui.trace.dialogs import FeedbackScreen
     from ajet_tools.tui.trace.tokens import TokensScreen
 
     async with opened(traced, "tools01", "tools01-c001") as (pilot, screen):

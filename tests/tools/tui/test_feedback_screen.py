@@ -15,7 +15,7 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, Run
 from ajet_tools.trace.queries.records import feedback_of
 from ajet_tools.tui.trace.app import TraceApp
-from ajet_tools.tui.trace.feedback import FeedbackScreen
+from ajet_tools.tui.trace.dialogs import FeedbackScreen
 from tests.waiting import settled
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]

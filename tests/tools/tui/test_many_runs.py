@@ -19,11 +19,11 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Reward, Run, Task, now
 from ajet_tools.cli.app import app
 from ajet_tools.trace.queries.experiments import TaskReward, by_task, reward_panel
+from ajet_tools.tui.trace.dialogs import TextScreen
 from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.many_runs import ManyRunsScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
-from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.widgets.chart import Chart
 from ajet_tools.tui.widgets.long_text import LongText
 from tests.waiting import settled

@@ -16,11 +16,11 @@ from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Metric, Run, now
 from ajet_tools.tui.trace.app import TraceApp
+from ajet_tools.tui.trace.dialogs import TextScreen
 from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.trace.sql import SqlScreen
-from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.widgets.chart import Chart
 from tests.waiting import settled
 

@@ -15,9 +15,9 @@ from textual.widgets import Input, Static, Tree
 
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.trace.writer import TraceWriter
+from ajet_tools.tui.trace.dialogs import TextScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.sql import ResultTable, SqlEditor, SqlScreen
-from ajet_tools.tui.trace.text import TextScreen
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +82,7 @@ def answering() -> list[int]:
     for task in Path("/proc/self/task").glob("*/children"):
         for pid in task.read_text().split():
             with suppress(OSError):  # it has ended
-                if "ajet_tools.trace.sql.child" in Path(f"/proc/{pid}/cmdline").read_text():
+                if "ajet_tools.trace.sql.process" in Path(f"/proc/{pid}/cmdline").read_text():
                     found.append(int(pid))
     return found
 

@@ -1,36 +1,131 @@
-"""Feedback on an episode or a call: thumbs, a score, a comment, a corrected answer."""
+"""Dialogs of a whole text, of the explanation of a run, and of feedback."""
 
 from __future__ import annotations
 
 import asyncio
 import getpass
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from textwrap import wrap
 from typing import ClassVar
 
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Button, Input, Label, Static, TextArea
 
-from ajet_sdk.errors import AjetError
+from ajet_sdk.errors import AjetError, QueryError
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.trace.feedback import give
 from ajet_sdk.types import Feedback
 from ajet_tools.text.clean import one_line
+from ajet_tools.trace.compare.changes import ID
+from ajet_tools.trace.compare.explain import explain, lines_of
 from ajet_tools.trace.queries.records import feedback_of
 from ajet_tools.tui.base import Dialog
 from ajet_tools.tui.trace.screen import TraceViewer
+from ajet_tools.tui.widgets.lines import Prompt
+from ajet_tools.tui.widgets.long_text import FindInText, LongText
 
+_FRAME = 6
+"""Columns of border, padding and scroll bar."""
 UP, DOWN = 1.0, 0.0
-"""Thumbs are stored as scores, by which datasets are filtered."""
+"""Scores of thumbs, by which datasets can be filtered."""
+
+
+class TextScreen(FindInText, Dialog[None]):
+    """Shows a text of any size; `text` is called in a thread."""
+
+    app: TraceViewer
+    DEFAULT_CSS = """
+    TextScreen > Vertical { width: 94%; max-width: 94%; height: 90%; }
+    TextScreen LongText { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,enter", "dismiss", "Close"),
+        Binding("slash", "find", "Find", key_display="/"),
+        Binding("n", "next(1)", "Next", show=False),
+        Binding("N", "next(-1)", "Previous", show=False),
+        Binding("y", "copy", "Copy"),
+    ]
+
+    def __init__(self, name: str, text: Callable[[], str]) -> None:
+        super().__init__()
+        self.heading = one_line(name, 60)
+        self.load_text = text
+        self.text = ""
+
+    def compose(self) -> ComposeResult:
+        with Vertical() as box:
+            box.border_title = Content(self.heading)
+            box.border_subtitle = "/ finds · y copies · escape closes"
+            yield LongText()
+            yield Prompt("find", back=LongText)
+
+    @work
+    async def on_mount(self) -> None:
+        self.text = await asyncio.to_thread(self.load_text)
+        shown = self.query_one(LongText)
+        shown.show(self.text)
+        self.call_after_refresh(self.show, shown)
+
+    def show(self, text: LongText) -> None:
+        """Called with the widget that shows the text."""
+
+    def action_copy(self) -> None:
+        self.app.copy(self.text, self.heading)
+
+
+class ExplanationScreen(TextScreen):
+    """Explains the changes in a run, and opens its example episodes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "dismiss", "Close"),
+        Binding("enter", "open", "Open the marked episode"),
+        Binding("n", "next(1)", "Next episode"),
+    ]
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"why: run {run_id[:12]}", self._explain)
+        self.run_id = run_id
+        self.episodes: list[str] = []
+
+    def _explain(self) -> str:
+        try:
+            explanation = explain(self.app.reader, self.run_id, trace=self.app.path)
+        except QueryError as error:
+            return str(error)
+        findings = (finding for change in explanation.changes for finding in change.findings)
+        self.episodes = [id for finding in findings for id in finding.episodes]
+        return "\n".join(
+            "\n".join(wrap(line, text_width(self.app), subsequent_indent=" " * 8)) for line in lines_of(explanation)
+        )
+
+    def show(self, text: LongText) -> None:
+        if self.episodes:
+            self.query_one(Vertical).border_subtitle = "n next episode · enter opens it · y copies · escape closes"
+            text.search(re.compile("|".join(rf"\b{re.escape(id[:ID])}\b" for id in dict.fromkeys(self.episodes))))
+
+    def action_open(self) -> None:
+        if prefix := self.query_one(LongText).current:
+            self.app.open_episode(next((id for id in self.episodes if id.startswith(prefix)), prefix))
+
+    def on_long_text_clicked(self) -> None:
+        self.action_open()
+
+
+def text_width(app: TraceViewer) -> int:
+    """Return the width of the text in a `TextScreen`."""
+    return int(app.size.width * 0.94) - _FRAME
 
 
 class FeedbackScreen(Dialog[None]):
-    """Shows feedback and adds more; ctrl+s saves, escape cancels."""
+    """Shows and adds feedback; ctrl+s saves, escape cancels."""
 
     app: TraceViewer
     DEFAULT_CSS = """
@@ -89,7 +184,7 @@ class FeedbackScreen(Dialog[None]):
         self.action_thumb(event.button.id == "up")
 
     def action_thumb(self, up: bool) -> None:
-        """A thumb is written as its score; pressed twice it is taken back."""
+        """Enter the score of a thumb, or clear it if it is entered already."""
         score, field = f"{UP if up else DOWN:g}", self.query_one("#score", Input)
         field.value = "" if field.value.strip() == score else score
 
@@ -115,11 +210,14 @@ class FeedbackScreen(Dialog[None]):
         elif score is None and not comment and not correction:
             self.show_wrong("nothing to save: give a thumb, a score, a comment or a corrected answer")
         else:
+            author = ""
+            with suppress(OSError, KeyError):  # a container may have no user name
+                author = getpass.getuser()
             self._save(
                 Feedback(
                     episode_id=self.episode_id,
                     call_id=self.call_id,
-                    author=_author(),
+                    author=author,
                     score=score,
                     comment=comment or None,
                     correction=correction or None,
@@ -128,7 +226,7 @@ class FeedbackScreen(Dialog[None]):
 
     @work(group="keep")
     async def _save(self, feedback: Feedback) -> None:
-        """Shows a failure and keeps the typed text."""
+        """Save the feedback and close; a failure keeps the form open."""
         self._saving = True
         try:
             await asyncio.to_thread(give, self.app.path, feedback)
@@ -137,20 +235,12 @@ class FeedbackScreen(Dialog[None]):
             return
         finally:
             self._saving = False
-        self.notify(f"kept, as {feedback.author or 'nobody'}'s", markup=False, timeout=3)
+        self.notify(f"saved as {feedback.author or 'nobody'}", markup=False, timeout=3)
         self.dismiss()
 
 
-def _author() -> str:
-    """The login name; nobody where a container has none."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return ""
-
-
 def render_feedback(rows: Sequence[Feedback]) -> Text:
-    """Feedback as text: author, time, comment."""
+    """Format feedback: author, time, score, comment, correction."""
     shown = Text()
     for row in rows:
         head = [row.author or "nobody named", f"{row.at:%Y-%m-%d %H:%M}"]
