@@ -155,10 +155,10 @@ def print_matrix(results: list[Result]) -> None:
 INTRODUCTION = """\
 # Frameworks
 
-Written by `just test-frameworks --write` on {today}. Each cell is an agent as the framework's quick start writes it,
-run against the real package without a change but the decorator: calls that the policy answered of all calls, whether
-ids are exact (each call has the ids that its reply was sampled as, and a log-probability each), timelines per episode
-and the causes of splits. `fails` says how many calls the policy answered before it did; – is not tried.
+Written by `just test-frameworks --write` on {today}. Each cell is the agent of the framework's quick
+start, run with the real package. The only change is the decorator. A cell has the calls that the policy answered of all
+calls, whether ids are exact (each sampled token has its id and log-probability), timelines per episode, and the causes
+of splits. `fails` gives the number of calls that the policy answered before the failure. A dash means not tested.
 """
 
 

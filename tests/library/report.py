@@ -197,9 +197,9 @@ def page(library: Library) -> str:
         "Each row is one run: a task, a backbone, a version and a seed. The model is made from scratch from the seed, "
         "then trained by the real agent. Rewards are means over held-out tasks at temperature 1, at the steps of the "
         "run's validations. Tokens are those sampled for training. CPU seconds and memory are those of the whole "
-        "process, with the making of the model and the validations. `python -m tests.library` runs it, `python -m "
-        "tests.library --compare last` compares with the release before; results are in `tutorial/bench.json`, and "
-        "a new task is a line there.",
+        "process, including the making of the model and the validations. `python -m tests.library` runs the benchmark, "
+        "and `python -m tests.library --compare last` compares with the previous release. Results are in "
+        "`tutorial/bench.json`; add a line there for a new task.",
     ]
     for task, configs in library.tasks.items():
         records = [r for r in library.records if r.task == task]

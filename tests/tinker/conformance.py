@@ -381,19 +381,19 @@ def measure(site: str, url: str, model: str) -> dict[str, dict[str, str]]:
 
 
 SIGNS = {"works": "works", "refused": "refused", "wrong": "**wrong**", "not tried": "not tried"}
-HEAD = """# What of the Tinker API works
+HEAD = """# Conformance to the Tinker API
 
 Measured on {day} by `python -m tests.tinker.conformance` ({system}, Python {python}, no GPU), with a Qwen3 of {model}
-and random weights, each method of the SDK's clients by one call.
+and random weights. Each method of the SDK's clients was called once.
 
-- works: the result is the documented one.
-- refused: an error by which the server says that it does not have it (404, or words).
+- works: the result is as documented.
+- refused: the server reports that it does not support the method (404, or a message).
 - **wrong**: another error, another result, or no answer within {patience:g} s.
-- –: the SDK has no such method. A method and its `_async` twin share a row where they agree.
+- –: the SDK has no such method. A method and its `_async` twin share a row if their results agree.
 
 Open-RL is commit bfc0f09 of its repository, run from source on Python 3.11 (its project file asks for 3.12).
-SkyRL 0.4.0 is not in the table: it needs Python 3.12 and imports torch, of which PyPI has no build for Linux on x86
-without CUDA.
+SkyRL 0.4.0 is not in the table: it needs Python 3.12 and imports torch, for which PyPI has no build without CUDA for
+Linux on x86.
 """
 
 
