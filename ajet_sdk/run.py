@@ -250,8 +250,14 @@ def score_tasks(
     with open_run(config, workflow, judge, tasks, ray=ray, of_validation=of_validation) as opened:
         opened.wrap = wrap or opened.wrap
         attempts = [replace(attempt, check=check) for attempt in _attempts(config, tasks, k)]
-        work = _attempt_all(opened, attempts, on_episode)
-        episodes = run_to_end(work, opened.session.record_signal)
+
+        async def attempt_all() -> list[Episode]:
+            try:
+                return await opened.attempt(attempts, on_episode)
+            finally:
+                await opened.aclose()
+
+        episodes = run_to_end(attempt_all(), opened.session.record_signal)
     for episode in episodes:
         episode.is_traced_in(config.directory)
     by_task = tuple(TaskScore(task, tuple(episodes[i * k : i * k + k])) for i, task in enumerate(tasks))
@@ -276,23 +282,10 @@ def _attempts(config: Config, tasks: Sequence[Task], k: int) -> list[Attempt]:
     for position, task in enumerate(tasks):
         group_id, group_seed = new_id(), seed_of(config.trainer_common.seed, position)
         for attempt in range(k):
-            text = f"{config.trainer_common.seed}/{position}/{attempt}"
-            seed = (
-                int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
-                if config.is_seeded
-                else None
-            )
+            digest = hashlib.blake2b(f"{config.trainer_common.seed}/{position}/{attempt}".encode(), digest_size=4)
+            seed = int.from_bytes(digest.digest(), "big") if config.is_seeded else None
             attempts.append(Attempt(task, "", group_id, attempt, 0, "val", seed, group_seed))
     return attempts
-
-
-async def _attempt_all(
-    opened: OpenRun, attempts: Sequence[Attempt], on_episode: Callable[[Episode], None] | None
-) -> list[Episode]:
-    try:
-        return await opened.attempt(attempts, on_episode)
-    finally:
-        await opened.aclose()
 
 
 @contextmanager

@@ -45,7 +45,6 @@ from ajet_sdk.types import Episode, Run, Task, new_id, now
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
-    from ajet_sdk.dialects.json import Json
 
 
 def serve(
@@ -239,12 +238,16 @@ class _Service:
             calls = await opened.finish()
             if self.writer is not None and calls:
                 error = next((call.error for call in calls if call.error), None)
+                asked, response = calls[-1].request, calls[-1].response
+                messages, choice = asked.get("messages"), (response.get("choices") or [{}])[0]
+                last = messages[-1] if isinstance(messages, list) and messages else {}
+                query = last.get("content") if isinstance(last, dict) else None
                 self.writer.put(
                     Episode(
                         episode_id=opened.episode_id,
                         run_id=self.run_id,
-                        task=Task(main_query=_last_said(calls[-1].request)),
-                        output=_reply(calls[-1].response),
+                        task=Task(main_query=query if isinstance(query, str) else str(asked.get("prompt") or "")),
+                        output=choice.get("text") or (choice.get("message") or {}).get("content"),
                         calls=calls,
                         status="failed" if error else "succeeded",
                         error=error,
@@ -252,15 +255,3 @@ class _Service:
                         ended_at=now(),
                     )
                 )
-
-
-def _last_said(body: dict[str, object]) -> str:
-    messages = body.get("messages")
-    last = messages[-1] if isinstance(messages, list) and messages else {}
-    content = last.get("content") if isinstance(last, dict) else None
-    return content if isinstance(content, str) else str(body.get("prompt") or "")
-
-
-def _reply(response: Json) -> object:
-    choice = (response.get("choices") or [{}])[0]
-    return choice.get("text") or (choice.get("message") or {}).get("content")

@@ -88,12 +88,8 @@ def labelled_row(row: object, place: int) -> Labelled:
         for role, known in (("query", _QUERY), ("output", _OUTPUT), ("label", _LABEL))
     }
     output, label = names["output"], names["label"]
-    if (
-        output is None
-        or label is None
-        or not isinstance(whole[label], bool | int | float)
-        or not np.isfinite(whole[label])
-    ):
+    value = whole.get(label)
+    if output is None or label is None or not isinstance(value, bool | int | float) or not np.isfinite(value):
         raise ConfigError(
             f"row {place + 1} of the labels needs an output ({', '.join(_OUTPUT)}) and a number as its label "
             f"({', '.join(_LABEL)}); it has {', '.join(map(str, row)) or 'nothing'}"
@@ -104,7 +100,7 @@ def labelled_row(row: object, place: int) -> Labelled:
     group = str(whole.get("group") or query)
     return Labelled(
         Episode(episode_id=str(place + 1), group_id=group, attempt=place, task=task, output=whole[output], split=""),
-        float(whole[label]),
+        float(value),
     )
 
 
@@ -139,18 +135,14 @@ async def evaluate(
     rounds = [first]
     for repeat in range(1, repeats):
         rounds.append(await _round(_anew(judge, repeat), labelled, room, done))
-    values = [[value_of(one) for one in verdicts] for verdicts in rounds]
-    evaluation.failures = dict(
-        Counter(str(one) for verdicts in rounds for one in verdicts if not isinstance(one, Verdict))
-    )
-    evaluation.scores = [
-        (one.episode.episode_id, one.label, value) for one, value in zip(labelled, values[0], strict=True)
-    ]
+    values = [[value_of(verdict) for verdict in verdicts] for verdicts in rounds]
+    evaluation.failures = dict(Counter(v for verdicts in rounds for v in verdicts if isinstance(v, str)))
+    evaluation.scores = [(row.episode.episode_id, row.label, v) for row, v in zip(labelled, values[0], strict=True)]
     _agree(evaluation, labelled, values[0], is_group_judge(judge), seed)
     _repeat(evaluation, labelled, values)
     if is_group_judge(judge):
         reverse = await _round(judge, labelled[::-1], room, done)
-        evaluation.order = _order(labelled, values[0], [value_of(one) for one in reverse][::-1])
+        evaluation.order = _order(labelled, values[0], [value_of(verdict) for verdict in reverse][::-1])
     return evaluation
 
 
@@ -170,8 +162,8 @@ async def _round(
 ) -> list[Verdict | str]:
     """Judges all outputs, in order; a string is the reason for a missing verdict."""
     groups: dict[str, list[int]] = {}
-    for index, labelled_output in enumerate(labelled):
-        groups.setdefault(labelled_output.episode.group_id if is_group_judge(judge) else str(index), []).append(index)
+    for index, row in enumerate(labelled):
+        groups.setdefault(row.episode.group_id if is_group_judge(judge) else str(index), []).append(index)
     verdict_at: dict[int, Verdict | str] = {}
 
     async def one_group(places: Sequence[int]) -> None:
@@ -216,13 +208,11 @@ def _count(evaluation: Evaluation, verdicts: Sequence[Verdict], usage: Usage) ->
 def _agree(
     evaluation: Evaluation, labelled: Sequence[Labelled], values: Sequence[float | None], grouped: bool, seed: int
 ) -> None:
-    sound = [
-        (labelled_output, value) for labelled_output, value in zip(labelled, values, strict=True) if value is not None
-    ]
+    sound = [(row, value) for row, value in zip(labelled, values, strict=True) if value is not None]
     if not sound:
         return
-    labels, scores = [labelled_output.label for labelled_output, _ in sound], [value for _, value in sound]
-    groups = [labelled_output.episode.group_id for labelled_output, _ in sound]
+    labels, scores = [row.label for row, _ in sound], [value for _, value in sound]
+    groups = [row.episode.group_id for row, _ in sound]
 
     def over(statistic: Callable[[list[int]], float | None]) -> Interval | None:
         return bootstrap(lambda places: statistic(list(places)), len(sound), seed=seed)
@@ -238,7 +228,7 @@ def _agree(
         right = [(score > middle) == (label > middle) for score, label in zip(scores, labels, strict=True)]
         evaluation.accuracy = over(lambda at: sum(right[i] for i in at) / len(at))
         evaluation.kappa = kappa([score > middle for score in scores], [label > middle for label in labels])
-    lengths = [float(len(str(output_of(labelled_output.episode)))) for labelled_output, _ in sound]
+    lengths = [float(len(str(output_of(row.episode)))) for row, _ in sound]
     evaluation.length = rank_correlation(scores, lengths)
     evaluation.length_of_labels = rank_correlation(labels, lengths)
     agreed, by_score, by_label = rank_correlation(scores, labels), evaluation.length, evaluation.length_of_labels
@@ -253,19 +243,17 @@ def _middle(labels: Sequence[float]) -> float:
 
 
 def _repeat(evaluation: Evaluation, labelled: Sequence[Labelled], values: Sequence[Sequence[float | None]]) -> None:
-    each = [[one for one in scores if one is not None] for scores in zip(*values, strict=True)]
-    repeated = [scores for scores in each if len(scores) > 1]
+    known = [[score for score in scores if score is not None] for scores in zip(*values, strict=True)]
+    repeated = [scores for scores in known if len(scores) > 1]
     if not repeated:
         return
-    middle = _middle([one.label for one in labelled])
+    middle = _middle([row.label for row in labelled])
     evaluation.spread = float(np.mean([np.std(scores) for scores in repeated]))
     evaluation.flipped = float(np.mean([len({score > middle for score in scores}) > 1 for scores in repeated]))
 
 
-def _order(
-    labelled: Sequence[Labelled], values: Sequence[float | None], reverse: Sequence[float | None]
-) -> float | None:
-    groups = np.array([labelled_output.episode.group_id for labelled_output in labelled])
+def _order(labelled: Sequence[Labelled], values: Sequence[float | None], reverse: list[float | None]) -> float | None:
+    groups = np.array([row.episode.group_id for row in labelled])
     first, second = np.triu_indices(len(labelled), 1)
     before, after = (
         np.sign(scores[first] - scores[second]) for scores in (np.array(values, float), np.array(reverse, float))

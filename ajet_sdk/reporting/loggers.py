@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting import html, output
 from ajet_sdk.reporting.held_out import compare, drop_message, dropped, not_carried_over, task_rewards, without_signal
-from ajet_sdk.reporting.notices import STEPS, discarded, unstable, warning_signs
+from ajet_sdk.reporting.metrics import STEPS, discarded, unstable, warning_signs
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.reporting.trackers import TRACKERS, TrackedRun, Tracker
 from ajet_sdk.trace.reader import open_trace

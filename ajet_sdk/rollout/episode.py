@@ -30,9 +30,17 @@ from ajet_sdk.judges.call import workflow_task
 from ajet_sdk.judges.rewards import check_names, numbers, returned
 from ajet_sdk.protocols import Engine
 from ajet_sdk.rollout.attempts import Attempt, draw_models, draw_seats, frozen_model
-from ajet_sdk.rollout.judging import Member, groups_of, judge_episode
+from ajet_sdk.rollout.judging import (
+    Member,
+    check_of,
+    groups_of,
+    judge_episode,
+    log_replies,
+    metrics_of,
+    verdict_on_stopped,
+    with_rewards_of_replies,
+)
 from ajet_sdk.rollout.outcomes import WITHOUT_CALLS, EpisodeFault, fault_of_calls, untrained_entries, write_trajectory
-from ajet_sdk.rollout.replies import check_of, log_replies, metrics_of, verdict_on_stopped, with_rewards_of_replies
 from ajet_sdk.rollout.threads import Workers, current_workers
 from ajet_sdk.secret_keys import LEAVES
 from ajet_sdk.trace.encoding import storable

@@ -203,27 +203,21 @@ def _python() -> tuple[str, ...]:
             f"{sys.prefix}/pyvenv.cfg",
         ]
     )
-    shown = [step for path in paths for step in _mounts(Path(path))] + list(_interpreter())
-    above = dict.fromkeys(str(parent) for *_, path in shown for parent in reversed(Path(path).parents))
-    above.pop("/")  # else they would be accessible for ajet's user only
-    folders = [text for path in above for text in ("--perms", "0755", "--dir", path)]
-    return (*folders, *(text for step in shown for text in step))
-
-
-def _mounts(path: Path) -> Iterator[tuple[str, str, str]]:
-    if path.is_symlink() and path.parent == Path("/"):  # /lib is /usr/lib on most systems
-        yield "--symlink", str(path.readlink()), str(path)
-    elif path.exists():
-        yield "--ro-bind", str(path), str(path)
-
-
-def _interpreter() -> Iterator[tuple[str, str, str]]:
-    """The interpreter and the links that lead to it, whose location determines the environment."""
-    path = Path(sys.executable)
+    shown: list[tuple[str, str, str]] = []
+    for path in map(Path, paths):
+        if path.is_symlink() and path.parent == Path("/"):  # /lib is /usr/lib on most systems
+            shown.append(("--symlink", str(path.readlink()), str(path)))
+        elif path.exists():
+            shown.append(("--ro-bind", str(path), str(path)))
+    path = Path(sys.executable)  # and the links that lead to it, whose location determines the environment
     while path.is_symlink():
-        yield "--symlink", str(path.readlink()), str(path)
+        shown.append(("--symlink", str(path.readlink()), str(path)))
         path = path.parent / path.readlink()
-    yield "--ro-bind", str(path), str(path)
+    shown.append(("--ro-bind", str(path), str(path)))
+    above = dict.fromkeys(str(parent) for *_, target in shown for parent in reversed(Path(target).parents))
+    above.pop("/")  # else they would be accessible for ajet's user only
+    folders = [text for folder in above for text in ("--perms", "0755", "--dir", folder)]
+    return (*folders, *(text for step in shown for text in step))
 
 
 # System calls

@@ -167,7 +167,13 @@ def announce(
         "token": token or (before.token if before else None),
         "brief": brief,
     }
-    write_whole(_announcement_path(path), json.dumps(content), private=True)
+    # gateway.json, unless another live process uses it. A file `trace-...` always gets its own, since concurrent
+    # processes would race for gateway.json.
+    target, per_trace = path.with_name("gateway.json"), path.with_name(f"{path.stem}.gateway.json")
+    there = _read(target) if target.exists() else None
+    if path.name.startswith("trace-") or (there is not None and there.trace != path.name and there.alive):
+        target = per_trace
+    write_whole(target, json.dumps(content), private=True)
 
 
 def retract(path: Path, *, writes: bool = False) -> None:
@@ -220,14 +226,3 @@ def _read(source: Path) -> Owner | None:
         return Owner(**{name: raw[name] for name in _ANNOUNCED if name in raw}, source=source)
     except (OSError, ValueError, AttributeError, TypeError):
         return None
-
-
-def _announcement_path(path: Path) -> Path:
-    """gateway.json, or a name derived from the file if another live process uses it.
-
-    A file `trace-...` always gets its own, since concurrent processes would race for gateway.json.
-    """
-    per_trace, home = path.with_name(f"{path.stem}.gateway.json"), path.with_name("gateway.json")
-    there = _read(home) if home.exists() else None
-    taken = there is not None and there.trace != path.name and there.alive
-    return per_trace if taken or path.name.startswith("trace-") else home

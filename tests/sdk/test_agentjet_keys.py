@@ -20,8 +20,8 @@ from ajet_sdk.engines.scripted import ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.rollout.episode import run_batch
+from ajet_sdk.rollout.judging import overlong, repeats
 from ajet_sdk.rollout.outcomes import solved
-from ajet_sdk.rollout.replies import overlong, repeats
 from ajet_sdk.samples.build import Batch, balance
 from ajet_sdk.samples.draft import output_tokens
 from ajet_sdk.tasks.load import load_tasks

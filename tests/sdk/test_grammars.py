@@ -11,8 +11,7 @@ import pytest
 
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.tokens.formats import ID, PARSERS, CallFormat, ReplyFormat
-from ajet_sdk.tokens.grammars import reply_grammar
-from ajet_sdk.tokens.matching import Matcher, admits
+from ajet_sdk.tokens.grammars import Matcher, admits, reply_grammar
 
 TOKENIZER = ByteTokenizer()
 SCHEMA: dict[str, Any] = {

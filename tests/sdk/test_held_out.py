@@ -15,7 +15,7 @@ import ajet
 from ajet_sdk.errors import MissingResource
 from ajet_sdk.reporting.held_out import MIN_TASKS, compare, dropped, not_carried_over, rewards_by_set, sets_of
 from ajet_sdk.reporting.loggers import Loggers
-from ajet_sdk.reporting.notices import STEPS, unstable
+from ajet_sdk.reporting.metrics import STEPS, unstable
 from ajet_sdk.run import train
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.trace.reader import open_trace

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.reporting.loggers import Loggers
-from ajet_sdk.reporting.metrics import episode_metrics
-from ajet_sdk.reporting.notices import STEPS, discarded, warning_signs
+from ajet_sdk.reporting.metrics import STEPS, discarded, episode_metrics, warning_signs
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Reward, Run
 

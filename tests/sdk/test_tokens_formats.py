@@ -17,7 +17,7 @@ from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Sampled, Sampling
-from ajet_sdk.rollout.replies import fault_in, metrics_of
+from ajet_sdk.rollout.judging import fault_in, metrics_of
 from ajet_sdk.tokens.formats import PARSERS, CallFormat, ReplyFormat
 from ajet_sdk.tokens.probing import learn
 from ajet_sdk.tokens.template import ChatTemplate

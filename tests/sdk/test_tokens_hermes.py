@@ -20,8 +20,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.samples.build import build
-from ajet_sdk.tokens.grammars import reply_grammar
-from ajet_sdk.tokens.matching import admits
+from ajet_sdk.tokens.grammars import admits, reply_grammar
 from ajet_sdk.tokens.probing import learn
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Episode, Reward

@@ -25,8 +25,7 @@ from ajet_sdk.engines.vllm.sampler import VllmSampler
 from ajet_sdk.engines.vllm.server import Settings
 from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Sampling
-from ajet_sdk.tokens.grammars import reply_grammar
-from ajet_sdk.tokens.matching import admits
+from ajet_sdk.tokens.grammars import admits, reply_grammar
 from ajet_sdk.tokens.probing import learn
 
 pytest.importorskip("vllm", reason="needs vLLM: just install-trinity")

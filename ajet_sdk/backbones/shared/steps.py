@@ -20,7 +20,7 @@ from ajet_sdk.rollout.attempts import Attempt, seed_of
 from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.rollout.outcomes import untrained_entries
 from ajet_sdk.samples.build import Batch, build, has_signal
-from ajet_sdk.tokens.matching import admits
+from ajet_sdk.tokens.grammars import admits
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.trace.schema import SAMPLED
 from ajet_sdk.types import Call, Episode, LedgerEntry, Task, new_id

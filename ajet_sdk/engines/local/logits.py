@@ -16,7 +16,7 @@ import torch
 
 from ajet_sdk.errors import EngineError
 from ajet_sdk.protocols import Sampling, Tokenizer
-from ajet_sdk.tokens.matching import Matcher
+from ajet_sdk.tokens.grammars import Matcher
 
 LogitsProcessor = Callable[[torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor]
 """Changes the logits of one reply: (logits_KV, output_ids, places_K) to logits with those of forbidden tokens at -inf.

@@ -181,7 +181,9 @@ def _open(config: Config, steps: int, say: Callable[[str], None], costs: Costs) 
         say(f"{session.name}: {config.model.path}, LoRA of rank {config.model.lora.r}; {scaling}")
         _price(costs, session, config.tinker.max_cost, say)
         trainer = TinkerTrainer(service, settings, scaling, costs, session.stall)
-        say(_route(trainer))
+        advice = "; without trainer_common.use_kl_loss the reference is not asked" if settings.loss.kl_coef else ""
+        computed = f"no such loss: its gradient is computed here, at about 1.5 times the compute{advice}"
+        say(f"the service has {computed}" if trainer.loss is None else f"the loss is the service's {trainer.loss[0]}")
         limit = min(config.rollout.max_model_len, service.max_model_len or config.rollout.max_model_len)
         sampler = TinkerSampler(
             service.publish(), tokenizer, costs,
@@ -207,13 +209,6 @@ def _price(costs: Costs, session: Session, limit: float | None, say: Callable[[s
             f"tinker.max_cost needs tinker.prices: {session.name} has no bills of {session.model} in the last 14 days "
             "that this API key may read"
         )
-
-
-def _route(trainer: TinkerTrainer) -> str:
-    if trainer.loss is not None:
-        return f"the loss is the service's {trainer.loss[0]}"
-    why = "; without trainer_common.use_kl_loss the reference is not asked" if trainer.settings.loss.kl_coef else ""
-    return f"the service has no such loss: its gradient is computed here, at about 1.5 times the compute{why}"
 
 
 def _check(config: Config) -> None:

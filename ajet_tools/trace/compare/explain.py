@@ -15,7 +15,7 @@ from statistics import fmean
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.gap import GAPS, LARGE_GAP, gap_by_cause, gap_message
-from ajet_sdk.reporting.notices import discarded, unstable, warning_signs
+from ajet_sdk.reporting.metrics import discarded, unstable, warning_signs
 from ajet_tools.text.clean import counted
 from ajet_tools.trace.compare.changes import (
     Finding,

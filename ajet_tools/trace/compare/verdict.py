@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.reporting.notices import discarded, unstable, warning_signs
+from ajet_sdk.reporting.metrics import discarded, unstable, warning_signs
 from ajet_tools.text.clean import counted
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.runs import RunOverview, failures_in_words, ledger_by_step, metric_points
