@@ -225,7 +225,7 @@ class Sampler(Protocol):
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
         """Sample `sampling.n` continuations. Prompts of a `session` tend to extend each other: its KV may be cached.
 
-        If cancelled, raises SamplingCancelled if it knows the number of sampled tokens.
+        A cancellation raises SamplingCancelled if the number of sampled tokens is known.
         """
 
     def forget(self, session: str) -> None: ...

@@ -43,8 +43,8 @@ class CombinedJudge:
     Group judges and judges of single outputs can be mixed; all run once the group is complete. If a judge fails, the
     verdict fails, since a partial sum would be a different reward. A judge with weight 0 only observes: its rewards are
     recorded and logged as `held_out_NAME` without counting. Its first failure is logged; the metric
-    `judge_failed_NAME` is the share of episodes where it failed. An episode is a success if every weighted judge that
-    reports success agrees.
+    `judge_failed_NAME` is the share of episodes where it failed. An episode is a success if all weighted judges that
+    report `is_success` report it as true.
 
     Args:
         parts: judges with their weights.
