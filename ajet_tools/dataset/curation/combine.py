@@ -1,9 +1,9 @@
-"""Several datasets as one, in shares: which rows, and in which order.
+"""Mixes several datasets in shares, and splits a dataset.
 
-Rows are drawn without repetition, and the sources are interleaved at random; within a source the order stays. Each file
-is read once to be counted and once (or once a round) to be written, so that memory does not grow with it.
+A mix draws rows without repetition and interleaves the sources at random; within a source the order stays. Each file is
+read once to count it and once per round to write it, so memory use is constant.
 
-On which side of a split a row is: by a hash of what it says, so that it stays there when the file grows.
+A split assigns a row by a hash of its content, so the row keeps its side when the file grows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MixPart:
 
 @dataclass(frozen=True)
 class Share:
-    """A source's share of a mix: `take` of its `rows`, more than it has if it is repeated."""
+    """A source's share of a mix: `take` of its `rows`; more than `rows` if it is repeated."""
 
     path: str
     rows: int
@@ -47,9 +47,9 @@ class Share:
 
 
 def parse_part(text: str) -> MixPart:
-    """A source of `FILE=WEIGHT` or `FILE` (weight 1). Raises ConfigError."""
+    """Parses `FILE=WEIGHT` or `FILE` (weight 1). Raises ConfigError."""
     path, equals, weight = text.rpartition("=")
-    if not equals or Path(text).expanduser().exists():  # `data/level=2` is a directory of a partition
+    if not equals or Path(text).expanduser().exists():  # `data/level=2` may be a partition directory
         return MixPart(text, 1.0)
     try:
         value = float(weight)
@@ -61,10 +61,10 @@ def parse_part(text: str) -> MixPart:
 
 
 def plan(parts: Sequence[MixPart], total: int | None = None, *, repeat: bool = False) -> list[Share]:
-    """How many rows of each source make a mix in its weights, to the nearest row.
+    """Computes the rows to take of each source, to the nearest row.
 
-    Without `total` it is as large as the shares allow without repeating a row. Raises ConfigError where `total` needs
-    more rows than a source has, unless `repeat`; TaskError for a source without rows.
+    Without `total`, the mix is as large as the weights allow without repeating a row. Raises ConfigError if `total`
+    needs more rows than a source has, unless `repeat`; TaskError for a source without rows.
     """
     if any(part.path == "-" for part in parts):
         raise ConfigError("a mix reads its sources twice, which is impossible with stdin; pass files")
@@ -78,13 +78,13 @@ def plan(parts: Sequence[MixPart], total: int | None = None, *, repeat: bool = F
     exact = [rows * part.weight / whole for part in parts]
     takes = [math.floor(share + 1e-9) for share in exact]
     order = sorted(range(len(parts)), key=lambda i: (takes[i] - exact[i], i))
-    for i in order[: rows - sum(takes)]:  # what rounding down leaves goes to the largest remainders
+    for i in order[: rows - sum(takes)]:  # the rows lost by rounding down go to the largest remainders
         takes[i] += 1
     shares = [Share(part.path, size, take) for part, size, take in zip(parts, sizes, takes, strict=True)]
     for share in shares:
         if share.take > share.rows and not repeat:
             raise ConfigError(
-                f"{share.path} has {share.rows:,} rows, but the mix needs {share.take:,} of it. Ask for at most "
+                f"{share.path} has {share.rows:,} rows, but the mix needs {share.take:,}. Ask for at most "
                 f"{most:,} rows (-n), lower its weight, or allow repeated rows (--repeat)"
             )
     return shares
@@ -96,9 +96,9 @@ _WINDOW = 8192
 def blocks(
     shares: Sequence[Share], *, seed: int = 0, mapping: Mapping[str, str] | None = None, lines: bool = True
 ) -> Iterator[Block]:
-    """The rows of a mix in blocks, of lines or of a table.
+    """Yields the rows of a mix in blocks, of lines or of a table.
 
-    They are the same for the same seed and files. Raises TaskError where the sources do not go into one table.
+    Reproducible for the same seed and files. Raises TaskError if the sources do not fit into one table.
     """
     counts = [share.take for share in shares]
     order = _chance(seed, 0).permutation(np.repeat(np.arange(len(shares), dtype=np.int16), counts))
@@ -116,7 +116,7 @@ def _chance(seed: int, number: int) -> np.random.Generator:
 
 
 class _Drawn:
-    """The rows that a mix takes of a source, in their order: all as often as they fit, then a random part of them."""
+    """The rows that a mix takes of a source, in order: all rows in full rounds, then a random part."""
 
     def __init__(self, share: Share, chance: np.random.Generator, mapping: Mapping[str, str] | None) -> None:
         self._blocks = self._rounds(share, chance, mapping)
@@ -147,7 +147,7 @@ _GOLDEN = 0.6180339887498949
 
 
 def check_fractions(fractions: Mapping[str, float]) -> dict[str, float]:
-    """The fractions, if they are some. Raises ConfigError."""
+    """Returns the fractions after validation. Raises ConfigError."""
     if len(fractions) < 2 or any(not 0 <= share <= 1 for share in fractions.values()):
         raise ConfigError(f"a split needs at least two sides, each with a fraction from 0 to 1 (got {dict(fractions)})")
     if abs(sum(fractions.values()) - 1) > 1e-6:
@@ -158,7 +158,7 @@ def check_fractions(fractions: Mapping[str, float]) -> dict[str, float]:
 
 
 def key_of(values: Mapping[str, object], by: str | None = None, where: str = "a row") -> str:
-    """The key that decides a row's side: the value of the field `by`, else the row's question in normal form."""
+    """Returns the key that decides a row's side: the field `by`, else the question in normal form."""
     if by is not None:
         value = value_at(values, by)
         if value is None:
@@ -168,7 +168,7 @@ def key_of(values: Mapping[str, object], by: str | None = None, where: str = "a 
 
 
 def keys_of(block: Block, by: str | None = None) -> pl.Series | list[str]:
-    """`key_of` of each row of a block, as a polars series where no key holds half a surrogate pair."""
+    """Returns `key_of` for each row; a polars series if no key holds a lone surrogate."""
     if by is not None:
         return [key_of(row.values, by, row.where) for row in block.rows()]
     forms = normals(block.texts)
@@ -182,24 +182,24 @@ def keys_of(block: Block, by: str | None = None) -> pl.Series | list[str]:
 
 
 def _places(seed: int, keys: Iterable[str]) -> npt.NDArray[np.float64]:
-    """A number from 0 to 1 for each key, that depends on these alone."""
+    """Hashes each key to a number from 0 to 1."""
     start = f"{seed}\n".encode()
     hashes = [blake2b(start + key.encode("utf-8", "surrogatepass"), digest_size=8).digest() for key in keys]
     return np.frombuffer(b"".join(hashes), ">u8") / 2**64
 
 
 def _sides(places: npt.NDArray[np.float64], fractions: Mapping[str, float]) -> npt.NDArray[np.integer[Any]]:
-    """The names of the sides, as a numpy array."""
+    """Returns the side of each number, as a numpy array."""
     first, *others = fractions
     edges = np.cumsum([fractions[name] for name in others]) - 1e-12
     return np.array([*others, first])[np.searchsorted(edges, places, side="right")]
 
 
 class Splitter:
-    """The side of each row of a file, in its order.
+    """Assigns each row of a file to a side.
 
-    Without `stratify` a row's side depends on its key alone. With it, each value of that field has its fractions as
-    exactly as whole rows allow, and rows appended to the file change the side of none before them.
+    Without `stratify`, the side depends on the row's key only. With it, each value of that field is divided as exactly
+    as whole rows allow, and rows appended to the file change no earlier side.
     """
 
     def __init__(
@@ -213,17 +213,17 @@ class Splitter:
         self.fractions = check_fractions(fractions)
         self._stratify, self._seed = stratify, seed
         self._known: list[tuple[Any, Any]] = []
-        """Hashes of keys, in order, and the place of each; of any two neighbours the first is the larger."""
+        """Sorted hashes of keys with the number of each, in arrays of decreasing size (merged as in an LSM tree)."""
         self._counts: dict[str, int] = {}
         self._starts: dict[str, float] = {}
 
     @property
     def strata(self) -> set[str]:
-        """Values of the field to stratify by that there were, as JSON."""
+        """The values of the stratification field seen so far, as JSON."""
         return set(self._counts)
 
     def sides(self, block: Block, keys: pl.Series | Sequence[str]) -> npt.NDArray[np.integer[Any]]:
-        """The sides of the next rows, by their keys or those of rows that they go with (an array). Raises TaskError."""
+        """Assigns the next rows, by their keys or those of the rows they belong to. Raises TaskError."""
         if self._stratify is None:
             return _sides(_places(self._seed, keys), self.fractions)
         texts = keys if isinstance(keys, pl.Series) else pl.Series(map(encodable, keys), dtype=pl.String)
@@ -239,7 +239,7 @@ class Splitter:
         return _sides(places[rows], self.fractions)
 
     def _new_places(self, strata: pl.Series) -> npt.NDArray[np.float64]:
-        """From 0 to 1, for rows of these strata that come now."""
+        """Returns numbers from 0 to 1 for new rows of these strata."""
         names = strata.unique(maintain_order=True).to_list()
         unseen = [name for name in names if name not in self._starts]
         self._starts.update(zip(unseen, _places(self._seed, [f"stratum {name}" for name in unseen]), strict=True))
@@ -247,7 +247,7 @@ class Splitter:
         rows = strata.to_frame("stratum").with_columns(number=pl.int_range(pl.len()).over("stratum"))
         rows = rows.join(pl.DataFrame({"stratum": names, **known}), on="stratum", how="left", maintain_order="left")
         self._counts.update(rows.group_by("stratum").agg((pl.col("before") + pl.col("number")).max() + 1).iter_rows())
-        # the golden ratio's multiples are spread evenly over any stretch of them, at every fraction
+        # multiples of the golden ratio modulo 1 are evenly distributed over any run
         return (rows["start"] + (rows["before"] + rows["number"]) * _GOLDEN).to_numpy() % 1
 
     def _remember(self, new: Any, hashes: Any, places: Any) -> None:
@@ -262,7 +262,7 @@ class Splitter:
 
 
 def _strata(block: Block, field: str, indices: npt.NDArray[np.integer[Any]]) -> pl.Series:
-    """What rows have at a field, as JSON, in a polars series: by the column where it tells, else by the rows."""
+    """Returns the values of a field as JSON, from the column where possible, else from the rows."""
     path = tuple(field.split("."))
     if isinstance(block, LineBlock) and not has_dotted_key(block, [path]):
         values = json_at(block.lines if len(indices) == len(block) else block.lines.gather(indices), path)

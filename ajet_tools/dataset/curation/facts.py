@@ -1,6 +1,6 @@
-"""The facts that `validate` needs of rows: kinds of values, whether they are tasks, how tasks are told apart.
+"""Collects facts about rows for `validate`: kinds of values, and whether they are tasks.
 
-Columns of a block answer for most rows; the row itself is read where they cannot.
+Columns of a block answer for most rows; the others are read.
 """
 
 from __future__ import annotations
@@ -38,27 +38,28 @@ _PLAIN: Mapping[str, tuple[str, ...]] = {
     "task_id": ("text", "integer", "null"),
     "metadata": ("object", "null"),
 }
-"""Kinds of its fields with which a row that asks something is a task."""
+"""A row with a question and these kinds of values is a task."""
 _SIGNS = {"text": "s", "integer": "i", "bool": "b"}
 _OTHER = "j"
 _NESTED = {"object", "list"}
 _Mask = npt.NDArray[np.bool_]
-"""Which rows of a block."""
+"""Marks rows of a block."""
 
 
 @dataclass(frozen=True)
 class BlockFacts:
     kinds: list[tuple[int, dict[str, str], int]]
-    """Kinds of values by path: the index of the first row that has just these, the kinds, how many rows have them."""
+    """Each combination of kinds by path, with the index of its first row and its number of rows."""
     problems: list[tuple[int, str, str]]
-    """Index of a row, kind of problem, what is wrong; in the order of the rows."""
+    """Row index, kind of problem and message, in row order."""
     tasks: pl.DataFrame
-    """A polars frame of text. Of each row: `text`, what it asks after what was said before, in its normal form; `id`,
-    the task id that it brings; `answer`; null for nothing. `is_task` is false where it is none."""
+    """A frame with a row each: `text` (the normalized question with its context), `id` (the explicit task id) and
+    `answer`, each null if missing; `is_task` is false for an invalid task.
+    """
 
 
 def facts_of(block: LineBlock) -> BlockFacts:
-    """By columns, and by rows where these do not tell."""
+    """Collects facts from columns, and from rows where columns can't decide."""
     try:
         columns = _Columns(block)
     except Irregular:
@@ -76,9 +77,9 @@ def facts_of(block: LineBlock) -> BlockFacts:
 
 
 def facts_of_rows(block: LineBlock) -> BlockFacts:
-    """By rows alone, which say the same."""
+    """Collects the same facts from rows only."""
     kinds = [(index, kinds_of(row.values), 1) for index, row in enumerate(block.rows())]
-    each, nothing = np.ones(len(block), bool), [_nothing(block) for _ in range(3)]  # each is changed in place
+    each, nothing = np.ones(len(block), bool), [_nothing(block) for _ in range(3)]  # changed in place
     return BlockFacts(kinds, *_read_rows(block, nothing, each, ~each, each))
 
 
@@ -87,8 +88,8 @@ def _nothing(block: LineBlock) -> pl.Series:
 
 
 def _blank(column: pl.Series) -> _Mask:
-    """Where a column has nothing but white space, or nothing."""
-    blank = (column < "!") | (column >= "\x80")  # by the first character, which is quick; the others are visible
+    """Marks values that are null or white space."""
+    blank = (column < "!") | (column >= "\x80")  # a quick test of the first character
     some = blank.fill_null(True).arg_true()
     is_blank = ~column.gather(some).str.contains(r"[^\s\x1c-\x1f]").fill_null(False)
     return pl.repeat(False, len(column), eager=True).scatter(some, is_blank).to_numpy()
@@ -96,15 +97,15 @@ def _blank(column: pl.Series) -> _Mask:
 
 @functools.cache
 def _wording() -> str:
-    """An expression for each run of words of our prompts."""
+    """Returns a pattern that matches any run of words of our prompts."""
     return "|".join(map(re.escape, wording()))
 
 
 class _Columns:
-    """The columns of a block, of whose values the structures of its lines tell the kinds."""
+    """The columns of a block whose line structures determine the kinds of values."""
 
     def __init__(self, block: LineBlock) -> None:
-        """Raises Irregular where polars or DuckDB cannot read one of its lines."""
+        """Raises Irregular if polars or DuckDB can't parse a line."""
         self.groups = structures(block.lines)
         known = [structure for structure, _ in self.groups if structure is not None]
         if not known:
@@ -114,13 +115,13 @@ class _Columns:
         self._columns = block.columns([p for p, some in kinds.items() if some != {"null"} and not some & _NESTED])
         self._forms = normals(block.texts, normalize)
         self.unclear = np.ones(len(block), bool)
-        """Rows that only themselves tell whether they are tasks."""
+        """Rows that have to be read to decide whether they are tasks."""
         self.answered_oddly = np.zeros(len(block), bool)
-        """Rows whose answer is a list, an object or no whole number."""
+        """Rows whose answer is a list, an object or a float."""
         self._inner = np.zeros(len(block), bool)
         self._signs = np.full(len(block), "", "U1")
         blank: dict[str, _Mask] = {}
-        """Of a column, where it has nothing but white space."""
+        """Marks blank values, by column."""
         for structure, indices in self.groups:
             name = asking(structure) if structure is not None and self._is_plain(structure) else None
             if structure is None or name is None or (name,) not in self._columns:
@@ -136,14 +137,14 @@ class _Columns:
             self.answered_oddly[indices] = kind not in ("null", *_SIGNS)
 
     def _is_plain(self, structure: Structure) -> bool:
-        """Columns show its task and its answers."""
+        """Whether columns suffice to read the task and its answers."""
         return all(kind_in(structure[name]) in kinds for name, kinds in _PLAIN.items() if name in structure) and all(
             path in self._columns or kind_at(structure, path) in ("null", *_NESTED)
             for path in [("task_id",), *_ANSWERS]
         )
 
     def tasks(self) -> list[pl.Series]:
-        """`text`, `id` and `answer` of tasks that the columns show."""
+        """Returns `text`, `id` and `answer` of the tasks that columns can represent."""
         ids, inner, top = (self._columns.get(path) for path in (("task_id",), ("metadata", "answer"), ("answer",)))
         ids = _nothing(self._block) if ids is None else pl.select(pl.when(ids != "").then(ids)).to_series()
         if inner is None or top is None:
@@ -154,10 +155,10 @@ class _Columns:
         return [self._forms, ids, pl.select(pl.when(signs != "").then(signs + answer)).to_series()]
 
     def given_away(self) -> _Mask:
-        """Rows that may give their answer away or repeat a prompt."""
+        """Marks rows that may contain their answer or repeat a prompt."""
         answers = [self._columns[path] for path in _ANSWERS if path in self._columns]
         wording_runs = _wording()
-        # one expression for both takes no longer than for one of them; few texts have either
+        # a joint pattern is as fast as either of the two, and few texts match
         marked = self._forms.str.contains(f"{CUES}|{wording_runs}").fill_null(False)
         suspects = may_give_away(
             self._block.texts, self._forms, marked, [answer for answer in answers if answer.null_count() < len(answer)]
@@ -173,7 +174,7 @@ class _Columns:
 def _read_rows(
     block: LineBlock, known: Sequence[pl.Series], tasks: _Mask, answers: _Mask, suspects: _Mask
 ) -> tuple[list[tuple[int, str, str]], pl.DataFrame]:
-    """The problems and the tasks, some of which are known, with what only the rows of these masks tell."""
+    """Returns problems and tasks, after reading the masked rows for values that columns can't give."""
     problems: list[tuple[int, str, str]] = []
     task_fields: list[tuple[str | None, str | None, str | None]] = []
     is_task, odd = np.ones(len(block), bool), list[str | None]()
@@ -182,7 +183,7 @@ def _read_rows(
         if suspects[index] and (excerpt := given_away(row.values)) is not None:
             problems.append((index, "given away", f"contains its answer: {excerpt}"))
         if suspects[index] and (excerpt := repeated(text_of(row.values), wording())) is not None:
-            problems.append((index, "prompt", f"has words of the prompt that such rows are generated with: {excerpt}"))
+            problems.append((index, "prompt", f"repeats words of a generation prompt: {excerpt}"))
         if tasks[index]:
             task = _task(row)
             if not isinstance(task, tuple):
@@ -197,12 +198,12 @@ def _read_rows(
     rows = np.flatnonzero(tasks)
     columns = [c.scatter(rows, pl.Series([f[i] for f in task_fields], dtype=pl.String)) for i, c in enumerate(known)]
     columns[2] = columns[2].scatter(np.flatnonzero(answers & ~tasks), pl.Series(odd, dtype=pl.String))
-    frame = pl.DataFrame([one.alias(name) for one, name in zip(columns, ("text", "id", "answer"), strict=True)])
+    frame = pl.DataFrame(dict(zip(("text", "id", "answer"), columns, strict=True)))
     return problems, frame.with_columns(is_task=pl.Series(is_task))
 
 
 def _task(row: Row) -> Task | tuple[str, str]:
-    """The task that a row is, or why it is none."""
+    """Returns the task of a row, or the kind of problem and a message."""
     try:
         task = to_task(row, {})
     except TaskError as error:
@@ -214,7 +215,7 @@ def _task(row: Row) -> Task | tuple[str, str]:
 
 
 def _asked(task: Task, values: Mapping[str, object]) -> str | None:
-    """A question, with what was said before it."""
+    """Returns the normalized question with its context."""
     text = text_of(values)
     before = task.init_messages if task.main_query else task.init_messages[:-1]
     whole = f"{text}\n{json.dumps(before, default=str)}" if before else text
@@ -222,7 +223,7 @@ def _asked(task: Task, values: Mapping[str, object]) -> str | None:
 
 
 def _answer(values: Mapping[str, object]) -> str | None:
-    """The answer, with a sign of its kind."""
+    """Returns the answer, prefixed with a letter for its kind."""
     metadata = values.get("metadata")
     value = (metadata if isinstance(metadata, Mapping) and "answer" in metadata else values).get("answer")
     if value is None:

@@ -1,9 +1,9 @@
-"""The filter language of rows: `metadata.difficulty>=3 text~"train" chars<500 language=en`.
+"""The filter language for rows: `metadata.difficulty>=3 text~"train" chars<500 language=en`.
 
-It is the grammar of `ajet trace ls --filter` (`ajet_tools.text.grammar`) over the fields of a row. A field is a column
-(`main_query`), a path (`metadata.answer`, `messages.0.content`), such a path with `.chars` or `.count` (the length of a
-text, of a list), or one of `DERIVED`. A word alone is looked for in the row's text. `none` is the value of what is null
-or not there; `~ "regex:..."` is a regular expression. A list fits where one of its items does.
+It has the grammar of `ajet trace ls --filter` (`ajet_tools.text.grammar`). A field is a column (`main_query`), a path
+(`metadata.answer`, `messages.0.content`), a path with `.chars` or `.count` (the length of a text or list), or one of
+`DERIVED`. A bare word is searched for in the row's text. `none` matches null and missing values; `~ "regex:..."` is a
+regular expression. A list matches if one of its items does.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ajet_tools.dataset.files.values import ABSENT, POSITION, find_at
 from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Node, Token, fold, tree
 
 DERIVED = {
-    "text": "what the row asks: its query, else its last user message, else all its strings",
-    "chars": "characters of that text",
-    "words": "words of it, between blanks",
-    "language": "of it, such as en or zh; und where it is not told",
-    "task_id": "the row's, or the one that its content gives it",
+    "text": "the row's question: its query, else its last user message, else all its strings",
+    "chars": "number of characters of that text",
+    "words": "number of its words, split at white space",
+    "language": "its language, such as en or zh; und if undetermined",
+    "task_id": "the row's task id; without one, derived from its content",
 }
-"""Fields that a row has besides its columns; a column of the same name comes first."""
+"""Fields derived from a row; a column of the same name takes precedence."""
 
 
 class _View:
@@ -63,24 +63,24 @@ _OF_TEXT: dict[str, Callable[[str], object]] = {
 
 @dataclass(frozen=True)
 class _Condition:
-    """One comparison, or a word that is looked for in a row's text."""
+    """A comparison, or a word to search for in a row's text."""
 
     field: str
     steps: tuple[str, ...]
-    """To its column; none of what is always derived."""
+    """The path of its column; empty for a bare word."""
     tests: Sequence[Callable[[object], bool]]
     values: Sequence[str] = ()
-    """What each test compares with; none where it is a word alone."""
+    """The values to compare with; empty for a bare word."""
     by_text: bool = False
-    """It looks at how a value is spelt."""
+    """Whether the spelling of a value matters."""
     is_equal: bool = False
     needle: str | None = None
-    """It holds of text that contains this, in any case."""
+    """Matches text that contains this, ignoring case."""
 
     def labeled(self, names: Sequence[str]) -> _Condition:
-        """The condition of a column of class labels, whose numbers stand for these names (`datasets.ClassLabel`).
+        """Returns the condition for a column of class labels with these names (`datasets.ClassLabel`).
 
-        A value that is a name means that label, and `~` looks at names. Raises ConfigError for one that is no label.
+        A value may be a label name, and `~` searches names. Raises ConfigError for an unknown label.
         """
         if not names or not self.values:
             return self
@@ -112,12 +112,14 @@ class _Condition:
         return self.holds(None if value is ABSENT else value)
 
     def holds_of_texts(self, texts: pl.Series, *, exact: bool) -> npt.NDArray[np.int8]:
-        """Of values as a column of text shows them (`exact`: they are text): 1, 0, or -1 where their kind decides."""
+        """Evaluates a column of text: 1, 0, or -1 if the kind of value decides. With `exact`, values are text."""
         result = pl.repeat(0, len(texts), dtype=pl.Int8, eager=True)
         unsure = None
         if self.needle is not None:
             result = texts.str.to_lowercase().str.contains(self.needle, literal=True).fill_null(False).cast(pl.Int8)
-            unsure = texts.str.len_bytes() > texts.str.len_chars()  # letters that have other forms, too
+            unsure = (
+                texts.str.len_bytes() > texts.str.len_chars()
+            )  # non-ASCII letters may have several lower-case forms
             unsure = (unsure if exact else unsure | texts.str.contains(_NOT_TEXT)).arg_true()
             texts = texts.gather(unsure)
         values = texts.to_arrow().dictionary_encode()
@@ -136,56 +138,58 @@ class _Condition:
 
 
 _NOT_TEXT = r"^(?:[\[{]|-?[0-9][0-9.eE+-]*$|true$|false$)"
-"""What a list, an object, a number or a truth value is shown as."""
+"""Matches the text of a list, an object, a number or a boolean."""
 _PLAIN = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?|true|false")
 
 
 @dataclass
 class Filter:
-    """A parsed filter; `mask` says which rows of a block fit."""
+    """A parsed filter; `mask` marks the matching rows of a block."""
 
     text: str
     node: Node | None
     _conditions: Mapping[Node, _Condition]
     fields: dict[str, bool] = field(default_factory=dict)
-    """Fields that a row must have somewhere -> whether one had it."""
+    """Required fields -> whether a row had them."""
     _known: dict[str, None] = field(default_factory=dict)
 
     @property
     def _paths(self) -> Sequence[Path]:
-        """The fields that `mask` looks at."""
+        """The fields that `mask` reads."""
         names = list(dict.fromkeys(condition.steps for condition in self._conditions.values() if condition.steps))
         asks_text = any(condition.field in DERIVED for condition in self._conditions.values())
         return names + [path for path in QUERIES if path not in names] if asks_text else names
 
     def mask(self, block: Block, table: Columns | None = None) -> npt.NDArray[np.bool_]:
-        """Which rows of a block fit, as a numpy array.
+        """Marks the matching rows of a block, in a numpy array.
 
-        What columns do not decide (a list, an object, a number that may be text) is asked of the row. `table` says
-        which labels the numbers of a column are, where the block does not. Raises ConfigError for an unknown label.
+        Rows are read where columns can't decide (a list, an object, a number that may be text). `table` has the class
+        labels of columns, if the block does not. Raises ConfigError for an unknown label.
         """
         if self.node is None:
             return np.ones(len(block), bool)
         table = block.table if isinstance(block, TableBlock) else table
         of = self._conditions
         if table is not None:
-            of = {part: one.labeled(table.labels_at(one.steps)) for part, one in of.items()}
+            of = {part: condition.labeled(table.labels_at(condition.steps)) for part, condition in of.items()}
         try:
             if has_dotted_key(block, self._paths):
                 raise Irregular
             columns = block.columns(self._paths)
         except Irregular:
             return self.mask_rows((row.values for row in block.rows()), of)
-        self.fields.update({".".join(path): True for path, one in columns.items() if one.null_count() < len(one)})
+        self.fields.update(
+            {".".join(path): True for path, column in columns.items() if column.null_count() < len(block)}
+        )
         unclear = np.zeros(len(block), bool)
 
         def leaf(part: Node) -> npt.NDArray[np.bool_]:
-            one = of[part]
-            if one.field not in DERIVED:
-                result = one.holds_of_texts(columns[one.steps], exact=False)
+            condition = of[part]
+            if condition.field not in DERIVED:
+                result = condition.holds_of_texts(columns[condition.steps], exact=False)
             else:
-                result = one.holds_of_texts(_derived(block, one.field), exact=True)
-                unclear[:] |= columns[one.steps].is_not_null().to_numpy() if one.steps else False
+                result = condition.holds_of_texts(_derived(block, condition.field), exact=True)
+                unclear[:] |= columns[condition.steps].is_not_null().to_numpy() if condition.steps else False
             unclear[:] |= result < 0
             return result > 0
 
@@ -197,14 +201,14 @@ class Filter:
     def mask_rows(
         self, rows: Iterable[Mapping[str, object]], of: Mapping[Node, _Condition] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Which of these rows fit, as a numpy array."""
+        """Marks the matching rows, in a numpy array."""
         views, of = list(map(_View, rows)), of or self._conditions
         if self.node is None:
             return np.ones(len(views), bool)
         return fold(self.node, lambda part: np.array([*map(of[part].holds_of_row, views)], bool), _join)
 
     def note(self, block: Block) -> None:
-        """Look for the fields that no column has shown so far, to be called where `check` would fail."""
+        """Searches the rows for fields that no column has shown so far; call it where `check` would fail."""
         for row in block.rows() if self.is_unmet else ():
             for name, met in self.fields.items():
                 self.fields[name] = met or find_at(row.values, name.split(".")) is not ABSENT
@@ -213,11 +217,11 @@ class Filter:
 
     @property
     def is_unmet(self) -> bool:
-        """There is a field that no row was seen to have."""
+        """Whether a required field has not occurred yet."""
         return not all(self.fields.values())
 
     def check(self) -> None:
-        """Call it when all rows are through. Raises ConfigError for a field that none of them had: a typing error."""
+        """Raises ConfigError for a field that no row had, probably a typing error; call it after the last row."""
         for name, met in self.fields.items():
             if not met and self._known:
                 raise unknown_field(name, [*self._known, *DERIVED])
@@ -238,7 +242,7 @@ def _join(word: str, parts: Sequence[npt.NDArray[np.bool_]]) -> npt.NDArray[np.b
 
 
 def _derived(block: Block, name: str) -> pl.Series:
-    """What `DERIVED` names, of each row, as a polars series."""
+    """Returns a derived field of each row."""
     if name == "task_id":
         return pl.Series([task_id_of(row.values) for row in block.rows()], dtype=pl.String)
     if name in ("text", "chars"):
@@ -247,7 +251,7 @@ def _derived(block: Block, name: str) -> pl.Series:
 
 
 def has_dotted_key(block: Block, paths: Sequence[Path]) -> bool:
-    """A key may have a point in its name, or be the length of something: what a path means is up to the row."""
+    """Whether a key may contain a dot, or a path may mean a length, so that rows have to be read."""
     if any(POSITION.fullmatch(step) or step in ("count", "chars") for path in paths for step in path[1:]):
         return True
     inner = [".".join(path[i:j]) for path in paths for i in range(len(path)) for j in range(i + 2, len(path) + 1)]
@@ -257,7 +261,7 @@ def has_dotted_key(block: Block, paths: Sequence[Path]) -> bool:
 
 
 def task_id_of(values: Mapping[str, object]) -> str | None:
-    """The id under which a reader would know the row; None where it is no task."""
+    """Returns the task id that a reader would assign; None for an invalid task."""
     try:
         return to_task(Row("", dict(values)), {}).task_id
     except AjetError:
@@ -274,7 +278,7 @@ def field_names(values: Mapping[str, object], before: str = "", depth: int = 0) 
 
 
 def parse(text: str) -> Filter:
-    """A filter of rows; of an empty text one that every row fits. Raises FilterError, with the place."""
+    """Parses a filter; an empty one matches every row. Raises FilterError, with the position."""
     node = tree(text, "metadata.answer=42")
     conditions: dict[Node, _Condition] = {}
     fields: dict[str, bool] = {}
@@ -303,7 +307,7 @@ _REGEX = "regex:"
 
 
 def _test_of(sign: str, value: Token) -> Callable[[object], bool]:
-    """A comparison with one value, of what stands at the field (None where nothing does)."""
+    """Returns the comparison with a value; a missing field counts as None."""
     if sign == "~":
         return _matches(value) if value.text.startswith(_REGEX) else _contains(value.text)
     number = _number_of(value.text)

@@ -1,14 +1,14 @@
-"""Rows of a dataset in the forms that training libraries read.
+"""Converts rows to the formats of training libraries.
 
-| form | a row has | of |
+| format | columns | source rows |
 |---|---|---|
-| `tasks` | what it had | any row |
+| `tasks` | unchanged | any |
 | `messages` | `messages`, ending in the assistant's reply | chats; a query and its answer |
-| `sharegpt` | `conversations` of `from` and `value` | the same |
-| `trl-prompt` | `prompt` (messages), and metadata as columns, as reward functions get it | any |
+| `sharegpt` | `conversations` of `from` and `value` | as for `messages` |
+| `trl-prompt` | `prompt` (messages), and metadata as columns for reward functions | any |
 | `trl-preference` | `prompt`, `chosen`, `rejected` (messages) | rows with a better and a worse reply |
 
-Columns that a form does not use are kept beside it, so that nothing of a row's origin is lost.
+Other columns are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ajet_tools.dataset.files.lines import Structure, as_json, asking, kind_at, 
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference"]
 
 OPENING = ("trl-prompt",)
-"""Those that have what stands in the metadata as columns."""
+"""Formats with the metadata as columns."""
 
 _FORMS = "ajet_tools.trace.export.conversations"
 """Loaded for `sharegpt` only: it reads traces."""
@@ -41,11 +41,11 @@ _Values = Mapping[str, object]
 
 
 class Unfit(Exception):
-    """A row has not what a form needs; the text says what is missing, and can be counted by."""
+    """A row can't be converted; the message says why and is a category to count by."""
 
 
 def converter(format: Format) -> Callable[[_Values], dict[str, object]]:
-    """The function that puts a row into a form. It raises Unfit for a row that cannot be put into it."""
+    """Returns the conversion function of a format. It raises Unfit for rows that can't be converted."""
     known: dict[Format, Callable[[_Values], dict[str, object]]] = {
         "tasks": dict,
         "messages": _messages,
@@ -104,7 +104,7 @@ def _trl_preference(values: _Values) -> dict[str, object]:
 
 
 def _conversation(values: _Values) -> tuple[list[dict[str, object]], set[str]]:
-    """A chat that ends in a reply, and the columns that it is made of."""
+    """Returns a chat that ends in a reply, and the columns it is built from."""
     for name in ("messages", "conversations"):
         if messages := _chat(values.get(name)):
             if messages[-1].get("role") != "assistant":
@@ -125,7 +125,7 @@ def _conversation(values: _Values) -> tuple[list[dict[str, object]], set[str]]:
 
 
 def _prompt_of(values: _Values) -> tuple[list[dict[str, object]], set[str]]:
-    """What the model is asked, as messages, and the columns that it is made of."""
+    """Returns the prompt as messages, and the columns it is built from."""
     query = next(((name, values[name]) for name in QUERY_COLUMNS if _is_text(values.get(name))), None)
     for name in ("init_messages", "prompt"):
         if messages := _chat(values.get(name)):
@@ -141,7 +141,7 @@ def _prompt_of(values: _Values) -> tuple[list[dict[str, object]], set[str]]:
 
 
 def _chat(value: object) -> list[dict[str, object]]:
-    """Messages, of OpenAI's or ShareGPT's form; empty where it is no list of messages."""
+    """Returns messages in OpenAI's or ShareGPT's format; empty if the value is no list of messages."""
     if not isinstance(value, list) or not all(isinstance(m, Mapping) for m in value):
         return []
     if all("role" in m for m in value):
@@ -160,7 +160,7 @@ def _is_text(value: object) -> bool:
 
 
 def _other_columns(values: _Values, used: set[str]) -> dict[str, object]:
-    """The columns beside the form, and the task's id, which the row would no longer have."""
+    """Returns the unused columns, with the task id that the row would otherwise lose."""
     columns = {name: value for name, value in values.items() if name not in used}
     if "task_id" not in columns and (task_id := task_id_of(values)):
         columns["task_id"] = task_id
@@ -171,15 +171,17 @@ _CHATS = (
     *("messages", "conversations", "init_messages", "tools"),
     *("completion", "response", "output", "chosen", "env_type"),
 )
-"""Columns that may hold the reply, or change the task: only the row tells."""
+"""Columns that may hold the reply or change the task, so that the row has to be read."""
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _Path = tuple[str, ...]
 _Part = str | pl.Series
-"""Text that is the same in all rows, or a polars series."""
+"""Text that is the same in all rows, or a series."""
 
 
 def as_messages(block: LineBlock, left_out: Counter[str]) -> tuple[LineBlock, Any]:
-    """A block in that form, and the indices of the rows that have it; `left_out` counts why the others have not."""
+    """Converts a block to `messages`, and returns the indices of converted rows; `left_out` counts the reasons for the
+    others.
+    """
     lines, convert, converted = _by_columns(block), converter("messages"), list[str | None]()
     left = lines.is_null().arg_true()
     for row in block.rows(left):
@@ -195,13 +197,13 @@ def as_messages(block: LineBlock, left_out: Counter[str]) -> tuple[LineBlock, An
 
 
 def _by_columns(block: LineBlock) -> Any:
-    """Lines of that form, as a polars series; null for those that only the row itself tells."""
+    """Converts lines by columns; null for lines that have to be parsed."""
     result = pl.repeat(None, len(block), dtype=pl.String, eager=True)
     groups = [(of, rows) for of, rows in structures(block.lines) if of is not None and _is_plain(of)]
     paths = list(dict.fromkeys(path for of, _ in groups for path, _ in leaves(of)))
     try:
         columns = block.columns(paths) if paths else {}
-    except Irregular:  # what is a value in one structure is an object in another
+    except Irregular:  # a field is a value in one structure and an object in another
         return result
     for structure, rows in groups:
         values = {path: columns[path].gather(rows) for path, _ in leaves(structure)}
@@ -210,7 +212,7 @@ def _by_columns(block: LineBlock) -> Any:
 
 
 def _is_plain(structure: Structure) -> bool:
-    """Columns make its rows messages."""
+    """Whether columns suffice to convert rows of this structure."""
     answer = kind_at(structure, _answer_in(structure))
     return (
         asking(structure) is not None
@@ -228,7 +230,7 @@ def _answer_in(structure: Structure) -> _Path:
 
 
 def _lines(structure: Structure, values: Mapping[_Path, pl.Series]) -> pl.Series:
-    """Rows of one structure, of which there are at least one; null where they ask or answer nothing."""
+    """Converts rows of one structure; null without a question or an answer."""
     question, answer = asking(structure) or "", _answer_in(structure)
     kinds = dict(leaves(structure))
     known = {path: as_json(column, kinds[path], _encode) for path, column in values.items()}
@@ -245,7 +247,7 @@ def _lines(structure: Structure, values: Mapping[_Path, pl.Series]) -> pl.Series
 
 
 def _ids(structure: Structure, known: Mapping[_Path, _Part]) -> pl.Series:
-    """The ids that tasks have by their content, as `Task` makes them."""
+    """Returns the task ids derived from the content, equal to those of `Task`."""
     metadata = {name: (inner, (name,)) for name, inner in structure.items() if name not in FIELDS}
     metadata |= {name: (inner, ("metadata", name)) for name, inner in structure.get("metadata", {}).items()}
     items = [[f"{_encode(name)}: ", *_spelt(*metadata[name], known, sort=True)] for name in sorted(metadata)]
@@ -256,7 +258,7 @@ def _ids(structure: Structure, known: Mapping[_Path, _Part]) -> pl.Series:
 
 
 def _spelt(inner: object, path: _Path, known: Mapping[_Path, _Part], *, sort: bool = False) -> list[_Part]:
-    """A value as `json.dumps` spells it."""
+    """Encodes a value as `json.dumps` does."""
     if not isinstance(inner, dict):
         return [known[path]]
     names = sorted(inner) if sort else inner
@@ -271,7 +273,7 @@ def _object(items: Sequence[Sequence[_Part]]) -> list[_Part]:
 
 
 def _joined(parts: Sequence[_Part]) -> pl.Series:
-    """The parts of each row, one after the other; one of them at least is a series."""
+    """Concatenates the parts of each row; at least one is a series."""
     some: list[Any] = []
     for is_text, group in groupby(parts, key=lambda part: isinstance(part, str)):
         same = list(group)

@@ -1,4 +1,4 @@
-"""The blocks of a document: paragraphs, tables and code, each with its page and headings."""
+"""Splits a document into blocks (headings, paragraphs, tables, code), each with its page and headings."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _KINDS: Mapping[str, Kind] = {"heading_open": "heading", "table_open": "table", 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a document that is one thing: a heading, a paragraph or list, a table, code."""
+    """A heading, a paragraph or list, a table, or code."""
 
     kind: Kind
     text: str
     page: int | None = None
     heading: str = ""
-    """The headings that it stands under, outermost first: `Guide > Install`. A heading stands under itself."""
+    """Path of headings, outermost first: `Guide > Install`. Includes the block itself if it is a heading."""
 
 
 class Headings:
-    """The headings in force at the place that was reached."""
+    """The heading path at the current position."""
 
     def __init__(self) -> None:
         self._levels: dict[int, str] = {}
 
     def enter(self, level: int, title: str) -> None:
-        """A heading of that level (1 is the outermost) ends all those of its level and below."""
+        """Replaces the headings of this level (1 is the outermost) and below."""
         self._levels = {outer_level: name for outer_level, name in self._levels.items() if outer_level < level}
         self._levels[level] = " ".join(title.split())
 
@@ -46,7 +46,7 @@ class Headings:
 
 
 def table_text(rows: list[list[str]]) -> str:
-    """Cells as lines of Markdown, the first row as its head."""
+    """Formats cells as a Markdown table; the first row is the header."""
     cleaned = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows if any(map(str.strip, row))]
     if not cleaned:
         return ""
@@ -56,19 +56,19 @@ def table_text(rows: list[list[str]]) -> str:
 
 
 def is_page_number(line: str) -> bool:
-    """A line at the top or the bottom of a page that says nothing else."""
+    """Whether a line contains only a page number."""
     return _PAGE_NUMBER.fullmatch(line.strip()) is not None
 
 
 def plain_blocks(text: str, page: int | None = None, heading: str = "") -> Iterator[Block]:
-    """Paragraphs of text without marks, told by blank lines."""
+    """Yields the paragraphs of plain text, separated by blank lines."""
     for paragraph in re.split(r"\n[ \t]*(?:\n[ \t]*)+", text):
         if paragraph.strip():
             yield Block("text", paragraph.strip("\n").rstrip(), page, heading)
 
 
 def markdown_blocks(text: str) -> Iterator[Block]:
-    """Headings, paragraphs and lists, tables and fenced code of Markdown; front matter and comments are left out."""
+    """Yields headings, paragraphs and lists, tables and fenced code; drops front matter and comments."""
     front_matter = _FRONT_MATTER.match(text)
     headings, source = Headings(), _COMMENT.sub("", text[front_matter.end() :] if front_matter else text)
     lines, tokens = source.split("\n"), _MARKDOWN.parse(source)

@@ -1,4 +1,4 @@
-"""A document cut for prompts: by its headings and paragraphs, tables and code whole."""
+"""Splits documents into chunks for prompts, at headings and paragraphs; tables and code stay whole."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ajet_tools.dataset.documents.blocks import Block
 from ajet_tools.dataset.documents.read import Document
 
 WHOLE = 4
-"""A table or code may be so many times as long as a chunk before it is cut between its lines."""
+"""A table or code block is split only if it is longer than this many chunks."""
 _SMALL = 0.25
-"""A heading begins a chunk, unless the one before is smaller than this share of the size."""
+"""A heading starts a new chunk unless the current one is smaller than this share of the size."""
 _SENTENCE = re.compile(r"[.!?。！？\n](?:(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？\n]))")
-"""One set of characters in front, so that a text of 50 MB is searched in a second."""
+"""The pattern starts with a set of characters, which keeps the search of a 50 MB text under a second."""
 _BETWEEN = "\n\n"
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of one document, as it stands in a prompt."""
+    """Part of a document, as a prompt contains it."""
 
     document: Document
     number: int
-    """From 0, within the document."""
+    """Position in the document, from 0."""
     blocks: tuple[Block, ...]
     text: str
 
     def block_at(self, offset: int) -> Block:
-        """The block that the character at an offset of `text` belongs to."""
+        """Returns the block at an offset of `text`."""
         starts, at = [], 0
         for block in self.blocks:
             starts.append(at)
@@ -40,9 +40,9 @@ class Chunk:
 
 
 def chunks_of(document: Document, size: int) -> Iterator[Chunk]:
-    """The document in pieces of at most `size` characters; a table or code longer than that is a piece of its own.
+    """Yields chunks of at most `size` characters; a longer table or code block is its own chunk.
 
-    A paragraph that is too long is cut between sentences. A piece of headings alone is left out.
+    Long paragraphs are split between sentences. Chunks without text under their headings are dropped.
     """
     taken: list[Block] = []
     length = number = 0
@@ -52,7 +52,7 @@ def chunks_of(document: Document, size: int) -> Iterator[Chunk]:
         full = length + more - len(_BETWEEN) > size
         if taken and (piece is None or full or (piece.kind == "heading" and length >= _SMALL * size)):
             last = reversed(taken) if piece is not None and piece.kind != "heading" else ()
-            headings = [*takewhile(lambda block: block.kind == "heading", last)][::-1]  # they go with what follows
+            headings = [*takewhile(lambda block: block.kind == "heading", last)][::-1]  # they belong to the next chunk
             body = taken[: len(taken) - len(headings)]
             if any(block.kind != "heading" for block in body):
                 yield Chunk(document, number, tuple(body), _BETWEEN.join(map(_show, body)))
@@ -71,7 +71,7 @@ def _show(block: Block) -> str:
 
 
 def _split_block(block: Block, size: int) -> Iterator[Block]:
-    """The block, in as many pieces as it takes."""
+    """Splits a block if it is too long."""
     whole = block.kind in ("table", "code")
     if len(block.text) <= (WHOLE * size if whole else size):
         yield block
@@ -88,7 +88,7 @@ def _split_block(block: Block, size: int) -> Iterator[Block]:
 
 
 def _units(block: Block, size: int) -> tuple[str, Iterator[str]]:
-    """What each piece begins with (a table's head), and what may not be cut any further."""
+    """Returns a prefix for each part (a table's header) and the smallest units to split at."""
     if block.kind == "table":
         lines = block.text.splitlines(keepends=True)
         return "".join(lines[:2]), (part for line in lines[2:] for part in _split_text(line, size))
@@ -98,7 +98,7 @@ def _units(block: Block, size: int) -> tuple[str, Iterator[str]]:
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """The text cut behind its sentences and lines; the white space stays with them."""
+    """Splits text after sentences and lines, with the white space that follows."""
     start = 0
     for match in _SENTENCE.finditer(text):
         yield text[start : match.end()]
@@ -108,7 +108,7 @@ def sentences_of(text: str) -> Iterator[str]:
 
 
 def _split_text(text: str, size: int) -> Iterator[str]:
-    """What is longer than a chunk and has no sentence in it: cut at white space, else anywhere."""
+    """Splits text above the size at white space, else anywhere."""
     start = 0
     while len(text) - start > size:
         cut = text.rfind(" ", start + size // 2, start + size)

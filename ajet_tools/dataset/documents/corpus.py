@@ -1,7 +1,7 @@
-"""Documents made ready for questions: copies left out, cut into chunks, and each on one side of the split.
+"""Prepares documents for questions: removes copies, splits them into chunks, and assigns each to a split side.
 
-Documents that have much of their text in common (two versions, the same report as PDF and as HTML) stay on one side,
-and a chunk that stands in two documents is asked about once.
+Documents that share much of their text (two versions, the same report as PDF and as HTML) stay on one side, and a chunk
+that occurs in two documents is used once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.documents.chunks import Chunk, chunks_of, sentences_of
@@ -18,33 +19,33 @@ from ajet_tools.dataset.similarity.near import Clusters
 from ajet_tools.dataset.similarity.text import normal
 
 RELATED = 0.3
-"""Two documents belong together from this share of the smaller one's sentences on."""
+"""Two documents are related if they share this fraction of the smaller one's sentences."""
 SMALL = 5
-"""With fewer documents, none is kept apart for validation unless that is asked for."""
+"""With fewer documents, none is held out for validation by default."""
 _LEAST, _MOST = 40, 2000
-"""Characters of a sentence that tells one document from another: at least, and those that are looked at."""
+"""Minimum length of a sentence for comparisons, and the characters compared."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """One document, and what became of it."""
+    """A document with its chunks and split side."""
 
     document: Document
     chunks: tuple[Chunk, ...]
     side: str
     group: int
-    """Documents of one group have much of their text in common."""
+    """Documents of one group share much of their text."""
 
 
 @dataclass(frozen=True)
 class Corpus:
     held: tuple[Held, ...]
     copies: tuple[tuple[str, str], ...] = ()
-    """Documents that say the same as another: name, and the other's."""
+    """Documents with the same text as another: name, and name of the other."""
     unreadable: tuple[Unreadable, ...] = ()
 
     def chunks(self, side: str, seed: int) -> list[Chunk]:
-        """The chunks of a side in the order in which they are asked: of each document as many as it is long."""
+        """Returns the chunks of a side in the order of use, which interleaves the documents by their length."""
         placed = [
             ((rank + start) / len(entry.chunks), entry.document.digest, chunk)
             for entry in self.held
@@ -57,7 +58,7 @@ class Corpus:
         return [chunk for _, _, chunk in sorted(placed, key=lambda item: item[:2])]
 
     def share(self, side: str) -> float:
-        """Of all chunks."""
+        """Returns a side's share of all chunks."""
         total = sum(len(entry.chunks) for entry in self.held)
         return sum(len(entry.chunks) for entry in self.held if entry.side == side) / total if total else 0.0
 
@@ -67,7 +68,7 @@ class Corpus:
         return _hash("\n".join(sorted(entry.document.digest for entry in self.held)))
 
     def as_rows(self) -> list[dict[str, object]]:
-        """The documents as `documents.jsonl` holds them."""
+        """Returns the rows of `documents.jsonl`."""
         rows: list[dict[str, object]] = [
             {"document": entry.document.name, "digest": entry.document.digest, "format": entry.document.format,
              "characters": entry.document.characters, "pages": entry.document.pages, "chunks": len(entry.chunks),
@@ -81,10 +82,10 @@ class Corpus:
 def prepare(
     read: Iterable[Document | Unreadable], *, size: int, seed: int = 0, validation: float | None = None
 ) -> Corpus:
-    """The documents that were read, in chunks of `size` characters, on their sides.
+    """Splits documents into chunks of `size` characters, and assigns them to sides.
 
-    `validation` is the share of the chunks that is kept for it; None is a tenth where there are five documents. Raises
-    ConfigError where there is nothing to keep apart.
+    `validation` is the share of chunks to hold out; None means a tenth if there are five documents. Raises ConfigError
+    if no document can be held out.
     """
     by_digest: dict[str, Document] = {}
     copies, unreadable = list[tuple[str, str]](), list[Unreadable]()
@@ -95,7 +96,10 @@ def prepare(
             copies.append((document.name, by_digest[document.digest].name))
     documents = list(by_digest.values())
     first: dict[str, Chunk] = {}
-    chunks = [tuple(chunk for chunk in chunks_of(document, size) if _is_first(chunk, first)) for document in documents]
+    chunks = [
+        tuple(c for c in chunks_of(document, size) if first.setdefault(_hash(normal(c.text)), c) is c)
+        for document in documents
+    ]
     groups = _groups(documents)
     apart = _choose_validation(groups, list(map(len, chunks)), list(by_digest), seed, validation) if documents else ()
     sides = ("validation" if group in apart else "train" for group in groups)
@@ -103,7 +107,7 @@ def prepare(
 
 
 def _groups(documents: Sequence[Document]) -> list[int]:
-    """The group of each document, by the sentences that it shares with others."""
+    """Returns the group of each document, by shared sentences."""
     if len(documents) < 2:
         return [0] * len(documents)
     sentences = list(map(_sentences, documents))
@@ -114,18 +118,17 @@ def _groups(documents: Sequence[Document]) -> list[int]:
     shared: dict[tuple[int, int], int] = defaultdict(int)
     for places in where.values():
         if 1 < len(places) <= 64:
-            for at, one in enumerate(places):
-                for other in places[at + 1 :]:
-                    shared[one, other] += 1
+            for pair in combinations(places, 2):
+                shared[pair] += 1
     clusters = Clusters(len(documents))
-    for (one, other), count in shared.items():
-        if count >= RELATED * min(len(sentences[one]), len(sentences[other])):
-            clusters.join(one, other)
+    for (first, second), count in shared.items():
+        if count >= RELATED * min(len(sentences[first]), len(sentences[second])):
+            clusters.join(first, second)
     return [clusters.find(index) for index in range(len(documents))]
 
 
 def _sentences(document: Document) -> set[bytes]:
-    """What tells a document from another, as digests."""
+    """Returns the digests of the long sentences."""
     all_sentences = (sentence for block in document.blocks for sentence in sentences_of(block.text))
     long = (sentence[:_MOST] for sentence in all_sentences if len(sentence) >= _LEAST)
     return {hashlib.blake2b(normal(sentence).encode("utf-8", "replace"), digest_size=8).digest() for sentence in long}
@@ -134,7 +137,7 @@ def _sentences(document: Document) -> set[bytes]:
 def _choose_validation(
     groups: Sequence[int], sizes: Sequence[int], digests: Sequence[str], seed: int, validation: float | None
 ) -> set[int]:
-    """The groups that are kept for validation: in an order of chance, as many as make up the share."""
+    """Chooses groups at random until they make up the validation share."""
     chunks: dict[int, int] = defaultdict(int)
     names: dict[int, str] = {}
     for group, size, digest in zip(groups, sizes, digests, strict=True):
@@ -157,10 +160,6 @@ def _choose_validation(
         if len(chosen) < len(order) - 1 and taken < wanted and taken + chunks[group] <= 1.5 * wanted:
             chosen.append(group)
     return set(chosen) or {min(order, key=lambda group: chunks[group])}
-
-
-def _is_first(chunk: Chunk, first: dict[str, Chunk]) -> bool:
-    return first.setdefault(_hash(normal(chunk.text)), chunk) is chunk
 
 
 def _hash(text: str) -> str:

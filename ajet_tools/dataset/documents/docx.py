@@ -1,8 +1,7 @@
-"""DOCX as blocks: headings by style, paragraphs, lists, and tables whole.
+"""Splits DOCX files into blocks: headings by style, paragraphs, lists and whole tables.
 
-What a reader sees of it: also text boxes, controls, insertions, footnotes, and once each the headers (first) and the
-footers (last) of its pages; deletions and hidden text are left out. Of a table with tables in its cells each cell is a
-text of its own.
+Includes text boxes, controls, insertions, footnotes, and each distinct page header (first) and footer (last); deletions
+and hidden text are dropped. If a table contains tables, each cell becomes text.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _LARGEST = 1 << 30
 _HEADING = re.compile(r"heading (\d)$", re.IGNORECASE)
 _UNSEEN = ("del", "moveFrom", "Fallback")
-"""Elements of what is deleted, and of what is there a second time, for programs that do not know the first."""
+"""Elements with deleted text, and fallbacks for older programs, which repeat text."""
 _MARKS = {"tab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 
 
 def docx_blocks(path: Path) -> Iterator[Block]:
-    """The blocks of a DOCX. Raises TaskError where it is broken, or needs a password."""
+    """Returns the blocks of a DOCX file. Raises TaskError if it is broken or password-protected."""
     try:
         import docx
     except ImportError:
@@ -60,7 +59,7 @@ def _blocks(document: Any) -> Iterator[Block]:
 
 
 def _beside(document: Any, kind: str, headings: Headings) -> Iterator[Block]:
-    """What stands outside of the text, each once."""
+    """Yields the blocks of headers, footers or notes, without repetitions."""
     from docx.oxml import parse_xml
 
     seen: set[str] = set()
@@ -73,7 +72,7 @@ def _beside(document: Any, kind: str, headings: Headings) -> Iterator[Block]:
 
 
 def _story(element: Any, document: Any, headings: Headings) -> Iterator[Block]:
-    """The blocks within an element, in their order."""
+    """Yields the blocks of an element, in order."""
     for child in element:
         name = _name(child)
         if name == "p":
@@ -91,7 +90,7 @@ def _paragraph(element: Any, document: Any, headings: Headings) -> Iterator[Bloc
     paragraph = Paragraph(element, document)
     text, style = _text(element).strip(), (paragraph.style.name or "") if paragraph.style is not None else ""
     match = _HEADING.match(style)
-    if text and (match or style == "Title"):  # which is as outermost as the first heading
+    if text and (match or style == "Title"):  # a title has the level of the first heading
         headings.enter(int(match[1]) if match else 1, text)
         yield Block("heading", text, heading=headings.path)
     elif text:
@@ -102,7 +101,7 @@ def _paragraph(element: Any, document: Any, headings: Headings) -> Iterator[Bloc
 
 
 def _text(element: Any) -> str:
-    """The text of a paragraph, or of a part of it, without that of text boxes."""
+    """Returns the text of a paragraph or part of it, except in text boxes."""
     name = _name(element)
     if name in ("t", *_MARKS):
         return element.text or "" if name == "t" else _MARKS[name]
@@ -111,7 +110,7 @@ def _text(element: Any) -> str:
 
 
 def _cells(table: Any, document: Any) -> list[list[str]]:
-    """The texts of a table's cells; one that is merged over several places of a row stands once."""
+    """Returns the texts of a table's cells; a merged cell occurs once per row."""
     from docx.table import Table
 
     return [

@@ -1,6 +1,6 @@
-"""HTML as blocks: headings, paragraphs, lists, code, and tables whole.
+"""Splits HTML into blocks: headings, paragraphs, lists, code and whole tables.
 
-Menus, scripts, forms and what is hidden are left out.
+Drops menus, scripts, forms and hidden elements.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _CONTAINERS = {
     "html", "body", "main", "article", "section", "header", "footer", "aside", "div", "p", "pre", "blockquote", "ul",
     "ol", "li", "dl", "dt", "dd", "details", "summary", "figure", "figcaption", "address", "table", *_HEADINGS,
 }  # fmt: skip
-"""Elements that begin a block of their own."""
+"""Elements that start a new block."""
 _BLOCK_NAMES = sorted(_CONTAINERS)
 _HIDING = re.compile(r"(?:^|[;\s])(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse))\b", re.IGNORECASE)
 _RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
 _AT_RULE = re.compile(r"@[^{};]*(?:;|\{(?:[^{}]*\{[^{}]*\})*[^{}]*\})")
-"""Rules for some screens, or for paper."""
+"""Matches at-rules, for certain screens or for print."""
 _CSS_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def html_blocks(path: Path, data: bytes, encoding: str | None = None) -> Iterator[Block]:
-    """The blocks of a page, whose content is encoded as it declares, else as UTF-8. Raises TaskError if it is not."""
+    """Yields the blocks of a page. Raises TaskError if the declared encoding (default: UTF-8) is wrong."""
     try:
         from bs4 import BeautifulSoup
         from bs4.dammit import EncodingDetector
@@ -49,7 +49,7 @@ def html_blocks(path: Path, data: bytes, encoding: str | None = None) -> Iterato
         ) from None
     soup = BeautifulSoup(text, "html.parser")
     for tag in [*soup.find_all(list(_LEFT_OUT)), *_hidden(soup)]:
-        if tag.name not in ("html", "body"):  # which a script shows once it is there
+        if tag.name not in ("html", "body"):  # scripts may reveal these
             tag.decompose()
     try:
         yield from _walk(soup.find("main") or soup.find("article") or soup.body or soup, Headings())
@@ -58,7 +58,7 @@ def html_blocks(path: Path, data: bytes, encoding: str | None = None) -> Iterato
 
 
 def _hidden(soup: Any) -> Iterator[Any]:
-    """What is not shown: by an attribute, by its own style, or by a rule of the page for every screen."""
+    """Yields elements hidden by an attribute, their style, or a style rule for all screens."""
     from bs4.css import soupsieve
 
     yield from soup.select("[hidden], dialog:not([open])")
@@ -73,13 +73,13 @@ def _hidden(soup: Any) -> Iterator[Any]:
 
 
 def _walk(node: Any, headings: Headings) -> Iterator[Block]:
-    """The blocks inside of an element: those of its children, and the text that stands between them."""
+    """Yields the blocks of an element: of its children, and of the text between them."""
     from bs4.element import NavigableString
 
     loose: list[str] = []
     for child in node.children:
         if isinstance(child, NavigableString):
-            if type(child) is NavigableString:  # and no comment, which is a kind of it
+            if type(child) is NavigableString:  # comments are a subclass
                 loose.append(str(child))
             continue
         if child.name == "br":

@@ -1,8 +1,7 @@
-"""PDF as blocks: the text of each page, put together into paragraphs, under the titles of the outline.
+"""Splits PDFs into blocks: the text of each page, joined into paragraphs, under the headings of the outline.
 
-PDF knows neither paragraphs nor tables. Lines are joined where a sentence goes on; where there is no outline, short
-lines in larger type are headings; what repeats at the top or the bottom of most pages (running heads, page numbers) is
-left out; a table comes as its lines.
+PDF has neither paragraphs nor tables. Lines are joined if a sentence continues; without an outline, short lines in
+larger type are headings; running heads and page numbers are dropped; a table becomes its lines.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     from pypdf import PdfReader
 
 _REPEATED_FROM = 4
-"""Pages from which on a running head can be told."""
+"""Minimum number of pages to detect running heads."""
 _LARGER = 1.15
-"""A heading is set in type so much larger than most text."""
+"""Type size of a heading relative to body text, at least."""
 _LONGEST_HEADING = 120
 _SENTENCE_END = re.compile(r"[.!?:;。！？：；…][\"'”’)\]]*$")
 _ITEM = re.compile(r"\s*(?:[-•*‣–]|\(?\d{1,3}[.)]|\(?[a-z][.)])\s")
@@ -33,18 +32,18 @@ _ITEM = re.compile(r"\s*(?:[-•*‣–]|\(?\d{1,3}[.)]|\(?[a-z][.)])\s")
 class _Line(NamedTuple):
     text: str
     size: float
-    """Of its type; 0 where it is not known."""
+    """Type size; 0 if unknown."""
 
 
 def pdf_blocks(path: Path) -> Iterator[Block]:
-    """The blocks of a PDF. Raises TaskError where it is broken, needs a password, or has no text (a scan)."""
+    """Yields the blocks of a PDF. Raises TaskError if it is broken, password-protected or a scan."""
     try:
         from pypdf import PdfReader
     except ImportError:
         raise MissingExtra("pypdf", "documents") from None
     with path.open("rb") as file, _explain_errors(path):
         reader = PdfReader(file)
-        if reader.is_encrypted and not reader.decrypt(""):  # many have an empty password, to forbid printing
+        if reader.is_encrypted and not reader.decrypt(""):  # an empty password often forbids printing
             raise TaskError(
                 f"{path} is password-protected. Save a copy without a password (`qpdf --decrypt --password=... "
                 "in.pdf out.pdf`)"
@@ -63,7 +62,7 @@ def pdf_blocks(path: Path) -> Iterator[Block]:
         page_headings, elsewhere = _find_titles(page, titles.get(number, ()))
         for level, title in elsewhere:
             headings.enter(level, title)
-        large = {index: levels[line.size] for index, line in enumerate(page) if line.size in levels and _is_short(line)}
+        large = {index: levels[line.size] for index, line in enumerate(page) if _is_heading(line, levels)}
         for level, lines in _parts(page, page_headings or large):
             if level:
                 headings.enter(level, lines[0])
@@ -74,7 +73,7 @@ def pdf_blocks(path: Path) -> Iterator[Block]:
 
 @contextmanager
 def _explain_errors(path: Path) -> Iterator[None]:
-    """What pypdf raises on a file that is none; its own warnings about such files stay out of the terminal."""
+    """Converts errors of pypdf, and mutes its warnings about broken files."""
     from pypdf.errors import DependencyError
 
     log = logging.getLogger("pypdf")
@@ -93,7 +92,7 @@ def _explain_errors(path: Path) -> Iterator[None]:
 
 
 def _lines(page: Any) -> list[_Line]:
-    """The lines of a page, each with the size of most of its letters."""
+    """Returns the lines of a page, each with the size of most of its letters."""
     pieces: list[tuple[str, float]] = []
 
     def collect(text: str, _: Any, matrix: Sequence[float], font: Any, size: float) -> None:
@@ -117,7 +116,7 @@ def _lines(page: Any) -> list[_Line]:
 
 
 def _levels_by_size(pages: Sequence[Sequence[_Line]]) -> dict[float, int]:
-    """The level of the headings that are set in a size: the three largest of those above that of most text."""
+    """Returns heading levels by type size, for sizes larger than body text."""
     letters: Counter[float] = Counter()
     for line in (line for page in pages for line in page):
         letters[line.size] += len(line.text)
@@ -126,17 +125,16 @@ def _levels_by_size(pages: Sequence[Sequence[_Line]]) -> dict[float, int]:
     return {size: min(level, 3) for level, size in enumerate(larger, 1)}
 
 
-def _is_short(line: _Line) -> bool:
-    """Whether a line may be a heading by its length."""
-    return bool(line.text.strip()) and len(line.text) <= _LONGEST_HEADING
+def _is_heading(line: _Line, levels: dict[float, int]) -> bool:
+    return line.size in levels and bool(line.text.strip()) and len(line.text) <= _LONGEST_HEADING
 
 
 def _find_titles(
     page: Sequence[_Line], titles: Sequence[tuple[int, str]]
 ) -> tuple[dict[int, int], list[tuple[int, str]]]:
-    """The lines of a page that titles of the outline stand on, with their levels; and the titles that stand on none.
+    """Returns the line of each outline title, with its level; and the titles that occur on no line.
 
-    In the text a title often has a number before it, which the outline leaves out, or the other way round.
+    Section numbers are ignored, since they often occur only in the text or only in the outline.
     """
     level_at: dict[int, int] = {}
     elsewhere = []
@@ -157,7 +155,7 @@ def _strip_title(title: str) -> str:
 
 
 def _parts(page: Sequence[_Line], headings: dict[int, int]) -> Iterator[tuple[int, list[str]]]:
-    """The headings of a page, each with its level, and with 0 the lines between them."""
+    """Yields headings with their level, and the lines between them with level 0."""
     between: list[str] = []
     for index, line in enumerate(page):
         if index in headings:
@@ -170,7 +168,7 @@ def _parts(page: Sequence[_Line], headings: dict[int, int]) -> Iterator[tuple[in
 
 
 def _remove_running_heads(pages: list[list[_Line]]) -> list[list[_Line]]:
-    """The pages without first and last lines that most of them have, but for the numbers in them."""
+    """Removes first and last lines that occur on most pages, ignoring numbers."""
     if len(pages) < _REPEATED_FROM:
         return pages
     for at in (0, -1):
@@ -189,9 +187,9 @@ def _remove_running_heads(pages: list[list[_Line]]) -> list[list[_Line]]:
 
 
 def _paragraphs(lines: Sequence[str]) -> str:
-    """Lines joined into paragraphs; a blank line stands between two.
+    """Joins lines into paragraphs, separated by blank lines.
 
-    A line goes on in the next one unless it ends a sentence and is short of the page's width, or the next is an item.
+    A line continues in the next unless it ends a sentence before the page's width, or the next is a list item.
     """
     width = max((len(line) for line in lines), default=0)
     paragraphs: list[str] = []
@@ -213,7 +211,7 @@ def _ends(line: str, width: int) -> bool:
 
 
 def _titles(reader: PdfReader) -> dict[int, list[tuple[int, str]]]:
-    """Level and title of what the outline says begins on a page."""
+    """Returns level and title of the outline entries, by page."""
     titles_by_page: dict[int, list[tuple[int, str]]] = {}
 
     def walk(items: Sequence[Any], level: int) -> None:
@@ -228,6 +226,6 @@ def _titles(reader: PdfReader) -> dict[int, list[tuple[int, str]]]:
 
     try:
         walk(reader.outline, 1)
-    except Exception as error:  # noqa: BLE001  a third party's parser on a broken outline: the text is there without it
+    except Exception as error:  # noqa: BLE001  pypdf on a broken outline; the text can be read without it
         logging.getLogger("ajet.dataset").warning("the outline cannot be read; its headings are left out: %s", error)
     return titles_by_page

@@ -1,7 +1,7 @@
-"""Documents as what they say: found below the paths given, and read by their suffix.
+"""Finds documents below the given paths and extracts their text, by file suffix.
 
-PDF, DOCX, HTML, Markdown and text. A document is known by a digest of its text, so that two copies under two names are
-one.
+Reads PDF, DOCX, HTML, Markdown and plain text. Documents are identified by a digest of their text, so copies under two
+names count as one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SUFFIXES = {
     ".rst": "text",
 }
 LARGEST = 256 << 20
-"""Bytes of a file that is still read."""
+"""Size limit of a file, in bytes."""
 _SLICE = 1 << 20
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
@@ -43,11 +43,11 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (code
 @dataclass(frozen=True)
 class Document:
     name: str
-    """The path below what was named on the command line: it says where a row is from, and not on which machine."""
+    """Path below the argument on the command line, without the parent directories of this machine."""
     format: str
     blocks: tuple[Block, ...]
     digest: str
-    """Of its text, whatever the white space."""
+    """Of the text, ignoring white space."""
 
     @property
     def characters(self) -> int:
@@ -55,23 +55,23 @@ class Document:
 
     @property
     def pages(self) -> int | None:
-        """Pages with text on them, where it has pages."""
+        """Number of pages with text, if the format has pages."""
         return len({block.page for block in self.blocks if block.page is not None}) or None
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A document that was not read, and why."""
+    """A document that could not be read, with the reason."""
 
     name: str
     problem: str
 
 
 def find_documents(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:
-    """Name and path of each document: a file as it is named, a directory's by suffix, at any depth, in order; `-`.
+    """Returns name and path of each document: files, files in directories by suffix, and stdin (`-`).
 
-    Hidden files and directories are left out. Raises ConfigError for a path that is not there, a file of another kind,
-    and a directory without a document.
+    Hidden files and directories are skipped. Raises ConfigError for a missing path, an unsupported file, and a
+    directory without documents.
     """
     documents: dict[Path, tuple[str, Path]] = {}
     for named_path in paths:
@@ -104,7 +104,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _unique_names(documents: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
-    """Two documents of one name are told apart by their directory's, and else by a number."""
+    """Makes names unique, by parent directory or number."""
     counts, again, unique = Counter(name for name, _ in documents), Counter[str](), []
     for short, path in documents:
         name = short if counts[short] == 1 else f"{path.resolve().parent.name}/{path.name}"
@@ -116,7 +116,7 @@ def _unique_names(documents: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
 def read_documents(
     paths: Iterable[str | Path], *, encoding: str | None = None
 ) -> Iterator[tuple[Document | Unreadable, int, int]]:
-    """Each document, or what is wrong with it; how many that are, and of how many."""
+    """Yields each document or the problem with it, its number, and the number of documents."""
     documents = find_documents(paths)
     for number, (name, path) in enumerate(documents, 1):
         try:
@@ -127,9 +127,9 @@ def read_documents(
 
 
 def read_document(path: Path, *, name: str | None = None, encoding: str | None = None) -> Document:
-    """One document; `-` is stdin, as Markdown. `encoding` is that of texts without a mark of their own, else UTF-8.
+    """Reads a document; `-` is stdin, as Markdown. `encoding` applies to text without a byte order mark.
 
-    Raises TaskError that says what is wrong with it, MissingExtra where its reader is not installed.
+    Raises TaskError for an unreadable document, MissingExtra if its reader is not installed.
     """
     kind = SUFFIXES.get(path.suffix.lower(), "text") if str(path) != "-" else "stdin"
     try:
@@ -154,7 +154,7 @@ def read_document(path: Path, *, name: str | None = None, encoding: str | None =
 
 
 def _normalize(block: Block) -> Block:
-    """Letters with their accents as one character each, and none that UTF-8 cannot hold."""
+    """Normalizes Unicode to NFC, and replaces characters that UTF-8 can't encode."""
     if block.text.isascii() and block.heading.isascii():
         return block
     text, heading = (

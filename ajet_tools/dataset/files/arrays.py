@@ -1,4 +1,4 @@
-"""Values as Arrow arrays, each with the place that says how they are encoded: found, changed, put into other places."""
+"""Builds, converts and changes Arrow arrays, each with a place that describes its encoding."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MOST_COLUMNS = 10_000
 EXACT = 1 << 53
 _encode = json.JSONEncoder(allow_nan=False).encode
 ABSENT = type("_Absent", (), {})()
-"""The row has no such key."""
+"""The row lacks the key."""
 NOWHERE = type("_Nowhere", (), {})()
-"""There is no object that could have it."""
+"""The row lacks the parent object."""
 
 
 class Misfit(TaskError):
-    """A value does not fit the type that a table declares."""
+    """A value does not fit the declared type of a table."""
 
     def __init__(self, place: Place, path: str, value: object) -> None:
         kind = f"a class label of {place.labels}" if place.labels else place.type
@@ -41,12 +41,9 @@ class Misfit(TaskError):
         self.path = path
 
 
-# Of values
-
-
-def find(name: str, rows: Sequence[Mapping[str, object]]) -> tuple[pa.RecordBatch, Columns]:
-    """Rows of JSON's values as a record batch, with the types that hold them without loss."""
-    array, row = _found_objects(rows, {}, "")
+def infer(name: str, rows: Sequence[Mapping[str, object]]) -> tuple[pa.RecordBatch, Columns]:
+    """Converts rows of JSON values to a record batch, with types that hold them without loss."""
+    array, row = _infer_objects(rows, {}, "")
     if len(row.fields or {}) > _MOST_COLUMNS:
         raise TaskError(
             f"these rows have more than {_MOST_COLUMNS:,} different columns, too many for Parquet; write .jsonl"
@@ -61,7 +58,7 @@ def batch_of(array: pa.StructArray, columns: Columns, count: int) -> pa.RecordBa
     return pa.RecordBatch.from_arrays(array.flatten(), schema=columns.schema)
 
 
-def _found(values: Sequence[object], path: str) -> tuple[pa.Array, Place]:
+def _infer(values: Sequence[object], path: str) -> tuple[pa.Array, Place]:
     seen_types = set(map(type, values))
     flags = Flags(absent=type(ABSENT) in seen_types, nulls=type(None) in seen_types)
     types = seen_types - {type(ABSENT), type(NOWHERE), type(None)}
@@ -73,11 +70,13 @@ def _found(values: Sequence[object], path: str) -> tuple[pa.Array, Place]:
         if flags["absent"] and flags["nulls"]:
             pass
         elif types == {dict} and not deep:
-            converted = _found_objects(there, flags, path)
+            converted = _infer_objects(there, flags, path)
             if converted[1].fields and len(converted[1].fields) <= MOST_FIELDS:
                 return converted
         elif types == {list} and not deep:
-            return _found_list(there, flags, path)
+            array, item = _infer([element for value in there if value is not None for element in value], f"{path}.")
+            lengths = [0 if value is None else len(value) for value in there]
+            return _lists(array, lengths, [value is None for value in there]), Place(item=item, **flags)
         elif types == {bool}:
             return pa.array(there, pa.bool_()), Place(pa.bool_(), **flags)
         elif types == {str}:
@@ -89,7 +88,7 @@ def _found(values: Sequence[object], path: str) -> tuple[pa.Array, Place]:
                 return pa.array(there, pa.int64()), replace(Place(pa.int64(), **flags), large=large)
             if not large and not any(type(value) is float and math.isinf(value) for value in there):
                 return pa.array(there, pa.float64()), Place(pa.float64(), **flags)
-    except (UnicodeEncodeError, OverflowError, pa.ArrowException):  # half a surrogate pair, more than 64 bits
+    except (UnicodeEncodeError, OverflowError, pa.ArrowException):  # lone surrogate, more than 64 bits
         pass
     try:
         return _json_text(values), Place(json=True, **flags)
@@ -105,7 +104,7 @@ def _json_text(values: Sequence[object]) -> pa.StringArray:
     return pa.array([None if v is ABSENT or v is NOWHERE else _encode(v) for v in values], pa.string())
 
 
-def _found_objects(values: Sequence[Mapping[str, object] | None], flags: Flags, path: str) -> tuple[pa.Array, Place]:
+def _infer_objects(values: Sequence[Mapping[str, object] | None], flags: Flags, path: str) -> tuple[pa.Array, Place]:
     names = dict.fromkeys(name for value in values if value is not None for name in value)
     try:
         "".join(names).encode()
@@ -116,7 +115,7 @@ def _found_objects(values: Sequence[Mapping[str, object] | None], flags: Flags, 
     if len(names) > (MOST_FIELDS if path else _MOST_COLUMNS + 1):
         names = dict.fromkeys(list(names)[: _MOST_COLUMNS + 1]) if not path else {}
     fields = {
-        name: _found([NOWHERE if value is None else value.get(name, ABSENT) for value in values], _below(path, name))
+        name: _infer([NOWHERE if value is None else value.get(name, ABSENT) for value in values], _below(path, name))
         for name in names
     }
     places = {name: place for name, (_, place) in fields.items()}
@@ -137,29 +136,20 @@ def objects(fields: Mapping[str, tuple[pa.Array, Place]], nulls: Sequence[bool])
     )
 
 
-def _found_list(values: Sequence[Sequence[object] | None], flags: Flags, path: str) -> tuple[pa.Array, Place]:
-    array, item = _found([element for value in values if value is not None for element in value], f"{path}.")
-    lengths = [0 if value is None else len(value) for value in values]
-    return _lists(array, lengths, [value is None for value in values]), Place(item=item, **flags)
-
-
 def _lists(items: pa.Array, lengths: Sequence[int], nulls: Sequence[bool]) -> pa.ListArray:
     ends = pa.array(accumulate(lengths, initial=0), pa.int32())
     return pa.ListArray.from_arrays(ends, items, mask=pa.array(nulls, pa.bool_()) if any(nulls) else None)
 
 
-# Of arrays
-
-
-def look_at(data: pa.RecordBatch, columns: Columns) -> Columns:
-    """The columns, with whether there are nulls and large integers in that record batch."""
-    fields = {name: _looked_at(data.column(i), place) for i, (name, place) in enumerate(columns.fields.items())}
+def with_statistics(data: pa.RecordBatch, columns: Columns) -> Columns:
+    """Returns the columns, updated with the nulls and large integers of a record batch."""
+    fields = {name: _updated(data.column(i), place) for i, (name, place) in enumerate(columns.fields.items())}
     if fields == columns.fields:
         return columns
     return Columns(columns.name, replace(columns.row, fields=fields), columns.metadata, columns.own)
 
 
-def _looked_at(array: pa.Array, place: Place, above: int = 0) -> Place:
+def _updated(array: pa.Array, place: Place, above: int = 0) -> Place:
     import pyarrow.compute as pc
 
     nulls = place.nulls or (array.null_count > above and not place.absent and not place.is_json)
@@ -170,14 +160,14 @@ def _looked_at(array: pa.Array, place: Place, above: int = 0) -> Place:
     fields = place.fields
     if fields and not place.is_json:
         inner = zip(fields.items(), array.flatten(), strict=True)
-        fields = {name: _looked_at(inner_array, child, array.null_count) for (name, child), inner_array in inner}
+        fields = {name: _updated(inner_array, child, array.null_count) for (name, child), inner_array in inner}
     if (nulls, large, fields) == (place.nulls, place.large, place.fields):
         return place
     return replace(place, nulls=nulls, large=large, fields=fields)
 
 
 def not_finite(data: pa.RecordBatch) -> list[str]:
-    """Columns of a record batch that hold NaN or an infinity."""
+    """Returns the columns of a record batch that contain NaN or infinity."""
     import pyarrow.compute as pc
 
     def holds(array: pa.Array) -> bool:
@@ -189,7 +179,7 @@ def not_finite(data: pa.RecordBatch) -> list[str]:
 
 
 def convert(data: pa.RecordBatch, columns: Columns, to: Columns) -> pa.RecordBatch:
-    """A record batch of these columns as one of columns that they were merged into. Raises Misfit."""
+    """Converts a record batch to columns that its own were merged into. Raises Misfit."""
     if columns is to or columns.schema.equals(to.schema, check_metadata=True):
         return data
     arrays = {name: (data.column(i), place) for i, (name, place) in enumerate(columns.fields.items())}
@@ -202,7 +192,7 @@ def convert(data: pa.RecordBatch, columns: Columns, to: Columns) -> pa.RecordBat
 
 
 def _check_labels(array: pa.Array, to: Place, path: str) -> None:
-    """Raises Misfit where a number is that of no label."""
+    """Raises Misfit for a number without a label."""
     odd = pl.Series(array).drop_nulls().cast(pl.Int128)
     odd = odd.filter(~odd.is_between(-1, len(to.labels or ()) - 1))
     if len(odd):
@@ -244,15 +234,12 @@ def _encoding(place: Place) -> tuple[object, ...]:
 
 
 def _plain(array: pa.Array, place: Place, path: str) -> list[object]:
-    """Values as JSON has them."""
+    """Returns the values as JSON values."""
     values = json_value([decoded(value, place.notes) for value in values_of(array, path)])
     if not place.absent or (place.nulls and not place.is_json):
         return values  # type: ignore[no-any-return]
     there = array.is_valid().to_pylist()
     return [value if valid else ABSENT for value, valid in zip(values, there, strict=True)]
-
-
-# Of stored values, some of which were changed
 
 
 def change(
@@ -261,9 +248,9 @@ def change(
     before: Sequence[Mapping[str, object]],
     after: Sequence[Mapping[str, object]],
 ) -> tuple[pa.RecordBatch, Columns]:
-    """A record batch whose rows are those of `after`, each with the types of what is as it was `before`.
+    """Builds a record batch from the rows of `after`; values unchanged since `before` keep their types.
 
-    Raises Misfit where a value was put in place of one of a type of its own, and does not fit it.
+    Raises Misfit if a new value does not fit a declared type.
     """
     whole = pa.StructArray.from_arrays(data.columns, fields=list(data.schema)) if data.num_columns else None
     array, row = _changed_objects(whole, columns.row, before, after, "")
@@ -276,14 +263,17 @@ def change(
 def _changed(
     array: pa.Array, place: Place, before: Sequence[object], after: Sequence[object], path: str
 ) -> tuple[pa.Array, Place]:
-    same = [_is_same(*pair) for pair in zip(before, after, strict=True)]
+    same = [
+        old is new or new is NOWHERE or (type(old) is type(new) and bool(old == new))
+        for old, new in zip(before, after, strict=True)
+    ]
     if all(same):
         return array, place
     types = set(map(type, after))
     if place.fields is not None and types <= {dict, type(None), type(ABSENT), type(NOWHERE)} and not place.is_json:
         return _changed_objects(array, place, before, after, path)
     if place.is_natural:
-        return _found(after, path)
+        return _infer(after, path)
     parsed = _parse(_without([value for value, is_kept in zip(after, same, strict=True) if not is_kept]), place, path)
     order, new = list[int](), len(array)
     for index, is_kept in enumerate(same):
@@ -291,10 +281,6 @@ def _changed(
         new += not is_kept
     flags = Flags(absent=type(ABSENT) in types, nulls=type(None) in types)
     return pa.concat_arrays([array, parsed]).take(pa.array(order, pa.int64())), replace(place, **flags)
-
-
-def _is_same(before: object, after: object) -> bool:
-    return before is after or after is NOWHERE or (type(before) is type(after) and bool(before == after))
 
 
 def _changed_objects(
@@ -308,7 +294,7 @@ def _changed_objects(
             had = [value.get(name, ABSENT) if isinstance(value, Mapping) else NOWHERE for value in before]
             changed_fields[name] = _changed(old[name], (place.fields or {})[name], had, new, _below(path, name))
         else:
-            changed_fields[name] = _found(new, _below(path, name))
+            changed_fields[name] = _infer(new, _below(path, name))
     fields = {name: inner for name, (_, inner) in changed_fields.items()}
     nulls = [not isinstance(value, Mapping) for value in after]
     flags = Flags(absent=any(v is ABSENT for v in after), nulls=any(v is None for v in after))
@@ -319,7 +305,7 @@ def _changed_objects(
 
 
 def _parse(values: Sequence[object], place: Place, path: str) -> pa.Array:
-    """Values as JSON has them, as those of a declared type. Raises Misfit at the first that is none."""
+    """Converts JSON values to a declared type. Raises Misfit at the first that does not fit."""
     type_ = place.type
     try:
         if pa.types.is_temporal(type_):
@@ -339,7 +325,7 @@ def _parse(values: Sequence[object], place: Place, path: str) -> pa.Array:
 
 
 def _same(value: object, restored: object) -> bool:
-    if isinstance(value, float) and isinstance(restored, float):  # a narrow float is the nearest one
+    if isinstance(value, float) and isinstance(restored, float):  # narrow floats round
         return abs(value - restored) <= 1e-3 * abs(value)
     if isinstance(value, bool) is not isinstance(restored, bool):
         return False
@@ -351,7 +337,7 @@ def _same(value: object, restored: object) -> bool:
 
 
 def _native(value: Any, type_: pa.DataType) -> object:
-    """A value as pyarrow takes it for that type. Raises ValueError, TypeError or KeyError."""
+    """Converts a value for pyarrow. Raises ValueError, TypeError or KeyError."""
     if value is None:
         return None
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):

@@ -1,7 +1,7 @@
-"""Rows some thousand at a time, as they are stored: lines of JSON, or a record batch of a table.
+"""Blocks of some thousand rows in their stored form: lines of JSON, or a record batch of a table.
 
-Commands that choose rows look at columns of a block (polars) and pass on its lines or its Arrow rows untouched, so no
-value changes on its way. A row in Python is a view of one, for a model, a judge or a user's function.
+Commands that select rows read columns of a block (polars) and pass its lines or Arrow rows on unchanged. Row objects
+are built only for a model, a judge or a user's function.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ import pyarrow as pa
 
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 from ajet_sdk.tasks.task_rows import Row as TaskRow
-from ajet_tools.dataset.files.arrays import change, convert, find, look_at
+from ajet_tools.dataset.files.arrays import change, convert, infer, with_statistics
 from ajet_tools.dataset.files.lines import Path, Wanted, decode, read_columns, with_fields
 from ajet_tools.dataset.files.places import Columns, Place, merged
 from ajet_tools.dataset.files.values import objects_of
 
 ROWS = 8192
 QUERIES: Sequence[Path] = [(name,) for name in QUERY_COLUMNS]
-"""What `texts` looks at."""
+"""The columns that `texts` reads."""
 _UNCLEAR = r"^(?:[\[{]|-?[0-9][0-9.eE+-]*$|true$|false$)"
-"""Text that a list, an object, a number or a truth value could be, too."""
+"""Matches text that may also be a list, an object, a number or a boolean."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _ESCAPING = json.JSONEncoder(allow_nan=False)
 
 
 class Irregular(Exception):
-    """Columns do not show what stands in this block; its rows do."""
+    """The columns of a block can't represent its values; read its rows instead."""
 
 
 @dataclass(frozen=True)
 class Row(TaskRow):
-    """One row of a dataset, and where it stands: `seeds.jsonl line 7`."""
+    """A row of a dataset and its location, such as `seeds.jsonl line 7`."""
 
     values: dict[str, Any]
     stored: Stored | None = field(default=None, compare=False, repr=False)
-    """The row in its table, which `Writer.write` takes the types from; None where it was read from text."""
+    """The row in its table, from which `Writer.write` takes the types; None if it was read from text."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a row stands in a table."""
+    """The location of a row in a table."""
 
     block: TableBlock
     index: int
@@ -65,13 +65,13 @@ class LineBlock:
 
     name: str
     lines: pl.Series
-    """Text without blanks around it, as a polars series."""
+    """Stripped lines."""
     numbers: Any
-    """Of the lines in the file, from 1, as a numpy array; or the place of each row, as a list of texts."""
+    """Line numbers in the file, from 1, as a numpy array; or a list with the location of each row as text."""
     known: dict[Wanted, Any] = field(default_factory=dict, repr=False)
-    """What was read so far: columns of text by their paths, frames by their types."""
+    """Decoded values: columns of text by path, frames by type."""
     asked: list[Wanted] = field(default_factory=list, repr=False)
-    """Paths and types that blocks of this file were asked for, which the next ones read while they are checked."""
+    """Paths and types requested from earlier blocks of this file; later blocks decode them while they are checked."""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -87,28 +87,30 @@ class LineBlock:
             yield Row(self.where(index), json.loads(line))
 
     def columns(self, paths: Sequence[Path]) -> dict[Path, pl.Series]:
-        """The values at these paths, each as a polars series of text. Raises Irregular."""
+        """Returns the values at these paths as text. Raises Irregular."""
         if (missing := [path for path in paths if path not in self.known]) and not self.decode(missing):
             raise Irregular
         return {path: self.known[path] for path in paths}
 
     def frame(self, dtype: pl.Struct) -> pl.DataFrame:
-        """Columns as a frame of that struct type. Raises Irregular where a value is of another."""
+        """Returns the fields of a struct type as a frame. Raises Irregular if a value has a different type."""
         if dtype not in self.known and not self.decode([dtype]):
             raise Irregular
         return self.known[dtype]  # type: ignore[no-any-return]
 
     def decode(self, wanted: Sequence[Wanted]) -> bool:
-        """Read paths and types into `known`; False where a line is no JSON, or a value not of the type asked for."""
+        """Decodes paths and types into `known`; returns False if a line is invalid JSON or a value has a different
+        type.
+        """
         results = decode(self.lines, wanted)
         self.known |= results or {}
         self.asked += [key for key in wanted if key not in self.asked] if results is not None else []
         return results is not None
 
     def whole(self, dtype: pl.Struct) -> pl.DataFrame | None:
-        """The lines as a frame that has the fields of that type; None where polars cannot read them so.
+        """Returns a frame with the fields of that type, or None if polars can't decode the lines so.
 
-        The next blocks are asked for all fields that blocks had so far.
+        Later blocks decode the union of the fields requested so far.
         """
         before = next((key for key in self.asked if isinstance(key, pl.Struct)), None)
         wanted = dtype if before is None else with_fields(dtype, before)
@@ -118,30 +120,30 @@ class LineBlock:
 
     @cached_property
     def texts(self) -> pl.Series:
-        """The question of each row (`text_of`), as a polars series."""
+        """The question of each row (`text_of`)."""
         return _texts(self)
 
     def with_columns(self, values: Mapping[str, object]) -> LineBlock:
-        """With fields of one value each, but for those that a row has."""
+        """Adds fields with a constant value, except where a row has them."""
         rows = ({**row.values, **values, **row.values} for row in self.rows())
         return _block_of(map(Row, map(self.where, range(len(self))), rows), self.name)
 
     def take(self, indices: Sequence[int] | npt.NDArray[np.integer[Any]]) -> LineBlock:
-        places = self.numbers[indices] if isinstance(self.numbers, np.ndarray) else [self.numbers[i] for i in indices]
-        return LineBlock(self.name, self.lines.gather(np.asarray(indices)), places)
+        numbers = self.numbers[indices] if isinstance(self.numbers, np.ndarray) else [self.numbers[i] for i in indices]
+        return LineBlock(self.name, self.lines.gather(np.asarray(indices)), numbers)
 
 
 @dataclass
 class TableBlock:
-    """Rows as a table stores them."""
+    """Rows in the columnar form of a table."""
 
     name: str
     table: Columns
     data: pa.RecordBatch
     first: int = 1
-    """The number of its first row in the file, from 1."""
+    """Number of its first row in the file, from 1."""
     known: dict[Path, pl.Series] = field(default_factory=dict, init=False, repr=False)
-    """Columns of text that were asked for so far, by their paths."""
+    """Columns of text requested so far, by path."""
 
     def __len__(self) -> int:
         return int(self.data.num_rows)
@@ -160,7 +162,7 @@ class TableBlock:
         return {path: self.known[path] for path in paths}
 
     def _text(self, path: Sequence[str]) -> pl.Series:
-        """A field as text: `[` where it is a list, an object or of a type that JSON has no word for."""
+        """Returns a field as text: `[` for a list, an object or a type that JSON lacks."""
         at = self.data.schema.get_field_index(path[0])
         if at < 0:
             return pl.Series(dtype=pl.String).extend_constant(None, len(self))
@@ -183,10 +185,10 @@ class TableBlock:
         return pl.Series(["[" if valid else None for valid in array.is_valid().to_pylist()], dtype=pl.String)
 
     def frame(self, dtype: pl.Struct) -> pl.DataFrame:
-        """Those columns of that struct type that there are, as a frame. Raises Irregular where polars lacks a type."""
+        """Returns the existing columns of a struct type as a frame. Raises Irregular if polars lacks a type."""
         names = [wanted_field.name for wanted_field in dtype.fields if wanted_field.name in self.table.fields]
         data = self.data.select(names or self.data.schema.names[:1])
-        if "decimal256" in str(data.schema):  # which polars does not have
+        if "decimal256" in str(data.schema):  # not supported by polars
             raise Irregular
         return pl.DataFrame(data)
 
@@ -198,12 +200,12 @@ class TableBlock:
         return replace(self, data=self.data.take(pa.array(indices, pa.int64())))
 
     def changed(self, values: Sequence[Mapping[str, object]]) -> TableBlock:
-        """With these values in place of its rows; what is as it was keeps its type. Raises Misfit."""
+        """Replaces the values of its rows; unchanged values keep their type. Raises Misfit."""
         data, table = change(self.data, self.table, objects_of(self.data, self.table), values)
         return replace(self, table=table, data=data)
 
     def with_columns(self, values: Mapping[str, object]) -> TableBlock:
-        """With columns of one value each, but for those that there are."""
+        """Adds columns with a constant value, except those that exist."""
         places = self._places()
         for name, value in values.items():
             array = pa.repeat(pa.scalar(value), len(self))
@@ -211,7 +213,7 @@ class TableBlock:
         return self._with(places)
 
     def renamed(self, mapping: Mapping[str, str]) -> TableBlock:
-        """With columns named as `--map` says."""
+        """Renames columns as `--map` says."""
         places = {name: arranged for name, arranged in self._places().items() if name not in mapping}
         for name, target in mapping.items():
             root, _, inner = target.partition(".")
@@ -224,7 +226,7 @@ class TableBlock:
         return self._with(places)
 
     def opened(self) -> TableBlock:
-        """With what stands in `metadata` as columns beside it."""
+        """Adds the fields of `metadata` as columns."""
         places = self._places()
         return self._with({**(_fields(places["metadata"]) if "metadata" in places else {}), **places})
 
@@ -243,7 +245,7 @@ _Arranged = tuple[Place, pa.Array]
 
 
 def _fields(arranged: _Arranged) -> dict[str, _Arranged]:
-    """The fields of a column of objects, each as a column; none of another column."""
+    """Returns the fields of an object column as columns; empty for any other column."""
     place, array = arranged
     if place.fields is None or place.is_json:
         return {}
@@ -260,7 +262,7 @@ def _object(fields: Mapping[str, _Arranged]) -> _Arranged:
 
 
 def json_line(value: object) -> bytes:
-    """A row, or another value, as a line of JSON; a lone surrogate, which UTF-8 cannot hold, stays as its escape."""
+    """Encodes a value as a line of JSON. Lone surrogates, which UTF-8 can't encode, are escaped."""
     try:
         return (_ENCODER.encode(value) + "\n").encode()
     except UnicodeEncodeError:
@@ -268,12 +270,12 @@ def json_line(value: object) -> bytes:
 
 
 def encodable(text: str) -> str:
-    """Half a surrogate pair as its escape, for polars has UTF-8 alone."""
+    """Escapes lone surrogates, which polars can't store."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def blocks_of(rows: Iterable[Row], name: str) -> Iterator[LineBlock]:
-    """Rows that were read one by one, as lines."""
+    """Groups rows into blocks of lines."""
     remaining = iter(rows)
     while some := list(islice(remaining, ROWS)):
         yield _block_of(some, name)
@@ -289,31 +291,31 @@ def as_lines(block: Block) -> LineBlock:
 
 
 def as_table(block: Block) -> TableBlock:
-    """With the types that hold the values without loss, where they are lines."""
+    """Converts lines to a table, with types that hold the values without loss."""
     if isinstance(block, TableBlock):
         return block
-    data, columns = read_columns(block.name, block.lines, block.whole) or find(
+    data, columns = read_columns(block.name, block.lines, block.whole) or infer(
         block.name, json.loads(f"[{block.lines.str.join(',').item()}]")
     )
     return TableBlock(block.name, columns, data)
 
 
 def join(blocks: Sequence[Block], *, lines: bool) -> Block:
-    """Blocks as one, whose rows no longer know their places. Raises TaskError where their types do not go together."""
+    """Joins blocks into one; its rows lose their locations. Raises TaskError if the types can't be merged."""
     if lines:
         some = [as_lines(block) for block in blocks]
         return LineBlock("", pl.concat([block.lines for block in some]), [""] * sum(map(len, some)))
     tables = [as_table(block) for block in blocks]
     same = all(block.table is tables[0].table for block in tables)
-    looked = [block.table if same else look_at(block.data, block.table) for block in tables]
-    to = merged(looked)
-    data = [convert(block.data, columns, to) for block, columns in zip(tables, looked, strict=True)]
+    updated = [block.table if same else with_statistics(block.data, block.table) for block in tables]
+    to = merged(updated)
+    data = [convert(block.data, columns, to) for block, columns in zip(tables, updated, strict=True)]
     whole = pa.Table.from_batches(data, to.schema).unify_dictionaries().combine_chunks()
     return TableBlock(tables[0].name, to, (whole.to_batches() or data)[0])
 
 
 def text_of(values: Mapping[str, object]) -> str:
-    """A row's question, for comparisons: its query, else its last user message, else all its strings."""
+    """Returns the question of a row: its query, else its last user message, else all its strings."""
     for name in QUERY_COLUMNS:
         value = values.get(name)
         if isinstance(value, str) and value.strip():
@@ -325,7 +327,7 @@ def text_of(values: Mapping[str, object]) -> str:
 
 
 def strings_of(values: Mapping[str, object]) -> str:
-    """All texts of a row, where a question may be quoted."""
+    """Returns all strings of a row, except ids and provenance."""
     return "\n".join(strings({k: v for k, v in values.items() if k not in ("task_id", "id", "provenance")}))
 
 
@@ -348,7 +350,7 @@ def strings(value: object) -> Iterator[str]:
 
 
 def _texts(block: Block) -> pl.Series:
-    """The first query that says something; rows where no column tells it are looked at one by one."""
+    """Returns the first non-blank query of each row; reads the rows themselves where columns can't decide."""
     try:
         columns = block.columns(QUERIES)
     except Irregular:

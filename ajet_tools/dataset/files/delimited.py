@@ -1,4 +1,4 @@
-"""Rows of CSV and TSV: delimiter and quotes are found, and what stands in a cell stays as it is."""
+"""Reads rows of CSV and TSV: detects delimiter and quote; cells stay text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded
 from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 
 _SNIFFED = 1 << 16
-"""Bytes that delimiter and quote are found from."""
+"""Bytes read to detect delimiter and quote."""
 
 
 def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, dict[str, object]]]:
-    """Rows of text; a cell that holds a JSON object or list is that, except where a query may stand."""
-    csv.field_size_limit(LONGEST)  # of the whole process: the default refuses a cell of 131,072 characters
+    """Yields rows of text. Cells with a JSON object or list are parsed, except in query columns."""
+    csv.field_size_limit(LONGEST)  # process-wide; the default is 131,072 characters
     stream = io.BufferedReader(stream, _SNIFFED)  # type: ignore[type-var]
     delimiter, quote = _dialect(stream.peek(_SNIFFED)[:_SNIFFED], "\t" if name.endswith(".tsv") else ",")
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -46,13 +46,13 @@ def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, d
 
 
 def dialect_of(file: Path) -> tuple[str, str]:
-    """Delimiter and quote of a file."""
+    """Detects delimiter and quote of a file."""
     with file.open("rb") as stream:
         return _dialect(stream.read(_SNIFFED), "\t" if file.suffix == ".tsv" else ",")
 
 
 def count_regular(file: Path, delimiter: str, quote: str) -> int | None:
-    """How many rows there are, where all is UTF-8 and each has a cell for each column of the header, which differ."""
+    """Counts the rows; None unless all is UTF-8, column names are distinct and each row has a cell per column."""
     csv.field_size_limit(LONGEST)
     with file.open("rb") as content:
         text = io.TextIOWrapper(bounded(content, file.name), encoding="utf-8-sig", newline="")
@@ -66,9 +66,9 @@ def count_regular(file: Path, delimiter: str, quote: str) -> int | None:
 
 
 def _dialect(start: bytes, usual: str = ",") -> tuple[str, str]:
-    """Delimiter and quote of CSV: those that divide its first lines into the same number of cells, two at least.
+    """Returns the delimiter and quote that divide the first lines into the same number of cells, at least two.
 
-    Of several the usual one, else the one that gives most cells.
+    Prefers the usual delimiter, then the most cells.
     """
     text = start.decode("utf-8-sig", "replace")
     whole, _, rest = text.rpartition("\n")

@@ -29,26 +29,26 @@ _BYTES = 4 << 20
 _HALF_PAIR = re.compile(HALF_PAIR.pattern.encode())
 PolarsType = pl.DataType | DataTypeClass
 _FIRST = 1000
-"""Rows that say in which order columns are."""
+"""Rows that determine the order of columns."""
 
 
 def read(path: str | Path, *, mapping: Mapping[str, str] | None = None) -> pl.LazyFrame:
-    """The rows of a dataset as a lazy frame: nothing is read before `collect` or a sink, but to find the columns.
+    """Returns a dataset as a lazy frame; before `collect` or a sink, reads only what it needs to find the columns.
 
     Args:
         path: a file (JSON lines, JSON, CSV, TSV, Parquet, Arrow IPC; `.gz`), a pattern such as `data/*.parquet`, a
             directory (its split train; `DIR:NAME` is another), or `-` for stdin.
         mapping: column -> main_query, init_messages, task_id, env_type or metadata.NAME; the column is renamed.
 
-    Types are those of the file; decimals of more than 38 digits are text. Cells of CSV stay text, empty ones too. In
-    JSON a column of several types is text: each value as JSON, and numbers of several kinds are floats. Raises
-    TaskError, with file and line, for a row that cannot be read, and ConfigError where there is no such file.
+    Types are those of the file; decimals of more than 38 digits are text. CSV cells stay text, also empty ones. In
+    JSON, a column of mixed types is text with each value as JSON; mixed numbers are floats. Raises TaskError, with file
+    and line, for a row that cannot be read, and ConfigError if there is no such file.
     """
     return _from_rows(path, mapping) if mapping else _frame(path)
 
 
 def types_of(path: str | Path) -> pl.Schema:
-    """The columns of what `read` gives, whose texts are not looked at."""
+    """Returns the columns of `read` without scanning the texts."""
     return _frame(path, texts=False).collect_schema()
 
 
@@ -58,7 +58,7 @@ def _frame(path: str | Path, *, texts: bool = True) -> pl.LazyFrame:
 
 
 def _with_columns(frame: pl.LazyFrame, values: Mapping[str, object]) -> pl.LazyFrame:
-    """With columns of one value each, but for those that there are."""
+    """Adds columns with a constant value, except those that exist."""
     names = frame.collect_schema().names() if values else []
     types = {int: pl.Int64, str: pl.String}
     more = {name: value for name, value in values.items() if name not in names}
@@ -73,7 +73,7 @@ def _scan(file: Path | str, *, texts: bool) -> pl.LazyFrame:
         if frame is not None:
             frame.collect_schema()
             return frame
-    # values of several types, or a bad row: read by rows it is named
+    # reading by rows handles mixed types and names a bad row
     with suppress(pl.exceptions.PolarsError, RecursionError):
         if file.name.endswith((".csv", ".tsv")):
             frame = _scan_csv(file)
@@ -89,7 +89,7 @@ def _scan_table(file: Path) -> pl.LazyFrame:
         frame = pl.scan_ipc(file)
         frame.collect_schema()
         return frame
-    except pl.exceptions.PolarsError:  # the stream format
+    except pl.exceptions.PolarsError:  # stream format
         return pl.read_ipc_stream(file).lazy()
 
 
@@ -114,13 +114,13 @@ def _has_half_pair(file: Path) -> bool:
     with open_text(file) as stream:
         while some := stream.read(_BYTES):
             some += stream.readline()
-            if b"\\" in some and b"\\u" in some and _HALF_PAIR.search(some):  # the first is found fastest
+            if b"\\" in some and b"\\u" in some and _HALF_PAIR.search(some):  # the first test is the fastest
                 return True
     return False
 
 
 def _in_order(dtype: PolarsType, values: Sequence[object]) -> PolarsType:
-    """A type whose fields are in the order of the values; polars has those of many fields in any order."""
+    """Orders the fields of a type as the values have them; polars may shuffle many fields."""
     if isinstance(dtype, pl.List):
         return pl.List(_in_order(dtype.inner, [item for value in values if isinstance(value, list) for item in value]))
     if not isinstance(dtype, pl.Struct):
@@ -132,14 +132,14 @@ def _in_order(dtype: PolarsType, values: Sequence[object]) -> PolarsType:
 
 
 def _from_rows(file: Path | str, mapping: Mapping[str, str] | None = None) -> pl.LazyFrame:
-    """Rows that are read one by one, in memory."""
+    """Reads rows in memory, one by one."""
     rows = [row.values for row in rows_of(file, mapping=mapping)]
     names = dict.fromkeys(name for values in rows for name in values)
     return pl.DataFrame([column(encodable(name), [values.get(name) for values in rows]) for name in names]).lazy()
 
 
 def column(name: str, values: Sequence[object]) -> pl.Series:
-    """Values as JSON has them, as a series: of their type, or as the JSON text of each where they have several."""
+    """Converts JSON values to a series: of their type, or as JSON text if they have several types."""
     kinds = {type(value) for value in values} - {type(None)}
     if len(kinds) == 1:
         try:
@@ -158,7 +158,7 @@ def column(name: str, values: Sequence[object]) -> pl.Series:
 
 
 def _equal(actual: object, value: object) -> bool:
-    """But for keys that are null where the value lacks them."""
+    """Compares values; a null field equals a missing one."""
     if isinstance(actual, dict) and isinstance(value, dict):
         return all(_equal(inner, value.get(name)) for name, inner in actual.items())
     if isinstance(actual, list) and isinstance(value, list):

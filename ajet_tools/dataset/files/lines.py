@@ -1,7 +1,7 @@
-"""Lines of JSON: their fields as columns, their structures, and by these the types and the lines as a record batch.
+"""Lines of JSON: fields as columns, structures, and from these the types and a record batch.
 
-A structure says which keys the objects have, in their order, and of which kind each value is. `arrays.find` gives the
-same types from rows of Python's values; here no row is parsed by Python.
+A structure gives the keys of an object, in order, and the kind of each value. `arrays.infer` infers the same types from
+Python values; here Python parses no row.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ from ajet_tools.dataset.files.places import DEEPEST, MOST_FIELDS, Columns, Place
 from ajet_tools.dataset.files.values import kind_of
 
 Structure = Mapping[str, Any]
-"""Field -> the kind of its value, as `kind_of` names it, or the structure of an object; integers past 64 bits are
-`number`."""
+"""Maps a field to the kind of its value (`kind_of`), or to the structure of an object. Integers beyond 64 bits are
+`number`.
+"""
 Path = tuple[str, ...]
-"""Of a field, such as `("metadata", "level")`."""
+"""The path of a field, such as `("metadata", "level")`."""
 Wanted = Path | pl.Struct
-"""What lines are read for: a field as text, or all fields of a type as a frame."""
+"""A field to decode as text, or a type to decode as a frame."""
 HALF_PAIR = re.compile(r"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]")
-"""The escape of half a surrogate pair, or what looks so."""
+"""Matches escapes of lone surrogates, and text that looks like one."""
 _MOST_PATHS, _MOST_STRUCTURES, _MOST_TRIES = 256, 1024, 32
 _paths: dict[str, bool] = {}
-"""JSON pointers to the fields that lines had so far, and whether one was an object. Where the next lines have no other,
-one query tells their structures."""
+"""JSON pointers to the fields seen so far, and whether one was an object. If the next lines have no other fields, one
+query determines their structures.
+"""
 
 
 def kind_in(structure: object) -> str:
-    """The kind of a value in a structure."""
+    """Returns the kind of a value in a structure."""
     return "object" if isinstance(structure, dict) else str(structure)
 
 
 def kind_at(structure: Structure, path: Sequence[str]) -> str:
-    """The kind of the values at a path; "null" where there is none."""
+    """Returns the kind of the values at a path, or "null"."""
     node: Any = structure
     for step in path:
         node = node.get(step, "null") if isinstance(node, dict) else "null"
@@ -52,14 +54,14 @@ def kind_at(structure: Structure, path: Sequence[str]) -> str:
 
 
 def asking(structure: Structure) -> str | None:
-    """The column of the question."""
+    """Returns the column of the question."""
     return next((name for name in QUERY_COLUMNS if kind_at(structure, (name,)) == "text"), None)
 
 
 def kinds_of(values: Mapping[str, object], kind: Callable[[object], str] = kind_of, before: str = "") -> dict[str, str]:
-    """The kinds of the columns of a row, and of the fields within them, by path; whole numbers are numbers.
+    """Returns the kinds of a row's columns and of the fields within them, by path; integers count as numbers.
 
-    With `kind_in` for `kind`, those of a structure.
+    Pass `kind_in` as `kind` for a structure.
     """
     kinds = {}
     for name, value in values.items():
@@ -70,7 +72,7 @@ def kinds_of(values: Mapping[str, object], kind: Callable[[object], str] = kind_
 
 
 def leaves(structure: Structure, before: Path = ()) -> Iterator[tuple[Path, str]]:
-    """The paths of what is no object, with its kind."""
+    """Yields the path and kind of each value that is not an object."""
     for name, inner in structure.items():
         if isinstance(inner, dict):
             yield from leaves(inner, (*before, name))
@@ -79,10 +81,10 @@ def leaves(structure: Structure, before: Path = ()) -> Iterator[tuple[Path, str]
 
 
 def structures(lines: pl.Series) -> list[tuple[Structure | None, npt.NDArray[np.integer[Any]]]]:
-    """The structures of a polars series of lines, by their first line, each with the indices of its lines.
+    """Groups lines by structure, in order of the first line; returns each structure with the indices of its lines.
 
-    None stands for lines of which the structure is not told (a key that comes twice), and for all of a series that has
-    hundreds of different keys or structures, or in which DuckDB cannot read a line (half a surrogate pair).
+    The structure is None for lines with a duplicate key, and for the whole series if it has hundreds of different keys
+    or structures, or if DuckDB can't parse a line (lone surrogates).
     """
     known = dict(_paths)
     for _ in range(_MOST_TRIES if len(lines) else 0):
@@ -107,12 +109,12 @@ def structures(lines: pl.Series) -> list[tuple[Structure | None, npt.NDArray[np.
 
 
 def _grouped(lines: pl.Series, paths: Mapping[str, bool]) -> list[npt.NDArray[np.integer[Any]]]:
-    """Indices of lines with the same keys, and kinds of values at the known paths; none where a line is no JSON."""
+    """Groups line indices by keys and by kinds at the known paths; empty if a line is invalid JSON."""
     import duckdb
 
     quoted = {path: "'" + path.replace("'", "''") + "'" for path in paths}
     objects = ", ".join(["'$'", *(quoted[path] for path, is_object in paths.items() if is_object)])
-    keys = f"hash(flatten(json_keys(line, [{objects}]))) AS keys"  # a hash of lists in lists forgets their order
+    keys = f"hash(flatten(json_keys(line, [{objects}]))) AS keys"  # the hash of nested lists ignores their order
     kinds = f"hash(json_type(line, [{', '.join(quoted.values())}]::VARCHAR[])) AS kinds"
     try:
         with _connection().cursor() as cursor:
@@ -125,7 +127,7 @@ def _grouped(lines: pl.Series, paths: Mapping[str, bool]) -> list[npt.NDArray[np
 
 
 def json_at(lines: pl.Series, path: Path) -> pl.Series | None:
-    """The JSON of each line at a path, null where there is none; None where DuckDB cannot read a line."""
+    """Returns the JSON of each line at a path (null if absent), or None if DuckDB can't parse a line."""
     import duckdb
 
     pointer = "".join(f"/{name.replace('~', '~0').replace('/', '~1')}" for name in path).replace("'", "''")
@@ -153,7 +155,7 @@ def _structure_of(line: str) -> Structure | None:
 
 
 class _Twice(Exception):
-    """A key comes twice."""
+    """A duplicate key."""
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -180,9 +182,9 @@ def _pointers(structure: Structure, before: str = "") -> Iterator[tuple[str, boo
 
 
 def decode(lines: pl.Series, wanted: Sequence[Wanted]) -> dict[Wanted, Any] | None:
-    """The fields at paths as columns of text, and frames of struct types; None where polars cannot read lines so."""
+    """Decodes paths as columns of text, and types as frames; None if polars can't decode the lines so."""
     escaped = lines.filter(lines.str.contains(r"\\u[dD][89a-fA-F]"))
-    if any(map(HALF_PAIR.search, escaped)):  # polars has a NUL there
+    if any(map(HALF_PAIR.search, escaped)):  # polars would decode it as NUL
         return None
     known: dict[Wanted, object] = {}
     for dtype, paths in _together(wanted):
@@ -200,7 +202,7 @@ def decode(lines: pl.Series, wanted: Sequence[Wanted]) -> dict[Wanted, Any] | No
 
 
 def _together(wanted: Sequence[Wanted]) -> list[tuple[pl.Struct, list[Path]]]:
-    """Types to read lines with, and the paths that each is for; a field and one within it are read apart."""
+    """Groups paths into types to decode at once; a field and a field within it need different types."""
     groups: list[list[Path]] = []
     for path in (item for item in wanted if isinstance(item, tuple)):
         for group in groups:
@@ -214,7 +216,7 @@ def _together(wanted: Sequence[Wanted]) -> list[tuple[pl.Struct, list[Path]]]:
 
 
 def _type_of(paths: Sequence[Path]) -> pl.Struct:
-    """The type of objects that have text at these paths."""
+    """Returns the struct type with text at these paths."""
     inner: dict[str, list[Path]] = {}
     for path in paths:
         inner.setdefault(path[0], []).append(path[1:])
@@ -223,7 +225,7 @@ def _type_of(paths: Sequence[Path]) -> pl.Struct:
 
 
 def as_json(column: pl.Series, kind: str, encode: Callable[[str], str]) -> pl.Series | str:
-    """A column of text, integers, truth values or nulls as JSON; text with `encode` where a character needs it."""
+    """Encodes a column of text, integers, booleans or nulls as JSON; `encode` is applied to text that needs escapes."""
     if kind == "null":
         return "null"
     if kind != "text":
@@ -240,21 +242,21 @@ _LEAVES = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "
 _DTYPES = {pa.string(): pl.String(), pa.int64(): pl.Int64(), pa.float64(): pl.Float64(), pa.bool_(): pl.Boolean()}
 _encode = json.JSONEncoder().encode
 _Group = tuple[Structure | str, np.ndarray]
-"""A structure of what stands at a place, or its kind, and the indices of the lines that have it there."""
+"""A structure or kind, and the indices of the lines that have it."""
 
 
 class _Unclear(Exception):
-    """Only the rows tell the types."""
+    """The types can't be inferred without parsing the rows."""
 
 
 def read_columns(
     name: str, lines: pl.Series, decode: Callable[[pl.Struct], pl.DataFrame | None]
 ) -> tuple[pa.RecordBatch, Columns] | None:
-    """Lines as a record batch, with the types that hold their values without loss.
+    """Converts lines to a record batch, with types that hold their values without loss.
 
-    `decode` reads them as a frame with the fields of a type, None where it cannot.
-    None where the rows have to be parsed: lists, a key that comes twice, integers past 64 bits or among floats past
-    2^53, numbers or objects among values of another kind.
+    `decode` decodes them as a frame with the fields of a type, or returns None.
+    Returns None if the rows have to be parsed: lists, a duplicate key, integers beyond 64 bits or (among floats) beyond
+    2^53, numbers or objects mixed with values of another kind.
     """
     groups = [(structure, indices) for structure, indices in structures(lines) if structure is not None]
     if sum(len(indices) for _, indices in groups) < len(lines):
@@ -274,7 +276,7 @@ def read_columns(
 def _place(
     groups: Sequence[_Group], count: int, depth: int = DEEPEST + 1, *, absent: bool = False, nulls: bool = False
 ) -> Place:
-    """The place of objects of these structures, `count` in all. Raises _Unclear."""
+    """Returns the place of `count` objects with these structures. Raises _Unclear."""
     names = dict.fromkeys(name for structure, _ in groups if isinstance(structure, dict) for name in structure)
     if not names or not depth or len(names) > MOST_FIELDS:
         raise _Unclear
@@ -306,7 +308,7 @@ def _below(groups: Sequence[_Group], name: str) -> list[_Group]:
 
 
 def _dtype(place: Place) -> pl.Struct:
-    """What polars reads objects of a place as."""
+    """Returns the polars type for objects of a place."""
     return pl.Struct({
         name: _dtype(inner) if inner.fields is not None else _DTYPES.get(inner.leaf, pl.String())
         for name, inner in (place.fields or {}).items()
@@ -314,7 +316,7 @@ def _dtype(place: Place) -> pl.Struct:
 
 
 def with_fields(dtype: pl.Struct, more: pl.Struct) -> pl.Struct:
-    """A type with the fields of another, too."""
+    """Merges the fields of two types."""
     fields = more.to_schema()
     for name, inner in dtype.to_schema().items():
         known = fields.get(name)
@@ -325,7 +327,7 @@ def with_fields(dtype: pl.Struct, more: pl.Struct) -> pl.Struct:
 
 
 def _array_of(frame: pl.DataFrame, place: Place, groups: Sequence[_Group]) -> tuple[pa.StructArray, Place]:
-    """Columns of a frame as an array of objects. Raises _Unclear."""
+    """Converts the columns of a frame to an array of objects. Raises _Unclear."""
     fields = {}
     for name, inner in (place.fields or {}).items():
         below, column = _below(groups, name), frame.get_column(name)
@@ -342,7 +344,7 @@ def _array_of(frame: pl.DataFrame, place: Place, groups: Sequence[_Group]) -> tu
 
 
 def _leaf(column: pl.Series, place: Place, groups: Sequence[_Group]) -> tuple[pa.Array, Place]:
-    """Values of one type, or each as JSON text. Raises _Unclear where polars reads nulls at other lines."""
+    """Returns values of one type, or each as JSON text. Raises _Unclear if the nulls of polars are at other lines."""
     if len(column) - column.null_count() != sum(len(rows) for kind, rows in groups if kind != "null"):
         raise _Unclear
     if place.json:

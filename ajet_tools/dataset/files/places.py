@@ -1,13 +1,13 @@
-"""Which type each place of the rows has in a table, and what Arrow has no word for.
+"""The type of each place of the rows in a table: a column, or a field or list item within it.
 
-A table's column has one type. Where rows come from several files, or from text, the types that they bring are merged
-(`merge`). What a table declares stays as it is, with what Hugging Face's `datasets` notes of it. Two things are kept
-beside the column, in the schema's metadata, where `ajet_sdk.tasks.task_rows` finds them when the file is read:
+A column of a table has one type. Types from several files, or from text, are merged (`merge`). Declared types stay as
+they are, with the features of Hugging Face's `datasets`. The schema's metadata records two more encodings, which
+`ajet_sdk.tasks.task_rows` reverses on reading:
 
-- a place whose values have several types, or that Arrow cannot hold (an empty object, an integer past 64 bits, half a
-  surrogate pair, an object of hundreds of keys), is JSON text;
-- a key that some rows lack is null there, and taken out again on reading. Where other rows have it as a true null, the
-  place is JSON text, in which `null` is not the same as nothing (of a declared type, it is null).
+- a place with values of several types, or that Arrow cannot hold (an empty object, an integer beyond 64 bits, lone
+  surrogates, an object with hundreds of keys), is JSON text;
+- a key that some rows lack is null there and removed again on reading. If other rows have a true null, the place is
+  JSON text, in which `null` differs from a missing key (for a declared type, it is null).
 
 An integer among floats becomes the float of the same value.
 """
@@ -27,11 +27,11 @@ from ajet_sdk.tasks.task_rows import KEY
 
 FEATURES = b"huggingface"
 MOST_FIELDS, DEEPEST = 256, 16
-"""An object with more fields, and what lies deeper, is written as JSON text."""
+"""Objects with more fields, and values nested deeper, are written as JSON text."""
 
 
 class Flags(TypedDict, total=False):
-    """Properties of a place beside its type."""
+    """The properties of a place besides its type."""
 
     absent: bool
     nulls: bool
@@ -41,30 +41,30 @@ class Flags(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Place:
-    """A column, or a field or an item of one. Without a leaf, fields and an item all values are null."""
+    """A column, field or list item. Without leaf, fields and item, all values are null."""
 
     leaf: pa.DataType | None = None
-    """The Arrow type, where it is no object or list that was found."""
+    """The Arrow type, except for inferred objects and lists."""
     fields: Mapping[str, Place] | None = None
     item: Place | None = None
     json: bool = False
     """Values are JSON text."""
     absent: bool = False
-    """Some rows lack it."""
+    """Some rows lack the key."""
     nulls: bool = False
-    """Some rows have it as null."""
+    """Some rows have a null."""
     large: bool = False
-    """Some integers are none that a float holds."""
+    """Some integers are too large for a float."""
     table: str | None = None
-    """The file that declares the type; None where it was found from values."""
+    """The file that declares the type; None if it was inferred from values."""
     nullable: bool = True
     metadata: Mapping[bytes, bytes] | None = None
     feature: object = None
-    """What `datasets` notes of it."""
+    """The feature of `datasets`."""
 
     @classmethod
     def declared(cls, field: pa.Field, notes: Mapping[str, Any], feature: object, table: str) -> Place:
-        """The place of a column as its table declares it."""
+        """Returns the place of a column that a table declares."""
         known = {"absent": bool(notes.get("absent")), "nullable": field.nullable, "metadata": field.metadata}
         if "json" in notes:
             return cls(**known, json=True)
@@ -84,7 +84,7 @@ class Place:
 
     @cached_property
     def is_empty(self) -> bool:
-        """All values are null."""
+        """Whether all values are null."""
         return not self.json and self.leaf is None and self.fields is None and self.item is None
 
     @cached_property
@@ -99,12 +99,12 @@ class Place:
 
     @cached_property
     def is_natural(self) -> bool:
-        """Its type is what JSON's values would get: nothing is lost where JSON stands between."""
+        """Whether JSON values would get the same type, so that JSON holds them without loss."""
         return self.is_json or _is_natural(self.type)
 
     @property
     def labels(self) -> Sequence[str] | None:
-        """The names of its class labels, where it is a column of them."""
+        """The names of the class labels, if the column has them."""
         return _labels(self.feature) if isinstance(self.feature, dict) and "_type" in self.feature else None
 
     def as_field(self, name: str) -> pa.Field:
@@ -112,7 +112,7 @@ class Place:
 
     @cached_property
     def notes(self) -> dict[str, Any]:
-        """How it is encoded; empty where it is as any tool would."""
+        """The encoding; empty for the usual one."""
         notes: dict[str, Any] = {}
         if self.absent and (self.is_json or not self.nulls):
             notes["absent"] = True
@@ -126,7 +126,7 @@ class Place:
 
     @cached_property
     def noted(self) -> object:
-        """The `datasets` feature of the place, derived from its type if the file has none."""
+        """The `datasets` feature, derived from the type if the file has none."""
         if self.fields is not None and not self.is_json and (self.feature is None or _fields_of(self.feature)):
             return {name: place.noted for name, place in self.fields.items()}
         return _feature(self.type) if self.feature is None else self.feature
@@ -134,18 +134,18 @@ class Place:
 
 @dataclass(eq=False)
 class Columns:
-    """The columns of rows, and what their file says besides."""
+    """The columns of rows and the metadata of their file."""
 
     name: str
     row: Place
     metadata: Mapping[bytes, bytes] = field(default_factory=dict)
-    """Of the schema."""
+    """The schema's metadata."""
     own: pa.Schema | None = None
-    """The schema as the file has it, of columns that are just those of one."""
+    """The file's schema, while the columns are unchanged."""
 
     @classmethod
     def of(cls, name: str, schema: pa.Schema) -> Columns:
-        """Raises TaskError where two columns have the same name."""
+        """Reads the columns of a schema. Raises TaskError for duplicate names."""
         if len(set(schema.names)) < len(schema.names):
             raise TaskError(f"{name}: two columns have the same name: {', '.join(schema.names)}")
         metadata = schema.metadata or {}
@@ -182,12 +182,12 @@ class Columns:
 
     @cached_property
     def as_written(self) -> tuple[object, ...]:
-        """All that a file of these columns says of them."""
+        """All that a file of these columns stores about them."""
         some = {name: (place.type, place.notes, place.noted, place.metadata) for name, place in self.fields.items()}
         return list(some.items()), dict(self.metadata)
 
     def labels_at(self, path: Sequence[str]) -> list[str]:
-        """The names of the class labels at a path, also of a list of them; none of another column."""
+        """Returns the names of the class labels at a path (also of a list of labels); empty for other columns."""
         place: Place | None = self.row
         for name in path:
             place = (place.fields or {}).get(name) if place is not None else None
@@ -195,7 +195,7 @@ class Columns:
         return list((labels.get("feature") if isinstance(labels, dict) else labels) or ())
 
     def lost_in_text(self) -> dict[str, str]:
-        """Columns of which text does not hold all, and what they are: bytes, times, decimals, the names of labels."""
+        """Returns the columns that text can't represent fully, with their types: bytes, times, labels."""
         lost = {name: str(place.type) for name, place in self.fields.items() if _is_beyond_json(place.type)}
         for name, place in self.fields.items():
             if names := _labels(place.feature):
@@ -204,7 +204,7 @@ class Columns:
 
 
 def merged(some: Sequence[Columns]) -> Columns:
-    """The columns that rows of all of them fit into. Raises TaskError where tables declare what no one type holds."""
+    """Merges columns so that rows of all fit. Raises TaskError if declared types can't be merged."""
     result = some[0]
     for columns in some[1:]:
         if columns is not result:
@@ -216,38 +216,38 @@ def merged(some: Sequence[Columns]) -> Columns:
     return result
 
 
-def merge(one: Place, other: Place, path: str = "") -> Place:
-    """The place that holds the values of both."""
-    if one == other:
-        return one
+def merge(first: Place, second: Place, path: str = "") -> Place:
+    """Returns the place that holds the values of both."""
+    if first == second:
+        return first
     flags = Flags(
-        absent=one.absent or other.absent,
-        nulls=one.nulls or other.nulls,
-        large=one.large or other.large,
-        nullable=one.nullable or other.nullable,
+        absent=first.absent or second.absent,
+        nulls=first.nulls or second.nulls,
+        large=first.large or second.large,
+        nullable=first.nullable or second.nullable,
     )
-    if one.is_empty or other.is_empty:
-        return replace(other if one.is_empty else one, **flags)
-    _check_labels(one, other, path)
-    if one.fields is not None and other.fields is not None and not (one.json or other.json):
-        return _merge_objects(one, other, path, flags)
-    first, second = (one, other) if one.table else (other, one)
-    if one.table and other.table and (common_type := _one_type(one.type, other.type)) is not None:
-        return replace(one if common_type == one.type else replace(other, leaf=common_type), **flags)
-    same = first.type == second.type and not (one.is_json or other.is_json)
-    if first.table and not second.table and (same or not first.is_natural):
-        return replace(first, **flags)  # where a value does not fit, its conversion says so
-    if not (one.is_natural and other.is_natural):
+    if first.is_empty or second.is_empty:
+        return replace(second if first.is_empty else first, **flags)
+    _check_labels(first, second, path)
+    if first.fields is not None and second.fields is not None and not (first.json or second.json):
+        return _merge_objects(first, second, path, flags)
+    declared, inferred = (first, second) if first.table else (second, first)
+    if first.table and second.table and (common_type := _one_type(first.type, second.type)) is not None:
+        return replace(first if common_type == first.type else replace(second, leaf=common_type), **flags)
+    same = declared.type == inferred.type and not (first.is_json or second.is_json)
+    if declared.table and not inferred.table and (same or not declared.is_natural):
+        return replace(declared, **flags)  # the conversion reports values that do not fit
+    if not (first.is_natural and second.is_natural):
         raise TaskError(
-            f"{path} is {one.type} in {one.table}, {other.type} in {other.table}, which do not fit one type; write "
-            ".jsonl, or convert the values first"
+            f"{path} is {first.type} in {first.table} and {second.type} in {second.table}, which do not fit one type; "
+            "write .jsonl, or convert the values first"
         )
-    one, other = _opened(one), _opened(other)
-    if one.item is not None and other.item is not None and not (one.json or other.json):
-        return Place(item=merge(one.item, other.item, path), **flags)
-    if {one.leaf, other.leaf} == {pa.int64(), pa.float64()} and not flags["large"]:
+    first, second = _opened(first), _opened(second)
+    if first.item is not None and second.item is not None and not (first.json or second.json):
+        return Place(item=merge(first.item, second.item, path), **flags)
+    if {first.leaf, second.leaf} == {pa.int64(), pa.float64()} and not flags["large"]:
         return Place(pa.float64(), **flags)
-    return Place(one.leaf, **flags) if one.leaf == other.leaf is not None else Place(json=True, **flags)
+    return Place(first.leaf, **flags) if first.leaf == second.leaf is not None else Place(json=True, **flags)
 
 
 def _merge_objects(first: Place, second: Place, path: str, flags: Flags) -> Place:
@@ -267,14 +267,14 @@ def _merge_objects(first: Place, second: Place, path: str, flags: Flags) -> Plac
 
 
 def _opened(place: Place) -> Place:
-    """A declared list of a natural type as one that was found."""
+    """Converts a declared list of a natural type to an inferred one."""
     if place.leaf is None or not pa.types.is_list(place.leaf) or not place.is_natural:
         return place
     return replace(place, leaf=None, table=None, item=Place.declared(place.leaf.value_field, {}, None, ""))
 
 
 def _check_labels(first: Place, second: Place, path: str) -> None:
-    """A class label is a number whose name stands in the schema: other names are other labels."""
+    """Raises TaskError if two class labels have different names."""
     a, b = _labels(first.feature), _labels(second.feature)
     if a and b and a != b:
         raise TaskError(
@@ -284,7 +284,7 @@ def _check_labels(first: Place, second: Place, path: str) -> None:
 
 
 def _one_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """The type that holds the values of both, which differ in width alone; None where there is none."""
+    """Returns the type that holds the values of two types that differ in width only, else None."""
     if first == second:
         return first
     if _family(first) != _family(second):
@@ -297,7 +297,7 @@ def _one_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
 
 
 def _family(type_: pa.DataType) -> str:
-    """Types of one family differ in their width alone."""
+    """Names a group of types that differ in width only."""
     kinds = {"int": pa.types.is_integer, "float": pa.types.is_floating, "decimal": pa.types.is_decimal,
              "text": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
              "bytes": lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind)}  # fmt: skip
@@ -324,12 +324,12 @@ def _is_beyond_json(type_: pa.DataType) -> bool:
 
 
 def _fields_of(feature: object) -> Mapping[str, object]:
-    """What `datasets` notes of the fields of an object; nothing of an image, say, which has a type of its own."""
+    """Returns the features of an object's fields; empty for features with a type of their own, such as images."""
     return feature if isinstance(feature, dict) and not isinstance(feature.get("_type"), str) else {}
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> Mapping[str, Any] | None:
-    """None too where they are written as ajet does not know them: then they are no more than bytes to be kept."""
+    """Returns the `datasets` features, or None if they are missing or in an unknown format."""
     try:
         features = json.loads(metadata[FEATURES])["info"]["features"]
     except (KeyError, ValueError, TypeError):
@@ -338,7 +338,7 @@ def _features(metadata: Mapping[bytes, bytes]) -> Mapping[str, Any] | None:
 
 
 def _labels(feature: object) -> Any:
-    """The names of the class labels in what `datasets` notes of a column."""
+    """Returns the names of the class labels in a `datasets` feature."""
     if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
         return feature.get("names")
     if isinstance(feature, dict):
@@ -347,7 +347,7 @@ def _labels(feature: object) -> Any:
 
 
 def _feature(type_: pa.DataType) -> object:
-    """What `datasets` would note of a column."""
+    """Returns the `datasets` feature of a type."""
     if pa.types.is_struct(type_):
         return {type_.field(i).name: _feature(type_.field(i).type) for i in range(type_.num_fields)}
     if pa.types.is_list(type_):

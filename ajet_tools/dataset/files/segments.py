@@ -1,7 +1,7 @@
-"""A table that is being written, whose columns are known only with the last row.
+"""Writes a table whose columns are known only after the last row.
 
-Rows go into Parquet files, a new one where a block has columns that the one before has no place for. Mostly there is
-one, and it is the result; else all are written once more, with the columns that hold the rows of all.
+Rows go into a Parquet file; a new one starts when a block has columns that do not fit. A single file is the result;
+several are rewritten with the merged columns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ajet_sdk.errors import TaskError
-from ajet_tools.dataset.files.arrays import convert, look_at
+from ajet_tools.dataset.files.arrays import convert, with_statistics
 from ajet_tools.dataset.files.blocks import Block, as_table
 from ajet_tools.dataset.files.places import Columns, Place, merged
 
@@ -23,11 +23,11 @@ _GROUP = 1 << 16
 
 @dataclass
 class Shape:
-    """The columns of all rows that were written so far, which several writers may share."""
+    """The merged columns of all rows written so far, shared by the writers of several splits."""
 
     columns: Columns | None = None
     tables: list[Columns] = field(default_factory=list)
-    """The columns where no row is written."""
+    """The columns to write if there is no row."""
 
     def add(self, columns: Columns) -> Columns:
         self.columns = columns if self.columns is None else merged([self.columns, columns])
@@ -35,24 +35,24 @@ class Shape:
 
 
 class Segments:
-    """Rows go in by `add`; `finish` gives the files, `abandon` closes the last one."""
+    """Takes rows by `add`; `finish` returns the files, `abandon` closes the last one."""
 
     def __init__(self, folder: Path, shape: Shape, shard_bytes: int) -> None:
-        """`folder` is there, and the files are made in it; each of about `shard_bytes` where that is not 0."""
+        """Writes into the existing `folder`, in files of about `shard_bytes` (0: no limit)."""
         self._folder, self._shape, self._shard_bytes = folder, shape, shard_bytes
         self._made: list[tuple[Path, Columns]] = []
         self._file: _TableFile | None = None
         self._empty = 0
-        """Rows without a key, before any that has one."""
+        """Rows without keys, before the first row with a key."""
 
     def abandon(self) -> None:
         if self._file is not None:
             self._file.writer.close()
 
     def add(self, block: Block) -> None:
-        """Raises TaskError where the rows do not go into one table with those before."""
+        """Raises TaskError if the rows do not fit into one table with earlier ones."""
         table = as_table(block)
-        columns = table.table if table is not block else look_at(table.data, table.table)
+        columns = table.table if table is not block else with_statistics(table.data, table.table)
         to = self._shape.add(columns)
         if not len(to.schema):
             self._empty += len(table)
@@ -76,9 +76,9 @@ class Segments:
         file.write(data)
 
     def finish(self, path: Path, rows: int) -> list[Path]:
-        """The files, for `path`, written once more where they have not all columns.
+        """Returns the files for `path`, rewritten if some lack columns.
 
-        Raises TaskError where the rows do not fit into one table.
+        Raises TaskError if the rows do not fit into one table.
         """
         import pyarrow.parquet as pq
 
@@ -86,7 +86,7 @@ class Segments:
         if columns is None:
             columns = merged(self._shape.tables) if self._shape.tables else Columns(path.name, Place(fields={}))
         if rows and not len(columns.schema):
-            raise TaskError(f"every row for {path} is empty, which Parquet cannot store")
+            raise TaskError(f"all rows for {path} are empty, which Parquet cannot store")
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -111,7 +111,7 @@ class Segments:
 
 
 class _TableFile:
-    """A Parquet file, written in groups of many rows."""
+    """A Parquet file, written in large row groups."""
 
     def __init__(self, path: Path, columns: Columns) -> None:
         import pyarrow.parquet as pq
@@ -121,8 +121,8 @@ class _TableFile:
         self._rows = self._bytes = 0
         try:
             self.writer = pq.ParquetWriter(path, columns.schema, compression="zstd", dictionary_pagesize_limit=1 << 17)
-        except NotImplementedError as error:  # of Arrow: an object without fields
-            raise TaskError(f"Parquet does not hold these columns, write .jsonl: {error}") from error
+        except NotImplementedError as error:  # raised by Arrow for an object without fields
+            raise TaskError(f"Parquet cannot store these columns, write .jsonl: {error}") from error
 
     def write(self, data: pa.RecordBatch) -> None:
         self._waiting.append(data)

@@ -1,4 +1,4 @@
-"""Which files a path means, and how they are opened."""
+"""Finds the data files of a path and opens them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ log = logging.getLogger("ajet.dataset")
 _TEXT = (".jsonl", ".json", ".csv", ".tsv")
 _TABLES = (".parquet", ".arrow", ".feather", ".ipc")
 _PACKED = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
-"""How packed files begin."""
+"""First bytes of compressed files."""
 SUFFIXES = (*_TEXT, *_TABLES, *(text + packed for packed in _PACKED.values() for text in _TEXT))
 _NOT_ROWS = ("dataset_info", "dataset_dict", "dataset_infos", "state")
 
 
 def files_of(path: str | Path) -> list[Path | str]:
-    """The files that a path means, in order; `-` for stdin. Raises ConfigError where there is none to read."""
+    """Returns the files of a path, in order; `-` for stdin. Raises ConfigError if there are none."""
     return list(columns_of(path))
 
 
 def columns_of(path: str | Path) -> Mapping[Path | str, dict[str, object]]:
-    """The files that a path means, each with the columns that directories such as `label=dog/` give it."""
+    """Returns the files of a path, each with the columns that partition directories such as `label=dog/` define."""
     if str(path) == "-":
         return {"-": {}}
     folder, files = _find(path)
@@ -48,7 +48,7 @@ def columns_of(path: str | Path) -> Mapping[Path | str, dict[str, object]]:
 
 
 def _find(path: str | Path) -> tuple[Path, list[Path]]:
-    """The files of a path, and the directory that they are looked for in."""
+    """Returns the files of a path, and the directory that contains them."""
     file = Path(path).expanduser()
     if file.is_file():
         return file.parent, [file]
@@ -67,7 +67,7 @@ def _find(path: str | Path) -> tuple[Path, list[Path]]:
 
 
 def splits_of(folder: Path) -> dict[str, list[Path]]:
-    """The files of a directory's splits (`by_split`)."""
+    """Returns the files of a directory by split (`by_split`)."""
     files = sorted(p for p in folder.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file())
     shown = [p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
     named = ((p, unpacked_name(p.name).rpartition(".")[0]) for p in shown)
@@ -91,19 +91,19 @@ def _files_of_split(folder: Path, split: str | None) -> list[Path]:
 
 
 def is_table(file: Path) -> bool:
-    """It has types and columns of its own."""
+    """Whether the file format has typed columns."""
     return file.name.endswith(_TABLES)
 
 
 @contextmanager
 def open_text(file: Path, *, cut: bool = False) -> Iterator[Any]:
-    """The bytes of a file, unpacked. Where a line is too long for a row, reading them raises TaskError, or cuts it."""
+    """Opens a file and decompresses it. Reading a line above the size limit raises TaskError, or cuts the line."""
     with file.open("rb", buffering=0) as stream:
         yield bounded(unpacked(stream, named=file.name), file.name, cut=cut)
 
 
 def unpacked(stream: BinaryIO, *, named: str = "") -> Any:
-    """The bytes of a stream, unpacked where it begins as a packed file does, or its name says that it is one."""
+    """Decompresses a stream if its first bytes or its name indicate compression."""
     stream = io.BufferedReader(stream, 1 << 20)  # type: ignore[type-var]
     start = stream.peek(6)
     fits = (suffix for begins, suffix in _PACKED.items() if start.startswith(begins) or named.endswith(suffix))
@@ -115,13 +115,13 @@ def unpacked(stream: BinaryIO, *, named: str = "") -> Any:
 
 
 def unpacked_name(name: str) -> str:
-    """Without the suffix of a packed file."""
+    """Removes the suffix of a compressed file."""
     return next((name.removesuffix(suffix) for suffix in _PACKED.values() if name.endswith(suffix)), name)
 
 
 @contextmanager
 def explain_errors(file: object) -> Iterator[None]:
-    """An error of the system, of Arrow or of polars, as a TaskError that names the file."""
+    """Raises errors of the system, Arrow or polars as a TaskError that names the file."""
     try:
         yield
     except pl.exceptions.PolarsError as error:

@@ -1,8 +1,8 @@
-"""Rows out of files of any kind a dataset comes in, in blocks, each row with its place.
+"""Reads rows and blocks from the file formats of datasets.
 
-JSON lines (also one JSON document), Parquet, Arrow, CSV (text also packed), a directory in the Hugging Face layout, and
-stdin (`-`). A row that cannot be read is told by file and line. Memory is constant: some thousand rows, of a table at
-most some megabytes unless a single row is larger.
+JSON lines (also one JSON document), Parquet, Arrow, CSV (text also compressed), a directory in the Hugging Face layout,
+and stdin (`-`). Errors name file and line. Memory is constant: some thousand rows, for a table at most some megabytes
+unless a single row is larger.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def read(
     skip_bad: bool = False,
     bad: BadRows | None = None,
 ) -> Iterator[Row]:
-    """The rows of a file, of a directory (its `train` split; `DIR:NAME` is another), or of stdin (`-`).
+    """Reads the rows of a file, a directory (its `train` split; `DIR:NAME` is another), or stdin (`-`).
 
     Args:
-        path: what to read; its suffix says the format, and stdin is JSON lines, or Parquet, Arrow or CSV by its look.
+        path: the source; its suffix gives the format. On stdin, Parquet, Arrow and CSV are detected, else JSON lines.
         mapping: column -> main_query, init_messages, task_id, env_type or metadata.NAME; the column is renamed.
-        skip_bad: leave out rows that cannot be read, instead of raising at the first.
-        bad: counts them and keeps the first few; give one to know of them.
+        skip_bad: skip rows that cannot be read, instead of raising at the first.
+        bad: counts bad rows and keeps the first few.
 
-    Values are as JSON has them: bytes are base64, times text, NaN null. Raises TaskError, with file and line, for a bad
-    row and for a file that cannot be read; ConfigError where there is none.
+    Values are JSON values: bytes are base64, times text, NaN null. Raises TaskError, with file and line, for a bad row
+    and for an unreadable file; ConfigError if there is none.
     """
     bad = bad if bad is not None else BadRows(skip=skip_bad)
     for block in read_blocks(path, mapping=mapping, bad=bad):
@@ -72,11 +72,11 @@ def read_blocks(
     mapping: Mapping[str, str] | None = None,
     bad: BadRows | None = None,
 ) -> Iterator[Block]:
-    """The rows of what `read` reads, in blocks.
+    """Reads rows in blocks, from the sources of `read`.
 
     Args:
         mapping: as in `read`.
-        bad: rows that cannot be read; without it, and where it does not skip, the first raises TaskError.
+        bad: collects rows that cannot be read; without it, and where it does not skip, the first raises TaskError.
     """
     _check_mapping(mapping or {})
     bad = bad if bad is not None else BadRows()
@@ -92,7 +92,7 @@ def read_blocks(
 
 
 def count_rows(path: str | Path) -> int:
-    """How many rows there are. Raises TaskError at the first bad one. Parquet is not read through."""
+    """Counts rows; for Parquet, from its metadata. Raises TaskError at the first bad row."""
     import pyarrow.parquet as pq
 
     total = 0
@@ -106,9 +106,9 @@ def count_rows(path: str | Path) -> int:
 
 
 def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> list[Columns]:
-    """The columns that the tables among the files of a path declare; none of text files and stdin.
+    """Returns the columns that the tables of a path declare; text files and stdin declare none.
 
-    A `Writer` that is told of them writes the columns even where no row is left.
+    A `Writer` that gets them writes the columns even without a row.
     """
     tables = []
     for file, more in columns_of(path).items():
@@ -158,7 +158,7 @@ def _text_blocks(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[Block]:
 
 
 def _begins_with_line(stream: io.BufferedReader[Any]) -> bool:
-    """Its first line is an object of JSON: not one document over many lines, nor an array."""
+    """Whether the first line is a JSON object: no multi-line document, no array."""
     line, more, _ = stream.peek(1)[:_BYTES].removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")
     try:
         return line.startswith(b"{") and (not more or isinstance(json.loads(line), dict))
@@ -173,7 +173,7 @@ def _is_row(row: Any, bad: BadRows) -> bool:
 
 
 def is_lines(file: Path) -> bool:
-    """It has a row in each line."""
+    """Whether the file holds one row per line."""
     if not unpacked_name(file.name).endswith((".jsonl", ".json")):
         return False
     with explain_errors(file), open_text(file) as stream:
@@ -212,7 +212,7 @@ def _line_block(data: bytes, name: str, first: int, asked: list[Wanted], bad: Ba
 
 
 def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> LineBlock:
-    """The lines that are objects, looked at one by one."""
+    """Returns the lines that are valid objects, checked individually."""
     good: list[tuple[int, str]] = []
     for number, raw in enumerate(lines, first):
         if not (line := raw.strip()):
@@ -229,7 +229,7 @@ def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> Lin
 
 
 def _table_blocks(source: Path | pa.BufferReader, name: str, bad: BadRows, *, parquet: bool) -> Iterator[Block]:
-    """The rows of a table as they are stored, some megabytes at a time."""
+    """Reads the rows of a table, some megabytes at a time."""
     columns, number = None, 1
     with explain_errors(source if isinstance(source, Path) else name):
         for schema, data in _batches(source) if parquet else _arrow_batches(source):
@@ -243,7 +243,7 @@ def _table_blocks(source: Path | pa.BufferReader, name: str, bad: BadRows, *, pa
 def _without_long_rows(
     data: pa.RecordBatch, name: str, number: int, bad: BadRows
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The stretches of rows, by their first, between those with a cell that is too long for a row: bad rows."""
+    """Splits a batch at rows with a cell above the size limit, and reports those; yields first index and rows."""
     start = 0
     for index in range(data.num_rows):
         sizes = {column: _size(data.column(column).slice(index, 1)) for column in data.schema.names}
@@ -272,7 +272,7 @@ def _batches(source: Path | pa.BufferReader) -> Iterator[tuple[pa.Schema, pa.Rec
 
     table = pq.ParquetFile(source, memory_map=False, buffer_size=_TABLE_BUFFER, pre_buffer=False)
     schema = _without_views(table.schema_arrow)
-    for group in range(table.num_row_groups):  # all at once, pyarrow reads ahead by more the larger the file is
+    for group in range(table.num_row_groups):  # over all groups at once, pyarrow's read-ahead grows with the file
         about = table.metadata.row_group(group)
         most = max(1, min(_TABLE_ROWS, 4 * _BYTES * about.num_rows // max(1, about.total_byte_size)))
         for batch in table.iter_batches(most, row_groups=[group], use_threads=False):
@@ -292,7 +292,7 @@ def _opened_arrow(source: Path | pa.BufferReader) -> Iterator[tuple[pa.Schema, I
         try:
             opened = pa.ipc.open_stream(file)
             batches = iter(opened)
-        except pa.ArrowInvalid:  # the file format, which can be read from any place, instead of the stream format
+        except pa.ArrowInvalid:  # the file format instead of the stream format
             file.seek(0)
             opened = whole = pa.ipc.open_file(source)
             batches = (whole.get_batch(index) for index in range(whole.num_record_batches))
@@ -300,7 +300,7 @@ def _opened_arrow(source: Path | pa.BufferReader) -> Iterator[tuple[pa.Schema, I
 
 
 def _without_views(schema: pa.Schema) -> pa.Schema:
-    """With plain text and bytes in place of views, which Arrow chooses no rows of."""
+    """Replaces string and binary views, on which Arrow has no `take`."""
     if "_view" not in str(schema):
         return schema
     return pa.schema([field.with_type(_without_view(field.type)) for field in schema], schema.metadata)

@@ -1,4 +1,4 @@
-"""Arrow's values as JSON has them, and what stands at a place of such a value."""
+"""Arrow values as JSON values, and lookups by path."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ POSITION = re.compile(r"-?[0-9]{1,9}")
 
 
 def objects_of(data: pa.RecordBatch, columns: Columns) -> list[dict[str, object]]:
-    """The rows of a record batch as JSON has them: bytes as base64, times and decimals as text, NaN as null.
+    """Returns the rows of a record batch as JSON values: bytes as base64, times and decimals as text, NaN as null.
 
-    Raises TaskError where a time that Python cannot hold stands where it cannot be told from others, such as in a map.
+    Raises TaskError for a time out of Python's range inside a type that can't be read by field, such as a map.
     """
     try:
         rows = data.to_pylist()
@@ -56,7 +56,7 @@ def values_of(array: pa.Array, name: str) -> list[Any]:
 
 
 def json_value(value: object) -> Any:
-    """A value as JSON can hold it: bytes as base64, times and decimals as text, NaN as null."""
+    """Converts to a JSON value: bytes to base64, times and decimals to text, NaN to null."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
@@ -77,28 +77,28 @@ KINDS = {
     "list": "a list",
     "null": "null",
 }
-"""Each kind of value in words."""
+"""Each kind of value, as messages name it."""
 _NAMES = {str: "text", bool: "bool", int: "integer", float: "number", list: "list", dict: "object", type(None): "null"}
 
 
 def kind_of(value: object) -> str:
-    """Of a value as JSON has it: a key of `KINDS`."""
+    """Returns the kind of a JSON value, a key of `KINDS`."""
     return _NAMES.get(type(value), "object" if isinstance(value, Mapping) else "text")
 
 
 def value_at(values: object, path: str) -> Any:
-    """The value at a path such as `metadata.answer` or `messages.0.content`; None if there is none."""
+    """Returns the value at a path such as `metadata.answer` or `messages.0.content`, or None."""
     value = find_at(values, path.split("."))
     return None if value is ABSENT else value
 
 
 def find_at(values: object, steps: Sequence[str]) -> Any:
-    """The value at a path, which may end in the `count` of a list or the `chars` of a text; ABSENT if there is none."""
+    """Returns the value at a path, or ABSENT. A path may end in the `count` of a list or the `chars` of a text."""
     if not steps:
         return values
     if isinstance(values, Mapping):
         whole = ".".join(steps)
-        if whole in values:  # a column whose name has a point in it
+        if whole in values:  # a column with a dot in its name
             return values[whole]
         if steps[0] in values:
             return find_at(values[steps[0]], steps[1:])
@@ -113,7 +113,7 @@ def find_at(values: object, steps: Sequence[str]) -> Any:
 
 
 def answer_of(row: Mapping[str, object]) -> Any:
-    """The reference answer of a row: `metadata.answer`, else a column `answer`; None where there is none."""
+    """Returns the reference answer: `metadata.answer`, else the column `answer`, or None."""
     metadata = row.get("metadata")
     answer = metadata.get("answer") if isinstance(metadata, Mapping) else None
     answer = row.get("answer") if answer is None else answer

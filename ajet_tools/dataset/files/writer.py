@@ -1,4 +1,4 @@
-"""A dataset's file, written in blocks or a row at a time: it appears whole, or not at all."""
+"""Writes a dataset file in blocks or row by row; it appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _GZIP_LEVEL = 6
 
 
 class Writer:
-    """Writes rows to a path, in the format that its name says, and puts the file in its place at the end.
+    """Writes rows to a path in the format of its suffix, and replaces the file at the end.
 
-    `.jsonl`, `.jsonl.gz`, `.csv`, `.parquet`, or a name without a suffix: a directory in the Hugging Face layout
-    (`data/train-00000-of-0000N.parquet`, `split` in place of train). `-` is stdout, as JSON lines. Memory is constant:
-    Parquet and CSV, whose columns are known only with the last row, go through drafts beside the file.
-    Writers of several splits share a `shape`, so that all have the same columns: leave them all together.
-    Leaving the `with` block by an error removes the draft and leaves what stood there before.
+    `.jsonl`, `.jsonl.gz`, `.csv`, `.parquet`, or no suffix: a directory in the Hugging Face layout
+    (`data/train-00000-of-0000N.parquet`, with `split` in place of train). `-` is stdout, as JSON lines. Memory is
+    constant: Parquet and CSV, whose columns are known only after the last row, go through drafts beside the file.
+    Writers of several splits share a `shape` to get the same columns; close them together. If an error leaves the
+    `with` block, the draft is removed and the existing file stays.
 
-    Parquet keeps rows of mixed shapes whole (see `dataset.files.places`), and of rows that were read from a table
-    the types and what its schema says of them; where no row is written, it has the columns of `tables`. Text cannot
-    hold such types: a log line says which columns are then written as what. CSV holds text: what is not text is written
-    as JSON, null and a missing key as nothing, half a surrogate pair as `?`.
+    Parquet stores rows of mixed shapes whole (see `dataset.files.places`), and keeps the types and schema metadata of
+    rows that were read from a table; without rows, it has the columns of `tables`. Text cannot hold such types: a
+    warning names the columns and how they are written. In CSV, other values than text are JSON, nulls and missing keys
+    are empty, and lone surrogates are `?`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Writer:
         self._file: BinaryIO | Any = None
         self._segments: Segments | None = None
         self._waiting: list[tuple[bytes, Stored | None]] = []
-        """Rows for a table, as lines, with what they were made of."""
+        """Rows for a table, as lines, with the rows they derive from."""
         self._logged: set[str] = set()
 
     def __enter__(self) -> Writer:
@@ -83,7 +83,7 @@ class Writer:
         try:
             with self._explain_errors():
                 self._begin()
-        except BaseException:  # `__exit__` is not called
+        except BaseException:  # `__exit__` won't be called
             self._close()
             raise
         return self
@@ -100,18 +100,20 @@ class Writer:
         self._file = self._open.enter_context(self._draft.open("w+b"))
         if self._format == "jsonl.gz":
             self._file = self._open.enter_context(
-                gzip.GzipFile("", "wb", _GZIP_LEVEL, self._file, mtime=0)  # no name, no time: the same bytes out
+                gzip.GzipFile(
+                    "", "wb", _GZIP_LEVEL, self._file, mtime=0
+                )  # without name and time, output is reproducible
             )
 
     @property
     def takes_lines(self) -> bool:
-        """It is a file of lines, which blocks of lines go into as they are."""
+        """Whether blocks of lines are written unchanged."""
         return self._segments is None
 
     def write(self, values: Mapping[str, object], stored: Stored | None = None) -> None:
-        """Write a row; `stored` is the one that it was made of, where that was read from a table (`Row.stored`).
+        """Writes a row. `stored` is the table row that it derives from (`Row.stored`), if any.
 
-        Raises TaskError where it has what JSON has not, ConfigError where the disk does not take it.
+        Raises TaskError for values that JSON lacks, ConfigError if writing fails.
         """
         try:
             line = json_line(values)
@@ -128,7 +130,7 @@ class Writer:
             self._flush()
 
     def write_block(self, block: Block, indices: npt.NDArray[np.integer[Any]] | None = None) -> None:
-        """Write rows of a block, all or those of a numpy array of indices, as they are stored."""
+        """Writes all rows of a block, or those at the indices, in their stored form."""
         if indices is not None:
             if not len(indices):
                 return
@@ -149,13 +151,13 @@ class Writer:
     def _write(self, lines: bytes, count: int) -> None:
         try:
             self._file.write(lines)
-        except OSError:  # such a block around each row would take longer
+        except OSError:  # entering the context manager for each row would be slower
             with self._explain_errors():
                 raise
         self.rows += count
 
     def _flush(self) -> None:
-        """The rows that wait as blocks, those of one table together."""
+        """Writes the waiting rows in blocks, grouped by table."""
         waiting, self._waiting = self._waiting, []
         if not waiting or self._segments is None:
             return
@@ -168,7 +170,7 @@ class Writer:
             self._segments.add(join(blocks, lines=False).take(order) if len(blocks) > 1 else blocks[0])
 
     def _log_losses(self, block: TableBlock) -> None:
-        """Say once a table what of it text does not hold."""
+        """Warns once per table about values that text can't represent."""
         if block.name not in self._logged and (lost := block.table.lost_in_text()):
             self._logged.add(block.name)
             columns = ", ".join(f"{name} ({what})" for name, what in lost.items())
@@ -196,7 +198,7 @@ class Writer:
             self._close()
 
     def _close(self) -> None:
-        with suppress(OSError):  # what is still in the buffer does not fit on a full disk, and is thrown away anyhow
+        with suppress(OSError):  # on a full disk, flushing fails; the draft is removed anyway
             self._open.close()
         remove_draft(self._draft)
         shutil.rmtree(self._draft_path("tables"), ignore_errors=True)
@@ -219,7 +221,7 @@ class Writer:
             _move_into_place(self._draft, self.path)
 
     def _place_shards(self, made: list[Path]) -> None:
-        """Put the shards in their places, each whole; then take away those of an earlier, longer dataset."""
+        """Moves the shards into place, then removes those of an earlier, longer dataset."""
         folder = self.path / "data"
         folder.mkdir(parents=True, exist_ok=True)
         names = [f"{self._split}-{number:05d}-of-{len(made):05d}.parquet" for number in range(len(made))]
@@ -238,7 +240,7 @@ class Writer:
                 table.writerows([_cell(row.get(name)) for name in names] for row in rows)
 
     def _drafted(self) -> Iterator[list[dict[str, object]]]:
-        """The rows of the draft, some at a time."""
+        """Reads back the rows of the draft."""
         self._file.seek(0)
         while lines := list(islice(self._file, ROWS)):
             yield [json.loads(line) for line in lines]
@@ -251,7 +253,7 @@ class Writer:
     def _explain_errors(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # stdout, and who read it has gone: the caller's affair
+        except BrokenPipeError:  # the reader of stdout has gone; the caller handles it
             raise
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else error
@@ -259,7 +261,7 @@ class Writer:
 
 
 def _block(rows: list[tuple[bytes, Stored | None]]) -> Block:
-    """Rows that were all made of one block, or of none."""
+    """Builds a block of rows that all derive from one block, or from none."""
     first = rows[0][1]
     if first is None:
         return LineBlock("", pl.Series("line", [line[:-1].decode() for line, _ in rows], pl.String), [""] * len(rows))

@@ -1,4 +1,4 @@
-"""The endpoint that options name: an address, a checkpoint of this machine, or a function in a file."""
+"""Opens the model that options name: an endpoint, a local checkpoint or a function in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ajet_sdk.protocols import Engine
 
 
 def local_url(checkpoint: Path) -> str:
-    """Which checkpoint a reply is of: by the sizes and times of its files, for to read them would take long."""
+    """Identifies a checkpoint by the sizes and times of its files, since reading them would take too long."""
     files = sorted(file for file in checkpoint.iterdir() if file.is_file())
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return f"local://{hashlib.blake2b(repr(stats).encode(), digest_size=8).hexdigest()}"
@@ -28,15 +28,15 @@ def local_url(checkpoint: Path) -> str:
 def open_endpoint(
     base_url: str | None, model: str | None, api_key: str | None = None, *, scripted: str | None = None, **how: Any
 ) -> ModelClient:
-    """The model that answers: the function that `scripted` names, an endpoint, or a checkpoint in this process.
+    """Opens a model: the function that `scripted` names, an endpoint, or a local checkpoint.
 
     Args:
         base_url: an OpenAI-compatible endpoint.
-        model: its name there; without an endpoint the directory of a Hugging Face checkpoint.
-        scripted: `replies.py:function`, which gets an `Ask` and returns text; a file alone means its `reply`.
-        how: concurrency, cache, budget and the like, as `ModelClient` takes them.
+        model: its name there; without an endpoint, the directory of a Hugging Face checkpoint.
+        scripted: `replies.py:function`, which takes an `Ask` and returns text; the default function is `reply`.
+        how: options of `ModelClient`, such as concurrency, cache and budget.
 
-    Raises ConfigError where nothing is named, or what is named cannot be loaded.
+    Raises ConfigError if no model is named or it cannot be loaded.
     """
     if scripted is not None:
         place, _, function = scripted.rpartition(":")
@@ -45,14 +45,11 @@ def open_endpoint(
         base_url = f"scripted://{hashlib.blake2b(content, digest_size=8).hexdigest()}"
         model = f"scripted:{Path(place).name}:{function}"
         engine: Engine = ScriptedEngine(load_object(f"{place}:{function}"))
-        # its tokens are bytes: a limit in tokens says nothing of them
-        transport: InProcess = _Scripted(engine, Path(place))
-        return ModelClient(base_url, model, transport=transport, **how)
+        return ModelClient(base_url, model, transport=_Scripted(engine, Path(place)), **how)
     if model is not None and Path(model).is_dir() and not base_url:
         checkpoint = Path(model)
         engine = open_engine(load_config(None, [], {"model": {"path": str(checkpoint.resolve())}}))
-        transport, base_url = InProcess(engine, limited=True), local_url(checkpoint)
-        return ModelClient(base_url, checkpoint.name, transport=transport, **how)
+        return ModelClient(local_url(checkpoint), checkpoint.name, transport=InProcess(engine, limited=True), **how)
     if not base_url:
         raise ConfigError(
             "no model to write rows: pass --base-url URL (or set OPENAI_BASE_URL), or --scripted replies.py"
@@ -65,7 +62,7 @@ def open_endpoint(
 
 
 class _Scripted(InProcess):
-    """A user's function, whose own mistakes are told with their line."""
+    """A user's function; its errors are reported with their line. Its tokens are bytes, so no limit applies."""
 
     def __init__(self, engine: Engine, file: Path) -> None:
         super().__init__(engine, limited=False)
@@ -81,7 +78,7 @@ class _Scripted(InProcess):
                 frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self._path
             ]
             where = f"{self._file} line {lines[-1]}" if lines else str(self._file)
-            raise EngineError(f"{where} raised {type(error).__name__}: {error}; it was asked to reply") from error
+            raise EngineError(f"{where} raised {type(error).__name__}: {error}") from error
 
 
 def open_named(
@@ -93,13 +90,13 @@ def open_named(
     like: ModelClient | None = None,
     **how: Any,
 ) -> ModelClient:
-    """The model that one word names: `NAME@URL`, `NAME` at `base_url`, a checkpoint, `scripted:FILE.py:FUNCTION`.
+    """Opens a model by a spec: `NAME@URL`, `NAME` at `base_url`, a checkpoint, `scripted:FILE.py:FUNCTION`.
 
     Args:
-        option: what the word was given by, for messages.
-        key_env: the environment variable with its key; None is OPENAI_API_KEY.
-        like: asked as often at once, and with the cache, of this one.
-        how: as of `open_endpoint`.
+        option: the option with the spec, for messages.
+        key_env: environment variable of the API key. Default: OPENAI_API_KEY.
+        like: client whose concurrency, retries and cache are the defaults.
+        how: as in `open_endpoint`.
 
     Raises ConfigError.
     """

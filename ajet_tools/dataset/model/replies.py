@@ -1,4 +1,4 @@
-"""The rows in a model's reply: JSON as it was asked for, in a fence, with prose around it, or cut off half-way."""
+"""Extracts rows from a model's reply: JSON as requested, in a fence, within prose, or truncated."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LISTED = ("tasks", "rows", "items", "data", "examples")
 
 
 def rows_in(text: str) -> tuple[list[object], str | None]:
-    """The rows, and what is wrong with the reply: `not JSON` or `incomplete JSON` with where, or None.
+    """Returns the rows, and the problem: `not JSON` or `incomplete JSON` with its position, or None.
 
-    What was whole before a cut is kept. Thoughts before the rows are skipped; a row may hold the tag that ends them.
+    Complete rows before a truncation are kept. Text up to `</think>` is skipped, unless it is inside a row.
     """
     rows, problem, end = _read(text)
     while (thought := text.find(_THOUGHT_END, end)) >= 0:
@@ -25,7 +25,7 @@ def rows_in(text: str) -> tuple[list[object], str | None]:
 
 
 def _read(text: str) -> tuple[list[object], str | None, int]:
-    """The rows, what is wrong, and the end of what was read."""
+    """Returns the rows, the problem, and the end of the parsed text."""
     start = _first(text)
     if start is None:
         shown_text = " ".join(text.split())
@@ -51,7 +51,7 @@ def _read(text: str) -> tuple[list[object], str | None, int]:
 
 
 def _first(text: str) -> int | None:
-    """Where the JSON begins: the first bracket that a JSON value follows."""
+    """Returns the position of the first bracket that a JSON value follows."""
     for match in re.finditer(r"[\[{]", text):
         after = text[match.end() : match.end() + 40].lstrip()
         if not after or after[0] in ('"{}' if match.group() == "{" else "{]"):
@@ -64,7 +64,7 @@ def _half(rows: list[object]) -> str:
 
 
 def _unwrap(rows: list[object]) -> list[object]:
-    """`{"tasks": [...]}` is the list in it."""
+    """Returns the list in `{"tasks": [...]}`."""
     if len(rows) == 1 and isinstance(rows[0], dict):
         for name in _LISTED:
             if isinstance(rows[0].get(name), list) and len(rows[0]) == 1:

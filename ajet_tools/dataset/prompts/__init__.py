@@ -1,7 +1,7 @@
-"""The prompts of the dataset commands: Jinja files in our own words, each with a version.
+"""The prompts of the dataset commands: Jinja files, each with a version.
 
-A file's first line is `{# version N #}`; N goes up when its words change. A user's own template has, for its version, a
-hash of its text.
+The first line of a file is `{# version N #}`; increment N when the wording changes. The version of a user's template is
+a hash of its text.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _RUN = 6
-"""Words in a row that say where a sentence is from."""
+"""Number of consecutive words that identify a sentence of a prompt."""
 _HEADING = 3
 _EDGES = " .,;:!?()"
 _MARKUP = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
-"""What is not text in a template."""
+"""Matches the markup of a template."""
 _ITEMS = re.compile(r"(?:^|\n)\s*-\s|\n\s*\n")
 _SENTENCES = re.compile(r"(?<=[.:!?])\s+")
 _VERSION = re.compile(r"\{#\s*version (\d+)\s*#\}")
@@ -40,13 +40,13 @@ class Prompt:
     name: str
     version: str
     digest: str
-    """Of its text and of every text that it may build on: what a prompt is compared by when a run is resumed."""
+    """Of its text and its base template; compared when a run is resumed."""
     template: jinja2.Template
     wording: frozenset[str]
-    """Runs of words of its own sentences, as plain text, which no row has a reason to repeat."""
+    """Word runs of its sentences, as plain text, which a generated row should not repeat."""
 
     def render(self, **variables: object) -> str:
-        """The text. Raises ConfigError where the template asks for what there is not, or fails."""
+        """Renders the text. Raises ConfigError if the template fails or uses an unknown variable."""
         import jinja2
 
         try:
@@ -77,7 +77,7 @@ def _environment() -> jinja2.Environment:
 
 @functools.cache
 def load(name: str) -> Prompt:
-    """One of our own, such as `expand/harder`."""
+    """Loads a built-in prompt, such as `expand/harder`."""
     path = _FOLDER / f"{name}.jinja"
     text = path.read_text(encoding="utf-8")
     version_match = _VERSION.match(text)
@@ -88,7 +88,7 @@ def load(name: str) -> Prompt:
 
 
 def load_file(path: Path) -> Prompt:
-    """A user's own template. Raises ConfigError with file and line where it cannot be read or parsed."""
+    """Loads a user's template. Raises ConfigError, with file and line, if it cannot be read or parsed."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -104,19 +104,19 @@ def load_file(path: Path) -> Prompt:
 
 @functools.cache
 def wording() -> tuple[str, ...]:
-    """The wording of our prompts to a model that writes rows, in runs of words."""
+    """Returns the word runs of all prompts for generating rows."""
     files = [path for kind in ("expand", "from-docs") for path in (_FOLDER / kind).glob("*.jinja")]
     return tuple(sorted(set[str]().union(*(_runs(path.read_text(encoding="utf-8")) for path in files))))
 
 
-def repeated(text: str, said: Iterable[str]) -> str | None:
-    """A run of words that a text shares with the prompts; None if there is none."""
+def repeated(text: str, runs: Iterable[str]) -> str | None:
+    """Returns a word run of the prompts that a text contains, or None."""
     plain = plain_text(text)
-    return next((run for run in said if run in plain), None)
+    return next((run for run in runs if run in plain), None)
 
 
 def _runs(template: str) -> frozenset[str]:
-    """Every six words in a row of a template's sentences, and its short headings (`Keep to this:`)."""
+    """Returns every six consecutive words of a template's sentences, and its short headings (`Keep to this:`)."""
     runs = set[str]()
     for text in _MARKUP.split(template):
         for sentence in (part for item in _ITEMS.split(text) for part in _SENTENCES.split(item.strip())):
@@ -129,20 +129,20 @@ def _runs(template: str) -> frozenset[str]:
 
 @functools.cache
 def phrases(name: str) -> tuple[str, ...]:
-    """The lines of one of our lists, such as `expand/personas`."""
+    """Returns the lines of a built-in list, such as `expand/personas`."""
     return lines_of(_FOLDER / f"{name}.txt")
 
 
 def lines_of(path: Path) -> tuple[str, ...]:
-    """The lines of a text file that are not blank."""
+    """Returns the non-blank lines of a text file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    stripped_lines = tuple(line.strip() for line in lines if line.strip())
-    if not stripped_lines:
+    stripped = tuple(filter(None, map(str.strip, lines)))
+    if not stripped:
         raise ConfigError(f"{path} is empty; it needs one phrase per line")
-    return stripped_lines
+    return stripped
 
 
 def _digest(text: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ajet_tools.dataset.files.arrays import find
+from ajet_tools.dataset.files.arrays import infer
 from ajet_tools.dataset.files.blocks import LineBlock, as_table, json_line
 from ajet_tools.dataset.files.lines import kind_in, kinds_of, read_columns, structures
 
@@ -80,7 +80,7 @@ def test_a_key_that_comes_twice_and_lines_with_hundreds_of_keys_have_no_structur
 def test_columns_of_lines_have_the_types_and_values_that_their_rows_have(rows: list[dict[str, Any]]) -> None:
     lines = [json_line(row)[:-1].decode() for row in rows]
     block = LineBlock("rows", pl.Series("line", lines, pl.String), [""] * len(lines))
-    data, columns = find("rows", [json.loads(line) for line in lines])
+    data, columns = infer("rows", [json.loads(line) for line in lines])
     table = as_table(block)
     assert table.data.equals(data)
     assert (table.table.row, table.table.schema) == (columns.row, columns.schema)
