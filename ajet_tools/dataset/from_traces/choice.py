@@ -1,7 +1,4 @@
-"""Which episodes of a trace become data: by filter, by what people said, by whether the policy failed.
-
-What people said of an episode, taken together.
-"""
+"""Chooses the episodes of a trace that become data: by filter, feedback and failure."""
 
 from __future__ import annotations
 
@@ -24,17 +21,17 @@ from ajet_tools.trace.queries.listing import open_listing
 
 @dataclass(frozen=True)
 class Opinion:
-    """Several people's feedback as one. Where one person spoke twice of the same thing, the later word counts."""
+    """The combined feedback on an episode. If a person rated the same thing twice, the later rating counts."""
 
     score: float | None = None
-    """The mean of the scores; a thumb up is 1 and a thumb down is 0."""
+    """The mean of the scores; thumbs up is 1, thumbs down 0."""
     correction: Feedback | None = None
     """The latest corrected answer."""
     comments: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Which of up, down and corrected it is. A score of exactly one half is neither up nor down."""
+        """Any of up, down and corrected. A score of exactly 0.5 is neither up nor down."""
         kinds = {"corrected"} if self.correction else set()
         if self.score is not None and self.score != 0.5:
             kinds.add("up" if self.score > 0.5 else "down")
@@ -42,7 +39,7 @@ class Opinion:
 
 
 def opinion(feedback: Iterable[Feedback]) -> Opinion:
-    """The opinion that feedback on one episode comes to."""
+    """Combines the feedback on an episode."""
     ordered = sorted(feedback, key=lambda entry: (entry.at, entry.feedback_id))
     scores = {
         (entry.call_id, entry.author or entry.feedback_id): entry.score for entry in ordered if entry.score is not None
@@ -56,7 +53,7 @@ def opinion(feedback: Iterable[Feedback]) -> Opinion:
 
 
 def opinions(reader: TraceReader) -> Mapping[str, Opinion]:
-    """The opinion on each episode of a trace; an empty one where nothing was said."""
+    """Returns the opinion on each episode of a trace; empty without feedback."""
     by_episode: dict[str, list[Feedback]] = defaultdict(list)
     for row in rows(reader, "SELECT * FROM feedback"):
         by_episode[row["episode_id"]].append(Feedback(**row))
@@ -71,21 +68,21 @@ _LOOKUP = 5_000
 
 @dataclass(frozen=True)
 class Choice:
-    """The episodes to take from a trace; all given conditions must hold."""
+    """The conditions on episodes, which are combined by AND."""
 
     filter: str = ""
-    """In the language of `ajet trace ls --filter`."""
+    """A filter as in `ajet trace ls --filter`."""
     feedback: Sequence[str] = ()
     """Any of FEEDBACK."""
     failures: bool = False
-    """Only what the policy failed at: a person said so, else the run did, else the reward is below `below`."""
+    """Only failed episodes: by feedback, else by the run's result, else by a reward below `below`."""
     below: float = 0.5
     run: str | None = None
-    """A run, by a unique prefix; None: every run."""
+    """A unique prefix of a run id; None means all runs."""
     split: Split | None = None
-    """None: all but trials."""
+    """None means all but trials."""
     include_validation: bool = False
-    """Also validation tasks and near copies of one; `split` `val` says so too."""
+    """Include validation tasks and near copies; implied by `split` `val`."""
 
     def __post_init__(self) -> None:
         for word in self.feedback:
@@ -95,25 +92,25 @@ class Choice:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The episodes that fit, oldest first, and what is known of them without reading what was said."""
+    """The chosen episodes, oldest first, with facts known without reading the conversations."""
 
     ids: list[str]
     of: int
-    """How many there were to choose from."""
+    """Number of episodes before the choice."""
     opinions: Mapping[str, Opinion]
     rewards: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    """Episode -> why it counts as failed; of all episodes, not only of those that fit."""
+    """Episode -> reason for failure, for all episodes."""
     tried: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Task id -> how many episodes there were of it, and how many failed."""
+    """Task id -> number of episodes and of failures."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Episodes that fit and are of validation tasks, by a reason."""
+    """Matching episodes of validation tasks, by reason."""
     splits: Mapping[str, str] = field(default_factory=dict)
-    """Episode -> its split, where that is known."""
+    """Episode -> its split, if known."""
 
 
 def choose(reader: TraceReader, choice: Choice) -> Chosen:
-    """The episodes that fit. Raises FilterError for a filter that is not understood, QueryError for an unknown run."""
+    """Chooses episodes. Raises FilterError for an invalid filter, QueryError for an unknown run."""
     run_id = queries.find_run(reader, choice.run) if choice.run else None
     ids = exported_ids(reader, run_id, choice.split)
     of = len(ids)
@@ -151,7 +148,7 @@ def _facts(reader: TraceReader, ids: Sequence[str]) -> dict[str, dict[str, Any]]
 
 
 def _failure(row: dict[str, Any], person_opinion: Opinion, below: float) -> str | None:
-    """Why an episode counts as failed. What a person says outranks the reward; a fault of the machinery is none."""
+    """Returns why an episode failed, or None. Feedback outranks the reward; infrastructure faults don't count."""
     if row["infrastructure"]:
         return None
     if person_opinion.correction is not None:

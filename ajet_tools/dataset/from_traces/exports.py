@@ -1,4 +1,4 @@
-"""The jobs of an export, with what people said taken in: corrected replies, and attempts of one task as one group."""
+"""Export jobs that apply feedback: corrected replies, and the attempts at a task as a group."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ _DISPUTED = "corrections that contradict each other, without a majority"
 
 @dataclass(frozen=True)
 class Corrections:
-    """The corrections that do not count, by the id of the feedback, each with the reason."""
+    """The corrections to ignore, by feedback id, each with the reason."""
 
     refused: dict[str, str] = field(default_factory=dict)
     disputed: frozenset[str] = frozenset()
-    """Keys of the tasks of which nobody knows the answer."""
+    """Keys of tasks whose corrections contradict each other."""
 
     @classmethod
     def of(cls, records: Iterable[Record], foreign_runs: frozenset[str]) -> Corrections:
-        """The verdict on every correction: the answer that most people give to a question stands.
+        """Judges all corrections: the majority answer to a question counts.
 
-        Where one person corrected the same reply twice, the later one counts. What corrects a call of a tool is no
-        answer and is not voted on.
+        If a person corrected the same reply twice, the later correction counts. Corrections of tool calls are not
+        answers and take no part in the vote.
         """
         refused: dict[str, str] = {}
         votes: dict[str, dict[str, str]] = defaultdict(dict)
         for record in records:
-            corrections = [one for one in record.feedback if one.correction and one.correction.strip()]
-            last = {(one.call_id, one.author or one.feedback_id): one.feedback_id for one in corrections}
-            for one in corrections:
-                if one.feedback_id not in last.values():
-                    refused[one.feedback_id] = _REPLACED
+            corrections = [entry for entry in record.feedback if entry.correction and entry.correction.strip()]
+            last = {(entry.call_id, entry.author or entry.feedback_id): entry.feedback_id for entry in corrections}
+            for entry in corrections:
+                if entry.feedback_id not in last.values():
+                    refused[entry.feedback_id] = _REPLACED
                     continue
-                if record.redacted and has_placeholder(one.correction or ""):
-                    refused[one.feedback_id] = REDACTED
+                if record.redacted and has_placeholder(entry.correction or ""):
+                    refused[entry.feedback_id] = REDACTED
                     continue
-                alone = replace(record, feedback=(one,))
+                alone = replace(record, feedback=(entry,))
                 for traced in traced_tasks(alone, foreign=record.episode.run_id in foreign_runs):
                     if traced.answer_from == "correction":
-                        votes[traced.key][one.feedback_id] = plain_text(str(traced.answer)).strip(" .!")
+                        votes[traced.key][entry.feedback_id] = plain_text(str(traced.answer)).strip(" .!")
         disputed = set[str]()
         for key, answers in votes.items():
             [(most, times), *others] = Counter(answers.values()).most_common()
             tie = bool(others) and others[0][1] == times
             disputed.update([key] if tie else [])
             reason = _DISPUTED if tie else _OUTVOTED
-            refused.update({one: reason for one, answer in answers.items() if tie or answer != most})
+            refused.update({feedback_id: reason for feedback_id, answer in answers.items() if tie or answer != most})
         return cls(refused, frozenset(disputed))
 
     def settle(self, record: Record, *keep: str) -> tuple[Record, list[str]]:
-        """The record without the corrections that do not count, and the reasons; those refused for `keep` stay."""
+        """Removes ignored corrections from a record and returns the reasons; those with a reason in `keep` stay."""
         reasons = [self.refused[entry.feedback_id] for entry in record.feedback if entry.feedback_id in self.refused]
         if not reasons:
             return record, reasons
@@ -78,20 +78,20 @@ class Corrections:
 
 @dataclass
 class ConversationsJob(Job):
-    """Episodes to learn from, in the order given: so many of each task, and a reply as a person corrected it."""
+    """Exports episodes to learn from, in the given order: a limited number per task, with corrected replies."""
 
     foreign_runs: frozenset[str] = frozenset()
     corrections: Corrections = field(default_factory=Corrections)
     per_task: int = 1
     liked: bool = True
-    """Leave out what failed, and what people disliked without saying what would have been right."""
+    """Skip failed episodes, and disliked ones without a correction."""
     duplicates: int = 0
     corrected: set[str] = field(default_factory=set)
-    """Episodes in which a reply is the person's."""
+    """Episodes with a corrected reply."""
     _taken: Counter[str] = field(default_factory=Counter)
 
     def members(self) -> dict[tuple[str, str], list[str]]:
-        """Each episode by itself: their order is the order of their worth."""
+        """Returns each episode as its own group, which keeps their order."""
         return {("", episode_id): [episode_id] for episode_id in self.episode_ids}
 
     def records(self, *, whole: bool = False) -> Iterator[Record]:
@@ -114,7 +114,7 @@ class ConversationsJob(Job):
         return True
 
     def _has_enough(self, record: Record) -> bool:
-        """Whether enough episodes of this one's task were taken already."""
+        """Whether enough episodes of this task were exported."""
         if not self.per_task:
             return False
         foreign = record.episode.run_id in self.foreign_runs
@@ -126,7 +126,7 @@ class ConversationsJob(Job):
         return False
 
     def _correct_record(self, record: Record, record_opinion: Opinion) -> Record:
-        """The corrected reply in its place, and nothing after it: what followed was said to another reply."""
+        """Replaces the corrected reply and drops the calls after it, which follow from the original reply."""
         correction = record_opinion.correction
         if correction is None or not correction.correction:
             return record
@@ -145,16 +145,15 @@ class ConversationsJob(Job):
 
 @dataclass
 class AttemptsJob(Job):
-    """Attempts at one task as one group, whichever run made them; where no attempt has a reward, people's scores, or
-    else the grader's, stand in for it."""
+    """Groups attempts by task across runs; if none has a reward, feedback or grader scores replace it."""
 
     foreign_runs: frozenset[str] = frozenset()
     corrections: Corrections = field(default_factory=Corrections)
     scores: Mapping[str, float] = field(default_factory=dict)
-    """The grader's, by episode, from 0 to 1."""
+    """The grader's scores by episode, from 0 to 1."""
 
     def members(self) -> dict[tuple[str, str], list[str]]:
-        """By task. Tasks of another tool's traces are told apart by what was asked."""
+        """Groups by task; tasks of other tools' traces are identified by their text."""
         sql = "SELECT episode_id, run_id, task_id FROM episodes WHERE episode_id IN (SELECT unnest(?::VARCHAR[]))"
         keys: dict[str, tuple[str, str]] = {}
         foreign: list[str] = []
@@ -182,7 +181,7 @@ class AttemptsJob(Job):
                 yield [self._set_reward(record) for record in group]
 
     def _set_reward(self, record: Record) -> Record:
-        """The episode with its score in the place of a reward. A correction says that the reply was wrong."""
+        """Sets the score as the reward. A correction without a score counts as 0."""
         record_opinion = opinion(record.feedback)
         score = 0.0 if record_opinion.correction is not None and record_opinion.score is None else record_opinion.score
         name = "feedback" if score is not None else "rubric"

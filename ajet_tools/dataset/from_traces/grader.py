@@ -1,4 +1,4 @@
-"""Grading episodes by a model: a score by a rubric, and the value of an output that people liked."""
+"""Grades episodes with a model, by a rubric, and extracts answers from liked outputs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 _LONGEST_OUTCOME = 4_000
-"""Characters of an output, and of an error."""
+"""Maximum characters of an output or an error."""
 
 
 def read_rubric(text: str) -> str:
-    """A rubric given as text, or by the file that holds it. Raises ConfigError where it is empty or unreadable."""
+    """Returns a rubric given as text or as a file. Raises ConfigError if it is empty or unreadable."""
     path = Path(text) if len(text) < 1000 and "\n" not in text else None
     try:
         if path is not None and path.is_file():
@@ -46,20 +46,20 @@ def read_rubric(text: str) -> str:
 
 @dataclass
 class EpisodeGrader:
-    """Grades episodes, as they are given to it: redacted ones stay redacted on the way to the endpoint."""
+    """Grades episodes as passed in; redacted episodes reach the endpoint redacted."""
 
     endpoint: ModelClient
-    """Closed when `from_traces` has graded what it chose."""
+    """`from_traces` closes it after grading."""
     rubric: str | None
-    """None: nothing is graded."""
+    """None disables grading."""
     least: float = 0.5
     """The score, from 0 to 1, from which an episode is good."""
     temperature: float = 0.0
     max_tokens: int = 1024
     values: bool = False
-    """Read the values of outputs that people liked."""
+    """Whether to extract answers from liked outputs."""
     spent: str | None = None
-    """Why the model is asked no more, where the budget was spent."""
+    """Why no more requests are made, once the budget is spent."""
 
     @property
     def prompt(self) -> str:
@@ -68,7 +68,7 @@ class EpisodeGrader:
     async def ask_all(
         self, ask: Callable[[A], Awaitable[T]], about: Sequence[A], done: Callable[[], None]
     ) -> list[T | None]:
-        """The result of each; None for those that the budget did not reach. Raises what the endpoint raises."""
+        """Asks about each item; returns None for items beyond the budget. Raises the endpoint's errors."""
 
         async def within_budget(item: A) -> T | None:
             if self.spent is not None:
@@ -90,7 +90,7 @@ class EpisodeGrader:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def grade(self, record: Record) -> RowVerdict:
-        """The verdict on one episode. A reply that is no grade is asked for once more; then the episode is refused."""
+        """Grades an episode. An invalid reply is retried once; then the verdict is a failure."""
         judge = LlmJudge(
             self.rubric or "",
             model=JudgeModel(self.endpoint, temperature=self.temperature, max_tokens=self.max_tokens, retries=1),
@@ -101,9 +101,9 @@ class EpisodeGrader:
         return await graded(judge, Material("", _transcript(record), "\n".join(_remarks(record))), self.least, details)
 
     async def value_of(self, asked: tuple[str, str]) -> str | None:
-        """The value that an output gives as the answer to a question; None where it gives none that can be checked.
+        """Returns the answer that an output gives to a question, or None if it has no verifiable one.
 
-        Two replies must say the same, and it must stand in the output.
+        Two replies must agree, and the answer must occur in the output.
         """
         question, output = asked
         text = load("from-traces/value").render(question=question, output=shorten(output))

@@ -1,7 +1,7 @@
-"""The feedback loop: episodes of a deployed agent as tasks, messages, preference pairs or token-level data.
+"""The feedback loop: converts episodes of a deployed agent to tasks, messages, preference pairs or tokens.
 
-Formats and redaction are those of `ajet_tools.trace.export`. What is added here is the choice (feedback, failures, a
-rubric), corrections in the place of what they correct, one row for each task, and where each row is from.
+Formats and redaction are those of `ajet_tools.trace.export`. This package adds the choice of episodes (feedback,
+failures, a rubric), corrections, one row per task, and provenance.
 """
 
 from __future__ import annotations
@@ -38,40 +38,40 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Options:
-    """How rows are made of the episodes that were chosen."""
+    """How to convert chosen episodes to rows."""
 
     redact: bool = True
     need_answer: bool = False
-    """Tasks without a known answer are rejected."""
+    """Reject tasks without a known answer."""
     accept_outputs: bool = False
-    """An output that people liked is the answer of its task, where no other is known."""
+    """Use a liked output as the answer if no other is known."""
     per_task: int = 1
-    """Messages: so many episodes of one task at most, the best ones; 0: all."""
+    """For messages: maximum number of episodes per task, best first; 0 means all."""
     margin: float = 0.0
-    """Preferences: by how much the rewards of a pair must differ."""
+    """For preferences: minimum difference of the rewards of a pair."""
 
 
 @dataclass
 class TraceRun:
     to: Kind
     chosen: int
-    """Episodes that the choice left."""
+    """Number of chosen episodes."""
     of: int
-    """Episodes to choose from."""
+    """Number of episodes to choose from."""
     rows: int = 0
     rejected: list[dict[str, object]] = field(default_factory=list)
-    """Not to be learned from, each with a `reason`."""
+    """Rejected rows, each with a `reason`."""
     left_out: Counter[str] = field(default_factory=Counter)
     redacted: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
-    """Tasks by where their answer is from; `none` for those without."""
+    """Number of tasks by origin of their answer; `none` without an answer."""
     duplicates: int = 0
-    """Episodes of a task, or pairs, that were there already."""
+    """Repeated episodes of a task, or repeated pairs."""
     graded: int = 0
     usage: dict[str, Any] = field(default_factory=dict)
-    """Calls, tokens and cost of the model that was asked."""
+    """Calls, tokens and cost of the model."""
     stopped: str | None = None
-    """Why the model was asked no more; what was not graded is left out."""
+    """Why no more requests were made; ungraded episodes are left out."""
 
 
 def from_traces(
@@ -84,10 +84,10 @@ def from_traces(
     grader: EpisodeGrader | None = None,
     progress: Progress = lambda what, done, of: None,
 ) -> TraceRun:
-    """Write the dataset, whole or not at all, to a path (its suffix says the format) or `-`.
+    """Writes the dataset, complete or not at all, to a path (its suffix gives the format) or `-`.
 
-    Raises ConfigError where nothing is left to write, FilterError, EngineError where the grader's endpoint fails
-    (what was graded stays in its cache).
+    Raises ConfigError if no row is left, FilterError, EngineError if the grader's endpoint fails (its cache keeps the
+    grades).
     """
     work = _RowBuilder(sources, to, choice, options, grader, progress)
     if to == "tokens":
@@ -110,7 +110,7 @@ def task_rows(
     *,
     grader: EpisodeGrader | None = None,
 ) -> tuple[TraceRun, Iterator[dict[str, Any]]]:
-    """Task rows without a file; `TraceRun` is complete when they have been read."""
+    """Returns task rows without writing a file; `TraceRun` is complete once they are consumed."""
     work = _RowBuilder(sources, "tasks", choice, options, grader)
     return work.made, work.tasks()
 
@@ -134,7 +134,7 @@ def _no_rows_error(trace_run: TraceRun) -> ConfigError:
 
 
 class _RowBuilder:
-    """The making of rows from episodes that were chosen and, where there is a rubric, graded."""
+    """Builds rows from chosen and, with a rubric, graded episodes."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class _RowBuilder:
             asyncio.run(self._ask(grader))
 
     async def _ask(self, model: EpisodeGrader) -> None:
-        """All that a model is asked: grades by the rubric, and the values of outputs that people liked."""
+        """Makes all model requests: grades, and answers of liked outputs."""
         trace_run = self.made
         try:
             if self._grader is not None:
@@ -174,7 +174,7 @@ class _RowBuilder:
         trace_run.stopped, trace_run.usage = model.spent, asdict(model.endpoint.budget.spent)
 
     async def _grade(self, grader: EpisodeGrader) -> None:
-        """Verdicts by episode; each chunk of episodes is read, redacted, graded and let go of."""
+        """Grades episodes in chunks, which limits memory."""
         trace_run, of = self.made, len(self._chosen.ids)
 
         def count() -> None:
@@ -192,7 +192,7 @@ class _RowBuilder:
 
     @property
     def kept(self) -> list[str]:
-        """The episodes that are good enough."""
+        """The episodes that passed grading."""
         if self._grader is None:
             return self._chosen.ids
         kept = [id for id in self._chosen.ids if (v := self._verdicts.get(id)) is not None and v.ok]
@@ -208,7 +208,7 @@ class _RowBuilder:
         return kind(self._sources.reader, list(ids), self._options.redact, self._options.margin, progress, **more)
 
     def count(self, job: Job) -> None:
-        """Take over what a job counted."""
+        """Adds the counts of a job."""
         self.made.left_out.update({reason: n for reason, n in job.left_out.items() if n})
         self.made.redacted.update({kind: n for kind, n in job.redacted.items() if n})
 
@@ -217,11 +217,11 @@ class _RowBuilder:
         return verdict.as_json("rubric") if verdict is not None else None
 
     def _split(self, episode_id: str) -> str:
-        """Where the trace does not say, nothing was validated on."""
+        """Returns an episode's split, `train` if unknown."""
         return self._chosen.splits.get(episode_id, "train")
 
     def _provenance(self) -> dict[str, object]:
-        """What is the same for every row."""
+        """Returns the provenance common to all rows."""
         if self._grader is None:
             return {}
         grader = self._grader
@@ -230,7 +230,7 @@ class _RowBuilder:
         return {"prompt": grader.prompt, "model": model, "parameters": parameters}
 
     def tasks(self) -> Iterator[dict[str, object]]:
-        """A row for each task; with `failures` those that fail most often come first."""
+        """Yields a row per task; with `failures`, in order of decreasing failure rate."""
         pool, trace_run = self._pool or self._fill_pool(), self.made
         self._count_ungraded()
         tried = self._chosen.tried if self._choice.failures else None
@@ -259,7 +259,7 @@ class _RowBuilder:
         return pool
 
     def messages(self) -> Iterator[dict[str, object]]:
-        """A row for each conversation of the best episodes of each task; a corrected reply is the person's."""
+        """Yields a row per conversation of the best episodes of each task, with corrected replies."""
         job = self.job(
             ConversationsJob,
             sorted(self.kept, key=self._worth),
@@ -272,13 +272,13 @@ class _RowBuilder:
         self.made.duplicates = job.duplicates
 
     def _worth(self, episode_id: str) -> tuple[float, ...]:
-        """Sorts the best episode of a task to the front: corrected, then liked, then rewarded; of equals the oldest."""
+        """Sorts the best episodes first: corrected, liked, rewarded; then the oldest."""
         opinion = self._chosen.opinions[episode_id]
         liked = 0.5 if opinion.score is None else opinion.score
         return -float(opinion.correction is not None), -liked, -self._chosen.rewards.get(episode_id, 0.0)
 
     def preferences(self) -> Iterator[dict[str, object]]:
-        """Pairs of better and worse attempts of one task, and corrections; the same pair once."""
+        """Yields pairs of better and worse attempts, and corrections, without repetitions."""
         scores = {id: v.details["score"] for id, v in self._verdicts.items() if v is not None and not v.failed}
         more = {"foreign_runs": self._sources.foreign_runs, "corrections": self._corrections, "scores": scores}
         job = self.job(AttemptsJob, self._chosen.ids, **more)
@@ -293,8 +293,8 @@ class _RowBuilder:
                 yield row
 
     def _lines(self, write: Callable[[Job, Any], None], job: Job) -> Iterator[dict[str, object]]:
-        """What an export writes, as rows with where they are from."""
-        with tempfile.SpooledTemporaryFile(max_size=32 << 20) as file:  # in memory or, where they are many, on disk
+        """Yields the rows of an export with their provenance."""
+        with tempfile.SpooledTemporaryFile(max_size=32 << 20) as file:  # large exports go to disk
             write(job, file)
             self.count(job)
             file.seek(0)

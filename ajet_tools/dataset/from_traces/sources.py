@@ -1,4 +1,4 @@
-"""Traces of any origin as one reader: ajet's own are read where they lie, others are imported first."""
+"""Opens traces of any origin as one reader; other tools' files are imported first."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 class Sources:
     reader: TraceReader
     names: tuple[str, ...]
-    """Each source, as it was named."""
+    """The sources as given."""
     foreign_runs: frozenset[str] = frozenset()
-    """Runs that another tool recorded: their tasks are what the conversations say, their metadata is the log's."""
+    """Runs recorded by other tools; their tasks come from the conversations, their metadata from the log."""
     imported: Imported | None = None
     formats: dict[str, str] = field(default_factory=dict)
-    """File -> the format it was read as, of those that were imported."""
+    """Detected format of each imported file."""
 
 
 @contextmanager
 def opened_sources(
     paths: Sequence[str | Path], format: SourceFormat | None = None, *, skip_bad_rows: bool = False
 ) -> Iterator[Sources]:
-    """Open traces (files, directories, live ones too) and other tools' files (`-` is stdin) as one trace.
+    """Opens traces (files, directories, also live) and other tools' files (`-` is stdin) as one trace.
 
-    No path means the newest trace below the current directory. Other tools' files go through
-    `ajet_tools.trace.imports` into a trace that is gone afterwards. Raises TraceError, TaskError for a bad row,
-    ConfigError where a file is nothing known or an episode is in two of the sources.
+    Without paths, opens the newest trace below the current directory. Other tools' files are imported into a temporary
+    trace (`ajet_tools.trace.imports`). Raises TraceError, TaskError for a bad row, ConfigError for an unknown file or
+    an episode that occurs in two sources.
     """
     paths = [path if str(path) == "-" else _studio_in(Path(path)) for path in paths]
     traces = [Path(path) for path in paths if str(path) != "-" and _is_trace(Path(path))]
@@ -69,13 +69,13 @@ def opened_sources(
 
 
 def _studio_in(path: Path) -> Path:
-    """A directory of AgentScope Studio's stands for the database in it."""
+    """Returns the database in a directory of AgentScope Studio."""
     database = path / "database.sqlite"
     return database if database.is_file() and not any(path.glob("*.duckdb")) else path
 
 
 def _is_trace(path: Path) -> bool:
-    """A directory, a DuckDB file, or a name that says it is one."""
+    """Whether the path is a directory, a DuckDB file, or has the suffix of one."""
     if path.is_dir() or path.suffix == ".duckdb":
         return True
     if not path.is_file():
@@ -85,10 +85,10 @@ def _is_trace(path: Path) -> bool:
 
 
 def _refuse_twice(reader: TraceReader) -> None:
-    """Two copies of one episode would be read as one with every call twice."""
+    """Raises ConfigError for an episode in two sources, which would be read with every call twice."""
     sql = "SELECT episode_id FROM episodes GROUP BY episode_id HAVING count(*) > 1 LIMIT 1"
     for row in rows(reader, sql):
         raise ConfigError(
             f"episode {row['episode_id']} is in two of the sources; name only one of them, or import what "
-            "`ajet trace export --format native` writes of each into one file, which keeps it once"
+            "`ajet trace export --format native` writes of each into one file, which removes the copy"
         )

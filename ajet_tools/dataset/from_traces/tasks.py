@@ -1,4 +1,4 @@
-"""Episodes as tasks: what was asked, the system prompt and history before it, and the right answer if known."""
+"""Converts episodes to tasks: the question, the messages before it, and the answer if known."""
 
 from __future__ import annotations
 
@@ -27,51 +27,51 @@ Message = Mapping[str, object]
 _PLACEHOLDER = re.compile(rf"\[(?:{'|'.join(KINDS)}) \d+\]|\[removed by ajet\]")
 _MOST_EPISODES = 16
 _ORIGINS = ("task", "output", "model", "wording")
-"""Of an answer that nobody corrected, the best first."""
+"""Origins of answers without a correction, best first."""
 _MARKED = re.compile(r"^\s*ANSWER:|\\boxed\s*\{|####|\banswer is\b", re.MULTILINE)
-"""Signs by which judges tell the answer in an output that is no number."""
+"""Marks of a final answer that is not a number."""
 
 
 @dataclass(frozen=True)
 class TracedTask:
-    """One task as one episode shows it."""
+    """A task as an episode shows it."""
 
     key: str
-    """Equal for the same task."""
+    """Identifies the task."""
     task: Task
     episode_id: str
     answer: Any = None
     answer_from: str | None = None
-    """correction, task, output (its value), or wording (an output of which no rule tells the value)."""
+    """correction, task, output (a value found by a rule), or wording (a whole output)."""
     corrected: Any = None
-    """The stored answer that a correction takes the place of."""
+    """The stored answer that a correction replaces."""
     said: Opinion = field(default_factory=Opinion)
     problem: str | None = None
     """Why it must not be learned from."""
     stored: bool = False
-    """The trace itself has the task: its agent makes the conversation of it."""
+    """Whether the trace stores the task itself, so that the agent builds its conversation."""
 
 
 @dataclass(frozen=True)
 class _Question:
-    """A question in a conversation: `messages` end with it."""
+    """A question in a conversation; it is the last of `messages`."""
 
     messages: tuple[Message, ...]
     reply: Message | None = None
-    """The last reply that followed."""
+    """The last reply after it."""
     call_ids: tuple[str, ...] = ()
-    """The calls that answered it, to the end of the conversation."""
+    """The calls after it, to the end of the conversation."""
     own: bool = True
-    """It is the episode's stored task, and not a question further on or one that only the messages know."""
+    """Whether it is the episode's stored task, and not a later question."""
 
 
 def traced_tasks(record: Record, *, foreign: bool = False, accept_output: bool = False) -> Iterator[TracedTask]:
-    """The tasks of an episode: one; of a process that was observed without a workflow, one for each conversation.
+    """Yields the task of an episode; for a process observed without a workflow, a task per conversation.
 
     Args:
         record: the episode with its feedback, redacted or not.
-        foreign: another tool recorded it, so that its task id says nothing of the task.
-        accept_output: where people liked the output, it is the answer.
+        foreign: another tool recorded it, so its task id does not identify the task.
+        accept_output: use a liked output as the answer.
     """
     episode, overall_opinion = record.episode, opinion(record.feedback)
     for question in _questions(episode, overall_opinion):
@@ -88,20 +88,17 @@ def traced_tasks(record: Record, *, foreign: bool = False, accept_output: bool =
 
 
 def has_placeholder(text: str) -> bool:
-    """Whether a text, once redacted, lacks what a placeholder stands for."""
+    """Whether redaction replaced a part of the text."""
     return _PLACEHOLDER.search(text) is not None
 
 
 def task_key(task: Task) -> str:
-    """A digest of what is asked, in upper and lower case alike and whatever the white space."""
+    """Hashes the question, ignoring case and white space."""
     asked = [(str(m.get("role")), plain_text(parts_of(m).text)) for m in task.init_messages]
     asked = asked or [("", plain_text(task.main_query))]
     more = {} if task.init_messages else {k: v for k, v in task.metadata.items() if k != "answer"}
     text = json.dumps([asked, more], ensure_ascii=True, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-
-
-# Where the question stands
 
 
 def _questions(episode: Episode, overall_opinion: Opinion) -> list[_Question]:
@@ -128,14 +125,14 @@ def _last_of(conversation: Conversation) -> _Question:
 
 
 def _of_task(task: Task, all_conversations: Sequence[Conversation]) -> _Question:
-    """Where the stored question was put to a model: word for word, else inside a message, else at the beginning."""
+    """Locates the stored question: as a whole message, else inside a message, else at the beginning."""
     query = task.main_query.strip()
     located_messages = [(c, i, m) for c in all_conversations for i, m in enumerate(c.messages)]
     for conversation, at, message in located_messages:
         if query and message.get("role") == "user" and parts_of(message).text.strip() == query:
             return _cut(conversation, at)
     if not query or any(m.get("role") == "tool" and parts_of(m).text.strip() == query for _, _, m in located_messages):
-        return _last_of(all_conversations[0])  # a served request that brings a tool's result has that as its query
+        return _last_of(all_conversations[0])  # the query of a served request may be a tool result
     for conversation, at, message in located_messages:
         if message.get("role") == "user" and query in parts_of(message).text:
             return _cut(conversation, at)
@@ -144,7 +141,7 @@ def _of_task(task: Task, all_conversations: Sequence[Conversation]) -> _Question
 
 
 def _last_user(messages: Sequence[Message]) -> int:
-    """Where the last message of a user stands; the last of all where there is none."""
+    """Returns the index of the last user message, or of the last message."""
     places = [i for i, message in enumerate(messages) if message.get("role") == "user"]
     return places[-1] if places else len(messages) - 1
 
@@ -156,7 +153,7 @@ def _cut(conversation: Conversation, at: int, *, own: bool = True) -> _Question:
 
 
 def _task(stored: Task, question: _Question) -> Task:
-    """The stored task with its conversation; a task of its own where another question is meant."""
+    """Returns the stored task with its conversation, or a new task for a different question."""
     messages = [dict(message) for message in question.messages]
     if question.own:
         return stored if stored.init_messages or not messages else stored.model_copy(update={"init_messages": messages})
@@ -165,11 +162,8 @@ def _task(stored: Task, question: _Question) -> Task:
     return Task(main_query=query, init_messages=messages, env_type=stored.env_type, metadata=moved)
 
 
-# What the answer is
-
-
 def _about(feedback: Sequence[Feedback], question: _Question, episode: Episode) -> Opinion:
-    """What was said of the reply to one question."""
+    """Combines the feedback on the reply to a question."""
     if question.own:
         return opinion(feedback)
     call_ids = (*question.call_ids, *([] if _is_process(episode) else [None]))
@@ -179,7 +173,7 @@ def _about(feedback: Sequence[Feedback], question: _Question, episode: Episode) 
 def _answer(
     episode: Episode, question: _Question, feedback_opinion: Opinion, accept_output: bool
 ) -> tuple[Any, str | None, Any]:
-    """The right answer, where it is from, and the stored one that a correction contradicts."""
+    """Returns the answer, its origin, and the stored answer that a correction contradicts."""
     stored = episode.task.metadata.get("answer") if question.own else None
     stored = None if isinstance(stored, str) and not stored.strip() else stored
     correction = feedback_opinion.correction
@@ -201,7 +195,7 @@ def _answer(
 
 
 def _value(liked: object) -> Any:
-    """What a liked output says is the answer, where a rule can tell: `42` of `So the answer is 42.`; else None."""
+    """Returns the answer of a liked output if a rule finds it (`42` in `So the answer is 42.`), else None."""
     if not isinstance(liked, str):
         return liked
     final = final_of(liked)
@@ -209,16 +203,13 @@ def _value(liked: object) -> Any:
 
 
 def _asks_a_tool(episode: Episode, call_id: str | None) -> bool:
-    """Whether a call's reply is no answer but a call of a tool: what corrects it is no answer either."""
+    """Whether a call's reply is a tool call, so that a correction of it is not an answer."""
     for call in episode.calls:
         if call.call_id == call_id:
             choices = call.response.get("choices")
             message = choices[0].get("message") if isinstance(choices, list) and choices else None
             return isinstance(message, Mapping) and bool(message.get("tool_calls"))
     return False
-
-
-# One task, seen in many episodes
 
 
 @dataclass
@@ -229,7 +220,7 @@ class _Group:
     corrections: list[tuple[Any, Any, Any]] = field(default_factory=list)
     """(when, answer, stored answer)."""
     answers: dict[str, Any] = field(default_factory=dict)
-    """The first of each other origin."""
+    """The first answer of each origin."""
     scores: list[float] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
@@ -249,14 +240,14 @@ class _Group:
             self.answers.setdefault(traced.answer_from, traced.answer)
 
     def settle_answer(self) -> tuple[Any, str | None, Any]:
-        """The latest correction; else the stored answer; else an output that people liked, its value if known."""
+        """Returns the latest correction, else the stored answer, else that of a liked output."""
         if self.corrections:
             _, answer, stored = max(self.corrections, key=lambda correction: correction[0])
             return answer, "correction", stored
         return next(((self.answers[of], of, None) for of in _ORIGINS if of in self.answers), (None, None, None))
 
     def count_attempts(self, tried: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-        """How many episodes of the task there were, and how many failed."""
+        """Returns the number of episodes and of failures."""
         attempts, failed = tried.get(self.task.task_id, (0, 0))
         return max(attempts, len(self.episodes)), max(failed, self.failures.total())
 
@@ -288,17 +279,17 @@ class _Group:
 
 
 class TaskPool:
-    """Tasks by key, in the order in which they were first met: each becomes one row, but those that are disputed."""
+    """Collects tasks by key, in order of first occurrence; each becomes a row unless it is disputed."""
 
     def __init__(self, disputed: Collection[str] = ()) -> None:
         self._disputed = disputed
         self._seen: dict[str, _Group] = {}
         self.duplicates = 0
-        """Episodes whose task was there already."""
+        """Episodes of tasks already in the pool."""
         self.rejected: list[dict[str, object]] = []
-        """Tasks that are not to be learned from, each with a `reason`."""
+        """Rejected tasks, each with a `reason`."""
         self.answered: Counter[str] = Counter()
-        """Rows by where their answer is from (`model`: the value that one read of an output); `none` without one."""
+        """Rows by origin of their answer (`model`: extracted from an output); `none` without an answer."""
 
     def add(
         self,
@@ -307,7 +298,7 @@ class TaskPool:
         verdict: Mapping[str, object] | None = None,
         split: str = "train",
     ) -> None:
-        """One more episode of a task: why it counts as failed, what a rubric's grader said, and its run's split."""
+        """Adds an episode of a task, with its reason for failure, its grade and its run's split."""
         if traced.problem:
             self.rejected.append(rejected_row(traced.task, traced.episode_id, traced.problem))
             return
@@ -315,7 +306,7 @@ class TaskPool:
         self._seen.setdefault(traced.key, _Group(traced.task, traced.stored)).add(traced, failure, verdict, split)
 
     async def read_values(self, model: EpisodeGrader, progress: Callable[[int, int], None]) -> None:
-        """Let a model read the values of liked outputs that are answers and of which no rule tells the value."""
+        """Extracts answers from liked outputs with a model, where no rule finds one."""
         asked = [seen for seen in self._seen.values() if seen.settle_answer()[1] == "wording"]
         pairs = [(question_of(seen.task.model_dump()), seen.answers["wording"]) for seen in asked]
         numbers = count(1)
@@ -331,9 +322,9 @@ class TaskPool:
         need_answer: bool = False,
         provenance: Mapping[str, object] | None = None,
     ) -> Iterator[dict[str, object]]:
-        """Task rows; with `tried` (task id -> attempts, failed ones) as seeds, those that fail most often first.
+        """Yields task rows; with `tried` (task id -> attempts, failures) as seeds, by decreasing failure rate.
 
-        Tasks that people corrected in different ways, without a majority, are rejected: one of them is wrong.
+        Tasks with contradicting corrections and no majority are rejected.
         """
 
         def failure_rank(seen: _Group) -> tuple[float, int]:
@@ -356,13 +347,13 @@ class TaskPool:
 def rejected_row(
     task: Task, episode_id: str, reason: str, verdict: Mapping[str, object] | None = None
 ) -> dict[str, object]:
-    """A task that is kept apart, with the reason. An answer that must not be learned is not repeated."""
+    """Returns a rejected task with the reason, without its answer."""
     identity = {"main_query": task.main_query, "task_id": task.task_id, "episode_id": episode_id}
     return {**identity, "reason": reason, **({"verdict": dict(verdict)} if verdict else {})}
 
 
 def _seed(task: Task) -> Task:
-    """The task without what only repeats its question: whoever writes more of its kind would have to repeat it too."""
+    """Removes metadata that repeats the question, which generated rows would have to repeat too."""
     metadata = {name: value for name, value in task.metadata.items() if name != "answer"}
     repeats = len(metadata) == 1 and next(iter(metadata.values())) == task.main_query
     opening = not any(message.get("role") == "assistant" for message in task.init_messages)

@@ -1,18 +1,18 @@
-"""Is the reference answer of a row right? One way to find out each: `open_verifier` opens the one that a spec names.
+"""Verifies the reference answers of rows; `open_verifier` opens a verifier by its spec.
 
     none               every row passes
-    agreement:K        K independent answers of the endpoint; more than half must say what the row's answer says
-    judge:FILE:NAME    the user's own `@ajet.judge` gives the row's answer full marks, as if an agent had said it
-    judge:FILE:NAME:K  the same judge, on K independent answers of the endpoint; more than half must get full marks
-    code               a program, run inside a fence: the row's tests, its own program, or one that the endpoint writes
-    llm, llm:FILE      a model grades question and answer by a rubric, ours or the one in a file
+    agreement:K        a majority of K independent answers of the endpoint must equal the row's answer
+    judge:FILE:NAME    the user's `@ajet.judge` gives the row's answer full marks
+    judge:FILE:NAME:K  the judge gives a majority of K independent answers of the endpoint full marks
+    code               a sandboxed program: the row's tests, its own program, or one that the endpoint writes
+    llm, llm:FILE      a model grades the answer by a rubric, built-in or from a file
 
-    A+B                both must let the row pass; B is not asked of a row that A refuses
-    A|B                one of them is enough; `|` binds closer than `+`
+    A+B                both must pass; B is skipped if A refuses
+    A|B                either must pass; `|` binds closer than `+`
 
-A refusal's `reason` is one of few short phrases, so that refusals can be counted by it; what was seen is in `details`.
-`failed` says that the check could not be made at all (the judge raised, a grader answered prose): such a row is refused
-too. Errors of the endpoint and a spent budget are raised, for they are not the row's.
+A refusal's `reason` is one of a few phrases, so refusals can be counted; `details` has the evidence. `failed` means
+that the check itself failed (the judge raised, the grader's reply was invalid); such a row is refused too. Errors of
+the endpoint and a spent budget are raised.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ VERIFIERS = ("agreement:K", "judge:FILE:NAME", "code", "llm", "none")
 def open_verification(
     verify: str | Verify, writer: ModelClient, *, seed: int = 0, first: Verifier | None = None
 ) -> CombinedVerifier | None:
-    """The verifier of a run's rows, each part with its model; None if nothing is checked.
+    """Opens the verifier of a run, each part with its model; None if nothing is checked.
 
-    `first` is asked before what the spec names.
-    Raises as `open_verifier`, and ConfigError for a model, a price or a key that no part takes.
+    `first` is asked before the verifiers of the spec. Raises as `open_verifier`, and ConfigError for a model, price or
+    key that no part uses.
     """
     verify = Verify.of(verify)
     opened = open_verifier(verify.spec, seed=seed, unfenced=verify.unfenced)
@@ -63,16 +63,15 @@ def open_verification(
 
 
 def open_verifier(spec: str, *, seed: int = 0, unfenced: bool = False) -> CombinedVerifier:
-    """The verifier that a spec names; K is 3 where `agreement` stands alone.
+    """Opens the verifier of a spec; the default K of `agreement` is 3.
 
     Args:
-        spec: one of those that the module lists.
-        seed: of what the endpoint is asked.
-        unfenced: programs are run with the user's own rights.
+        spec: a spec in the syntax of this module.
+        seed: of requests to the endpoint.
+        unfenced: run programs without a sandbox.
 
-    Raises ConfigError for a spec that is none, a file that is not there, a judge that cannot be imported, and for
-    `code` where nothing on this machine keeps a program from harm and `unfenced` is not given;
-    SignatureError for a judge that is a workflow or takes what cannot be given.
+    Raises ConfigError for an invalid spec, a missing file, a judge that cannot be imported, and for `code` without a
+    sandbox, unless `unfenced`; SignatureError for a judge with unsupported parameters.
     """
     opened = [[_open_one(member, seed, unfenced) for member in group] for group in split_spec(spec)]
     if opened == [[None]]:
@@ -85,7 +84,7 @@ def open_verifier(spec: str, *, seed: int = 0, unfenced: bool = False) -> Combin
 
 
 def _open_one(spec: str, seed: int, unfenced: bool) -> Verifier | None:
-    """One way to check; None for `none`."""
+    """Opens one verifier; None for `none`."""
     kind, _, argument = spec.strip().partition(":")
     if kind == "none" and not argument:
         return None

@@ -1,4 +1,4 @@
-"""Verification by agreement: independent answers that say the same, and what "the same" means for two answers."""
+"""Verifies by agreement of independent answers, and defines when two answers are equal."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.verdict import RowVerdict, independent, question_of
 
 LONGEST = 400
-"""Characters of a reply without any mark of its answer that is still taken for an answer."""
+"""Maximum characters of a reply without a marked answer that counts as an answer."""
 _MARKED = re.compile(r"^[\s*_`#>]*ANSWER\s*[*_`]*\s*:[ \t]*[*_`]*[ \t]*(\S.*?)\s*$", re.MULTILINE)
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?(?![\w.]*\d)\s*(?:\\?%)?")
 _OPEN, _CLOSE = "\"'“”‘’`*_([{", "\"'“”‘’`*_)]}.,;:!"
 
 
 def same(a: str, b: str) -> bool:
-    """Whether two answers say the same: numbers, fractions and percentages by value, else text but for its dress.
+    """Whether two answers are equal: numbers, fractions and percentages by value, else as normalized text.
 
-    Dress is letter case, white space, Unicode form, quotes and punctuation around it, and how the numbers inside are
-    written (`5.0 km` is `5 km`). Whether two wordings or two formulas mean the same is not asked.
+    Text is compared without letter case, white space, Unicode form, surrounding quotes and punctuation, and number
+    formats (`5.0 km` equals `5 km`). Paraphrases and equivalent formulas are not recognized.
     """
     first_number, second_number = number(a), number(b)
     if first_number is not None and second_number is not None:
@@ -34,7 +34,7 @@ def same(a: str, b: str) -> bool:
 
 
 def stands_in(answer: str, text: str) -> bool:
-    """Whether a text holds an answer: its number as one of the numbers, else its words, as `same` compares them."""
+    """Whether a text contains an answer, compared as by `same`."""
     if number(answer) is not None:
         return any(same(numeral, answer) for numeral in _NUMBER.findall(text))
     return re.search(rf"(?<!\w){re.escape(_normal(answer))}(?!\w)", _normal(text)) is not None
@@ -52,10 +52,10 @@ def _value(match: re.Match[str]) -> str:
 
 
 def final_of(reply: str, *, numeric: bool = False) -> str | None:
-    """The answer that a reply ends in, or None for one that is empty or goes on without saying which it is.
+    """Returns the final answer of a reply, or None if it is empty or unclear.
 
-    The last line `ANSWER: ...`; else what the math judge finds (a box, `####`, "the answer is"); else a short reply
-    itself. `numeric` where only a number can be right: then the last number of the reply.
+    Looks for the last line `ANSWER: ...`; else an answer found by the math judge (a box, `####`, "the answer is"); else
+    takes a short reply as a whole. With `numeric`, takes the reply's last number.
     """
     marked = _MARKED.findall(reply)
     answer = final_answer(marked[-1] if marked else reply, numeric=numeric).strip()
@@ -66,7 +66,7 @@ def final_of(reply: str, *, numeric: bool = False) -> str | None:
 
 @dataclass(frozen=True)
 class Votes:
-    """How answers fall together. `margin` is the lead of the first over the second, as a share of all asked."""
+    """The largest group of equal answers. `margin` is its lead over the second, as a share of all asked."""
 
     answer: str | None
     count: int
@@ -75,7 +75,7 @@ class Votes:
 
     @property
     def majority(self) -> bool:
-        """More than half of all that were asked, unreadable replies included."""
+        """Whether more than half of all replies agree, including unreadable ones."""
         return 2 * self.count > self.asked
 
     @property
@@ -84,7 +84,7 @@ class Votes:
 
 
 def votes(answers: Sequence[str | None]) -> Votes:
-    """The largest group of answers that say the same; the earlier of two that are as large."""
+    """Returns the largest group of equal answers; of equal sizes, the earlier group."""
     groups: list[list[str]] = []
     for answer in answers:
         if answer is None:
@@ -101,9 +101,9 @@ def votes(answers: Sequence[str | None]) -> Votes:
 
 
 class AgreementVerifier:
-    """K independent answers, of which more than half must say what the row's answer says.
+    """Requires a majority of K independent answers to equal the row's answer.
 
-    A row without an answer passes where there is a majority, whose answer is in `details["answer"]`.
+    A row without an answer passes if there is a majority, whose answer is in `details["answer"]`.
     """
 
     def __init__(self, k: int = 3, seed: int = 0) -> None:

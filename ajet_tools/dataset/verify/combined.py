@@ -1,4 +1,4 @@
-"""Several ways to check a row, each with a model of its own: all must be satisfied, or one of a group is enough."""
+"""Combines verifiers, each with its own model: all must pass, or one of a group."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ _JOINED = re.compile(rf"([+|])(?=(?:{'|'.join(KINDS)})(?:[:+|]|$))")
 
 @dataclass(frozen=True)
 class Verify:
-    """How answers are checked, and by which models; the options `--verify...` of the commands.
+    """The settings of verification; the options `--verify...` of the commands.
 
-    Of `models`, `prices` and `key_envs` each reads `[PART=]VALUE`, where PART is `agreement`, `judge`, `code`, `llm` or
-    `paraphrase`; without it, it holds for every part that has none of its own.
+    An entry of `models`, `prices` and `key_envs` is `[PART=]VALUE`, where PART is `agreement`, `judge`, `code`, `llm`
+    or `paraphrase`; without PART it is the default of all parts.
     """
 
     spec: str = "none"
     models: Sequence[str] = ()
     """`NAME[@URL]`, the directory of a checkpoint, or `scripted:FILE.py:FUNCTION`."""
     prices: Sequence[str] = ()
-    """`IN,OUT` of a million tokens."""
+    """`IN,OUT` per million tokens."""
     key_envs: Sequence[str] = ()
-    """Environment variables that have the key."""
+    """Environment variables of the API keys."""
     paraphrases: bool = False
-    """A model is asked whether a row is an evaluation row in other words."""
+    """Ask a model whether a row paraphrases an evaluation row."""
     unfenced: bool = False
-    """Programs are run with the user's own rights."""
+    """Run programs without a sandbox."""
 
     @classmethod
     def of(cls, given: str | Verify) -> Verify:
         return cls(given) if isinstance(given, str) else given
 
     def endpoint(self, kind: str, writer: ModelClient) -> ModelClient:
-        """The model of a part: its own, else the writer's, counted apart. Raises ConfigError."""
+        """Opens the model of a part: its own, else the writer's with separate counts. Raises ConfigError."""
         price = _chosen(self.prices, kind, "--verify-price")
         model = _chosen(self.models, kind, "--verify-model")
         if model is None:
@@ -62,7 +62,7 @@ class Verify:
 
 
 def _chosen(given: Sequence[str], kind: str, option: str) -> str | None:
-    """The value for a part: its own, else the one for all. Raises ConfigError for two of them."""
+    """Returns the value for a part, else the default. Raises ConfigError for two different values."""
     of: dict[str, str] = {}
     for text in given:
         part, equals, value = text.partition("=")
@@ -75,7 +75,7 @@ def _chosen(given: Sequence[str], kind: str, option: str) -> str | None:
 
 
 def split_spec(spec: str) -> list[list[str]]:
-    """`agreement:3+code|llm` as [[agreement:3], [code, llm]]: `+` is and, `|` is or and binds closer."""
+    """Parses `agreement:3+code|llm` to [[agreement:3], [code, llm]]: AND of OR groups."""
     groups, last = [[""]], ""
     for piece in _JOINED.split(spec.strip()):
         if piece in ("+", "|"):
@@ -89,11 +89,11 @@ def split_spec(spec: str) -> list[list[str]]:
 
 @dataclass
 class VerifierPart:
-    """One way to check, and what it asks."""
+    """A verifier with its endpoint."""
 
     verifier: Verifier
     endpoint: ModelClient | None = None
-    """None: it asks no model."""
+    """None if it asks no model."""
 
     @property
     def kind(self) -> str:
@@ -102,9 +102,9 @@ class VerifierPart:
 
 @dataclass
 class CombinedVerifier:
-    """A verifier of parts: a row passes when in every group one part lets it pass.
+    """A row passes if one verifier of every group passes it.
 
-    They are asked in their order, and no further than decides: a row that one refuses costs no call of the next.
+    Verifiers are asked in order, until the result is known.
     """
 
     name: str
@@ -132,26 +132,26 @@ class CombinedVerifier:
                 if verdicts[-1].ok:
                     break
             if not verdicts[-1].ok:
-                failed = all(one.failed for one in verdicts)
+                failed = all(verdict.failed for verdict in verdicts)
                 return RowVerdict(False, verdicts[-1].reason, {"parts": records}, failed=failed)
-        passed = " and ".join(str(one["verifier"]) for one in records if one["ok"])
+                passed = " and ".join(str(record["verifier"]) for record in records if record["ok"])
         return RowVerdict(True, f"passes {passed}", {"parts": records})
 
     def models(self, writer: ModelClient) -> dict[str, list[str]] | None:
-        """Where each part asks that does not ask the writer, to know it again; None where all do."""
+        """Returns the endpoints that differ from the writer's, by verifier, or None."""
         models = {p.verifier.name: [p.endpoint.base_url, p.endpoint.model] for p in self.parts if p.endpoint}
         return {name: at for name, at in models.items() if at != [writer.base_url, writer.model]} or None
 
 
 def endpoints_of(verifier: Verifier | None) -> list[ModelClient]:
-    """Those that its parts ask."""
+    """Returns the endpoints of a verifier's parts."""
     parts = verifier.parts if isinstance(verifier, CombinedVerifier) else []
     return [part.endpoint for part in parts if part.endpoint is not None]
 
 
 @dataclass(frozen=True)
 class Check:
-    """The result and the cost of one verifier."""
+    """The result and cost of a verifier."""
 
     verifier: str
     model: str | None
@@ -168,12 +168,12 @@ class Check:
         }  # fmt: skip
 
     def in_words(self) -> str:
-        """Without what depends on which replies were there already."""
+        """Describes the result, without costs that depend on the cache."""
         return f"{self.checked:,} rows checked{f' by {self.model}' if self.model else ''}, {self.refused:,} refused"
 
 
 def checks_of(verifier: CombinedVerifier | None, provenances: Iterable[Mapping[str, Any]]) -> list[Check]:
-    """The results of each part over a run's rows, accepted and refused, by their provenance."""
+    """Returns the result of each verifier over all rows of a run, by their provenance."""
     checked, refused = Counter[str](), Counter[str]()
     for provenance in provenances:
         for verdict in single_verdicts(provenance.get("verdict") or {}):
@@ -188,7 +188,7 @@ def checks_of(verifier: CombinedVerifier | None, provenances: Iterable[Mapping[s
 
 
 def single_verdicts(verdict: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The verdict of each part, as a row's provenance holds them."""
+    """Yields the verdict of each part from a row's provenance."""
     parts = (verdict.get("details") or {}).get("parts")
     if parts:
         yield from parts

@@ -1,4 +1,4 @@
-"""Verification by a judge: would the user's own reward the row's answer, does a model find it right by a rubric?"""
+"""Verifies answers by a judge: the user's own, or a model with a rubric."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from ajet_tools.dataset.verify.verdict import RowVerdict, independent, question_
 log = logging.getLogger("ajet")
 
 _HANGING = 8
-"""Calls of a judge that may hang before no more rows are given to it."""
+"""Maximum number of hanging judge calls before the check is stopped."""
 _LONGEST = 500
 _TIMEOUT = 60.0
-"""Seconds for a call of a judge that names no limit of its own."""
+"""Seconds per judge call, unless the judge sets its own limit."""
 
 
 class JudgeVerifier:
-    """A judge of the user's, on the row's own answer as an agent's output, or on K independent answers.
+    """Judges the row's answer as an agent's output, or K independent answers.
 
-    A judge that merely compares output with `answer` rewards whatever the row says. That is noticed at the first row
-    (a wrong answer, put in both places, is rewarded too) and warned about: ask for K answers then.
+    A judge that only compares the output with `answer` accepts any row. The first row tests for this, with a wrong
+    answer in both places, and logs a warning: then ask for K answers.
     """
 
     def __init__(self, judge: object, spec: str, *, k: int = 0, seed: int = 0) -> None:
@@ -98,7 +98,7 @@ class JudgeVerifier:
             )  # fmt: skip
 
     async def _reward(self, task: Task, output: object) -> tuple[float, bool] | RowVerdict:
-        """The reward and whether it is full marks; a Verdict where the judge failed."""
+        """Returns the reward and whether it is full marks; a verdict if the judge failed."""
         try:
             episode = Episode(task=task, output=output)
             call = call_judge(self._judge, task, output, episode, given={}, attempt=workflow_task(task, episode))
@@ -111,7 +111,7 @@ class JudgeVerifier:
             raise NoReward(
                 f"--verify {self.name}: {_HANGING} calls of the judge hang; set a time limit for its calls"
             ) from None
-        except AjetError as error:  # a parameter that nothing fills, or no reward
+        except AjetError as error:  # an unfilled parameter, or no reward
             return _failure(error)
         episode = Episode(task=task, rewards=judge_verdict.rewards, is_success=judge_verdict.is_success)
         return episode.reward or 0.0, solved(episode)
@@ -123,13 +123,13 @@ def _failure(error: BaseException) -> RowVerdict:
 
 
 def _last_line(reply: str) -> str:
-    """A reply as an agent would return it: what follows the last `ANSWER:`, else the whole."""
+    """Returns the text after the last `ANSWER:`, else the whole reply, as an agent would."""
     _, marked, answer = reply.rpartition("ANSWER:")
     return answer.strip() if marked and answer.strip() else reply.strip()
 
 
 def _to_output(answer: object) -> Any:
-    """An agent says a number as text."""
+    """Converts numbers to text, as an agent would."""
     return str(answer) if isinstance(answer, int | float) else answer
 
 
@@ -144,7 +144,7 @@ def _other_answer(answer: object) -> Any:
 
 @dataclass(frozen=True)
 class LlmVerifier:
-    """An LLM judge that gives the row's answer the full score; `rubric` is the user's text, or ours."""
+    """An LLM judge that must give the row's answer the full score; `rubric` replaces the built-in one."""
 
     name: str = "llm"
     rubric: str | None = None
@@ -169,7 +169,7 @@ class LlmVerifier:
 
 
 async def graded(judge: LlmJudge, material: Material, least: float, details: Mapping[str, object]) -> RowVerdict:
-    """The verdict of an LLM judge: passed where the score is at least `least`, as a share of the highest."""
+    """Returns the verdict of an LLM judge: passed if the score is at least `least`, as a share of the maximum."""
     try:
         grade = await judge.grade(material)
     except NoReward as error:

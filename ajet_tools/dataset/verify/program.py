@@ -1,4 +1,4 @@
-"""Verification by running code: the row's tests, the row's own program, or a program that a model writes."""
+"""Verifies by running code: the row's tests, its program, or a program that a model writes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LONGEST = 500
 
 @dataclass
 class ProgramVerifier:
-    """Runs what there is, in this order; metadata and columns are looked at alike.
+    """Runs the first of these that exists, in metadata or columns:
 
-    `tests` (also test_list, unit_tests, test): the answer, or `solution` or `canonical_solution`, is code and must pass
+    `tests` (also test_list, unit_tests, test): the answer, `solution` or `canonical_solution` is code and must pass
     them. Tests are Python text, a list of statements, HumanEval's `check(candidate)` with `entry_point`, or a list of
-    `{"input": ..., "output": ...}` for a program that reads and prints. `program` (also code): it is run, and the last
-    line that it prints must be the answer. Else the endpoint writes such a program.
+    `{"input": ..., "output": ...}` for a program that reads stdin and prints. `program` (also code): the last line of
+    its output must be the answer. Else the endpoint writes a program.
     """
 
     limits: ProgramLimits = field(default_factory=ProgramLimits)
@@ -36,7 +36,7 @@ class ProgramVerifier:
     name: str = "code"
     calls: int = 1
     unfenced: bool = False
-    """Run them with the user's rights where nothing fences them in."""
+    """Run without a sandbox if there is none."""
     running: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, os.cpu_count() or 1)))
 
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
@@ -97,6 +97,6 @@ def _compare(ran: Ran, answer: str, whose: str, details: Mapping[str, object], *
 
 
 def _describe_run(ran: Ran) -> dict[str, object]:
-    """What is kept of a program that ran; no times, so that the same run gives the same record."""
+    """Returns the recorded details of a run, without times, so that they are reproducible."""
     last = next((line for line in reversed(ran.stderr.splitlines()) if line.strip()), "")
     return {"failure": ran.failure, "stdout": ran.stdout[-_LONGEST:], "stderr": last[:_LONGEST]}

@@ -18,20 +18,20 @@ class RowVerdict:
 
     ok: bool
     reason: str
-    """In words. Where `ok` is false it is one of few phrases, to count refusals by."""
+    """If `ok` is false, one of a few phrases, so refusals can be counted."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What it was said on, as JSON can hold it."""
+    """The evidence, as JSON values."""
     failed: bool = False
-    """The check itself could not be made (the judge raised, a grader answered prose). The row is refused too."""
+    """The check itself failed (the judge raised, the grader's reply was invalid). The row is refused too."""
 
     def as_json(self, name: str) -> dict[str, Any]:
-        """The verdict as a row's provenance holds it; `name` is the verifier's."""
+        """Returns the verdict for a row's provenance, under the verifier's name."""
         return {"verifier": name, "ok": self.ok, "reason": self.reason, **({"failed": True} if self.failed else {}),
                 "details": dict(self.details)}  # fmt: skip
 
 
 class Verifier(Protocol):
-    """A way to check the reference answer of a row. One may check many rows at once."""
+    """Checks the reference answers of rows, possibly many at once."""
 
     @property
     def name(self) -> str:
@@ -40,20 +40,20 @@ class Verifier(Protocol):
 
     @property
     def calls(self) -> int:
-        """Replies of the endpoint that a row costs at most, for an estimate before."""
+        """Maximum number of replies per row, for estimates."""
         ...
 
     async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
-        """The verdict on a task row.
+        """Checks a task row.
 
-        `endpoint` is asked where it has none of its own. Raises what an endpoint raises, ConfigError where there is
-        none.
+        `endpoint` is used if the verifier has none of its own. Raises the endpoint's errors, ConfigError without an
+        endpoint.
         """
         ...
 
 
 def question_of(row: Mapping[str, Any]) -> str:
-    """A row's question: its query, or its messages as a transcript."""
+    """Returns a row's question: its query, or its messages as a transcript."""
     for name in QUERY_COLUMNS:
         if isinstance(row.get(name), str) and row[name].strip():
             return str(row[name])
@@ -66,7 +66,7 @@ def question_of(row: Mapping[str, Any]) -> str:
 
 
 def required(endpoint: ModelClient | None, what: str) -> ModelClient:
-    """The endpoint. Raises ConfigError where there is none."""
+    """Returns the endpoint. Raises ConfigError if there is none."""
     if endpoint is None:
         raise ConfigError(f"--verify {what} needs a model: pass --base-url URL --model NAME")
     return endpoint
@@ -82,9 +82,9 @@ async def independent(
     temperature: float = 0.7,
     max_tokens: int = 2048,
 ) -> list[str]:  # fmt: skip
-    """`count` replies to one prompt, none of which has seen another; fewer where the endpoint gives no more.
+    """Returns `count` independent replies to a prompt, or fewer if the endpoint returns no more.
 
-    A server that ignores `n` is asked again, with another seed, for those that are missing.
+    Servers that ignore `n` are asked again with another seed.
     """
     endpoint, replies = required(endpoint, what), list[str]()
     for turn in range(count):
