@@ -1,4 +1,4 @@
-"""How often verdicts are wrong, from the rows of which a person said in `ajet dataset view` whether they are right."""
+"""Estimates the error rate of verdicts from the marks a person made in `ajet dataset view`."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from ajet_tools.dataset.review.save import BY_HAND, rejected_beside
 
 @dataclass(frozen=True)
 class ErrorEstimate:
-    """Of verified rows: how many a person labelled, and in how many of these the verdict was wrong."""
+    """The number of verified rows, of labelled rows, and of wrong verdicts among these."""
 
     accepted: bool
-    """Of rows that passed; else of rows that were refused, where a wrong verdict lost a right row."""
+    """Whether the rows passed verification; a wrong verdict on refused rows lost a correct row."""
     rows: int
     labelled: int
     wrong: int
     at_random: bool = False
-    """The labels are those of a random sample; else of rows that the person chose, which may not be typical."""
+    """Whether the labels are of a random sample; chosen rows may not be typical."""
     skipped: int = 0
-    """Rows of the sample without a label, before one with a label."""
+    """Unlabelled rows of the sample before a labelled one."""
 
     @property
     def interval(self) -> tuple[float, float]:
-        """In which the share of wrong verdicts lies, at 95 %; exact where all are labelled."""
+        """The 95 % interval of the error rate; exact if all rows are labelled."""
         if self.labelled == self.rows:
             return self.wrong / self.rows, self.wrong / self.rows
         return wilson(self.wrong / self.labelled, self.labelled)
 
     def labels_for(self, width: float) -> int:
-        """About how many labels make the interval at most so wide, where their errors are as frequent as so far."""
+        """Estimates the labels needed for an interval of that width, at the current error rate."""
         share = self.wrong / self.labelled or sum(wilson(0.0, self.labelled)) / 4
 
         def is_narrow(labels: int) -> bool:
@@ -71,11 +71,10 @@ class ErrorEstimate:
 
 
 def estimate_errors(path: Path) -> ErrorEstimate | None:
-    """The error rate of verdicts by a person's marks on a file of rows; None if no verified row is marked.
+    """Estimates the error rate of verdicts from the marks on a file; None if no verified row is marked.
 
-    In a file of accepted rows `accepted` means that the answer is right, `rejected` that it is wrong; so it does among
-    refused rows. Rows that were rejected and saved away count too. Where a random sample was labelled, only its labels
-    count.
+    `accepted` means a right answer, `rejected` a wrong one, in files of accepted and of refused rows. Rows that were
+    rejected and saved elsewhere count too. If a random sample was labelled, only its labels count.
     """
     journal = Journal(journal_beside(str(path)))
     marks = journal.read() if path.is_file() else {}
@@ -84,7 +83,7 @@ def estimate_errors(path: Path) -> ErrorEstimate | None:
     if not marks and not saved:
         return None
     passed, marked = None, list[tuple[Mark | None, int | None]]()
-    """Of each verified row its mark, and its place where it is in the sample."""
+    """Mark of each verified row, and its position in the sample."""
     sample = journal.sample
 
     def add(mark: Mark | None, values: Mapping[str, object]) -> None:
@@ -112,13 +111,13 @@ def estimate_errors(path: Path) -> ErrorEstimate | None:
 
 
 def errors_of(files: Sequence[Path]) -> list[ErrorEstimate]:
-    """The estimates that there are of a run's files."""
+    """Returns the available estimates for a run's files."""
     estimates = [estimate_errors(path) for path in files if path.suffix in (".jsonl", ".parquet")]
     return [estimate for estimate in estimates if estimate is not None]
 
 
 def error_lines(errors: Sequence[ErrorEstimate], files: Sequence[Path]) -> list[str]:
-    """The estimates for a report, or how to come to one."""
+    """Returns the estimates for a report, or how to get one."""
     if errors or not files:
         return [estimate.as_text() for estimate in errors]
     view = f"ajet dataset view {files[0]} --sample 50"

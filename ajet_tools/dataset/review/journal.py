@@ -1,4 +1,4 @@
-"""A person's decisions on a dataset's rows, written as they are made: closing the terminal loses none."""
+"""Stores a person's decisions on a dataset's rows as they are made."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Decision:
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows drawn at random: in the order of a hash of the seed and the row, up to and with `last`.
+    """A random sample of rows: ordered by a hash of the seed and the row, up to and including `last`.
 
-    So it is the same when rows around it are gone, and a larger one begins with it.
+    The sample is stable when other rows are removed, and a larger sample starts with it.
     """
 
     seed: int
@@ -40,24 +40,23 @@ class Sample:
 
     @staticmethod
     def place(seed: int, values: Mapping[str, object]) -> int:
-        """Where a row stands in the order. Why it was rejected, which `save` may write anew, does not count."""
+        """Returns a row's position in the order, ignoring the reason of a rejection, which `save` may rewrite."""
         line = json_line({name: value for name, value in values.items() if name != "rejected"})
         return int.from_bytes(hashlib.blake2b(line, digest_size=8, key=b"%d" % seed).digest(), "big")
 
     def find(self, values: Mapping[str, object]) -> int | None:
-        """The place of a row of the sample; None for another."""
+        """Returns the position of a row in the sample, or None."""
         place = self.place(self.seed, values)
         return place if place <= self.last else None
 
 
 def digest_of_line(line: bytes) -> str:
-    """A digest that identifies a row in its file."""
+    """Returns a digest that identifies a row in its file."""
     return hashlib.blake2b(line, digest_size=8).hexdigest()
 
 
 def journal_beside(source: str) -> Path:
-    """`.tasks.jsonl.review.jsonl` beside `tasks.jsonl`; in a directory `.SPLIT.review.jsonl`. No reader takes it for
-    data."""
+    """Returns `.tasks.jsonl.review.jsonl` for `tasks.jsonl`, `.SPLIT.review.jsonl` in a directory; readers skip it."""
     path = Path(source).expanduser()
     if path.is_dir():
         return path / ".train.review.jsonl"
@@ -68,15 +67,15 @@ def journal_beside(source: str) -> Path:
 
 
 class Journal:
-    """A file with a line for each thing that was said: the row's number, its digest, and the decision since then."""
+    """A file with a line per decision: the row's number, its digest, and the decision."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.sample: Sample | None = None
-        """The random sample that rows were decided on in; known when it was read."""
+        """The random sample under review; known after reading."""
 
     def read(self) -> dict[tuple[int, str], Decision]:
-        """The last decision on each row, by its number and digest. Raises ConfigError where the file is none."""
+        """Returns the last decision on each row, by number and digest. Raises ConfigError for an invalid file."""
         decisions: dict[tuple[int, str], Decision] = {}
         for number, digest, decision in self._read_entries():
             decisions.pop((number, digest), None)
@@ -98,7 +97,7 @@ class Journal:
                 ) from error
 
     def _whole_lines(self) -> list[bytes]:
-        """Without a last one that was cut off when the machine went down, of which the file is freed."""
+        """Returns the complete lines, and truncates the file after them."""
         try:
             text = self.path.read_bytes() if self.path.exists() else b""
             whole = text[: text.rfind(b"\n") + 1]
@@ -108,9 +107,9 @@ class Journal:
             raise ConfigError(f"cannot read {self.path}: {error.strerror or error}") from error
         return whole.splitlines()
 
-    def add(self, said: Mapping[int, tuple[str, Decision]], sample: Sample | None = None) -> None:
-        """Note decisions, made in a sample: row number -> the row's digest and what holds of it now."""
-        lines = [self._line(number, digest, decision) for number, (digest, decision) in said.items()]
+    def add(self, decisions: Mapping[int, tuple[str, Decision]], sample: Sample | None = None) -> None:
+        """Appends decisions: row number -> digest and decision."""
+        lines = [self._line(number, digest, decision) for number, (digest, decision) in decisions.items()]
         if sample not in (None, self.sample):
             self.sample = sample
             lines = [*self._sample_lines(), *lines]
@@ -121,13 +120,13 @@ class Journal:
         except OSError as error:
             raise self._write_error(error) from error
 
-    def replace(self, said: Mapping[int, tuple[str, Decision]]) -> None:
-        """Only these from now on; without any the file goes."""
+    def replace(self, decisions: Mapping[int, tuple[str, Decision]]) -> None:
+        """Replaces all decisions; without any, deletes the file."""
         try:
-            if not said and self.sample is None:
+            if not decisions and self.sample is None:
                 self.path.unlink(missing_ok=True)
                 return
-            lines = [*self._sample_lines(), *(self._line(number, *rest) for number, rest in said.items())]
+            lines = [*self._sample_lines(), *(self._line(number, *rest) for number, rest in decisions.items())]
             write_whole(self.path, b"".join(lines))
         except OSError as error:
             raise self._write_error(error) from error

@@ -1,4 +1,4 @@
-"""A person's way through a dataset: rows accepted, rejected and edited, undone, and kept on disk as they are."""
+"""A person's review of a dataset: accepting, rejecting and editing rows, with undo, stored as it goes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from ajet_tools.dataset.review.row_file import Kinds, RowFile, edited
 Only = Literal["all", "undecided", "accepted", "rejected", "edited"]
 
 _SHAPED = 1000
-"""Rows that say of what kind a field is."""
+"""Rows that determine the kinds of fields."""
 _TOLD = 4096
 
 
 class Review:
-    """The rows of a dataset and what was said of them. `load` in a thread, the rest in one other.
+    """The rows of a dataset and the decisions on them. Call `load` in a thread, everything else in one other.
 
-    Decisions are noted beside the dataset as they are made, and are there again when it is opened the next time; the
-    dataset itself is not touched before `saving.save`. Rows are known by their number from 0.
+    Decisions are stored beside the dataset and restored when it is reopened; the dataset is unchanged until `save`.
+    Rows are numbered from 0.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Review:
         sample: int | None = None,
         seed: int | None = None,
     ) -> None:
-        """`sample` rows are drawn at random, by the seed of the sample before where none is given.
+        """Draws `sample` rows at random; without a seed, continues the previous sample.
 
-        Raises ConfigError where there is no such dataset, or it is stdin, which is what keys come from.
+        Raises ConfigError if there is no such dataset, or it is stdin, which is the keyboard.
         """
         if source == "-":
             raise ConfigError(
@@ -61,22 +61,22 @@ class Review:
         self.stamps = self.stamps_now()
         self.spool = RowFile()
         self.loaded = False
-        """Whether all rows are there."""
+        """Whether all rows are read."""
         self.decisions: dict[int, Decision] = {}
         self.restored = 0
-        """Decisions from before."""
+        """Number of restored decisions."""
         self.lost = 0
-        """Decisions from before about rows that are not there any more."""
+        """Number of earlier decisions on rows that no longer exist."""
         self.journal = Journal(journal_beside(source))
         self.unkept: AjetError | None = None
-        """Why decisions are only in memory, where they are."""
+        """Why decisions are only in memory, if they are."""
         self.told_unkept = False
         self._before = self.journal.read() if not self.mapping else {}
         before = self.journal.sample
         self.seed = seed if seed is not None else before.seed if before is not None else 0
         self.sample_size = sample
         self.sampled: list[int] | None = None
-        """The numbers of the sample's rows, in the order in which they were drawn; None where all rows are reviewed."""
+        """Row numbers of the sample, in the order drawn; None without a sample."""
         self._sample: Sample | None = None
         self._history: list[dict[int, Decision]] = []
         self._shape = Kinds()
@@ -86,14 +86,12 @@ class Review:
         self.spool.close()
 
     def stamps_now(self) -> list[tuple[int, int]]:
-        """Sizes and times of the files, to see whether somebody else changed them."""
+        """Returns sizes and times of the files, to detect changes by other programs."""
         stats = [file.stat() if file.exists() else None for file in self.files]
         return [(stat.st_size, stat.st_mtime_ns) if stat is not None else (0, 0) for stat in stats]
 
-    # Reading
-
     def load(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Read the rows. Raises TaskError where one cannot be read, with its place."""
+        """Reads the rows. Raises TaskError, with the location, for an unreadable row."""
         before, drawn = dict(self._before), list[tuple[int, int]]()
         for number, row in enumerate(read(self.source, mapping=self.mapping, bad=self.bad)):
             if stop():
@@ -101,7 +99,7 @@ class Review:
             line = self.spool.add(row)
             if number < _SHAPED:
                 self._shape.observe(row.values)
-            if self.sample_size is not None:  # the heap's first is the one with the last place
+            if self.sample_size is not None:  # the top of the heap has the last position
                 change = heapq.heappush if len(drawn) < self.sample_size else heapq.heappushpop
                 change(drawn, (-Sample.place(self.seed, row.values), -number))
             if before:
@@ -123,7 +121,7 @@ class Review:
             self.restored += 1
 
     def _restore_moved(self, before: dict[tuple[int, str], Decision]) -> None:
-        """The file was changed since: rows are known again wherever they stand now."""
+        """Restores decisions by digest after the file changed."""
         by_digest: dict[str, list[Decision]] = {}
         for (_, digest), decision in before.items():
             by_digest.setdefault(digest, []).append(decision)
@@ -136,29 +134,27 @@ class Review:
 
     @property
     def is_kept(self) -> bool:
-        """Whether decisions are on disk; a mapped dataset's rows are not those of its file."""
+        """Whether decisions are stored on disk; not if columns are mapped, since the rows differ from the file."""
         return not self.mapping and self.unkept is None
 
     def row(self, number: int) -> Row:
-        """A row as it is now."""
+        """Returns a row in its current state."""
         return self._current(number, self.spool.row(number))
 
     def line(self, number: int) -> str:
-        """A row as it is now, as a line of JSON."""
+        """Returns a row in its current state as a JSON line."""
         return json_line(self.row(number).values).decode("utf-8").rstrip("\n")
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """Several rows, which may be any."""
+        """Returns several rows in their current state."""
         return list(map(self._current, numbers, self.spool.rows(numbers)))
 
     def _current(self, number: int, row: Row) -> Row:
         values = self._values_of(number)
         return Row(row.where, dict(values)) if values is not None else row
 
-    # Finding
-
     def _scan(self, stop: threading.Event) -> Iterator[LineBlock]:
-        """All rows, edits included, numbered from 0; less where it was stopped."""
+        """Yields all rows with edits, numbered from 0, until stopped."""
         lines, number = self.spool.lines(), 0
         while not stop.is_set() and (some := list(islice(lines, _TOLD))):
             numbers = np.arange(number, number + len(some))
@@ -169,7 +165,7 @@ class Review:
             number += len(some)
 
     def fitting(self, wanted: Filter, only: Only = "all", *, stop: threading.Event) -> list[int] | None:
-        """The numbers of the rows that fit; None if it was stopped. Raises ConfigError for a field that no row has."""
+        """Returns the numbers of matching rows, or None if stopped. Raises ConfigError for an unknown field."""
         fitting_numbers: list[int] = []
         table = next(iter(tables_of(self.source, self.mapping)), None)
         for block in self._scan(stop):
@@ -188,7 +184,7 @@ class Review:
         return (self.mark_of(number) or "undecided") == state
 
     def holding(self, needle: str, *, stop: threading.Event) -> list[int] | None:
-        """The numbers of the rows that have a text anywhere in them, in any case; None where it was stopped."""
+        """Returns the numbers of rows that contain a text, ignoring case; None if stopped."""
         sought = json.dumps(needle, ensure_ascii=False)[1:-1].casefold()
         matches: list[int] = []
         for block in self._scan(stop):
@@ -196,13 +192,11 @@ class Review:
             matches += [number for number, line in lines if sought in line.casefold()]
         return None if stop.is_set() else matches
 
-    # Deciding
-
     def mark_of(self, number: int) -> Mark | None:
         return self.decisions.get(number, Decision()).mark
 
     def is_blind(self, number: int) -> bool:
-        """Whether a row's verdict is not shown: it is one of the sample and still to be decided on."""
+        """Whether a row's verdict is hidden, because it is in the sample and undecided."""
         return self.sample_size is not None and self.mark_of(number) is None
 
     @property
@@ -214,16 +208,16 @@ class Review:
 
     @property
     def unsaved(self) -> bool:
-        """Whether something was decided since the dataset was opened or saved."""
+        """Whether there are decisions since the dataset was opened or saved."""
         return self.decisions != self._saved
 
     def mark(self, numbers: Sequence[int], mark: Mark) -> None:
-        """Accept or reject rows; those that are all so already are undecided again."""
+        """Accepts or rejects rows; if all have this mark already, removes it."""
         wanted = None if all(self.mark_of(number) == mark for number in numbers) else mark
         self._decide({number: Decision(wanted, self._values_of(number)) for number in numbers})
 
     def edit(self, number: int, values: Mapping[str, object]) -> None:
-        """Give a row other values. Raises TaskError where they are none for a row of this dataset."""
+        """Changes the values of a row. Raises TaskError for values that do not fit this dataset."""
         before = self.row(number).values
         edited_values = edited(self.spool.row(number).values, before, values, self._shape)
         if edited_values != before:
@@ -231,7 +225,7 @@ class Review:
             self._decide({number: Decision(self.mark_of(number), None if unchanged else edited_values)})
 
     def undo(self) -> list[int]:
-        """Take back what was decided last; the rows that it was about."""
+        """Reverts the last decision and returns its rows."""
         if not self._history:
             return []
         before = self._history.pop()
@@ -262,5 +256,5 @@ class Review:
         return digest_of_line(self.spool.line(number))
 
     def was_saved(self) -> None:
-        """What is decided now is on disk."""
+        """Marks the current decisions as saved."""
         self._saved = dict(self.decisions)

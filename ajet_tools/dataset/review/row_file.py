@@ -1,7 +1,4 @@
-"""The rows of a dataset in an unnamed file: any of them is read by its number, while more are being added.
-
-What a person makes of a row: still a row of its dataset, and one that says what was changed.
-"""
+"""Stores the rows of a dataset in a temporary file for random access, and validates edited rows."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import difflib
 import json
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ajet_sdk.errors import ConfigError, TaskError
@@ -19,14 +16,11 @@ from ajet_tools.dataset.files.blocks import Row, json_line, text_of
 from ajet_tools.dataset.files.values import KINDS, kind_of
 
 _TOGETHER = 256
-"""Rows that are written at a time; those that wait can't be read yet."""
+"""Rows written at a time; waiting rows can't be read yet."""
 
 
 class RowFile:
-    """Holds rows as JSON lines in a database on disk that nobody else sees. One thread adds, any may read.
-
-    A dataset of any format is so read once and in its order, and then shown, searched and written in any other.
-    """
+    """Stores rows as JSON lines in a private database on disk. One thread adds rows, any thread may read."""
 
     def __init__(self) -> None:
         self._rows = sqlite3.connect("", check_same_thread=False)
@@ -39,11 +33,11 @@ class RowFile:
         self._rows.close()
 
     def __len__(self) -> int:
-        """Rows that can be read."""
+        """Returns the number of readable rows."""
         return self._count
 
     def add(self, row: Row) -> bytes:
-        """Add a row and return its line of JSON; `publish` makes it readable, at the latest."""
+        """Adds a row and returns its JSON line; it becomes readable with `publish` at the latest."""
         line = json_line(row.values)
         place = row.where.encode("utf-8", "replace").decode()
         self._waiting.append((self._count + len(self._waiting), place, line))
@@ -52,7 +46,7 @@ class RowFile:
         return line
 
     def publish(self) -> None:
-        """Make what was added readable. Raises ConfigError where the disk does not take it."""
+        """Makes added rows readable. Raises ConfigError if writing fails."""
         try:
             with self._rows:
                 self._rows.executemany("INSERT INTO rows VALUES (?, ?, ?)", self._waiting)
@@ -68,7 +62,7 @@ class RowFile:
         return bytes(self._rows.execute("SELECT line FROM rows WHERE number = ?", (number,)).fetchone()[0])
 
     def rows(self, numbers: Iterable[int]) -> list[Row]:
-        """The rows of these numbers, as far as there are."""
+        """Returns the existing rows of these numbers."""
         numbers = list(numbers)
         query = "SELECT * FROM rows WHERE number IN (SELECT value FROM json_each(?)) AND number < ?"
         known = {number: row for number, *row in self._rows.execute(query, (str(numbers), self._count))}
@@ -78,7 +72,7 @@ class RowFile:
         return self.rows([number])[0]
 
     def lines(self) -> Iterator[bytes]:
-        """Every row that can be read by now, as its line of JSON, some on disk and none twice in memory."""
+        """Yields every readable row as a JSON line, in batches."""
         query, count = "SELECT line FROM rows WHERE number >= ? AND number < ? ORDER BY number", self._count
         for start in range(0, count, _TOGETHER):
             for (line,) in self._rows.execute(query, (start, min(start + _TOGETHER, count))).fetchall():
@@ -87,7 +81,7 @@ class RowFile:
 
 @dataclass
 class Kinds:
-    """Which kinds of value stand at a place of the rows, and in its fields."""
+    """The kinds of value that occur at a path of the rows, and in its fields."""
 
     kinds: set[str] = field(default_factory=set)
     fields: dict[str, Kinds] = field(default_factory=dict)
@@ -104,15 +98,15 @@ _KINDS = {**KINDS, "integer": "a number"}
 def edited(
     original: Mapping[str, object], before: Mapping[str, object], after: Mapping[str, object], shape: Kinds
 ) -> dict[str, object]:
-    """The row as it is kept: with the id of what it asks now, and with what was changed in its provenance.
+    """Returns the row to store: with the task id of its new content, and the changes in its provenance.
 
     Args:
-        original: as it was read.
-        before: as it was until now, which differs where it was edited before.
-        after: as the person wrote it.
-        shape: of the dataset's rows.
+        original: the row as read.
+        before: the row before this edit.
+        after: the edited row.
+        shape: kinds of the dataset's rows.
 
-    Raises TaskError where it is no row of this dataset any more.
+    Raises TaskError if it no longer is a row of this dataset.
     """
     result = dict(after)
     if before.get("task_id") is not None and result.get("task_id") == before["task_id"] == _id_by_content(before):
@@ -120,7 +114,7 @@ def edited(
     check_row(before, result, shape)
     provenance = result.get("provenance")
     changed = sorted(path for path in _changed(original, result) if path.partition(".")[0] not in OURS)
-    if changed and isinstance(provenance, dict):  # the verdict there is about what the row was
+    if changed and isinstance(provenance, dict):  # its verdict is about the original row
         result["provenance"] = {**provenance, "edited": changed}
     elif not changed and isinstance(provenance, dict) and "provenance" in original:
         result["provenance"] = original["provenance"]
@@ -128,15 +122,17 @@ def edited(
 
 
 def check_row(before: Mapping[str, object], after: Mapping[str, object], shape: Kinds) -> None:
-    """Raises TaskError where a row that was a task is none any more, or a field is of a kind that it is in no row.
+    """Raises TaskError if a task became invalid, or a field has a kind that occurs in no row.
 
-    A new field is refused only where it looks like a misspelt one that is now missing.
+    A new field is rejected only if it looks like a misspelling of a missing one.
     """
     _check_kinds(before, after, shape, "")
     if text_of(before).strip() and not text_of(after).strip():
-        raise TaskError("the row asks nothing any more")
+        raise TaskError("the row has no question any more")
     if task_id_of(before) is not None and task_id_of(after) is None:
-        raise TaskError("the row is no task any more: main_query is text, metadata an object, init_messages a list")
+        raise TaskError(
+            "the row is no valid task any more: main_query is text, metadata an object, init_messages a list"
+        )
 
 
 def _id_by_content(values: Mapping[str, object]) -> str | None:
@@ -152,7 +148,7 @@ def _changed(before: object, after: object, path: str = "") -> Iterator[str]:
 
 
 def _check_kinds(before: object, after: object, shape: Kinds | None, path: str) -> None:
-    known = {_KINDS[one] for one in (*(shape.kinds if shape is not None else ()), kind_of(before))}
+    known = {_KINDS[kind] for kind in (*(shape.kinds if shape is not None else ()), kind_of(before))}
     known.discard("null")
     kind = _KINDS[kind_of(after)]
     if known and kind != "null" and kind not in known:
@@ -163,11 +159,7 @@ def _check_kinds(before: object, after: object, shape: Kinds | None, path: str) 
         for name, value in after.items():
             place = f"{path}.{name}" if path else name
             if name not in fields and name not in inner:
-                _refuse_misspelt(name, place, [one for one in (*fields, *inner) if one not in after])
+                missing = [field for field in (*fields, *inner) if field not in after]
+                if near := difflib.get_close_matches(name, missing, n=1, cutoff=0.75):
+                    raise TaskError(f"{place} is a field that no row has, and {near[0]} is missing: is it misspelt?")
             _check_kinds(inner.get(name), value, fields.get(name), place)
-
-
-def _refuse_misspelt(name: str, place: str, missing: Sequence[str]) -> None:
-    near = difflib.get_close_matches(name, missing, n=1, cutoff=0.75)
-    if near:
-        raise TaskError(f"{place} is a field that no row has, and {near[0]} is missing: is it misspelt?")

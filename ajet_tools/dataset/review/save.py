@@ -1,4 +1,4 @@
-"""Writes what a person decided of a dataset: the rows that stay, and beside them those that were rejected."""
+"""Writes a reviewed dataset: the kept rows and, in a second file, the rejected ones."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ BY_HAND = {"reason": "rejected by hand"}
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of `save`, and then its result."""
+    """The plan of `save`, and its result."""
 
     target: Path
     rejected_to: Path
     rows: int
     rejected: int
     in_place: bool
-    """The dataset itself is written over."""
+    """Whether the dataset itself is overwritten."""
     replaces: bool
-    """A file is there that is another."""
+    """Whether another file is overwritten."""
 
     @classmethod
     def of(cls, review: Review, target: Path, *, only_accepted: bool = False) -> Plan:
-        """Raises ConfigError where it cannot be done, or would lose something."""
+        """Raises ConfigError if it is impossible or would lose data."""
         if not review.loaded:
             raise ConfigError("rows are still being read; save when that is finished")
         marks, total = review.marks, len(review.spool)
@@ -59,7 +59,7 @@ class Plan:
 
 
 def proposed(review: Review) -> Path:
-    """The dataset itself where it is one file that can be written; else one beside it."""
+    """Returns the dataset itself if it is a single writable file, else a file beside it."""
     if len(review.files) == 1 and not review.mapping and not review.bad.count:
         [file] = review.files
         if file.name.lower().endswith(_WRITTEN):
@@ -70,7 +70,7 @@ def proposed(review: Review) -> Path:
 
 
 def rejected_beside(target: Path) -> Path:
-    """Beside Parquet it is Parquet, which keeps the types of the columns."""
+    """Returns the file for rejected rows; Parquet if the target is, which keeps the types of columns."""
     stem = target.name.removesuffix(".gz").rpartition(".")[0] or target.name
     return target.with_name(f"{stem}.rejected{'.parquet' if target.suffix.lower() == '.parquet' else '.jsonl'}")
 
@@ -97,10 +97,10 @@ def _check(review: Review, target: Path, *, in_place: bool, lost: int) -> None:
 
 
 def save(review: Review, target: Path, *, only_accepted: bool = False) -> Plan:
-    """Write the rows that stay to `target`, each file whole or not at all; rejected rows are added to those beside it.
+    """Writes the kept rows to `target`, complete or not at all, and adds rejected rows to their file.
 
-    Those are written first: whatever happens, a row is in one of the two files. Raises ConfigError and TaskError where
-    it cannot be done; then the files are what they were.
+    Rejected rows are written first, so that no row is ever lost. Raises ConfigError and TaskError on failure, without
+    changing files.
     """
     plan = Plan.of(review, target, only_accepted=only_accepted)
     if plan.rejected:
@@ -120,9 +120,9 @@ def save(review: Review, target: Path, *, only_accepted: bool = False) -> Plan:
 
 
 def _rows(review: Review) -> Iterator[tuple[int, Row]]:
-    """Every row as it is now, with its number; of tables, as the file holds it.
+    """Yields every row with its number in its current state; for tables, with the stored row.
 
-    Raises ConfigError where the file is not any more what it was when it was read.
+    Raises ConfigError if the file changed since it was read.
     """
     spooled = _read_rows(review)
     if not any(file.suffix in (".parquet", ".arrow") for file in review.files):
@@ -142,7 +142,7 @@ def _read_rows(review: Review) -> Iterator[tuple[int, Row]]:
 
 
 def _write_rejected(review: Review, path: Path) -> None:
-    """Those that are there already, and the new ones: what was rejected before stays on record, and none twice."""
+    """Writes existing and new rejected rows, without repetitions."""
     seen: set[str] = set()
     with Writer(path) as writer:
         if path.exists():

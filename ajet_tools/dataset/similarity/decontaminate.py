@@ -1,10 +1,10 @@
-"""Rows of a dataset that give away a row of an evaluation set, each with the evidence.
+"""Finds rows of a dataset that leak a row of an evaluation set, with the evidence.
 
-Kinds of evidence: the same text; nearly the same (`likeness`); a run of words in common (13 by default), in any text
-of the row, so that a document that quotes the question is found too; most of its words in their order (`altered`), so
-that a quotation with every sixth word changed is found; and by vectors, about the same meaning. An evaluation row with
-fewer words than a run counts as one, if it has at least 6, or 3 with a number (and then not as part of a longer sum).
-Runs that are in more than a twentieth of the evaluation rows (and in more than 3) are instructions, and say nothing.
+Kinds of evidence: the same text; a near copy (`likeness`); a shared run of words (13 by default) in any text of the
+row, which also finds documents that quote the question; most of the words in the same order (`altered`), which finds
+quotations with every sixth word changed; similar embeddings. A shorter evaluation row counts as one run if it has at
+least 6 words, or 3 with a number (unless it is part of a longer sum). Runs in more than a twentieth of the evaluation
+rows (and in more than 3) are instructions and ignored.
 """
 
 from __future__ import annotations
@@ -27,58 +27,58 @@ from ajet_tools.dataset.similarity.text import MARKED, normal
 
 LEAST_WORDS = 6
 LEAST_WITH_NUMBER = 3
-"""Words of a short evaluation row with a number in it, such as `What is 12 + 34?`."""
+"""Minimum words of an evaluation row with a number, such as `What is 12 + 34?`."""
 
 ALTERED_WORDS = 12
-"""Fewer words may be a question of its own when two of them are changed."""
+"""Minimum words for `altered`: with two words changed, a shorter row may be a different question."""
 
 _GRAM = 4
 """Words of a run that makes an evaluation row a candidate for `altered`."""
 
 _KEPT = 0.78
-"""The share of an evaluation row's words that are there, in their order, in a text that alters it."""
+"""Minimum share of an evaluation row's words that an altered text has, in order."""
 
 _COMMON_SHARE = 0.05
 
 _CHUNK = 2000
 
 _NEAREST = 8
-"""Evaluation rows whose numbers are compared with a row's, the nearest ones."""
+"""Number of nearest evaluation rows whose numbers are compared with a row's."""
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
-# a sign of Chinese, Japanese or Korean is a word of its own
+# each Chinese, Japanese or Korean character is a word
 _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+|[-+*/^=<>%×÷]"
 )
 
 
 def words(text: str) -> list[str]:
-    """The words, numbers and operators of a text in normal form."""
+    """Returns the words, numbers and operators of a text in normal form."""
     return _WORD.findall(normal(text))
 
 
 @dataclass(frozen=True)
 class Leak:
-    """Which evaluation row is given away, by what evidence."""
+    """The leaked evaluation row and the evidence."""
 
     evaluation: int
     kind: Literal["exact", "near", "words", "altered", "meaning", "paraphrase"]
     similarity: float
-    """Of `words` and `altered`, the share of the evaluation row's words that are there."""
+    """For `words` and `altered`, the share of the evaluation row's words."""
     evidence: str
-    """The text of the evaluation row, or the words in common."""
+    """The text of the evaluation row, or the shared words."""
 
 
 class Leaks:
-    """Texts that no row may give away: `find` looks through the rows of a file, a call at one row.
+    """Texts that no row may contain: `find` checks the rows of a file, a call checks one row.
 
     Args:
-        known: where each text is from, and the text.
-        share: of a text's words, at least this share must be there in their order, beside a run of `ngram` words.
-        common: a run in more than so many texts, and in more than a twentieth, is an instruction.
+        known: the location and text of each evaluation row.
+        share: minimum share of a text's words that must occur in order, besides a run of `ngram` words.
+        common: a run in more than this many texts, and in more than a twentieth, is an instruction.
 
-    Raises ConfigError where there are none, or `ngram` is too small.
+    Raises ConfigError without texts, or if `ngram` is too small.
     """
 
     def __init__(
@@ -107,26 +107,26 @@ class Leaks:
         self._common = max(common, _COMMON_SHARE * len(known))
         self._runs = self._known_runs(ngram)
         self._lengths: dict[tuple[str, ...], set[int]] = defaultdict(set)
-        """Of the runs that begin with three words."""
+        """Lengths of the runs, by their first three words."""
         for run in self._runs:
             self._lengths[run[:LEAST_WITH_NUMBER]].add(len(run))
         self._grams = self._known_grams()
         self.vectors: Vectors | None = None
-        """Of the texts, where meanings are compared."""
+        """Embeddings of the texts, if meanings are compared."""
 
     @classmethod
     def of(cls, evals: Sequence[str | Path], *, skip_bad: bool = False, **options: Any) -> Leaks:
-        """A check against the rows of these files."""
+        """Returns a check against the rows of these files."""
         rows = (row for path in evals for row in read(path, skip_bad=skip_bad))
         return cls([(row.where, text_of(row.values)) for row in rows], **options)
 
     def _known_runs(self, size: int) -> dict[tuple[str, ...], int]:
-        """Run of words -> the first evaluation row that has it."""
+        """Maps each run of words to the first evaluation row that has it."""
         of: dict[tuple[str, ...], int] = {}
         rows_with: Counter[tuple[str, ...]] = Counter()
         first_of_text: dict[tuple[str, ...], int] = {}
         for index, row_words in enumerate(self._words):
-            if first_of_text.setdefault(tuple(row_words), index) != index:  # the same question twice is no instruction
+            if first_of_text.setdefault(tuple(row_words), index) != index:  # a repeated question is not an instruction
                 continue
             length = min(size, len(row_words))
             if length < (LEAST_WITH_NUMBER if any(map(_is_figure, row_words)) else LEAST_WORDS):
@@ -137,7 +137,7 @@ class Leaks:
         return {run: index for run, index in of.items() if rows_with[run] <= self._common}
 
     def _known_grams(self) -> dict[tuple[str, ...], list[tuple[int, int]]]:
-        """Run of four words -> the evaluation rows that have it, and where."""
+        """Maps each run of four words to the evaluation rows that have it, with its position."""
         grams: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
         for index, row_words in enumerate(self._words):
             if len(row_words) >= ALTERED_WORDS:
@@ -154,12 +154,13 @@ class Leaks:
         meaning: float = 0.9,
         on_progress: OnProgress | None = None,
     ) -> dict[int, Leak]:
-        """The rows that give a text away, by their number; of several kinds of evidence the strongest.
+        """Returns the rows that leak a text, by index, with the strongest evidence.
 
         Args:
-            texts: what each row asks.
-            everything: all texts of each row, where a question may be quoted; here `share` is that of the run alone.
-            vectors: of the rows and of the known texts, each of length 1; alike are those with a cosine of `meaning`.
+            texts: the question of each row.
+            everything: all strings of each row, which may quote a question; `share` applies to the run only.
+            vectors: normalized embeddings of the rows and of the known texts.
+            meaning: minimum cosine.
         """
         leaks: dict[int, Leak] = {}
         known = [text for _, text in self.known]
@@ -176,10 +177,10 @@ class Leaks:
         return dict(sorted(leaks.items()))
 
     def quoted(self, text: str) -> Leak | None:
-        """The longest run of words that a text has in common with an evaluation row, else one altered."""
+        """Returns the longest run of words shared with an evaluation row, else an altered one."""
         text_words = words(text)
         covered: dict[int, set[int]] = defaultdict(set)
-        """Of each evaluation row the places of its runs in the text."""
+        """Positions of the runs of each evaluation row."""
         for at, start in enumerate(_runs_of(text_words, LEAST_WITH_NUMBER)):
             for length in self._lengths.get(start, ()):
                 run = tuple(text_words[at : at + length])
@@ -195,7 +196,7 @@ class Leaks:
         return Leak(index, "words", share, " ".join(text_words[places[0] : last + 1]))
 
     def _altered(self, text_words: Sequence[str]) -> Leak | None:
-        """The evaluation row most of whose words stand in the text, in their order and with the same numbers."""
+        """Returns the evaluation row most of whose words occur in the text, in order and with the same numbers."""
         offsets: dict[int, list[int]] = defaultdict(list)
         for at, gram in enumerate(_runs_of(text_words, _GRAM)):
             for index, place in self._grams.get(gram, ()):
@@ -214,7 +215,7 @@ class Leaks:
         return best
 
     def __call__(self, values: Mapping[str, object]) -> str | None:
-        """The evidence that a row gives a text away, or None."""
+        """Returns the evidence that a row leaks a text, or None."""
         match = self._near.find(text_of(values))
         if match is not None:
             how = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} similar to"
@@ -222,7 +223,7 @@ class Leaks:
         return self.quotation(values)
 
     def quotation(self, values: Mapping[str, object]) -> str | None:
-        """The evidence that a row has words of a text, as they are or altered."""
+        """Returns the evidence that a row quotes a text, possibly altered, or None."""
         text = strings_of(values)
         if (leak := self.quoted(text)) is None:
             return None
@@ -233,7 +234,7 @@ class Leaks:
         return f"{relation} {self.known[leak.evaluation][0]}: {leak.evidence!r}"
 
     def by_meaning(self, text: str, vector: Vectors, least: float) -> str | None:
-        """The evidence that a row says in other words what a text says."""
+        """Returns the evidence that a row paraphrases a text, or None."""
         if self.vectors is None:
             return None
         [(index, cosine)] = nearest(vector[None], self.vectors, [text], [known for _, known in self.known])
@@ -241,38 +242,37 @@ class Leaks:
 
 
 def _runs_of(words_of_text: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
-    """Each run of that many words."""
     return zip(*(words_of_text[start:] for start in range(length)), strict=False)
 
 
 def _is_figure(word: str) -> bool:
-    """A number or an operator."""
+    """Whether a word is a number or an operator."""
     return not word[0].isalpha()
 
 
 def _stands_alone(words_of_text: Sequence[str], at: int, length: int) -> bool:
-    """Whether a short run is no part of a longer sum, as `What is 1 + 2` is of `What is 1 + 2 + 3?`."""
+    """Whether a run is not part of a longer sum, as `What is 1 + 2` is of `What is 1 + 2 + 3?`."""
     beside = *words_of_text[max(0, at - 1) : at], *words_of_text[at + length : at + length + 1]
     return not any(map(_is_figure, beside))
 
 
 def _same_numbers(known: Sequence[str], window: Sequence[str]) -> bool:
-    """Other numbers make another task; of a long text, where words are altered too, one in three may be altered."""
+    """Whether the numbers agree; in a long text, a third of them may be altered."""
     mine, theirs = (Counter(word for word in words if word[0].isdigit()) for words in (known, window))
     missing = (mine - theirs).total()
     return missing <= (mine.total() // 3 if sum(map(len, known)) >= MARKED else 0)
 
 
-def numbers_agree(one: str, other: str) -> bool:
-    """Whether two wordings may be of one task by their numbers, in any order; one number may be there in words."""
-    mine, theirs = (Counter(_NUMBER.findall(normal(text))) for text in (one, other))
+def numbers_agree(first: str, second: str) -> bool:
+    """Whether two wordings agree in their numbers, in any order; one may be spelt out."""
+    mine, theirs = (Counter(_NUMBER.findall(normal(text))) for text in (first, second))
     return max((mine - theirs).total(), (theirs - mine).total()) <= max(1, max(mine.total(), theirs.total()) // 3)
 
 
 def nearest(
     rows: Vectors, known: Vectors, texts: Sequence[str], known_texts: Sequence[str]
 ) -> Iterator[tuple[int, float]]:
-    """For each row the evaluation row whose meaning is nearest, of those whose numbers agree, and the cosine."""
+    """Yields for each row the evaluation row with the nearest meaning and agreeing numbers, and the cosine."""
     for start in range(0, len(rows), _CHUNK):
         cosines = rows[start : start + _CHUNK] @ known.T
         for index, each in enumerate(cosines, start):

@@ -1,7 +1,7 @@
-"""Rows that repeat another: exact copies, near copies, and, with embeddings, the same said otherwise.
+"""Finds duplicate rows: exact copies, near copies and, with embeddings, paraphrases.
 
-Rows that are alike make a cluster, and a row that is like one of a cluster belongs to it. One row of each stays.
-Which clusters there are does not depend on the order of the rows; which row stays may, by the policy.
+Similar rows form clusters, transitively. One row per cluster stays, chosen by a policy. The clusters do not depend on
+the order of the rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEEP = ("first", "last", "longest", "shortest", "answered", "max:FIELD", "min:FI
 
 @dataclass(frozen=True)
 class RowFacts:
-    """The facts of a row that decide: place, text, answer, and rank (the greatest stays)."""
+    """Facts that decide about a row: location, text, answer, and rank (the highest stays)."""
 
     where: str
     text: str
@@ -36,7 +36,7 @@ class RowFacts:
 
     @classmethod
     def of(cls, where: str, values: Mapping[str, object], keep: str = "first") -> RowFacts:
-        """Raises ConfigError where the policy is none, or asks for a number that the row has not."""
+        """Raises ConfigError for an unknown policy, or if the row lacks the number that it needs."""
         text, answer = text_of(values), value_at(values, "metadata.answer")
         answer = value_at(values, "answer") if answer is None else answer
         shown = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, sort_keys=True)
@@ -61,7 +61,7 @@ def _rank(where: str, values: Mapping[str, object], text: str, answer: str, keep
 
 @dataclass(frozen=True)
 class Duplicate:
-    """A row that goes, and why. `via` is set where it is like the row that stays only by way of another row."""
+    """A row to remove. `via` is set if only another row connects it with the row that stays."""
 
     index: int
     kept: int
@@ -92,14 +92,15 @@ def find(
     meaning: float = 0.9,
     on_progress: OnProgress | None = None,
 ) -> Found:
-    """The rows that repeat another.
+    """Finds duplicate rows.
 
     Args:
-        threshold: the share of characters that two rows have in common (see `likeness`).
-        numbers: keep apart what differs in its numbers.
-        near: look for near copies too, and not only for exact ones.
-        keep: one of `KEEP`; of several the earliest stays, and with `last` the latest.
-        vectors: of length 1, one for each row; rows whose cosine is `meaning` or more are duplicates.
+        threshold: minimum share of equal characters (see `likeness`).
+        numbers: rows with different numbers are not duplicates.
+        near: find near copies too, not only exact ones.
+        keep: one of `KEEP`; of equal rows the first stays, with `last` the last.
+        vectors: normalized embeddings of the rows.
+        meaning: minimum cosine.
     """
     check_threshold(threshold)
     forms: dict[str, list[int]] = defaultdict(list)
@@ -109,12 +110,12 @@ def find(
     clusters, links = Clusters(len(texts)), defaultdict[int, dict[int, tuple[float, Kind]]](dict)
 
     def link(pair: Pair, kind: Kind) -> None:
-        clusters.join(pair.one, pair.other)
-        for item, neighbour in ((pair.one, pair.other), (pair.other, pair.one)):
+        clusters.join(pair.first, pair.second)
+        for item, neighbour in ((pair.first, pair.second), (pair.second, pair.first)):
             links[item][neighbour] = max(links[item].get(neighbour, (0.0, kind)), (pair.similarity, kind))
 
     def why(number: int, home: int) -> tuple[Kind, float, int | None]:
-        """Of a text in the cluster of another: kind, similarity, and the row by way of which it is there."""
+        """Returns kind, similarity and connecting row of a text in a cluster."""
         if number == home:
             return "exact", 1.0, None
         if home in links[number]:
@@ -133,7 +134,7 @@ def find(
         for pair in close_pairs(vectors[[rows_of[0] for rows_of in members]], texts, meaning, numbers=numbers):
             link(pair, "meaning")
     together: dict[int, dict[int, int]] = defaultdict(dict)
-    """Of each cluster the rows, each with the number of its text."""
+    """Rows of each cluster, with the index of their text."""
     for number, indices in enumerate(members):
         together[clusters.find(number)].update(dict.fromkeys(indices, number))
     duplicates: list[Duplicate] = []

@@ -1,12 +1,12 @@
-"""Texts by their 8-grams, and which of them share the rarest: what may be alike.
+"""Finds candidates for near copies: texts that share rare 8-grams.
 
-A text has up to 48 keys, the smallest hashes of its 8-grams. Of two texts that keep a share s of their characters, s^8
-of the keys are the same: 0.43 where a tenth is edited, 0.17 where a fifth is. A search looks up a text's rarest keys
-that others have too, and gives the texts that share two or more of them. Grams that are common in a file so count only
-in texts that have hardly any other.
+A text has up to 48 keys, the smallest hashes of its 8-grams. Two texts that share a fraction s of their characters
+share about s^8 of the keys: 0.43 with a tenth edited, 0.17 with a fifth. A search looks up the rarest shared keys of a
+text, and returns the texts that share at least two. Common 8-grams therefore count only in texts that have hardly any
+others.
 
-Why 8-grams: shorter ones survive oftener, but are shared by everybody; of 8-grams unrelated texts in one language share
-a hundredth or less.
+Shorter grams survive edits more often, but occur everywhere; unrelated texts in one language share at most a hundredth
+of their 8-grams.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Ints = npt.NDArray[np.int64]
 GRAM = 8
 KEYS = 48
 CANDIDATES = 32
-"""Texts that a search gives for each, at most."""
+"""Maximum number of candidates per text."""
 _RAREST = 16
-"""Keys of a text that are looked up."""
+"""Maximum number of keys to look up per text."""
 _LOOKED_AT = 48
-"""Places of these keys that are looked at; of a key with more, those of the texts added last."""
+"""Maximum number of postings per text; of a key with more, the texts added last."""
 _BITS = 40
-"""Of a hash; the others number the text in its chunk."""
+"""Bits of a hash; the others number the text in its chunk."""
 _CHUNK_CHARS = 2_000_000
 _AT_ONCE = 20_000
-"""Texts whose candidates are looked for at a time."""
+"""Texts per batch of a search."""
 
 
 class Postings(NamedTuple):
-    """Keys, each with the number of a text that has it."""
+    """Keys, each with the index of a text that has it."""
 
     keys: U64
     texts: npt.NDArray[np.int32]
@@ -53,13 +53,13 @@ class Postings(NamedTuple):
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def find(self, asked: Postings) -> tuple[Ints, Ints]:
-        """Who asks, and the candidates of each among these, which are sorted; those with most in common first."""
+        """Returns query indices and candidates among these sorted postings, best matches first."""
         asked = asked.sorted()
         low, high = (np.searchsorted(self.keys, asked.keys, side=side) for side in ("left", "right"))
         return _pick(asked.texts, low, high, self.texts)
 
     def pairs(self) -> Iterator[tuple[Ints, Ints]]:
-        """Of each text the candidates among those before it, some texts at a time."""
+        """Yields, in batches, the candidates of each text among the texts before it."""
         keys, texts = self.sorted()
         low = np.arange(len(keys)) - _ranks(keys)
         for start in range(0, int(texts.max(initial=-1)) + 1, _AT_ONCE):
@@ -69,15 +69,15 @@ class Postings(NamedTuple):
 
 
 def _pick(asking: Any, low: Ints, high: Ints, texts: npt.NDArray[np.int32]) -> tuple[Ints, Ints]:
-    """Who asks, and the candidates of each, those with most in common first.
+    """Returns query indices and candidates, best matches first.
 
     Args:
-        asking: for each key that is looked up, the text that asks.
-        low, high: where the key stands in `texts`.
+        asking: the query of each key.
+        low, high: the key's range in `texts`.
     """
     asking, size = asking.astype(np.int64), high - low
     order = np.flatnonzero(size)
-    # sorted as one number, which takes a fifth of the time that it takes to sort places by two
+    # sorting packed integers is five times as fast as by two columns
     order = np.sort((asking[order] << 43) | (np.minimum(size[order], 2047) << 32) | order) & 0xFFFFFFFF
     asking, high, size = asking[order], high[order], size[order]
     rank = _ranks(asking)
@@ -99,7 +99,7 @@ def _pick(asking: Any, low: Ints, high: Ints, texts: npt.NDArray[np.int32]) -> t
 
 
 def postings(texts: Sequence[str], seed: int = 0) -> Postings:
-    """The keys of texts, each with the number of its text."""
+    """Returns the keys of texts."""
     parts, start, pending_chars = [Postings(np.empty(0, np.uint64), np.empty(0, np.int32))], 0, 0
     for end, text in enumerate(texts, 1):
         pending_chars += len(text)
@@ -111,7 +111,7 @@ def postings(texts: Sequence[str], seed: int = 0) -> Postings:
 
 
 def _smallest(hashes: U64, bounds: Ints) -> Postings:
-    """Of a long text only the hashes that may be among its smallest are sorted, unless its grams repeat."""
+    """Returns the smallest hashes per text; for speed, sorts only hashes below a bound unless grams repeat."""
     size = np.diff(bounds)
     numbers = np.repeat(np.arange(len(size), dtype=np.uint64), size)
     least = (np.minimum(1.0, 2.5 * KEYS / np.maximum(size, 1)) * (2**64 - 2**11)).astype(np.uint64)
@@ -134,18 +134,18 @@ def _different(numbers: U64, hashes: U64) -> Postings:
 
 
 def _starts(values: npt.NDArray[Any]) -> Ints:
-    """Where each run of equal values begins."""
+    """Returns the start of each run of equal values."""
     return np.flatnonzero(np.concatenate((np.ones(min(1, len(values)), np.bool_), values[1:] != values[:-1])))
 
 
 def _ranks(values: npt.NDArray[Any]) -> Ints:
-    """The place of each value in its run."""
+    """Returns the index of each value in its run."""
     starts = _starts(values)
     return np.arange(len(values)) - np.repeat(starts, np.diff(starts, append=len(values)))
 
 
 def _grams(texts: Sequence[str], seed: int = 0) -> tuple[U64, Ints]:
-    """The hashed 8-grams of all texts one after the other, and where each text's begin (one more entry than texts)."""
+    """Returns the hashed 8-grams of all texts, concatenated, and the bounds of each text."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     numbers = np.maximum(lengths - GRAM + 1, 0)
@@ -162,7 +162,7 @@ def _grams(texts: Sequence[str], seed: int = 0) -> tuple[U64, Ints]:
 
 
 def _mix(values: U64) -> U64:
-    """Spread over all 64 bits (the finaliser of MurmurHash3)."""
+    """Mixes the bits (the finalizer of MurmurHash3)."""
     mixed = values ^ (values >> np.uint64(33))
     mixed *= np.uint64(0xFF51AFD7ED558CCD)
     mixed ^= mixed >> np.uint64(33)

@@ -1,4 +1,4 @@
-"""Validation tasks and their near copies, which no command makes training data of without being told to."""
+"""Keeps validation tasks and their near copies out of training data."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ajet_tools.trace.queries.base import rows
 
 INCLUDE = "--include-validation keeps them"
 _WHOLE = 1_000_000
-"""Words: a run of them is a whole question, since the phrases that tasks of one template share say nothing."""
+"""A run of this many words is a whole question; phrases shared by tasks of one template don't count."""
 
 
 def near_copies(tasks: Sequence[Task], held_out: Sequence[Task]) -> list[tuple[int, int]]:
-    """Which of the tasks nearly repeat a held-out one, by their places. Other numbers make another, answers do not."""
+    """Returns pairs of indices of tasks and the held-out tasks they nearly repeat, ignoring answers."""
     index = NearIndex()
     for place, task in enumerate(held_out):
         if text := question_of(task):
@@ -45,7 +45,7 @@ def near_copies(tasks: Sequence[Task], held_out: Sequence[Task]) -> list[tuple[i
 
 
 def validation_tasks(reader: TraceReader, run_id: str | None = None) -> list[Task]:
-    """The validation tasks of a run, or of all runs of a trace."""
+    """Returns the validation tasks of a run, or of all runs of a trace."""
     sql = f"""
         SELECT task_id, any_value(task) AS task FROM episodes e
         WHERE ($1::VARCHAR IS NULL OR run_id = $1) AND {OF_VALIDATION} GROUP BY task_id ORDER BY task_id"""
@@ -94,9 +94,10 @@ def export_rows(
     include_validation: bool = False,
     **how: Any,
 ) -> Exported:
-    """`export`, of a format to train on without the validation tasks of the run (None: of any) and their near copies.
+    """Exports as `export`, without validation tasks and near copies if the format is for training.
 
-    Raises ConfigError where nothing else is left, and as `export` does.
+    Considers the validation tasks of the run, or of all runs. Raises ConfigError if nothing is left, and as `export`
+    does.
     """
     left_out = Counter[str]()
     if format in TRAINING and not include_validation:
@@ -113,7 +114,7 @@ def export_rows(
 def _export_table(
     reader: TraceReader, episode_ids: Sequence[str], format: Format, target: Path, **how: object
 ) -> Exported:
-    """Rows of JSON in the form that the file's name says; a table of tokens is Parquet under any name."""
+    """Exports in the format of the file's suffix; tokens are always Parquet."""
     if format == "tokens":
         raise ConfigError(f"tokens is written as Parquet: name the file *.parquet (got {target})")
     refuse_trace(target)
@@ -126,7 +127,7 @@ def _export_table(
 
 
 def leaks_of(held_out: Iterable[Task]) -> Leaks | None:
-    """The check for new rows that ask a held-out question, as it is or altered; None if there are no such questions."""
+    """Returns a check for rows that repeat a held-out question, also altered; None without such questions."""
     known = [(f"validation task {task.task_id}", text) for task in held_out if (text := question_of(task))]
     return Leaks(known, ngram=_WHOLE) if known else None
 

@@ -1,7 +1,4 @@
-"""Texts as vectors, by an OpenAI-compatible endpoint or a local model, and which of them mean about the same.
-
-Texts as they come, each asked whether one that means the same was there before.
-"""
+"""Embeds texts with an endpoint or a local model, and finds texts with the same meaning."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from ajet_tools.dataset.similarity.near import ROUNDING, Match, Vectors, numbers
 from ajet_tools.dataset.similarity.text import normal
 
 BATCH = 64
-"""Texts in one request."""
+"""Texts per request."""
 
 _AT_ONCE = 4
 
@@ -33,15 +30,15 @@ _PART = 4 * BATCH
 def open_embedder(
     where: str, model: str, *, concurrency: int = _AT_ONCE, cache: Path | None = None, budget: Budget | None = None
 ) -> ModelClient:
-    """The client that computes embeddings; close it after use.
+    """Opens the client that computes embeddings; close it after use.
 
     Args:
         where: an endpoint's URL (`http://127.0.0.1:8000/v1`; its key in OPENAI_API_KEY), or `local`.
-        model: the model's name there, or the directory or hub name of a local one.
-        cache: where vectors are kept by model and text.
-        budget: what an endpoint's requests are charged to; a local model costs nothing.
+        model: the model's name there, or the directory or hub name of a local model.
+        cache: cache of vectors, by model and text.
+        budget: budget for an endpoint's requests; a local model costs nothing.
 
-    Raises ConfigError; MissingExtra where a local model needs what is not installed.
+    Raises ConfigError; MissingExtra if a local model lacks its packages.
     """
     if where == "local":
         at = local_url(Path(model)) if Path(model).is_dir() else f"local://{model}"
@@ -55,7 +52,7 @@ def open_embedder(
 async def embed(
     endpoint: ModelClient, texts: Sequence[str], *, on_progress: Callable[[str, int, int], None] | None = None
 ) -> Vectors:
-    """A vector of length 1 for each text. Raises as `ModelClient.chat`, and EngineError for different lengths."""
+    """Returns normalized vectors. Raises as `ModelClient.chat`, and EngineError for different lengths."""
     rows: list[npt.NDArray[np.float32]] = []
     for start in range(0, len(texts), _PART):
         if on_progress:
@@ -72,7 +69,7 @@ async def embed(
 
 
 class _LocalModel:
-    """The mean of a transformer's last hidden states, over the tokens of the text."""
+    """Averages a transformer's last hidden states over the tokens of a text."""
 
     def __init__(self, model: str) -> None:
         try:
@@ -105,10 +102,10 @@ class _LocalModel:
 
 
 class MeaningIndex:
-    """The texts added so far, as vectors; `find` says which of them a text repeats in other words.
+    """An index of texts by embedding; `find` returns a text with the same meaning.
 
-    For a set that grows row by row; `embeddings.close_pairs` does a whole file at once. As in `dedup`, short texts with
-    other numbers never mean the same.
+    For sets that grow row by row; `near.close_pairs` processes a whole file. As in `dedup`, short texts with different
+    numbers never match.
     """
 
     def __init__(self, embedder: ModelClient, least: float = 0.9, *, paid: bool = True) -> None:
@@ -119,20 +116,20 @@ class MeaningIndex:
 
     @classmethod
     def by(cls, embeddings: tuple[str, str], least: float, writer: ModelClient, cache: Path) -> MeaningIndex:
-        """`embeddings` as `open_embedder` takes it; an endpoint is charged to the budget of the one that writes."""
+        """Opens the index; `embeddings` are the arguments of `open_embedder`, charged to the writer's budget."""
         where, model = embeddings
         embedder = open_embedder(where, model, concurrency=writer.concurrency, cache=cache, budget=writer.budget)
         return cls(embedder, least, paid=where != "local")
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that decides what is found."""
+        """Returns the settings that determine matches."""
         return {"at": self.embedder.base_url, "model": self.embedder.model, "meaning": self.least}
 
     def in_words(self) -> str:
         return f"{self.embedder.model}, a cosine of {self.least:g}"
 
     def requests(self, calls: int, seeds: int) -> int:
-        """To be paid for: those for the seeds, and one for the rows of each call."""
+        """Returns the number of paid requests: for the seeds, and for the rows of each call."""
         return calls + -(-seeds // BATCH) if self.paid else 0
 
     async def vectors(self, texts: Sequence[str]) -> Vectors:
@@ -148,7 +145,7 @@ class MeaningIndex:
         return new_vectors
 
     def add(self, key: str, text: str, vector: Vectors) -> None:
-        """Remember a text and its vector, one of `vectors`, under a key."""
+        """Adds a text and its vector under a key."""
         count = len(self._keys)
         if count == len(self._vectors):
             self._vectors = np.concatenate((self._vectors, np.empty_like(self._vectors)))
@@ -157,7 +154,7 @@ class MeaningIndex:
         self._numbers.append(numbers_of(normal(text)))
 
     def find(self, text: str, vector: Vectors) -> Match | None:
-        """The text whose vector is nearest, of those with a cosine of `least` or more."""
+        """Returns the text with the highest cosine, if it is at least `least`."""
         cosines = self._vectors[: len(self._keys)] @ vector
         numbers = numbers_of(normal(text))
         close = np.flatnonzero(cosines >= self.least - ROUNDING)

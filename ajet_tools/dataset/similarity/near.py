@@ -1,6 +1,6 @@
-"""Texts that repeat another, as they come (`NearIndex`) or all of a file at once (`near_pairs`).
+"""Finds near copies among texts added one by one (`NearIndex`) or in a whole file (`near_pairs`).
 
-Both take the candidates that `grams` gives, and verify each by edit distance.
+Both verify the candidates of `grams` by edit distance.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from ajet_tools.dataset.similarity.text import FULL, MARKED, least_part, likenes
 Vectors = npt.NDArray[np.float32]
 
 ROUNDING = 1e-6
-"""By which a cosine may be off."""
+"""Rounding error of a cosine."""
 _BLOCK = 2048
 
 OnProgress = Callable[[str, int, int], None]
-"""Told of progress: the name of the stage, how much is done, of how much."""
+"""Called with the name of the stage, the progress and the total."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two texts, by their index, that are alike, and by how much."""
+    """The indices of two similar texts, and their similarity."""
 
-    one: int
-    other: int
+    first: int
+    second: int
     similarity: float
 
 
 class Clusters:
-    """Which items belong together (disjoint sets); the least index stands for its cluster."""
+    """Disjoint sets; the lowest index represents a cluster."""
 
     def __init__(self, size: int) -> None:
         self._above = list(range(size))
@@ -50,8 +50,8 @@ class Clusters:
             item = above[item]
         return item
 
-    def join(self, one: int, other: int) -> None:
-        a, b = self.find(one), self.find(other)
+    def join(self, first: int, second: int) -> None:
+        a, b = self.find(first), self.find(second)
         self._above[max(a, b)] = min(a, b)
 
 
@@ -63,17 +63,17 @@ def near_pairs(
     numbers: bool = True,
     on_progress: OnProgress | None = None,
 ) -> Iterator[Pair]:
-    """Pairs of texts in normal form that are alike: enough of them to connect each cluster.
+    """Yields enough pairs of similar texts in normal form to connect each cluster.
 
-    Which clusters there are depends on the texts and the seed, and not on their order.
-    `numbers`: keep apart what differs in its numbers (see `likeness`).
+    The clusters depend on the texts and the seed, not on the order. `numbers`: texts with different numbers are not
+    similar (see `likeness`).
     """
     least = max(shortest(threshold), GRAM)
     first: dict[str, int] = {}
     for index, text in enumerate(map(unmarked, texts)):
         if first.setdefault(text, index) != index and threshold < 1:
             yield Pair(first[text], index, 1.0)
-    # in an order of the texts' own, so that their order in the file decides nothing
+    # sorted, so that the order of the file has no influence
     pool = sorted(text for text in first if len(text) >= least)
     chosen = [first[text] for text in pool]
     clusters = Clusters(len(pool))
@@ -91,32 +91,32 @@ def near_pairs(
 
 
 def _keys(forms: Sequence[str], threshold: float, seed: int, numbers: bool) -> Postings:
-    """The keys of texts; a short one shares some only with texts of the same numbers and operators."""
+    """Returns the keys of texts; those of short texts include their numbers and operators."""
     all_keys = postings(forms, seed)
     if not numbers:
         return all_keys
     lengths = np.fromiter(map(len, forms), np.int64, len(forms))
-    below = MARKED / least_part(threshold)  # a longer text is like none that is short
+    below = MARKED / least_part(threshold)  # longer texts match no short one
     mine = np.array([_digest("|".join(sorted(marks(form)))) if len(form) < below else 0 for form in forms], np.uint64)
     marked = all_keys.take(lengths[all_keys.texts] < below)
-    plain = all_keys.take(lengths[all_keys.texts] >= FULL)  # which may stand in one with more numbers
+    plain = all_keys.take(lengths[all_keys.texts] >= FULL)  # may be contained in a text with more numbers
     return Postings.joined([Postings(marked.keys ^ mine[marked.texts], marked.texts), plain])
 
 
 def _digest(text: str) -> int:
-    """64 bits that stand for a text."""
+    """Returns a 64-bit hash."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 def numbers_of(form: str) -> list[str] | None:
-    """Of a short text in normal form, what must be the same in all that mean the same; None of a long one."""
+    """Returns the numbers and operators that a short text must share with its paraphrases; None for a long text."""
     return marks(form) if len(form) < MARKED else None
 
 
 def close_pairs(vectors: Vectors, texts: Sequence[str], least: float, *, numbers: bool = True) -> Iterator[Pair]:
-    """All pairs with a cosine of at least that; short texts in normal form with different numbers stay apart.
+    """Yields all pairs with a cosine of at least `least`; short texts with different numbers are skipped.
 
-    Every pair is compared, a block of the matrix at a time: 100,000 rows are 5 billion products of vectors.
+    Compares all pairs, in blocks of the matrix: 100,000 rows need 5 billion dot products.
     """
     apart = [numbers_of(text) if numbers else None for text in texts]
     for start in range(0, len(vectors), _BLOCK):
@@ -133,7 +133,7 @@ def close_pairs(vectors: Vectors, texts: Sequence[str], least: float, *, numbers
 
 @dataclass(frozen=True)
 class Match:
-    """The text that was there before: its key, and the share of characters in common, or the cosine of meanings."""
+    """The matching earlier text: its key, and the share of equal characters or the cosine."""
 
     key: str
     similarity: float
@@ -141,7 +141,7 @@ class Match:
 
 
 def check_threshold(threshold: float) -> float:
-    """The threshold, if it is one. Raises ConfigError."""
+    """Returns the threshold after validation. Raises ConfigError."""
     if not 0.5 <= threshold <= 1:
         raise ConfigError(
             f"a similarity threshold must be between 0.5 and 1 (got {threshold:g}); 0.8 finds texts in which a "
@@ -151,10 +151,10 @@ def check_threshold(threshold: float) -> float:
 
 
 class NearIndex:
-    """The texts added so far; `find` says which of them a text repeats. What is alike is said in `likeness`.
+    """An index of texts; `find` returns a text that a new one repeats (see `likeness`).
 
-    The same calls with the same seed give the same answers. An exact copy is always found; of texts with a tenth of
-    their characters edited, more than 99 in 100 are.
+    Deterministic for the same calls and seed. Exact copies are always found; of texts with a tenth of the characters
+    edited, more than 99 %.
     """
 
     def __init__(self, threshold: float = 0.8, seed: int = 0, *, numbers: bool = True) -> None:
@@ -164,15 +164,15 @@ class NearIndex:
         self._unmarked: dict[str, str] = {}
         self._texts: list[tuple[str, str]] = []
         self._sorted: list[Postings] = []
-        """The keys of the texts, in parts of which each has more than twice as many as the next."""
+        """Sorted keys, in parts that each have more than twice as many as the next."""
         self._counted = 0
-        """Texts whose keys are in a part."""
+        """Number of texts whose keys are in a part."""
 
     def __len__(self) -> int:
         return len(self._exact)
 
     def add(self, key: str, text: str) -> None:
-        """Remember a text under a key; of texts with one normal form the first key stands."""
+        """Adds a text under a key; for texts with the same normal form, the first key counts."""
         form = normal(text)
         if form not in self._exact:
             self._exact[form] = key
@@ -181,11 +181,11 @@ class NearIndex:
                 self._texts.append((key, form))
 
     def find(self, text: str) -> Match | None:
-        """The text that this one repeats: an exact copy, else the most similar of those that are alike."""
+        """Returns the exact copy, else the most similar text, or None."""
         return self.find_all([text])[0]
 
     def find_all(self, texts: Sequence[str], on_progress: OnProgress | None = None) -> list[Match | None]:
-        """The same for many texts, none of which is added."""
+        """Returns the match of each text, without adding any."""
         matches: list[Match | None] = []
         for start in range(0, len(texts), _BLOCK):
             if on_progress is not None:
@@ -213,7 +213,7 @@ class NearIndex:
         return best
 
     def _likely(self, forms: Sequence[str]) -> dict[int, list[int]]:
-        """The texts that each may be like, the likeliest first."""
+        """Returns the candidates of each text, best first."""
         self._sort_new()
         likely: dict[int, list[int]] = defaultdict(list)
         asked = _keys([form if len(form) >= self._shortest else "" for form in forms], *self._how)
@@ -242,7 +242,7 @@ def together(
     numbers: bool = True,
     on_progress: OnProgress | None = None,
 ) -> list[str]:
-    """The key of each row, where rows with one key or with texts that are alike get that of the first of them."""
+    """Returns the key of each row; rows with equal keys or similar texts get the key of the first of them."""
     clusters, first = Clusters(len(keys)), dict[str, int]()
     forms: dict[str, int] = {}
     for index, (key, text) in enumerate(zip(keys, texts, strict=True)):
@@ -250,5 +250,5 @@ def together(
         clusters.join(index, forms.setdefault(normal(text), index))
     different = list(forms)
     for pair in near_pairs(different, threshold, seed=seed, numbers=numbers, on_progress=on_progress):
-        clusters.join(forms[different[pair.one]], forms[different[pair.other]])
+        clusters.join(forms[different[pair.first]], forms[different[pair.second]])
     return [keys[clusters.find(index)] for index in range(len(keys))]

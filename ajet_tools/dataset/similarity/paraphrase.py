@@ -1,4 +1,4 @@
-"""Whether a row is an evaluation row in other words: those whose words are nearest are shown to a model, which says."""
+"""Finds paraphrases of evaluation rows, by showing a model the evaluation rows with the most similar words."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from ajet_tools.dataset.verify.verdict import RowVerdict, required
 
 IN_EVALUATION = "in the evaluation set"
 SHOWN = 5
-"""Evaluation rows that the model is shown with a row."""
+"""Evaluation rows shown to the model per row."""
 _AT_ONCE = 256
 _STEM = 5
-"""Characters of a word that count, so that `divides` is near `divisible`."""
+"""Length of a word stem, so that `divides` matches `divisible`."""
 _SCHEMA = object_schema(same={"type": "integer"}, reason={"type": "string"})
 
 
 class Paraphrases:
-    """A verifier: a row passes where a model finds it in other words in none of the evaluation rows nearest to it.
+    """A verifier that rejects rows that paraphrase one of the nearest evaluation rows, by a model's verdict.
 
-    Nearest are those with the most words in common, each counted by how few of the evaluation rows have it.
+    The nearest rows share the most words, weighted by their rarity in the evaluation set.
     """
 
     name, calls = "paraphrase", 1
 
     def __init__(self, known: Sequence[tuple[str, str]]) -> None:
-        """`known`: where each evaluation row is from, and what it asks."""
+        """`known` has the location and question of each evaluation row."""
         self.known = known
         self._with: dict[str, list[int]] = defaultdict(list)
         for index, (_, text) in enumerate(known):
@@ -46,7 +46,7 @@ class Paraphrases:
         self._sizes = [math.sqrt(1 + len(_stems(text))) for _, text in known]
 
     def nearest(self, text: str) -> list[int]:
-        """The evaluation rows that share words with a text, the nearest first, at most five."""
+        """Returns the evaluation rows that share words with a text, nearest first, at most five."""
         scores: Counter[int] = Counter()
         for stem in _stems(text):
             having = self._with.get(stem, ())
@@ -56,11 +56,11 @@ class Paraphrases:
         return [index for index, _ in sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[:SHOWN]]
 
     async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
-        text = text_of(row.get("closed_book", row))  # a question about a document comes with a passage of it
+        text = text_of(row.get("closed_book", row))  # without the passage of a question about a document
         return await self.compare(text, self.nearest(text), endpoint)
 
     async def compare(self, task: str, near: Sequence[int], endpoint: ModelClient | None) -> RowVerdict:
-        """The same, with these evaluation rows."""
+        """Compares a task with these evaluation rows."""
         if not near:
             return RowVerdict(True, "shares no word with the evaluation set")
         prompt = load("verify/paraphrase")
@@ -96,11 +96,10 @@ async def find_paraphrases(
     vectors: tuple[Vectors, Vectors] | None = None,
     on_progress: OnProgress,
 ) -> dict[int, Leak]:
-    """The leaks, and those that a model finds among the other rows; the endpoint is closed.
+    """Adds the paraphrases that a model finds to the leaks, and closes the endpoint.
 
-    It is shown the evaluation rows that share most words, or, with `vectors` of the rows and of the evaluation rows,
-    those whose meaning is nearest.
-    Raises what the endpoint raises, NoReward for a row on which the model's reply cannot be read.
+    The model sees the evaluation rows that share the most words or, with `vectors` of the rows and the evaluation rows,
+    those nearest in meaning. Raises the endpoint's errors, NoReward for an unreadable reply.
     """
     checks, done = Paraphrases(known), [0]
     numbers = {where: number for number, (where, _) in enumerate(known)}

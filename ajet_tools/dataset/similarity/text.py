@@ -1,18 +1,18 @@
-"""When two texts count as one: exactly, or nearly.
+"""Defines when two texts are equal or similar.
 
-Exactly: the same *normal form* (letter case, runs of white space, full-width forms and curly quotes don't count).
-Nearly: at least `threshold` of the characters are the same, counted by edit distance. Two rules keep tasks apart that
-are different though they look alike, because a dataset of tasks is full of such pairs:
+Equal: the same *normal form* (ignoring letter case, runs of white space, full-width forms and curly quotes). Similar:
+at least `threshold` of the characters are the same, by edit distance. Two rules separate different tasks that look
+alike, which are common in datasets:
 
-- In a text under 100 characters each one counts for more: the share that may differ shrinks with the length. At 0.8,
-  `What is 12 + 34?` is like no other text, a sentence of 43 characters may differ in 3, one of 100 in 20.
-- Other numbers make another task: under 200 characters the numbers and operators must be the same; from there on, two
-  texts that are the same but for their numbers are different. `numbers=False` takes this rule away.
+- In a text under 100 characters, the share that may differ shrinks with the length. At 0.8, `What is 12 + 34?` is
+  similar to no other text, a sentence of 43 characters may differ in 3, one of 100 in 20.
+- Different numbers make a different task: under 200 characters the numbers and operators must be the same; longer
+  texts that differ only in their numbers are different. `numbers=False` disables this rule.
 
-A text of at least 100 characters is also like one that has the same parts in another order, and like one that it
-stands in, be it as its beginning: at 0.8 from half of the other's length on (`_shared_parts`).
+A text of at least 100 characters is also similar to one with the same parts in another order, and to one that contains
+it: at 0.8, if it has at least half of that one's length (`_shared_parts`).
 
-The marks of Markdown and HTML are no characters of a text, and no operators.
+The markup of Markdown and HTML is ignored.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import numpy as np
 import polars as pl
 
 FULL = 100
-"""From this length on the threshold is meant as it stands; below it, it grows stricter."""
+"""Below this length, the threshold gets stricter."""
 
 MARKED = 200
-"""Under this length two texts are alike only with the same numbers and operators."""
+"""Texts below this length are similar only if they have the same numbers and operators."""
 
 LONG = 4000
-"""Longer texts are compared by pieces (`_shared_share`): an edit distance costs the product of the lengths."""
+"""Longer texts are compared by parts (`_shared_share`), since the cost of an edit distance is quadratic."""
 
 _FULLWIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _QUOTES = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}
@@ -55,26 +55,28 @@ _MARKUP = re.compile(
     r"|(?:(?<=^)|(?<=[.:;!?] ))(?:[-*+•>]|#{1,6}) (?=[^\W\d_])"
     r"|(?<!\S)#{2,6} "
 )
-"""A mark, with what it sets off; those that begin a line, which in a normal form follows the end of a sentence."""
+"""Matches markup and its content. Line prefixes also match after the end of a sentence, since a normal form has one
+line.
+"""
 _ENTITY = re.compile(r"&(?:[a-z]+|#\d+);")
 _GRAM, _PIECE, _CHANCE = 8, 128, 0.06
 _RUN = 12
-"""Characters in a row that two texts with the same parts share."""
+"""Length of the character runs that two texts with the same parts share."""
 _SAMPLES = 24
 _WHOLE = 0.95
 _LONGER = 2.5
-"""A text that holds another may be longer by that many times what may be edited."""
+"""How much longer a containing text may be, in multiples of the allowed edits."""
 
 
 def normal(text: str) -> str:
-    """The form in which texts are compared. No sign of mathematics is lost: `2²` stays apart from `22`."""
+    """Returns the form in which texts are compared. Mathematical characters are kept: `2²` differs from `22`."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text.translate(_FORMS))
     return " ".join(text.casefold().split())
 
 
 def normals(texts: pl.Series, form: Callable[[str], str] = normal) -> pl.Series:
-    """The normal forms of a polars series. `form` makes them of what is not ASCII, for which all agree."""
+    """Returns the normal forms of a series. `form` is applied to non-ASCII texts; for ASCII all forms agree."""
     plain = texts.str.len_bytes() == texts.str.len_chars()
     spaced = texts.str.contains("  ", literal=True) | texts.str.starts_with(" ") | texts.str.ends_with(" ")
     spaced = (plain & (spaced | _has_control(texts))).arg_true()
@@ -90,7 +92,7 @@ def normals(texts: pl.Series, form: Callable[[str], str] = normal) -> pl.Series:
 
 
 def _has_control(texts: pl.Series) -> pl.Series:
-    """Which of them have a control character. A regular expression takes five times as long."""
+    """Marks texts with a control character, five times as fast as a regular expression."""
     array = texts.to_arrow(compat_level=pl.CompatLevel.oldest())
     _, starts, data = (buffer or b"" for buffer in array.buffers())
     places = np.flatnonzero(np.frombuffer(data, np.uint8) < 32)
@@ -100,12 +102,12 @@ def _has_control(texts: pl.Series) -> pl.Series:
 
 
 def marks(text: str) -> list[str]:
-    """The numbers and the operators of a text in normal form, in their order; marks of emphasis are none."""
+    """Returns the numbers and operators of a text in normal form, in order, ignoring markup."""
     return _MARK.findall(unmarked(text))
 
 
 def unmarked(text: str) -> str:
-    """A text in normal form without the marks of Markdown and HTML: `**bold**`, `<b>bold</b>`, `## title`, `- item`."""
+    """Removes Markdown and HTML markup from a text in normal form: `**bold**`, `<b>bold</b>`, `## title`."""
     if "&" in text and _ENTITY.search(text):
         text = html.unescape(text)
     if not any(sign in text for sign in "*<_`#[~-+•>"):
@@ -121,37 +123,37 @@ def _inside(match: re.Match[str]) -> str:
 
 
 def masked(text: str) -> str:
-    """A text without its numbers."""
+    """Replaces the numbers of a text by 0."""
     return _NUMBER.sub("0", text)
 
 
 def allowed(length: int, threshold: float) -> float:
-    """How many edits a text of that length may be away from one that is like it."""
+    """Returns the number of edits by which similar texts of this length may differ."""
     return (1 - threshold) * length * min(1.0, length / FULL) + 1e-9
 
 
 def shortest(threshold: float) -> int:
-    """The least length at which one edit is allowed; a shorter text is like its exact copies alone."""
+    """Returns the minimum length at which an edit is allowed; a shorter text has no similar texts."""
     return next((length for length in range(1, 10_000) if allowed(length, threshold) >= 1), 10_000)
 
 
-def likeness(one: str, other: str, threshold: float, *, numbers: bool = True) -> float | None:
-    """The share of characters that two texts in normal form have in common, or None where they are not alike.
+def likeness(first: str, second: str, threshold: float, *, numbers: bool = True) -> float | None:
+    """Returns the share of characters that two similar texts in normal form have in common, else None.
 
-    It is 1 - edits / length of the longer text (Levenshtein), exact up to 4,000 characters; of texts with the same
-    parts the share of their characters in these, and of one within another that of the shorter.
+    It is 1 - edits / length of the longer text (Levenshtein), exact up to 4,000 characters; for texts with the same
+    parts the share of characters in these parts, for a contained text its own share.
     """
-    one, other = unmarked(one), unmarked(other)
-    if one == other:
+    first, second = unmarked(first), unmarked(second)
+    if first == second:
         return 1.0
-    if (share := _kept_share(one, other, threshold)) is not None:
-        return None if numbers and _other_numbers(one, other) else share
-    short, long = sorted((one, other), key=lambda text: (len(text), text))
+    if (share := _kept_share(first, second, threshold)) is not None:
+        return None if numbers and _other_numbers(first, second) else share
+    short, long = sorted((first, second), key=lambda text: (len(text), text))
     return _shared_parts(short, long, threshold, numbers)
 
 
 def _kept_share(first: str, second: str, threshold: float) -> float | None:
-    """The share of the characters that edits leave; None where it is below the threshold."""
+    """Returns the share of unedited characters, or None below the threshold."""
     length = max(len(first), len(second))
     most = allowed(length, threshold)
     if abs(len(first) - len(second)) > most:
@@ -170,15 +172,15 @@ def _other_numbers(first: str, second: str) -> bool:
 
 
 def least_part(threshold: float) -> float:
-    """The length of a text within another that is like it, by that of the other, at least."""
+    """Returns the minimum length of a contained text, relative to the containing text."""
     return max(0.5, 1 - _LONGER * (1 - threshold))
 
 
 def _shared_parts(short: str, long: str, threshold: float, numbers: bool) -> float | None:
-    """The share of characters in parts that both texts have, in any order; None where they are not alike by it.
+    """Returns the share of characters in parts that both texts have, in any order; None if they are not similar.
 
-    Parts are runs of at least 12 characters. All of the shorter text must be in them, with its numbers, or so much of
-    both as is asked, with the same numbers.
+    Parts are runs of at least 12 characters. They must cover all of the shorter text and its numbers, or enough of both
+    texts, with the same numbers.
     """
     if threshold >= 1 or len(short) < max(FULL, least_part(threshold) * len(long)):
         return None
@@ -195,7 +197,7 @@ def _shared_parts(short: str, long: str, threshold: float, numbers: bool) -> flo
 
 
 def _has_samples(short: str, long: str) -> bool:
-    """A third of some runs stand in the other text, too: nearly all that do not are told by the first of them."""
+    """Whether a third of some sampled runs occur in the other text; most negatives are found early."""
     step = (len(short) - _RUN) / (_SAMPLES - 1)
     hits = 0
     for number in range(_SAMPLES):
@@ -216,20 +218,20 @@ def _share_in_runs(text: str, reference: str) -> float:
     return covered / len(text)
 
 
-def edits(one: str, other: str, most: int) -> int | None:
-    """The Levenshtein distance, or None where it is more than `most`."""
+def edits(first: str, second: str, most: int) -> int | None:
+    """Returns the Levenshtein distance, or None above `most`."""
     from rapidfuzz.distance import Levenshtein
 
-    distance = Levenshtein.distance(one, other, score_cutoff=most)
+    distance = Levenshtein.distance(first, second, score_cutoff=most)
     return distance if distance <= most else None
 
 
 def _shared_share(text: str, reference: str) -> float:
-    """About which share of the characters of a long text the other has too, as the mean over its pieces.
+    """Estimates the share of a long text's characters that the other text has, as the mean over its parts.
 
-    Of each piece, the share of 8-grams that the other text has, to the power 1/8: the chance of a character to be kept
-    (the estimate of Mash, Ondov et al. 2016). Piece by piece, so that half a text in common is half, and not 0.92; a
-    share so small that unrelated texts have it is none.
+    For each part, it is the share of 8-grams found in the other text, to the power 1/8 (the estimate of Mash, Ondov et
+    al. 2016). Parts keep a text with one shared half at 0.5 instead of 0.92; shares that unrelated texts reach count as
+    0.
     """
     known = {reference[start : start + _GRAM] for start in range(len(reference) - _GRAM + 1)}
     shared = np.array([text[start : start + _GRAM] in known for start in range(len(text) - _GRAM + 1)])

@@ -275,7 +275,7 @@ def test_filter_and_search_see_what_was_edited(tasks: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"main_query": " ", "metadata": {}}, "asks nothing any more"),
+        ({"main_query": " ", "metadata": {}}, "has no question any more"),
         ({"main_query": ["a"]}, "main_query is a list, and text in these rows"),
         ({"metadata": {"answer": 5, "level": 1}}, "metadata.answer is a number, and text in these rows"),
         (

@@ -162,7 +162,7 @@ def test_texts_on_both_sides_of_the_length_at_which_numbers_tell_them_apart(seed
 def clusters_of(texts: list[str], **how: object) -> set[frozenset[str]]:
     clusters = Clusters(len(texts))
     for pair in near_pairs(texts, 0.8, **how):  # type: ignore[arg-type]
-        clusters.join(pair.one, pair.other)
+        clusters.join(pair.first, pair.second)
     groups: dict[int, set[str]] = {}
     for index, text in enumerate(texts):
         groups.setdefault(clusters.find(index), set()).add(text)
@@ -191,10 +191,10 @@ def test_every_pair_is_verified_and_planted_ones_are_found_though_all_share_a_pr
     texts += [edited(text, 0.1, draw) for text in texts[:100]]
     pairs = list(near_pairs(texts, 0.8))
     for pair in pairs:
-        assert pair.similarity == 1 - distance(texts[pair.one], texts[pair.other]) / max(
-            len(texts[pair.one]), len(texts[pair.other])
+        assert pair.similarity == 1 - distance(texts[pair.first], texts[pair.second]) / max(
+            len(texts[pair.first]), len(texts[pair.second])
         )
-    found = {(pair.one, pair.other) for pair in pairs}
+    found = {(pair.first, pair.second) for pair in pairs}
     assert len(found & {(i, 1500 + i) for i in range(100)}) >= 99
     assert found <= {(i, 1500 + i) for i in range(100)}
 
@@ -234,7 +234,7 @@ def test_marks_of_emphasis_make_no_other_text(mark: str) -> None:
         words = text.split()
         at = chance.randrange(len(words) - 1)
         marked.append(" ".join([*words[:at], mark.format(words[at]), *words[at + 1 :]]))
-    found = {(pair.one, pair.other) for pair in near_pairs([*texts, *marked], 0.8)}
+    found = {(pair.first, pair.second) for pair in near_pairs([*texts, *marked], 0.8)}
     assert found == {(place, place + 100) for place in range(100)}
 
 
@@ -246,7 +246,7 @@ def test_operators_are_no_marks_of_emphasis() -> None:
 @pytest.mark.slow
 def test_copies_of_each_kind_are_found_and_what_only_looks_alike_is_not() -> None:
     texts, copies = questions(800, 60)
-    found = {(pair.one, pair.other) for pair in near_pairs([normal(text) for text in texts], 0.8)}
+    found = {(pair.first, pair.second) for pair in near_pairs([normal(text) for text in texts], 0.8)}
     clusters = Clusters(len(texts))
     for one, other in found:
         clusters.join(one, other)
