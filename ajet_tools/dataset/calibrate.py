@@ -1,15 +1,14 @@
-"""Difficulty by pass@k: how often a model solves each task, measured by the ordinary run of an agent.
+"""Measures difficulty by pass@k: how often a model solves each task, in ordinary runs of an agent.
 
-`metadata.pass_rate` is the share of k attempts that the judge calls solved, `metadata.difficulty` is 1 minus that;
-nothing else of a row changes. Of k attempts a rate is only as fine as 1/k: with k=8 and a true rate of one half, 0.25
-to 0.75 are all likely. An agent that fails by its own fault has not solved the task. An attempt that infrastructure or
-the judge spoilt says nothing of the task: the row is then not measured, kept apart with the reason, and never counted
-as 0.
+`metadata.pass_rate` is the share of k attempts that the judge counts as solved, `metadata.difficulty` is 1 minus that;
+the rest of a row is unchanged. The resolution of a rate is 1/k: with k=8 and a true rate of one half, 0.25 to 0.75 are
+all likely. An agent's own failure counts as unsolved. If infrastructure or the judge spoils an attempt, the row is not
+measured and is set apart with the reason.
 
-Measurements are kept in a file that grows with each, so that nothing is measured twice. One holds under conditions: the
-model, the agent, the judge, sampling and limits, the number of attempts. Its key is a hash of those and of the task's
-content. Of the agent and the judge the text of their file counts (not of what that file imports), of a local model its
-files' names, sizes and times, of an endpoint its URL and the model's name.
+Measurements are appended to a file, and nothing is measured twice under the same conditions: model, agent, judge,
+sampling and limits, number of attempts. The key is a hash of these and the task's content. Agent and judge are hashed
+by the text of their file (not of its imports), a local model by its files' names, sizes and times, an endpoint by its
+URL and model name.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.writer import Writer
 
 _ELSEWHERE = {"model": ("api_key_env", "scripted"), "rollout": ("user_workflow", "max_env_worker"), "task_judge": ()}
-"""Keys of the config that change nothing, or for which a content is hashed instead."""
+"""Config keys without influence, or whose content is hashed instead."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """How a task went. Only whole measurements exist: each of the attempts was made and judged."""
+    """The result of all attempts at a task."""
 
     solved: int
     attempts: int
     reward: float
-    """The mean."""
+    """The mean reward."""
 
     @property
     def pass_rate(self) -> float:
@@ -56,7 +55,7 @@ class Measurement:
 
 
 def conditions(config: Config, k: int) -> str:
-    """A hash of what a measurement depends on beside the task."""
+    """Hashes everything besides the task that a measurement depends on."""
     values = config.model_dump(mode="json")
     facts: dict[str, Any] = {"k": k}
     for section, left_out in _ELSEWHERE.items():
@@ -71,14 +70,14 @@ def conditions(config: Config, k: int) -> str:
 
 
 def _code(config: Config, class_path: str) -> list[str]:
-    """The name, and a hash of the file in which it stands."""
+    """Returns the name, and a hash of its source file."""
     name = class_path.replace("->", ":").rpartition(":")[2]
     target = inspect.unwrap(config.load(class_path))
     target = target if inspect.isclass(target) or inspect.isroutine(target) else type(target)
     try:
         file = inspect.getsourcefile(target)
         text = Path(file).read_bytes() if file else class_path.encode()
-    except (TypeError, OSError):  # made by a call, or in a shell: its name must do
+    except (TypeError, OSError):  # built by a call, or in a shell: use its name
         text = class_path.encode()
     return [name, hashlib.blake2b(text, digest_size=16).hexdigest()]
 
@@ -89,10 +88,9 @@ def _digest(value: object) -> str:
 
 
 class Measurements:
-    """The measurements of a file, by key; with no file they last as long as this object.
+    """The measurements of a file, by key; without a file, they are kept in memory.
 
-    Each is appended and flushed at once. A last line that a kill cut off is passed over, and measured again. Lines made
-    under other conditions stay: they are of use when those come back.
+    Each is flushed at once. A truncated last line is ignored. Lines under other conditions stay for later use.
     """
 
     def __init__(self, path: Path | None, held_under: str) -> None:
@@ -100,7 +98,7 @@ class Measurements:
         self._known: dict[str, Measurement] = dict(_read(path)) if path is not None and path.exists() else {}
 
     def key(self, task: Task) -> str:
-        """The key of a task under these conditions; its id counts only where it stands for content elsewhere."""
+        """Returns the key of a task; its id counts only if the task has no content."""
         content = task.model_dump(mode="json", exclude={"task_id"})
         if not any(content.values()):
             content = {"task_id": task.task_id}
@@ -110,7 +108,7 @@ class Measurements:
         return self._known.get(key)
 
     def put(self, key: str, task: Task, measured: Measurement) -> None:
-        """Keep one. Raises TaskError where the file cannot be written."""
+        """Stores a measurement. Raises TaskError if the file cannot be written."""
         self._known[key] = measured
         if self.path is None:
             return
@@ -138,7 +136,7 @@ def _read(path: Path) -> Iterator[tuple[str, Measurement]]:
             measured = Measurement(int(values["solved"]), int(values["attempts"]), float(values["reward"]))
             yield str(values["key"]), measured
         except (ValueError, KeyError, TypeError) as error:
-            if line.strip() and not line.startswith(b"{"):  # else a line that a kill cut off
+            if line.strip() and not line.startswith(b"{"):  # else a truncated line
                 raise AjetError(
                     f"{path} line {number} is not a measurement ({error}); the file is written by `ajet dataset "
                     "calibrate`: name another with --measurements, or delete it to measure everything again"
@@ -148,19 +146,19 @@ def _read(path: Path) -> Iterator[tuple[str, Measurement]]:
 _SHORT = 300
 _MODULE = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z]\w+:)")
 _FRUITLESS = 64
-"""So many attempts that say nothing, and none that does: no more are made."""
+"""Stop after this many attempts if none was usable."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """Pass rates to keep, both ends included."""
+    """A range of pass rates, inclusive."""
 
     low: float = 0.0
     high: float = 1.0
 
     @classmethod
     def parse(cls, text: str) -> Band:
-        """`0.1:0.9`, `0.1:` or `:0.9`. Raises ConfigError."""
+        """Parses `0.1:0.9`, `0.1:` or `:0.9`. Raises ConfigError."""
         low, colon, high = (part.strip() for part in text.partition(":"))
         try:
             band = cls(float(low) if low else 0.0, float(high) if high else 1.0)
@@ -179,7 +177,7 @@ class Band:
 
 @dataclass
 class Calibration:
-    """The result of a calibration. `histogram[i]` counts rows that were solved in i of the k attempts."""
+    """The result of a calibration. `histogram[i]` counts rows that i of the k attempts solved."""
 
     k: int
     rows: int = 0
@@ -189,11 +187,11 @@ class Calibration:
     """Rows without a measurement, by reason."""
     histogram: list[int] = field(default_factory=list)
     tasks: int = 0
-    """Different tasks among the rows."""
+    """Number of distinct tasks."""
     known: int = 0
-    """Tasks that had been measured before, and were not again."""
+    """Number of tasks measured before."""
     labelled: int = 0
-    """Rows that had a `metadata.difficulty` of their own, which was left as it is."""
+    """Number of rows that kept their own `metadata.difficulty`."""
     notices: list[str] = field(default_factory=list)
     traces: Path | None = None
 
@@ -210,19 +208,19 @@ def calibrate(
     on_start: Callable[[int], None] = lambda episodes: None,
     on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> Calibration:
-    """Measure the rows with the agent, the judge and the model that `config` names, and write them.
+    """Measures rows with the agent, the judge and the model of `config`, and writes them.
 
     Args:
         rows: task rows; they are held in memory.
-        out: gets the measured rows within `keep` (all, where it is None), each with its `metadata.pass_rate`.
-        rejected: gets the others, with `rejected`, the reason. None: they are only counted.
-        measurements: the file of what is known; a task in it under the same conditions is not measured again.
-        on_start: called with the number of episodes that there are to run.
+        out: for the measured rows within `keep` (default: all), each with its `metadata.pass_rate`.
+        rejected: for the others, with the reason in `rejected`. None: they are only counted.
+        measurements: the file of known measurements; a task in it under the same conditions is not measured again.
+        on_start: called with the number of episodes to run.
 
-    Raises what `ajet_sdk.run.run` raises, and TaskError where no row could be measured. What was measured up to then,
-    or up to Ctrl-C, is in `measurements`.
+    Raises as `ajet_sdk.run.run`, and TaskError if no row could be measured. Measurements up to then, or up to Ctrl-C,
+    are in `measurements`.
     """
-    measured = asyncio.run(with_model(config))  # before the conditions are told: they include what is in its directory
+    measured = asyncio.run(with_model(config))  # first, since the conditions include its files
     known = Measurements(measurements, conditions(config, k))
     wanted = [(row, _task_or_problem(row)) for row in rows]
     tasks = {known.key(task): task for _, task in wanted if isinstance(task, Task)}
@@ -250,28 +248,23 @@ def _task_or_problem(row: Row) -> Task | str:
 
 
 def task_of_row(where: str, values: Mapping[str, object]) -> Task:
-    """The task that a row is, whether or not it was measured before. Raises TaskError."""
-    return to_task(Row(where, _strip(values)), {})
-
-
-def _strip(values: Mapping[str, object]) -> dict[str, Any]:
-    """The row as it was before any calibration, so that a second one meets the same task; without its provenance."""
+    """Returns the task of a row, measured or not. Raises TaskError."""
     bare = {name: value for name, value in values.items() if name != "provenance"}
     metadata = values.get("metadata")
-    if isinstance(metadata, Mapping) and _has_calibration(metadata):
+    if isinstance(metadata, Mapping) and _has_calibration(metadata):  # a repeated calibration has the same task
         bare["metadata"] = {n: value for n, value in metadata.items() if n not in ("pass_rate", "difficulty")}
-    return bare
+    return to_task(Row(where, bare), {})
 
 
 def _has_calibration(metadata: Mapping[str, Any]) -> bool:
-    """Whether both values are of an earlier calibration; a difficulty alone is the dataset's own."""
+    """Whether both values are from a calibration; a difficulty alone is the dataset's own."""
     rate, difficulty = metadata.get("pass_rate"), metadata.get("difficulty")
     return isinstance(rate, int | float) and isinstance(difficulty, int | float) and abs(1 - rate - difficulty) < 1e-5
 
 
 @dataclass
 class _AttemptLog:
-    """Collects episodes by task, and keeps a measurement as soon as a task has all of its own."""
+    """Collects episodes by task, and stores a measurement once a task has all its attempts."""
 
     known: Measurements
     k: int
@@ -299,11 +292,11 @@ class _AttemptLog:
 
 
 class Inconclusive(Exception):
-    """Attempts that say nothing of their task; the message says why."""
+    """Unusable attempts; the message has the reason."""
 
 
 def measurement(episodes: Sequence[Episode]) -> Measurement:
-    """How a task went, of all attempts at it. Raises Inconclusive where one of them says nothing of it."""
+    """Returns the result of all attempts at a task. Raises Inconclusive if one is unusable."""
     for why in filter(None, map(_reason_to_discard, episodes)):
         raise Inconclusive(why)
     reward = sum(episode.reward or 0.0 for episode in episodes) / len(episodes)
@@ -311,7 +304,7 @@ def measurement(episodes: Sequence[Episode]) -> Measurement:
 
 
 def _reason_to_discard(episode: Episode) -> str | None:
-    """Why an attempt says nothing of its task; None for one that counts."""
+    """Returns why an attempt is unusable, or None."""
     if episode.status == "succeeded":
         return None
     error = _MODULE.sub("", (episode.error or "no message").strip().partition("\n")[0])[:_SHORT]
@@ -364,7 +357,7 @@ def outside_band(measured: Measurement, keep: Band) -> str:
 
 
 def with_difficulty(values: Mapping[str, object], measured: Measurement) -> dict[str, Any]:
-    """The row with `metadata.pass_rate` and `metadata.difficulty`; a difficulty that the row had stays."""
+    """Sets `metadata.pass_rate` and, unless the row has its own, `metadata.difficulty`."""
     old_metadata = values.get("metadata")
     metadata = dict(old_metadata) if isinstance(old_metadata, Mapping) else {}
     ours = "difficulty" not in metadata or _has_calibration(metadata)

@@ -1,7 +1,7 @@
-"""The task reader `growing`: a few tasks at first, and more as the run trains, chosen by what the policy can learn.
+"""The task reader `growing`: starts with a few tasks and adds tasks that the policy can learn from.
 
-`data/growing/RUN/step_N.json` in the experiment's directory says that the round after step N is done, and where its
-rows are, so that a resumed run has the same tasks.
+`data/growing/RUN/step_N.json` in the experiment's directory records the round after step N and its rows, so that a
+resumed run has the same tasks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _GENERATION = "task_reader.data_generation"
 
 
 def read_growing(config: Config) -> Rows:
-    """The seeds, which a run trains on until others are added, and the validation tasks."""
+    """Returns the seeds, on which a run starts to train, and the validation tasks."""
     validation = file_of(config, "validation")
     rows = job_rows(_seeds(config), config.task_reader.field_mapping)
     return rows, json_rows(validation) if validation is not None else iter(())
@@ -56,7 +56,7 @@ def _seeds(config: Config) -> list[Row]:
 
 @dataclasses.dataclass(frozen=True)
 class _Trainee(Policy):
-    """The policy of a run, which opens and closes it, asked from the event loop of another thread."""
+    """The policy of a running job, called from another thread."""
 
     loop: asyncio.AbstractEventLoop
     make: Callable[[Sequence[Any]], Awaitable[list[Episode]]]
@@ -69,7 +69,7 @@ class _Trainee(Policy):
 
 
 class Growing:
-    """The rounds of one run; `ajet_sdk.protocols.Growth`."""
+    """The rounds of a run; `ajet_sdk.protocols.Growth`."""
 
     def __init__(self, config: Config, run_id: str) -> None:
         self._config, self._settings, self._run_id = config, config.task_reader.growing, run_id
@@ -93,7 +93,7 @@ class Growing:
     async def grow(
         self, step: int, attempt: Callable[[Sequence[Any]], Awaitable[list[Episode]]]
     ) -> tuple[str, dict[str, float]]:
-        summary = f"step {step}: the tasks that were added here before are there"
+        summary = f"step {step}: using the tasks that an earlier run added here"
         if step not in self._rounds:
             trainee = _Trainee(asyncio.get_running_loop(), attempt)
             self._rounds[step], summary = await call_to_end(partial(self._round, step, trainee))
@@ -103,7 +103,7 @@ class Growing:
         return summary, metrics | ({"tasks/added_pass_rate": fmean(rates)} if rates else {})
 
     def _round(self, step: int, trainee: _Trainee) -> tuple[list[Row], str]:
-        """Grow tasks like those that failed since the last round, by what the policy can learn from."""
+        """Grows tasks similar to those that failed since the last round, within the policy's band."""
         config, settings, data_generation = self._config, self._settings, self._config.task_reader.data_generation
         known = self._known(step)
         failed = self._failed(step)
@@ -111,7 +111,7 @@ class Growing:
         seeds = seeds if len(seeds) > 1 else known
         validation = file_of(config, "validation")
         generation = generation_config(config, [], file_of(config, "training"), validation)
-        assert isinstance(generation, GenerationConfig), "it is one where there are no documents"
+        assert isinstance(generation, GenerationConfig), "without documents"
         seed = seed_of(config.trainer_common.seed, step)
         generation = dataclasses.replace(generation, count=settings.tasks, validation=0.0, seed=seed)
         directory = Directory(self._folder / f"step_{step:06d}-{digest_of(seeds)}")
@@ -146,7 +146,7 @@ class Growing:
         return self._rows_in(directory), summary
 
     def _failed(self, step: int) -> set[str]:
-        """The ids of the tasks that were not solved often enough since the last round."""
+        """Returns the ids of tasks solved too rarely since the last round."""
         since = step - self._settings.every
         if since < 0:
             return set()
@@ -155,7 +155,7 @@ class Growing:
         return {task for task, (tried, failed) in chosen.tried.items() if 1 - failed / tried <= self._band.high}
 
     def _known(self, step: int) -> list[Row]:
-        """The seeds and the rows that were added before a step."""
+        """Returns the seeds and the rows added before a step."""
         return [*self._seeds, *(row for after in sorted(self._rounds) if after < step for row in self._rounds[after])]
 
     def _as_tasks(self, rows: Sequence[Row], **more: int) -> list[Task]:

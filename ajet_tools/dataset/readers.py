@@ -1,7 +1,7 @@
-"""Task readers of a job that makes its own tasks: `task_reader.type: data_generation` and `tracing`.
+"""Task readers of jobs that generate their tasks: `task_reader.type: data_generation` and `tracing`.
 
-`ajet_sdk.tasks.load` finds them by entry point. What is made is kept under the experiment's directory, by content:
-a second run with the same documents, seeds, parameters, prompts and model asks no model again.
+`ajet_sdk.tasks.load` loads them by entry point. Results are cached in the experiment's directory by content: a second
+run with the same documents, seeds, parameters, prompts and model makes no requests.
 """
 
 from __future__ import annotations
@@ -47,18 +47,15 @@ _GENERATION = "task_reader.data_generation"
 _TRACING = "task_reader.feedback_tracing"
 _LEAST_SIMILARITY = 0.5
 _DONE = "done.json"
-"""Of a finished generation: its files and their digests."""
-
-
-# Tasks from documents and seeds
+"""Lists the files of a finished generation and their digests."""
 
 
 def read_generated(config: Config) -> Rows:
-    """Tasks made of `data_generation`'s documents, or grown from its seeds: training, validation.
+    """Generates tasks from `data_generation`'s documents or seeds; returns training and validation rows.
 
-    Documents come first; seeds then say what style the tasks are of. Where `query_reader` names a validation file, its
-    tasks are the validation set, and what is made is decontaminated against them; else a share of what is made is for
-    validation, from seeds or documents of its own.
+    With documents, seeds set the style. A validation file of `query_reader` is the validation set, and generated tasks
+    are decontaminated against it; else a share of the generated tasks is for validation, from separate seeds or
+    documents.
     """
     generation = config.task_reader.data_generation
     seeds = file_of(config, "training")
@@ -81,25 +78,28 @@ def read_generated(config: Config) -> Rows:
 
 
 def _generated(config: Config, documents: list[Path], seeds: Path | None, validation: Path | None) -> dict[str, Path]:
-    """Split -> its file, in `data/DIGEST/` of the experiment: found there where the same was asked for, else written.
+    """Returns the file of each split in the experiment's `data/DIGEST/`, generating them if needed.
 
-    Raises what ended the generation early; the next attempt goes on from there.
+    Raises the error that ended the generation; the next attempt continues it.
     """
     settings = config.task_reader.data_generation
     generation = generation_config(config, documents, seeds, validation)
     filtered = settings.deduplication_filter
-    # as documented for `expand`, and for `from-docs` unless the config says otherwise
+    # the defaults of `expand` and `from-docs`
     verify = "llm" if documents and not config.is_set(f"{_GENERATION}.verify") else settings.verify
     by_meaning = filtered.params.base_url if filtered.enabled else None
     embeddings = (by_meaning, filtered.params.model) if by_meaning is not None else None
     writer = _writer_of(config)
     mapping = {column: target for column, target in config.task_reader.field_mapping.items() if not documents}
     named = (*writer.values(), verify, *settings.verify_model, *(embeddings or ()))
+    # the content of files that options name: `judge:agent.py:exact` names agent.py
+    texts = [str(option) for option in named if option]
+    names = {name for text in texts for name in (text, *text.replace("->", ":").split(":"))}
     facts = {
         "generation": {name: value for name, value in generation.as_json().items() if name != "window"},
         "options": [*writer.values(), verify, embeddings, mapping, *settings.verify_model],
         "files": {str(file): _digest_of_path(file) for file in (*documents, seeds, validation) if file is not None},
-        "named": _named_files(str(option) for option in named if option),
+        "named": {name: _digest_of_path(Path(name)) for name in sorted(names) if name and Path(name).exists()},
     }
     data = config.directory.resolve() / "data"
     directory = Directory(data / _digest([json.dumps(facts, sort_keys=True, default=str).encode()]))
@@ -130,7 +130,7 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
 
 
 def _finished(folder: Path) -> dict[str, Path] | None:
-    """Split -> its file, where a generation was finished and all are there. Raises ConfigError where one was edited."""
+    """Returns the files of a finished generation, if all exist. Raises ConfigError if one was edited."""
     done = folder / _DONE
     digests: dict[str, str] = json.loads(done.read_text(encoding="utf-8")) if done.is_file() else {}
     files = {name.partition(".")[0]: folder / name for name in digests}
@@ -143,12 +143,6 @@ def _finished(folder: Path) -> dict[str, Path] | None:
                 "jsonl_dataset_file, or delete it to generate it again"
             )
     return files
-
-
-def _named_files(options: Iterable[str]) -> dict[str, str]:
-    """The content of the files and directories that options name: `judge:agent.py:exact` names agent.py."""
-    names = {name for text in options for name in (text, *text.replace("->", ":").split(":"))}
-    return {name: _digest_of_path(Path(name)) for name in sorted(names) if name and Path(name).exists()}
 
 
 def generation_config(
@@ -176,7 +170,7 @@ def generation_config(
 
 
 def _writer_of(config: Config) -> dict[str, Any]:
-    """Who writes the tasks, as `open_endpoint` takes it."""
+    """Returns the writer's settings for `open_endpoint`."""
     generation = config.task_reader.data_generation
     if generation.scripted is not None:
         return {"base_url": None, "model": None, "scripted": _class_path(config, generation.scripted)}
@@ -191,7 +185,7 @@ def _writer_of(config: Config) -> dict[str, Any]:
 
 
 def open_writer(config: Config, budget: Budget | None = None) -> ModelClient:
-    """Who writes the tasks; the replies of all runs of the experiment are kept together."""
+    """Opens the model that writes the tasks; all runs of the experiment share its cache."""
     return open_endpoint(
         **_writer_of(config),
         api_key=api_key("OPENAI_API_KEY"),
@@ -214,7 +208,7 @@ def _check_limits(config: Config) -> None:
 
 
 def file_of(config: Config, split: str) -> Path | None:
-    """The seeds (`training`) or the validation tasks that `query_reader` names."""
+    """Returns the seeds (`training`) or validation tasks of `query_reader`."""
     reader = config.task_reader.data_generation.query_reader
     if reader.type != "jsonl_dataset_file":
         key = f"{_GENERATION}.query_reader.type"
@@ -231,13 +225,13 @@ def _there(config: Config, text: str, key: str) -> Path:
 
 
 def _class_path(config: Config, text: str) -> str:
-    """`replies.py->reply` with the file as it is found from here, whatever the directory of the process is."""
+    """Returns `replies.py->reply` with the file's absolute path."""
     file, _, name = text.replace("->", ":").rpartition(":")
     return f"{config.resolve(file).resolve()}:{name}" if file.endswith(".py") else text
 
 
 def _check_apart(seeds: Path, validation: Path) -> None:
-    """A seed that is a validation task would be trained on in other words."""
+    """Raises TaskError for a seed that is also a validation task."""
     held_out = {plain_text(text_of(row.values)): row.where for row in read(validation)}
     for row in read(seeds):
         held_out_at = held_out.get(plain_text(text_of(row.values)))
@@ -246,7 +240,7 @@ def _check_apart(seeds: Path, validation: Path) -> None:
 
 
 def job_rows(rows: Iterable[Row], mapping: Mapping[str, str]) -> Iterator[Row]:
-    """Rows as the job's `field_mapping` expects them, without where they are from, which is no part of a task."""
+    """Renames columns back as the job's `field_mapping` expects them, and drops provenance."""
     for row in rows:
         values = {name: value for name, value in row.values.items() if name != "provenance"}
         metadata = dict(values.get("metadata") or {})
@@ -257,19 +251,16 @@ def job_rows(rows: Iterable[Row], mapping: Mapping[str, str]) -> Iterator[Row]:
 
 
 def _digest_of_path(path: Path) -> str:
-    """Of a file, or of the names and contents of a directory's files (hidden ones aside). Raises ConfigError."""
+    """Hashes a file, or the names and contents of a directory, except hidden files. Raises ConfigError."""
     try:
         if not path.is_dir():
             return _digest_of_file(path)
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not _is_hidden(p.relative_to(path)))
-        named = ((p.relative_to(path).as_posix(), _digest_of_file(p)) for p in files)
+        files = ((p, p.relative_to(path)) for p in sorted(path.rglob("*")) if p.is_file())
+        shown = ((p, name) for p, name in files if not any(n[0] == "." or n == "__pycache__" for n in name.parts))
+        named = ((name.as_posix(), _digest_of_file(p)) for p, name in shown)
         return _digest(part.encode() for pair in named for part in pair)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
 
 def _digest_of_file(path: Path) -> str:
@@ -281,20 +272,18 @@ def _digest_of_file(path: Path) -> str:
 
 
 def _digest(parts: Iterable[bytes]) -> str:
-    """Of bytes, each part with its length, so that what moves from one part to the next is a change."""
+    """Hashes parts with their lengths, so that their borders matter."""
     hasher = hashlib.blake2b(digest_size=10)
     for part in parts:
         hasher.update(len(part).to_bytes(8, "big") + part)
     return hasher.hexdigest()
 
 
-# Tasks from traces
-
-
 def read_traced(config: Config) -> Rows:
-    """Tasks that a deployed agent was given, of those episodes that pass every filter: training, validation.
+    """Returns tasks of a deployed agent, from episodes that pass every filter: training, validation.
 
-    The same task is one row, secrets and personal data are replaced, and equal questions are on one side of the split.
+    Repeated tasks become one row, secrets and personal data are redacted, and equal questions are on one side of the
+    split.
     """
     tracing = config.task_reader.feedback_tracing
     with ExitStack() as stack:
@@ -320,7 +309,7 @@ def read_traced(config: Config) -> Rows:
 
 
 def _distinct(rows: Iterable[Mapping[str, Any]], config: Config) -> list[Mapping[str, Any]]:
-    """The rows, without those that are too much like an earlier one by the strictest `deduplication` filter."""
+    """Removes rows too similar to an earlier one, by the strictest `deduplication` filter."""
     filters = _filters(config, "deduplication")
     if not filters:
         return list(rows)
@@ -355,7 +344,7 @@ def _traces(config: Config) -> Path:
 
 
 def _grader(config: Config) -> EpisodeGrader | None:
-    """The filters as one grader: their rubrics together; None where there is none."""
+    """Returns a grader with the rubrics of all filters, or None."""
     tracing = config.task_reader.feedback_tracing
     filters = _filters(config, "llm_evaluate")
     if not filters:
@@ -378,6 +367,6 @@ def _grader(config: Config) -> EpisodeGrader | None:
 
 
 def _side(values: Mapping[str, Any], share: float) -> str:
-    """By what is asked, so that a task stays on its side when others come and go."""
+    """Assigns a side by the question's hash, so that it is stable when other tasks come and go."""
     digest = hashlib.blake2b(plain_text(text_of(values)).encode("utf-8", "replace"), digest_size=8).digest()
     return "validation" if int.from_bytes(digest, "big") < share * 2**64 else "train"

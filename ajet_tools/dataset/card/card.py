@@ -1,4 +1,4 @@
-"""The dataset card: what is in a dataset, as Markdown."""
+"""Writes the dataset card: a summary of a dataset in Markdown."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ class Facts:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """How it was made: model, strategies, prompt versions, verifier, seed."""
     coverage: Mapping[str, Any] = field(default_factory=dict)
-    """What `Coverage.as_json` of a run says."""
+    """The result of `Coverage.as_json`."""
     notes: Sequence[str] = ()
     files: Mapping[str, str] = field(default_factory=dict)
-    """Data file by split, relative to the card, for the head that the Hugging Face hub reads."""
+    """Data file by split, relative to the card, for the metadata that the Hugging Face hub reads."""
 
 
 @dataclass
 class _Seen:
-    """What is kept of rows that are streamed: numbers of each, and a few of them."""
+    """Statistics and a few examples of streamed rows."""
 
     questions: dict[str, array[int]] = field(default_factory=dict)
-    """Characters, by split."""
+    """Lengths in characters, by split."""
     answers: array[int] = field(default_factory=lambda: array("I"))
     rates: list[float] = field(default_factory=list)
     counters: dict[str, Counter[str]] = field(
@@ -65,7 +65,7 @@ class _Seen:
     """Rows of each split by the splits of their sources."""
     forms: Forms = field(default_factory=Forms)
     examples: list[tuple[bytes, str, Any]] = field(default_factory=list)
-    """Those with the smallest hash of their text, with text and answer."""
+    """The rows with the smallest hash of their text: hash, text and answer."""
 
     def add(self, split: str, values: Mapping[str, Any]) -> None:
         text, answer = text_of(values), answer_of(values)
@@ -92,14 +92,14 @@ class _Seen:
 def write_card(
     directory: Path, rows: Mapping[str, Iterable[Mapping[str, Any]]] | Iterable[Mapping[str, Any]], facts: Facts
 ) -> Path:
-    """Write the card of a dataset into `directory` and return its path.
+    """Writes the card of a dataset into `directory` and returns its path.
 
     Args:
-        rows: by split, or all of one; each is read once, and only numbers and a few rows are kept.
-        facts: what rows cannot say.
+        rows: by split, or of a single split; each is read once.
+        facts: facts that the rows do not state.
 
-    It is `README.md`; where somebody's own README.md is there already, `CARD.md`. The same rows and facts give the same
-    bytes. Raises TaskError where the directory cannot be written.
+    The file is `README.md`, or `CARD.md` if the user has a README.md. Reproducible. Raises TaskError if it cannot be
+    written.
     """
     facts = replace(facts, parameters=masked(facts.parameters, "***"), notes=masked(facts.notes, "***"))
     seen = _Seen()
@@ -116,9 +116,6 @@ def write_card(
     except OSError as error:
         raise TaskError(f"cannot write the card in {directory}: {error.strerror or error}") from error
     return path
-
-
-# The text
 
 
 def _card(seen: _Seen, facts: Facts) -> Iterator[str]:
@@ -160,7 +157,7 @@ def _counts(seen: _Seen, facts: Facts) -> Iterator[str]:
 
 
 def _lineage(seen: _Seen) -> Iterator[str]:
-    """From which splits the sources of the rows are, and whether a row to learn comes from one to validate on."""
+    """Shows the splits of the rows' sources, and whether training rows come from validation tasks."""
     rows = [(name, of, f"{n:,}") for name, counts in seen.lineage.items() for of, n in ordered(counts)]
     if all(of == "not known" for _, of, _ in rows):
         return
@@ -187,7 +184,7 @@ def _quantiles(values: array[int]) -> list[str]:
 
 
 def _diversity(seen: _Seen, facts: Facts) -> Iterator[str]:
-    """Forms and, of a run that was steered, cells."""
+    """Shows forms and, of a steered run, cells."""
     diversity, cells = seen.forms.diversity(), facts.coverage.get("cells")
     if diversity.rows < LEAST and cells is None:
         return

@@ -1,9 +1,8 @@
-"""How varied the rows of a run are so far, and which kind of row is to be asked for next.
+"""Tracks the variety of generated rows, and chooses the kind of row to request next.
 
-A cell is a combination of values of the axes: topic, skill, difficulty, length, whatever the seeds have or the user
-names. A row counts in the cell that it is in, by its own fields and its length; on an axis that rows have no field for,
-in the one that it was asked for. It covers the cell if its form (its text without numbers and names) is new, so that a
-writer who ignores the cells covers few of them.
+A cell is a combination of values of the axes: topic, skill, difficulty, length, or any field of the seeds or option of
+the user. A row counts in the cell of its own fields and length; on axes without a field, in the requested cell. It
+covers the cell if its form (its text without numbers and names) is new.
 """
 
 from __future__ import annotations
@@ -31,33 +30,33 @@ from ajet_tools.dataset.files.blocks import Row, text_of
 from ajet_tools.dataset.generate.records import CIRCUMSTANCE, NoProgress
 
 WINDOW = 100
-"""Sound rows among which new forms are counted."""
+"""Number of recent sound rows in which new forms are counted."""
 _NAMED = re.compile(r"topic|subject|category|domain|area|skill|difficulty|level|form|format|type|kind|style")
-"""Fields of seeds that are axes, whatever their values; others are where each value comes again."""
+"""Fields of seeds that always are axes; other fields are if each of their values repeats."""
 _MOST_VALUES = 50
 _MOST_CELLS = 2000
 _AVOIDED = 5
 _REPEATED = 3
-"""Rows of a form from which the writer is told to leave it."""
+"""Number of rows of a form from which the prompt asks to avoid it."""
 
 
 class Collapsed(NoProgress):
-    """The writer repeats itself: hardly a row has a new form."""
+    """The writer repeats itself: hardly any row has a new form."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One way in which rows differ."""
+    """A dimension in which rows differ."""
 
     name: str
     values: tuple[str, ...]
     path: tuple[str, ...] = ()
-    """Where a row has its value, if it has a field for it."""
+    """Path of the value in a row, if rows have a field for it."""
     bounds: tuple[int, ...] = ()
-    """Of the length: the most words of each value but the last."""
+    """For the length axis: maximum words of each value but the last."""
 
     def value_of(self, row: Mapping[str, object], asked: Mapping[str, str]) -> str | None:
-        """The row's value; None where it has none of the axis."""
+        """Returns the row's value, or None."""
         if self.bounds:
             return self.values[bisect_left(self.bounds, len(text_of(row).split()))]
         if not self.path:
@@ -69,9 +68,9 @@ class Axis:
 
 
 def cells_of(texts: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
-    """The axes of `--cells`: `topic=rates,percentages`, `topic=FILE` (a value each line), a YAML file of lists by axis.
+    """Parses `--cells`: `topic=rates,percentages`, `topic=FILE` (a value per line), or a YAML file of lists by axis.
 
-    None is nothing named; `none` gives no axes. Raises ConfigError.
+    Returns None without options; `none` means no axes. Raises ConfigError.
     """
     if not texts:
         return None
@@ -85,7 +84,7 @@ def cells_of(texts: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
         elif Path(text).is_file():
             values_by_axis |= _read_axes(Path(text))
         elif text != "none":
-            raise ConfigError(f"--cells {text}: it reads AXIS=VALUE,VALUE, AXIS=FILE or none, or is a YAML file")
+            raise ConfigError(f"--cells {text}: write AXIS=VALUE,VALUE, AXIS=FILE, none or a YAML file")
     for name, axis in values_by_axis.items():
         if not name or len(axis) < 2 or len(set(axis)) < len(axis):
             there = ", ".join(axis) or "none"
@@ -104,9 +103,9 @@ def _read_axes(path: Path) -> dict[str, tuple[str, ...]]:
 
 
 def axes_of(seeds: Sequence[Row], given: Mapping[str, Sequence[str]] | None) -> list[Axis]:
-    """The axes of the seeds' fields and lengths, and those that are given, which replace those of the same name.
+    """Returns the axes of the seeds' fields and lengths, and the given axes, which replace those of the same name.
 
-    `given` without an axis gives none. Raises ConfigError where there are too many cells.
+    An empty `given` means no axes. Raises ConfigError for too many cells.
     """
     if given is not None and not given:
         return []
@@ -123,7 +122,7 @@ def axes_of(seeds: Sequence[Row], given: Mapping[str, Sequence[str]] | None) -> 
 
 
 def _field_axes(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
-    """Fields besides question and answer with a few short values."""
+    """Returns axes for fields with a few short values, except question and answer."""
     counts: dict[tuple[str, ...], Counter[str]] = {}
     for row in rows:
         metadata = row.get("metadata")
@@ -143,7 +142,7 @@ def _field_axes(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
 
 
 def _length_axis(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
-    """Thirds of the seeds, where the longest is twice as long as the shortest or more."""
+    """Divides the seeds in thirds by length, if the longest has at least twice the words of the shortest."""
     words = sorted(len(text_of(row).split()) for row in rows)
     if len(words) < 4 or words[-1] < 2 * words[0]:
         return []
@@ -153,7 +152,7 @@ def _length_axis(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
 
 
 class Coverage:
-    """Counts of each cell and form. The same rows in the same order give the same choices."""
+    """Counts cells and forms. Deterministic for the same rows in the same order."""
 
     def __init__(self, axes: Sequence[Axis], seeds: Sequence[Mapping[str, object]], least_new: float) -> None:
         self.axes = list(axes)
@@ -161,15 +160,15 @@ class Coverage:
         self._cells: Counter[tuple[str, ...]] = Counter()
         """Rows with a new form, by cell."""
         self._weights: Counter[Any] = Counter()
-        """Of cells, and of each value of an axis: such rows, and calls that asked for it."""
+        """Number of these rows and of calls, by cell and by value of an axis."""
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._all: list[tuple[str, ...]] = list(itertools.product(*(axis.values for axis in axes)))
         self.seeds_repeat = bool(seeds) and 2 * len({form_of(text_of(seed)) for seed in seeds}) <= len(seeds)
-        """The seeds themselves have few forms, so rows of few forms are what was asked for."""
+        """Whether the seeds themselves have few forms, so that few forms are intended."""
         self._least_new, self._warned_at = least_new, 0
 
     def choose(self, chance: random.Random) -> dict[str, str]:
-        """The cell with the least, by axis; drawn where several have as little."""
+        """Returns the cell with the lowest count, by axis; ties are broken at random."""
         if not self.axes:
             return {}
 
@@ -180,16 +179,16 @@ class Coverage:
         return dict(zip((axis.name for axis in self.axes), least, strict=True))
 
     def choose_value(self, name: str, values: Sequence[str], chance: random.Random) -> str:
-        """The value that was chosen least."""
+        """Returns the value chosen least often."""
         return min(values, key=lambda value: (self._weights[None, name, value], chance.random()))
 
     def ask(self, cell: Mapping[str, str]) -> None:
-        """A call asks for rows of a cell: one that no row comes of is not asked for for ever."""
+        """Counts a call for a cell, so that a cell without results is not requested forever."""
         self._weigh(tuple(cell[axis.name] for axis in self.axes))
         self._weights.update((None, name, value) for name, value in cell.items())
 
     def add(self, row: Mapping[str, object], asked: Mapping[str, str]) -> None:
-        """A sound row came of a call that asked for a cell."""
+        """Adds a sound row of a call for a cell."""
         form = form_of(text_of(row))
         is_new = form not in self._forms
         self._forms[form] += 1
@@ -204,13 +203,13 @@ class Coverage:
 
     @property
     def repeated(self) -> list[str]:
-        """The commonest forms of several rows, for a prompt to name as used up; none where the seeds repeat too."""
+        """The most common repeated forms, for the prompt to exclude; empty if the seeds repeat too."""
         if self.seeds_repeat or not self.axes:
             return []
         return [form for form, rows in self._forms.most_common(_AVOIDED) if rows >= _REPEATED]
 
     def collapse(self) -> str | None:
-        """After each call: what is wrong, when it is seen first. Raises Collapsed when it is so `WINDOW` rows later."""
+        """Returns a warning when new forms get rare. Raises Collapsed if that persists for `WINDOW` rows."""
         rows = self._forms.total()
         is_low = len(self._recent) == WINDOW and sum(self._recent) < self._least_new * WINDOW
         if not is_low or self.seeds_repeat:
@@ -231,7 +230,7 @@ class Coverage:
         return None
 
     def parts(self) -> list[str]:
-        """The figures in few words."""
+        """Summarizes the figures."""
         rows = self._forms.total()
         if not rows:
             return []

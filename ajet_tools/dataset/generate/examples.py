@@ -1,4 +1,4 @@
-"""The few rows that a dataset grows from: read, told apart, and drawn for the prompts, for variety."""
+"""Selects seeds, and draws varied examples from them for prompts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ajet_tools.dataset.generate.records import CallSettings, GenerationResult
 log = logging.getLogger("ajet.dataset")
 
 LARGEST = 64 << 10
-"""Characters of a seed as JSON: several of them stand in each prompt."""
+"""Maximum characters of a seed as JSON, since prompts contain several."""
 
 
 def read_seeds(
@@ -34,7 +34,7 @@ def read_seeds(
     skip_bad: bool = False,
     include_validation: bool = False,
 ) -> list[Row]:
-    """The seeds of a file, each once. Raises TaskError where there are fewer than two, or one is no seed."""
+    """Reads the distinct seeds of a file. Raises TaskError for fewer than two, or an invalid seed."""
     rows = read(path, mapping=mapping, skip_bad=skip_bad)
     return select_seeds(rows, str(path), skip_bad=skip_bad, include_validation=include_validation)
 
@@ -42,9 +42,9 @@ def read_seeds(
 def select_seeds(
     rows: Iterable[Row], name: str, *, skip_bad: bool = False, include_validation: bool = False
 ) -> list[Row]:
-    """Those of the rows that are seeds: no row twice, none too long, none without a question, none to validate on.
+    """Selects the rows that are seeds: distinct, not too long, with a question, not for validation.
 
-    What a row does not say of its split, the name of its source does (`test.jsonl`).
+    The name of the source gives the split of rows without one (`test.jsonl`).
     """
     seeds: dict[str, Row] = {}
     read_rows = held_out = 0
@@ -91,7 +91,7 @@ def select_seeds(
 
 
 def task_id_of(values: dict[str, object]) -> str:
-    """The id of the task that a row is; provenance is no part of it."""
+    """Returns the task id of a row, ignoring provenance."""
     return to_task(Row("row", {k: v for k, v in values.items() if k != "provenance"}), {}).task_id
 
 
@@ -123,15 +123,15 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class Example:
-    """A row that may stand in a prompt, under the id of the seed or of the generated row."""
+    """A row that may be an example in a prompt, with the id of the seed or generated row."""
 
     id: str
     values: Mapping[str, Any]
     words: frozenset[str]
     seeds: tuple[str, ...]
-    """The seeds that it comes from; a seed comes from itself."""
+    """The seeds it derives from; a seed derives from itself."""
     splits: frozenset[str] = frozenset()
-    """Of its sources, where they say so."""
+    """The splits of its sources, if known."""
 
     @classmethod
     def of(
@@ -147,50 +147,50 @@ class Example:
 
 
 def splits_from(examples: Iterable[Example], side: str) -> list[str]:
-    """The splits that a row made of examples comes from: its own and theirs."""
+    """Returns the splits of a row made from examples: its own and theirs."""
     return sorted({HELD_OUT if side == "validation" else side}.union(*(example.splits for example in examples)))
 
 
 @dataclass(kw_only=True)
 class Side:
-    """One side of the split: how many rows it is to have (None: as many as there are), those it has, and its examples.
+    """A side of the split: its target (None: no limit), rows and examples.
 
-    No seed and no row of one side is ever an example on the other.
+    Seeds and rows of one side are never examples on the other.
     """
 
     name: str
     share: float
-    """Of all rows."""
+    """Share of all rows."""
     target: int | None
     rows: list[dict[str, Any]]
     seeds: list[Example]
     accepted: list[Example] = field(default_factory=list)
-    """Its rows as examples, as they come."""
+    """Its rows, as examples."""
     used: Counter[str] = field(default_factory=Counter)
     """How often each example was drawn."""
     sound: int = 0
-    """Rows that were found sound, with those beyond the target."""
+    """Number of sound rows, including those beyond the target."""
     composed: int = 0
-    """Rows that the calls composed and not taken in ask for."""
+    """Rows requested by composed calls without a result."""
     sent: int = 0
-    """Of those, the rows that the calls under way ask for."""
+    """Rows requested by calls in flight."""
 
     def lacks(self, each: float) -> float:
-        """Rows still to be asked for, where of each one asked for `each` is accepted."""
+        """Returns the rows still to request, at an acceptance rate of `each`."""
         return float("inf") if self.target is None else self.target - self.sound - each * self.sent
 
     def progress(self, each: float) -> float:
-        """Rows there are and are to come, for its share: the side with the least is asked for next."""
+        """Returns present and expected rows relative to the share; the lowest side is next."""
         return (self.sound + each * self.composed) / self.share
 
     def as_begun(self) -> Side:
-        """The side as it was before the first call."""
+        """Returns the side in its state before the first call."""
         return replace(self, accepted=[], used=Counter())
 
     def draw(self, count: int, chance: random.Random) -> list[Example]:
-        """Some examples, seeds first to come: at least half are seeds, where there are enough.
+        """Draws examples; at least half are seeds, if there are enough.
 
-        Of those that were used least, those are taken that have the fewest words in common.
+        Of the least used, it takes those with the fewest words in common.
         """
         grown = min(count // 2, len(self.accepted))
         taken = self._spread(self.seeds, count - grown, [], chance)
@@ -218,7 +218,7 @@ class Side:
 def split_sides(
     seeds: Sequence[Example], config: CallSettings, share: float, result: GenerationResult, *, of_seeds: float
 ) -> dict[str, Side]:
-    """Both sides, or one where the share for validation is 0; the seeds of each by a hash of what they are."""
+    """Returns both sides, or one if the validation share is 0; seeds are assigned by hash."""
     wanted = config.count or 0
     apart, target = (
         min(max(1, round(part * whole)), whole - 1) if share else 0
@@ -235,8 +235,8 @@ def split_sides(
     return {side.name: side for side in sides if side.share}
 
 
-def alike(one: Example, other: Example) -> float:
-    """The share of their words that two examples have in common."""
-    both = len(one.words & other.words)
-    either = len(one.words) + len(other.words) - both
+def alike(first: Example, second: Example) -> float:
+    """Returns the share of words that two examples have in common."""
+    both = len(first.words & second.words)
+    either = len(first.words) + len(second.words) - both
     return both / either if either else 1.0

@@ -1,4 +1,4 @@
-"""Growing a dataset from few examples: what `Generation` asks for, and from which seeds."""
+"""Grows a dataset from a few examples: composes the calls of `Generation`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from ajet_tools.dataset.generate.records import (
 )
 
 SMALL = 5
-"""With fewer seeds, none is kept apart for validation unless that is asked for."""
+"""With fewer seeds, none is held out for validation by default."""
 
 
 class Expansion(Generation[WriterCall]):
-    """One run: `await run()` once. `result` and the endpoint's budget may be looked at meanwhile."""
+    """A run of `expand`: `await run()` once. `result` and the endpoint's budget are readable meanwhile."""
 
     config: GenerationConfig
 
@@ -55,11 +55,11 @@ class Expansion(Generation[WriterCall]):
         self._sides = split_sides(examples, config, share, self.result, of_seeds=share)
 
     def preview(self, strategy: str) -> WriterCall:
-        """The first call as it would be made with a strategy; nothing is sent and nothing changes."""
+        """Returns the first call of a strategy, without sending it or changing state."""
         return self._compose(strategy, self._sides["train"].as_begun(), 0)
 
     def outlook(self) -> Outlook:
-        """The calls and tokens left, assuming that rows are as long as the seeds."""
+        """Estimates the calls and tokens left, for rows as long as the seeds."""
         config = self.config
         seeds = [example.values for side in self._sides.values() for example in side.seeds]
         wanted = [tokens_of(list(self.preview(name).messages)) for name in config.strategies]
@@ -77,7 +77,7 @@ class Expansion(Generation[WriterCall]):
         return call
 
     def _compose(self, strategy: str, side: Side, number: int) -> WriterCall:
-        """Call `number`, which asks for rows by a strategy; everything about it is drawn by its number."""
+        """Composes call `number` for a strategy; all random draws depend on the number."""
         config, coverage = self.config, self.coverage
         chance, count = random.Random(f"{config.seed}:{number}:{strategy}"), config.per_call
         examples = side.draw(config.shots, chance)

@@ -1,4 +1,4 @@
-"""Tasks made from documents: questions whose answers stand in a quotation that is verified to be in the source."""
+"""Generates tasks from documents: questions whose answers are in a quotation that is verified against the source."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import Verifier
 
 ROW_TOKENS = 110
-"""What an estimate takes a question with its answer and its quotation to be long."""
+"""Estimated tokens of a question with its answer and quotation."""
 
 _SAMPLE = 50
-"""Chunks that an estimate looks at, about."""
+"""Approximate number of chunks that an estimate samples."""
 
 _Place = tuple[str, int]
 """A chunk: its document's digest and its number there."""
 
 
 class ChunksExhausted(AjetError, RuntimeError):
-    """Every chunk was asked, and there are fewer rows than there should be."""
+    """All chunks were used, and rows are missing."""
 
 
 class FromDocs(Generation[DocsAttempt]):
-    """One run: `await run()` once. `result` and the endpoint's budget may be looked at meanwhile."""
+    """A run of `from-docs`: `await run()` once. `result` and the endpoint's budget are readable meanwhile."""
 
     config: DocsConfig
 
@@ -77,24 +77,24 @@ class FromDocs(Generation[DocsAttempt]):
         share = validation_share if config.validation is None or not validation_share else config.validation
         self._sides = split_sides(examples, config, share, self.result, of_seeds=validation_share)
         self._chunks = {name: corpus.chunks(name, config.seed) for name in self._sides}
-        """Of each side, in the order in which they are asked."""
+        """Chunks of each side, in order of use."""
         self._waiting = {name: deque[Chunk]() for name in self._sides}
         self._passed = Counter[str]()
         self._before: dict[_Place, list[str]] = {}
-        """The questions that a chunk has had."""
+        """Earlier questions about a chunk."""
 
     @property
     def chunks(self) -> list[Chunk]:
-        """Every chunk, in the order in which they are asked the first time."""
+        """All chunks, in the order of the first pass."""
         return [chunk for chunks in self._chunks.values() for chunk in chunks]
 
     def preview(self, chunk: Chunk, number: int = 0) -> DocsAttempt:
-        """A call as it would be made; nothing is sent and nothing changes."""
+        """Returns a call without sending it or changing state."""
         name = next(name for name, chunks in self._chunks.items() if chunk in chunks)
         return self._compose(chunk, self._sides[name].as_begun(), number)
 
     def outlook(self) -> Outlook:
-        """The calls and tokens left: each chunk once, or as many calls as the rows need."""
+        """Estimates the calls and tokens left: each chunk once, or the calls that the rows need."""
         config, chunks, calls_made = self.config, self.chunks, self.result.calls
         calls = max(0, len(chunks) - calls_made)
         if config.count is not None:
@@ -126,8 +126,10 @@ class FromDocs(Generation[DocsAttempt]):
             )
 
     def _next(self, number: int, each: float) -> DocsAttempt | None:
-        for side in self._sides.values():
-            self._next_pass(side)
+        for side in self._sides.values():  # start a pass after all results of the last one, which the prompts list
+            if not self._waiting[side.name] and not side.composed and not self._is_exhausted(side):
+                self._passed[side.name] += 1
+                self._waiting[side.name].extend(self._chunks[side.name])
         sides = [side for side in self._sides.values() if self._waiting[side.name]]
         if not sides:
             return None
@@ -138,14 +140,8 @@ class FromDocs(Generation[DocsAttempt]):
         passes = 1 if self.config.count is None else self.config.passes
         return not self._waiting[side.name] and self._passed[side.name] >= passes
 
-    def _next_pass(self, side: Side) -> None:
-        """Ask the chunks again, when all that was asked of them is back: the prompts say what they have had."""
-        if not self._waiting[side.name] and not side.composed and not self._is_exhausted(side):
-            self._passed[side.name] += 1
-            self._waiting[side.name].extend(self._chunks[side.name])
-
     def _compose(self, chunk: Chunk, side: Side, number: int) -> DocsAttempt:
-        """Call `number`, which asks for rows about a chunk; what is drawn is drawn by its number."""
+        """Composes call `number` for a chunk; all random draws depend on the number."""
         config, shape, count = self.config, self.shape, self.config.per_call
         chance = random.Random(f"{config.seed}:{number}")
         kind = config.kinds[number % len(config.kinds)]
@@ -183,7 +179,7 @@ class FromDocs(Generation[DocsAttempt]):
         return read_question(attempt, row, self.shape if attempt.kind == "few-shot" else None)
 
     def _row_for_verifier(self, attempt: DocsAttempt, candidate: Candidate, verifier: Verifier) -> Mapping[str, object]:
-        """A check that asks a model shows it the chunk: what is in no one's memory can still be right."""
+        """Adds the chunk for verifiers that ask a model, which may not know the facts."""
         return open_book(candidate.values, attempt.chunk.text) if verifier.calls else candidate.values
 
     def _record_decision(self, attempt: DocsAttempt, side: Side, candidate: Candidate, sound: bool) -> None:

@@ -1,4 +1,4 @@
-"""Rows by what they teach: each is tried by the policy, and kept where that solves it neither never nor always."""
+"""Selects rows by learning value: the policy tries each, and should solve it sometimes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from ajet_tools.dataset.verify.combined import CombinedVerifier, VerifierPart, s
 from ajet_tools.dataset.verify.verdict import RowVerdict
 
 _FRUITLESS = 8
-"""So many tasks of which the attempts say nothing, and none of which they do: no more are tried."""
+"""Stop after this many tasks if no attempt was usable."""
 
 
 class Policy(Protocol):
-    """An agent and its model, which attempt a task, such as `ajet_sdk.run.OpenRun`."""
+    """An agent and its model, which attempts tasks, such as `ajet_sdk.run.OpenRun`."""
 
     async def attempt(self, attempts: Sequence[Attempt]) -> list[Episode]:
-        """Make the attempts; the episodes come back in their order."""
+        """Makes the attempts and returns the episodes in order."""
         ...
 
     async def check(self) -> None:
-        """Raises what keeps it from trying anything, before the first row is paid for."""
+        """Raises an error that prevents all attempts, before the first row is paid for."""
         return
 
     async def aclose(self) -> None:
@@ -46,9 +46,9 @@ class Policy(Protocol):
 
 @dataclass
 class LearningValue:
-    """A check of rows: the policy solves the task in some of k attempts, and not in all.
+    """A verifier of rows: the policy must solve the task in some of k attempts, but not in all.
 
-    A trial depends on the task alone: its seeds come from the task's id, and what is in `known` is not tried again.
+    A trial depends on the task only: seeds derive from the task's id, and results in `known` are reused.
     """
 
     name: ClassVar[str] = "policy"
@@ -61,28 +61,28 @@ class LearningValue:
     k: int = 8
     band: Band = field(default_factory=lambda: Band(0.2, 0.8))
     seed: int | None = 0
-    """None: the attempts are not seeded."""
+    """None: attempts are not seeded."""
     at_once: int = 16
-    """Tasks that are tried at the same time."""
+    """Maximum number of tasks tried concurrently."""
     halted: bool = False
-    """Set it to try nothing more: a task that was not tried before raises Halted."""
+    """If set, tasks without a result raise Halted."""
 
     def __post_init__(self) -> None:
         self._room = asyncio.Semaphore(self.at_once)
         self._tried = self._inconclusive = 0
 
     def after(self, verifier: CombinedVerifier | None) -> CombinedVerifier:
-        """Both checks; what the verifier refuses is not tried."""
+        """Returns a verifier that runs the given one first."""
         before = verifier.groups if verifier is not None else []
         name = f"{verifier.name}+{self.name}" if verifier is not None else self.name
         return CombinedVerifier(name, [*before, [VerifierPart(self)]])
 
     def as_json(self) -> dict[str, Any]:
-        """The settings that decide on a row, to compare a resumed run with the original one."""
+        """Returns the settings that determine verdicts, to compare when a run is resumed."""
         return {"attempts": self.k, "pass_rate": str(self.band), "conditions": self.known.held_under}
 
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
-        """The verdict; its details are the measurement. Raises TaskError where no trial at all says anything."""
+        """Returns the verdict with the measurement as details. Raises TaskError if no trial is usable."""
         try:
             measured = await self._measure(task_of_row("row", row))
         except Inconclusive as error:
@@ -118,13 +118,13 @@ class LearningValue:
 
 
 def seed_of(*parts: object) -> int:
-    """A seed of 32 bits that depends on these alone."""
+    """Returns a 32-bit seed derived from the parts."""
     text = "/".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
 def with_pass_rate(row: Mapping[str, Any]) -> dict[str, Any]:
-    """An accepted row with the `metadata.pass_rate` and `metadata.difficulty` of its trial, where there was one."""
+    """Sets the `metadata.pass_rate` and `metadata.difficulty` of an accepted row's trial, if any."""
     for verdict in single_verdicts(row["provenance"].get("verdict") or {}):
         if verdict["verifier"] == "policy":
             return with_difficulty(row, Measurement(**verdict["details"]))

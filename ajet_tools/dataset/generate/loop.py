@@ -1,9 +1,9 @@
-"""Rows made by a model, call after call: what `expand` and `from-docs` have in common.
+"""The generation loop of `expand` and `from-docs`.
 
-A run is a function of what it is given, its config and the replies: calls are numbered, what comes back is taken in by
-number, and call N is composed when call N - `window` is taken in, whether it is needed or not; it is sent when it is
-needed. So the same replies give the same bytes, at any speed and for any number of rows: a run that was killed, and one
-that is to have more rows, is run again with the replies that are kept.
+A run is a function of its inputs, its config and the replies: calls are numbered, results are processed in order, and
+call N is composed when the result of call N - `window` is processed; it is sent when it is needed. Equal replies
+therefore give equal bytes, at any speed and for any number of rows, and a run can be resumed or extended from cached
+replies.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet.dataset")
 
 PROBE = 4
-"""Calls under way until the first row is accepted: a wrong key or a prompt that fails costs no more."""
+"""Concurrent calls until the first row is accepted, to limit the cost of a wrong key or prompt."""
 NO_PROGRESS = 30
-"""Calls in a row without a row that can be kept, after which a run stops."""
+"""Consecutive calls without a sound row after which a run stops."""
 FAILED = 3
-"""Calls in a row that the endpoint fails, after which a run stops."""
+"""Consecutive failed calls after which a run stops."""
 _EARLY = 100
-"""Accepted rows after which it is said that they are alike."""
+"""Accepted rows after which low diversity is reported."""
 KEPT = 0.8
-"""The share of rows that an estimate takes to be accepted."""
+"""Acceptance rate that estimates assume."""
 GRACE = 30.0
-"""Seconds that calls under way have to come back when a run stops: they are paid for."""
+"""Seconds to wait for calls in flight when a run stops, since they are paid for."""
 
 
 @dataclass
 class _Outcome:
-    """What one call came to, before it is taken in."""
+    """The result of a call, before it is processed."""
 
     rows: Sequence[Candidate] = ()
-    """The rows that hold by themselves, and what they mean, where that counts."""
+    """Valid rows; their embeddings, if used."""
     vectors: Vectors | None = None
     candidates: list[Candidate] = field(default_factory=list)
-    """Of those, the new ones."""
+    """The new rows among them."""
     verdicts: list[RowVerdict] = field(default_factory=list)
     refused: list[Rejected] = field(default_factory=list)
     error: AjetError | None = None
@@ -76,7 +76,7 @@ A = TypeVar("A", bound=WriterCall)
 
 
 class Generation(ABC, Generic[A]):
-    """One run: `await run()` once. `result` and the endpoint's budget may be looked at meanwhile."""
+    """A generation run: `await run()` once. `result` and the endpoint's budget are readable meanwhile."""
 
     def __init__(
         self,
@@ -92,61 +92,57 @@ class Generation(ABC, Generic[A]):
         self.config, self.endpoint, self.checks = config, endpoint, checks
         self.result = GenerationResult()
         self.stop = asyncio.Event()
-        """Set it to end the run as soon as what is under way has come back."""
+        """Set it to end the run after the calls in flight."""
         self.stopped_by = signal.SIGINT
         self.on_change: Callable[[GenerationResult], None] | None = None
-        """Called after each call that was taken in."""
+        """Called after each processed call."""
         self._screen = Screen(config, examples, checks, fields)
         self._sides: dict[str, Side] = {}
         self.coverage = Coverage(axes, [example.values for example in examples], config.min_new_forms)
         self._composed: deque[A] = deque()
-        """Not sent yet."""
+        """Calls not sent yet."""
         self._calls: dict[int, tuple[A, asyncio.Task[_Outcome]]] = {}
-        """Under way."""
+        """Calls in flight."""
         self._screened: dict[int, asyncio.Event] = {}
         self._attempts = self._without_progress = 0
         self._warned = False
         self._failed: list[AjetError] = []
-        """Of the calls taken in since the last that was answered."""
+        """Errors since the last answered call."""
 
     quiet = 60.0
-    """Seconds without a reply after which it is said what is waited for."""
-
-    # What a kind of making says
+    """Seconds without a reply after which the cause is logged."""
 
     @abstractmethod
     def outlook(self) -> Outlook:
-        """The calls and tokens left."""
+        """Estimates the calls and tokens left."""
 
     @abstractmethod
     def _next(self, number: int, each: float) -> A | None:
-        """The call of that number, where of each row asked for `each` is accepted; None: nothing is left to ask.
+        """Returns the next call at an acceptance rate of `each`, or None if nothing is left to ask.
 
-        It does not depend on how many rows are wanted.
+        Must not depend on the number of rows requested.
         """
 
     @abstractmethod
     def _read_row(self, attempt: A, row: object) -> tuple[dict[str, Any], Mapping[str, Any]]:
-        """A row of a reply with its provenance. Raises Unusable where it does not hold by itself."""
+        """Returns a row of a reply with its provenance. Raises Unusable for an invalid row."""
 
     def _is_exhausted(self, side: Side) -> bool:
         """Whether nothing is left to ask for a side."""
         return False
 
     def _row_for_verifier(self, attempt: A, candidate: Candidate, verifier: Verifier) -> Mapping[str, Any]:
-        """The row as a verifier sees it."""
+        """Returns the row as verifiers see it."""
         return candidate.values
 
     def _record_decision(self, attempt: A, side: Side, candidate: Candidate, sound: bool) -> None:
-        """A row was decided on; a sound one may be beyond those that are wanted."""
+        """Called for each decided row; a sound row may exceed the target."""
 
     def _finish(self) -> None:
-        """There is nothing more to ask, or the run was stopped: the last chance to say what lacks."""
-
-    # The run
+        """Called at the end, to report missing rows."""
 
     async def run(self) -> GenerationResult:
-        """Until there are as many rows as the config says, or it has to stop: `result.stopped` says why."""
+        """Runs until there are enough rows, or it has to stop, with the reason in `result.stopped`."""
         stopping: asyncio.Task[object] = asyncio.create_task(self.stop.wait())
         number = 0
         try:
@@ -189,24 +185,24 @@ class Generation(ABC, Generic[A]):
         return [self.endpoint, *endpoints_of(self.checks.verifier), *embedders]
 
     def describe_wait(self, slow: float = 10.0) -> str:
-        """The reason why the endpoints' requests wait, as in `ModelClient.describe_wait`."""
+        """Returns why the endpoints' requests wait, as in `ModelClient.describe_wait`."""
         waits = dict.fromkeys(endpoint.describe_wait(slow) for endpoint in self._endpoints)
         return "; ".join(filter(None, waits))
 
     def halt(self) -> None:
-        """Send nothing: only replies that are kept are taken in."""
+        """Stops sending; only cached replies are processed."""
         for endpoint in self._endpoints:
             endpoint.halt()
 
     async def aclose(self) -> None:
-        """The endpoints are not asked any more."""
+        """Closes the endpoints."""
         for endpoint in self._endpoints:
             await endpoint.aclose()
 
     async def _drain(self) -> None:
-        """After a stop: what is on its way is waited for, for it is paid for, and taken in where it is whole.
+        """After a stop, waits for calls in flight, which are paid for, and processes complete results.
 
-        Where the rows themselves ended the run it is only kept, so that the same replies give the same bytes.
+        If the rows themselves ended the run, results are only cached, for reproducibility.
         """
         if not self._calls:
             return
@@ -218,7 +214,7 @@ class Generation(ABC, Generic[A]):
                 self._take_in(attempt, task.result())
 
     def _dispatch(self, taken_in: int) -> None:
-        """Compose the calls that can be composed, knowing what was taken in so far, and send those that are needed."""
+        """Composes calls from the processed results, and sends those that are needed."""
         each = max(0.1, (self.result.sound + 1) / (self.result.asked + 1)) if self.result.sound else 1.0
         while self._attempts < taken_in + self.config.window:
             attempt = self._next(self._attempts, each)
@@ -235,20 +231,20 @@ class Generation(ABC, Generic[A]):
             self._calls[attempt.number] = (attempt, asyncio.create_task(self._answer(attempt)))
 
     def _calls_left(self, count: int) -> int:
-        """Calls until there are `count` rows, where as many are accepted as before, or at first four of five."""
+        """Estimates the calls until there are `count` rows, from the acceptance rate so far."""
         result = self.result
         share = result.sound / result.asked if result.sound else KEPT
         return max(0, math.ceil((count - result.accepted) / share / self.config.per_call))
 
     def _is_short(self, each: float) -> bool:
-        """Whether some side will not have its rows when all that was sent is back, and there is more to ask for it."""
+        """Whether a side lacks rows beyond the calls in flight, and can be asked for more."""
         return any(
             side.lacks(each) > 0 and (side.composed > side.sent or not self._is_exhausted(side))
             for side in self._sides.values()
         )
 
     async def _answer(self, attempt: A) -> _Outcome:
-        """The call, its rows screened in the order of the calls, and verified."""
+        """Makes the call; screens its rows in the order of calls, and verifies them."""
         outcome, config = _Outcome(), self.config
         try:
             try:
@@ -272,7 +268,7 @@ class Generation(ABC, Generic[A]):
         return outcome
 
     def _read_reply(self, attempt: A, reply: str) -> tuple[list[Candidate], list[Rejected]]:
-        """The rows of a reply that hold by themselves, and those that do not."""
+        """Returns the valid rows of a reply, and the others."""
         candidates, refused = list[Candidate](), list[Rejected]()
         rows, problem = rows_in(reply)
         if problem is not None:
@@ -300,7 +296,7 @@ class Generation(ABC, Generic[A]):
                 outcome.verdicts.append(verdict)
 
     def _take_in(self, attempt: A, outcome: _Outcome) -> None:
-        """Accept or refuse what a call came to; calls are taken in in their order."""
+        """Processes the result of a call; results are processed in order."""
         self.result.calls += 1
         side = self._sides[attempt.side]
         side.composed -= attempt.count
@@ -326,7 +322,7 @@ class Generation(ABC, Generic[A]):
             self.on_change(self.result)
 
     def _watch_forms(self) -> None:
-        """Say early that the writer repeats itself; end a run that costs money where it goes on doing so."""
+        """Warns early if the writer repeats itself, and ends the run if that persists."""
         try:
             warning = self.coverage.collapse()
         except Collapsed as error:
@@ -365,7 +361,7 @@ class Generation(ABC, Generic[A]):
         self._record_decision(attempt, side, candidate, sound)
 
     def _fail(self, attempt: A, error: AjetError) -> None:
-        """One call may fail; several in a row, or one that says so of all, end the run."""
+        """Records a failed call; several in a row, or an error that affects all calls, end the run."""
         self._failed.append(error)
         limited = isinstance(error, EngineUnavailable) and error.status == 429
         passing = isinstance(error, ContextOverflow | RequestRefused | EngineUnavailable) and not limited
@@ -376,7 +372,7 @@ class Generation(ABC, Generic[A]):
 
 
 def _short(details: Mapping[str, Any]) -> str:
-    """What a verdict was said on; of several checks, what the last one said, which decided."""
+    """Describes a verdict's evidence; of several verifiers, the last, which decided."""
     details = details["parts"][-1]["details"] if details.get("parts") else details
     text = "; ".join(f"{name}: {value}" for name, value in details.items())
     return text if len(text) <= 400 else text[:399] + "…"

@@ -1,11 +1,11 @@
-"""A run of `expand` or `from-docs` on disk: the directory that it writes, what it costs before, and how it is resumed.
+"""The output directory of `expand` and `from-docs`, cost estimates, and resumption.
 
 OUT/train.jsonl        accepted rows, each with its provenance
-OUT/validation.jsonl   the same, from seeds or documents of their own
+OUT/validation.jsonl   the same, from separate seeds or documents
 OUT/rejected.jsonl     refused rows, each with the reason
-OUT/documents.jsonl    every document: its side, its length, or what is wrong with it
+OUT/documents.jsonl    every document: its side and length, or the problem with it
 OUT/README.md          the dataset card
-OUT/.expand/           run.json (what was begun) and replies.sqlite (every reply that was paid for)
+OUT/.expand/           run.json (settings) and replies.sqlite (every paid reply)
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import GenerationResult
 
 ANSWER_TOKENS = 250
-"""What an estimate takes one of a verifier's replies to be long."""
+"""Estimated tokens of a verifier's reply."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate of a run's cost; stored replies cost nothing."""
+    """An estimate of a run's cost; cached replies cost nothing."""
 
     calls: int
     checks: int
-    """Replies of the model that a verifier asks for."""
+    """Replies of verifying models."""
     embeddings: int
-    """Requests for vectors, of many texts each."""
+    """Requests for embeddings, of many texts each."""
     input_tokens: int
     output_tokens: int
     money: float | None
     accepted: int = 0
-    """Rows that the replies that are kept give, where those were looked at."""
+    """Rows from cached replies, if these were processed."""
     attempts: int = 0
-    """Episodes of the policy that is to learn from the rows."""
+    """Episodes of the policy."""
 
     @classmethod
     def of(cls, run: Generation[Any], value: LearningValue | None) -> Estimate:
-        """Of what is left to do, with what it takes to verify the rows and to try them."""
+        """Estimates the remaining work, with verification and trials."""
         left, price, checks = run.outlook(), run.endpoint.budget.price, run.checks
         rows, replied = left.calls * run.config.per_call, 0
         embeddings = checks.meanings.requests(left.calls, left.seeds) if checks.meanings is not None else 0
@@ -79,7 +79,7 @@ class Estimate:
 
 
 class Directory:
-    """Where a run is written. `compare` and `begin` before the first call, `write` at the end."""
+    """The output directory. Call `compare` and `begin` before the first call, `write` at the end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class Directory:
         self.train, self.validation = path / "train.jsonl", path / "validation.jsonl"
 
     def begun(self) -> dict[str, Any] | None:
-        """The settings of the run to be resumed; None if there is none."""
+        """Returns the settings of the run to resume, or None."""
         file = self.own / "run.json"
         if not file.is_file():
             return None
@@ -101,7 +101,7 @@ class Directory:
             raise ConfigError(f"cannot continue from {file}: {error}; choose another directory with --out") from error
 
     def check(self, *, resume: bool) -> None:
-        """Raises ConfigError where something of another run is there."""
+        """Raises ConfigError if another run's files exist."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"--out {self.path} is a file, but must be a directory")
         there = next((p for p in (self.own / "run.json", self.train, self.validation) if p.exists()), None)
@@ -111,10 +111,9 @@ class Directory:
             )
 
     def compare(self, facts: Mapping[str, Any]) -> None:
-        """See that what decides the rows is what the run was begun with. Raises ConfigError that names what is not.
+        """Raises ConfigError, with the differences, if the settings differ from the run to resume.
 
-        The replies that are kept would not fit to other prompts, and calls be paid for again. Only the number of rows
-        may be larger: the first rows are those that there are.
+        Cached replies would not fit, and calls be paid for again. Only the number of rows may grow.
         """
         before = self.begun()
         if before is None:
@@ -134,7 +133,7 @@ class Directory:
             )
 
     def begin(self, facts: Mapping[str, object]) -> None:
-        """Note what decides the rows."""
+        """Stores the settings that determine the rows."""
         try:
             self.own.mkdir(parents=True, exist_ok=True)
             write_whole(self.own / "run.json", json.dumps(masked(facts, "***"), indent=2, ensure_ascii=False) + "\n")
@@ -148,7 +147,7 @@ def write(
     facts: Facts,
     documents: Sequence[Mapping[str, object]] = (),
 ) -> list[Path]:
-    """Write what there is, each file whole; a split without a row gets none. Returns the files."""
+    """Writes all files, each complete; a split without rows gets none. Returns the files."""
     splits = {"train": (directory.train, result.train), "validation": (directory.validation, result.validation)}
     files: list[tuple[Path, Sequence[Mapping[str, object]]]] = [
         *splits.values(),

@@ -1,6 +1,6 @@
-"""Questions about a chunk: which of a reply's rows hold.
+"""Validates generated questions about a chunk, and finds their quotations in it.
 
-Whether a quotation is in a text: word for word, whatever the white space, the quotation marks and the dashes.
+Quotations match word for word, ignoring white space and styles of quotation marks and dashes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ABOUT_TEXT = re.compile(
     r"|(根据|依据)(本|上述|该|以上|这段)?(文本|文章|段落|文档|文中)",
     re.IGNORECASE,
 )
-"""Words by which a question shows that it was asked of a text, which whoever solves the task does not have."""
+"""Phrases that refer to a text that the solver of the task does not have."""
 
 _FIGURE = re.compile(r"\d+(?:[.,]\d+)*")
 
@@ -39,7 +39,7 @@ _LONGEST_QUOTE = 2000
 
 @dataclass(frozen=True)
 class DocsAttempt(WriterCall):
-    """A call, the chunk that it is about and the kind of task that it asks for."""
+    """A call about a chunk, for a kind of task."""
 
     chunk: Chunk
     kind: str
@@ -49,7 +49,7 @@ class DocsAttempt(WriterCall):
         return Searchable(self.chunk.text)
 
     def origin(self, span: Span | None = None) -> dict[str, object]:
-        """The provenance, with the place of a quotation where it was found; else of the chunk."""
+        """Returns the provenance with the position of the quotation, else of the chunk."""
         block = self.chunk.block_at(span.start) if span is not None else self.chunk.blocks[0]
         document: dict[str, object] = {**self.provenance["document"], "chunk": self.chunk.number}
         document |= {"page": block.page} if block.page is not None else {}
@@ -61,7 +61,7 @@ class DocsAttempt(WriterCall):
 def read_question(
     attempt: DocsAttempt, row: object, shape: RowShape | None
 ) -> tuple[dict[str, object], dict[str, object]]:
-    """A row of the right shape whose quotation is in the chunk, with its provenance. Raises Unusable for another."""
+    """Returns a valid row with its provenance. Raises Unusable if its format or quotation is wrong."""
     try:
         values, quote = _task_of(row, shape)
     except Misfit as misfit:
@@ -73,13 +73,13 @@ def read_question(
 
 
 def open_book(values: Mapping[str, object], passage: str) -> dict[str, object]:
-    """The row with the chunk beside its question: whoever checks the answer has to find it there."""
+    """Adds the chunk to the question, for verifiers that have to find the answer there."""
     text = prompts.load("from-docs/open-book").render(passage=passage, question=question_of(values))
     return {**values, query_of(values) or "main_query": text, "closed_book": values}
 
 
 def _task_of(row: Any, shape: RowShape | None) -> tuple[dict[str, object], str]:
-    """The task row and the quotation. Raises Misfit."""
+    """Returns the task row and the quotation. Raises Misfit."""
     if not isinstance(row, Mapping):
         raise Misfit("a row is not an object")
     fields = {name: value for name, value in row.items() if name != "quote"}
@@ -102,7 +102,7 @@ def _task_of(row: Any, shape: RowShape | None) -> tuple[dict[str, object], str]:
 def _problem(
     values: Mapping[str, object], quote: str, span: Span | None, attempt: DocsAttempt
 ) -> tuple[str, str] | None:
-    """Why a row is no task about the document: reason and detail."""
+    """Returns why a row is no valid task about the document: reason and detail."""
     if span is None:
         where = f"chunk {attempt.chunk.number} of {attempt.chunk.document.name}"
         return "quote not in the document", f"{_short(quote)} is not in {where}"
@@ -113,9 +113,9 @@ def _problem(
     name = query_of(values)
     about = _ABOUT_TEXT.search(str(values[name])) if name else None
     if about:
-        return "asks about the text", f"{about[0]!r}: whoever solves the task does not have it"
+        return "asks about the text", f"{about[0]!r}: the solver does not have the text"
     if attempt.kind == "knowledge" and (answer := answer_of(values)) is not None:
-        # a figure in the answer is one of the quote, unless that has its figures in words
+        # figures in the answer must be in the quote, unless it spells them out
         there = {figure.replace(",", "") for figure in _FIGURE.findall(span.text)}
         strange = [figure for figure in _FIGURE.findall(str(answer)) if figure.replace(",", "") not in there]
         if there and strange:
@@ -141,17 +141,17 @@ _FORMS = {
     **{code: unicodedata.normalize("NFKC", chr(code)) for code in (*range(0xFB00, 0xFB07), *range(0xFF01, 0xFF5F))},
     ord("…"): "...",
 }
-"""Ligatures and full-width letters; no sign that means something of its own, such as the 2 of x²."""
+"""Ligatures and full-width letters, but no characters with a meaning of their own, such as x²."""
 
 _AROUND = " \t\n\"'"
 
 _LEAST, _LEAST_FIGURE, _LEAST_WIDE = 12, 6, 5
-"""Letters and digits of a quotation: with words alone, with a figure among them, in Chinese, Japanese or Korean."""
+"""Minimum letters and digits of a quotation: words only, with a figure, in Chinese, Japanese or Korean."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A quotation as it stands in the text: `text[start:end]`."""
+    """The location of a quotation: `text[start:end]`."""
 
     start: int
     end: int
@@ -159,14 +159,14 @@ class Span:
 
 
 class Searchable:
-    """A text in which quotations are looked for. Letters, digits, case and punctuation must be the same."""
+    """A text to search for quotations. Letters, digits, case and punctuation must match."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._form, self._places = _plain(text)
 
     def find(self, quote: str) -> Span | None:
-        """Where the quotation stands first, or None. Quotation marks and dots around it are not part of it."""
+        """Returns the first occurrence, or None. Surrounding quotation marks and dots are ignored."""
         form = _plain(unicodedata.normalize("NFC", quote))[0].strip(_AROUND)
         form = form.removeprefix("...").removesuffix("...").strip(_AROUND)
         at = self._form.find(form) if form else -1
@@ -177,7 +177,7 @@ class Searchable:
 
 
 def long_enough(quote: str) -> bool:
-    """Whether a quotation says enough to be evidence: a word or two are in every text."""
+    """Whether a quotation is long enough to be evidence."""
     letters = [character for character in quote if character.isalnum()]
     if sum(ord(character) > 0x2E7F for character in letters) > len(letters) / 2:
         return len(letters) >= _LEAST_WIDE
@@ -185,7 +185,7 @@ def long_enough(quote: str) -> bool:
 
 
 def _plain(text: str) -> tuple[str, list[int]]:
-    """The form in which texts are compared, and where each of its characters comes from."""
+    """Returns the normalized text, and the original position of each character."""
     if text.isascii() and not re.search(r"[`|\n\t\r\f\v]|  ", text):
         return text, list(range(len(text)))
     characters: list[str] = []

@@ -1,4 +1,4 @@
-"""Records of a run of `expand` or `from-docs`: settings, calls, rejected rows, result."""
+"""Records of `expand` and `from-docs`: settings, calls, rejected rows, results."""
 
 from __future__ import annotations
 
@@ -31,39 +31,39 @@ STRATEGIES: Mapping[str, float] = {
     "compositional": 1,
     "persona": 1,
 }
-"""Each with its weight where none is asked for; each is a prompt, `prompts/expand/NAME.jinja`."""
+"""Default weight of each strategy; its prompt is `prompts/expand/NAME.jinja`."""
 
 CIRCUMSTANCE: Mapping[str, str] = {"other-domain": "domain", "persona": "persona"}
-"""The axis of cells whose value a strategy's prompt uses."""
+"""The axis whose value a strategy's prompt uses."""
 
 
 @dataclass(frozen=True)
 class CallSettings:
-    """The settings of the calls. The same configuration, sources and replies give the same bytes."""
+    """Settings of the calls. Equal settings, sources and replies give equal bytes."""
 
     count: int | None = None
     languages: Sequence[str] = field(default=(), kw_only=True)
-    """Of questions and answers, in turns; none is the language of the seeds or the document."""
+    """Languages of questions and answers, in turns; empty means that of the seeds or documents."""
     per_call: int = field(default=4, kw_only=True)
     shots: int = field(default=4, kw_only=True)
-    """Examples in a prompt."""
+    """Examples per prompt."""
     temperature: float = field(default=1.0, kw_only=True)
     max_tokens: int = field(default=4096, kw_only=True)
     seed: int = field(default=0, kw_only=True)
     validation: float | None = field(default=None, kw_only=True)
-    """The share for validation; None is a tenth, and nothing where there are fewer than five seeds or documents."""
+    """Validation share. Default: a tenth, or 0 with fewer than five seeds or documents."""
     similarity: float = field(default=0.8, kw_only=True)
     max_same_form: int | None = field(default=None, kw_only=True)
-    """Rows that may differ in numbers and names alone (see `forms`); None is any number."""
+    """Maximum number of rows that differ only in numbers and names (see `forms`). None: no limit."""
     window: int = field(default=32, kw_only=True)
-    """How many calls may be made beyond those taken in."""
+    """Maximum number of calls beyond the processed ones."""
     template: Path | None = field(default=None, kw_only=True)
-    """The user's own prompt, in the place of ours."""
+    """The user's prompt, which replaces the built-in ones."""
     min_new_forms: float = field(default=0.1, kw_only=True)
-    """Share of the last 100 rows with a new form, below which a run stops; 0: it never does."""
+    """Minimum share of new forms in the last 100 rows, below which a run stops; 0: no limit."""
 
     def _check(self, **least: int) -> None:
-        """Raises ConfigError for a number that is below its least."""
+        """Raises ConfigError for a number below its minimum."""
         if self.count is not None and self.count < 1:
             raise ConfigError(f"--count must be at least 1 (got {self.count})")
         if self.validation is not None and not 0 <= self.validation < 1:
@@ -75,7 +75,7 @@ class CallSettings:
     def provenance(
         self, prompt: Prompt, model: str, seed: int, origin: Mapping[str, object], parameters: Mapping[str, object]
     ) -> dict[str, Any]:
-        """Where the rows of a call come from: what they were made of, by which prompt and model, and how."""
+        """Returns the provenance of a call's rows: sources, prompt, model and parameters."""
         asked = {"temperature": self.temperature, "max_tokens": self.max_tokens, "seed": seed}
         return {
             **origin,
@@ -86,7 +86,7 @@ class CallSettings:
 
     @cached_property
     def _prompts(self) -> Mapping[str, Prompt]:
-        """By the strategy or kind of a call."""
+        """Prompts by strategy or kind."""
         raise NotImplementedError
 
     def prompt(self, name: str) -> Prompt:
@@ -94,11 +94,11 @@ class CallSettings:
 
     @property
     def wording(self) -> frozenset[str]:
-        """The wording of the prompts, which no row may repeat."""
+        """The word runs of the prompts, which no row may repeat."""
         return frozenset(prompts.wording()).union(*(prompt.wording for prompt in self._prompts.values()))
 
     def _as_json(self, *shared: str) -> dict[str, Any]:
-        """Everything that decides the rows, to compare a resumed run with what was begun."""
+        """Returns the settings that determine the rows, to compare when a run is resumed."""
         values = {setting.name: getattr(self, setting.name) for setting in dataclasses.fields(self)}
         del values["template"], values["min_new_forms"]
         digests = {name: prompt.digest for name, prompt in self._prompts.items()}
@@ -108,14 +108,14 @@ class CallSettings:
 
 @dataclass(frozen=True)
 class GenerationConfig(CallSettings):
-    """How many rows of what kinds `expand` makes."""
+    """Settings of `expand`."""
 
     count: int
     strategies: Mapping[str, float] = field(default_factory=lambda: dict(STRATEGIES))
     cells: Mapping[str, Sequence[str]] | None = field(default=None, kw_only=True)
-    """The values of each axis in which rows differ, beside the seeds' own (see `coverage`); an empty one: no steering.
+    """Values of additional axes (see `coverage`); an empty mapping disables steering.
 
-    `domain` and `persona` take the place of our lists for the strategies of these names.
+    `domain` and `persona` replace the built-in lists of the strategies of these names.
     """
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class GenerationConfig(CallSettings):
             object.__setattr__(self, "strategies", {"own": 1.0})
 
     def phrases(self, axis: str) -> Sequence[str]:
-        """The values of `domain` or `persona`."""
+        """Returns the values of `domain` or `persona`."""
         return (self.cells or {}).get(axis) or prompts.phrases(f"expand/{axis}s")
 
     @cached_property
@@ -143,7 +143,7 @@ class GenerationConfig(CallSettings):
 
 
 def strategies_of(texts: Sequence[str]) -> dict[str, float]:
-    """`harder=2,persona` as weights; nothing is the usual mix. Raises ConfigError."""
+    """Parses `harder=2,persona` to weights; empty means the defaults. Raises ConfigError."""
     weights: dict[str, float] = {}
     for part in (item.strip() for text in texts for item in text.split(",")):
         name, equals, number = (piece.strip() for piece in part.partition("="))
@@ -161,20 +161,20 @@ def strategies_of(texts: Sequence[str]) -> dict[str, float]:
 
 
 KINDS = ("knowledge", "few-shot")
-"""Each is a prompt, `prompts/from-docs/NAME.jinja`."""
+"""Kinds of tasks; their prompts are `prompts/from-docs/NAME.jinja`."""
 
 
 @dataclass(frozen=True)
 class DocsConfig(CallSettings):
-    """How many rows of what kinds `from-docs` makes; without `count` each chunk is asked once."""
+    """Settings of `from-docs`; without `count`, each chunk is asked once."""
 
     kinds: Sequence[str] = ("knowledge",)
-    """They take turns."""
+    """Kinds of tasks, in turns."""
     chunk_size: int = field(default=5120, kw_only=True)
-    """Characters."""
+    """In characters."""
     temperature: float = field(default=0.7, kw_only=True)
     passes: int = field(default=3, kw_only=True)
-    """How often a chunk is asked at most, where the first pass did not give enough."""
+    """Maximum number of requests per chunk, if the first pass gives too few rows."""
 
     def __post_init__(self) -> None:
         self._check(chunk_size=200, passes=1)
@@ -194,7 +194,7 @@ class DocsConfig(CallSettings):
 
 
 class NoProgress(AjetError, RuntimeError):
-    """Call after call gave no row that could be kept."""
+    """Many consecutive calls gave no accepted row."""
 
 
 class Interrupted(AjetError, RuntimeError):
@@ -207,12 +207,12 @@ class Interrupted(AjetError, RuntimeError):
 
 @dataclass(frozen=True)
 class Checks:
-    """Checks of rows that have the right shape."""
+    """Checks of valid rows."""
 
     verifier: CombinedVerifier | None = None
     leaks: Leaks | None = None
     held_out: Leaks | None = None
-    """Of the validation tasks of the trace that the seeds are from."""
+    """The validation tasks of the seeds' trace."""
     meanings: MeaningIndex | None = None
 
 
@@ -221,22 +221,22 @@ NO_CHECKS = Checks()
 
 @dataclass(frozen=True)
 class Outlook:
-    """The calls and tokens left, as far as they are known."""
+    """An estimate of calls and tokens left."""
 
     calls: int
     prompt: float
-    """Of a call."""
+    """Tokens per call."""
     row: float
     question: float
     check: float
-    """Of what a verifier is asked of a row."""
+    """Tokens of a verifier's prompt per row."""
     seeds: int = 0
-    """Whose meaning is asked for."""
+    """Number of seeds to embed."""
 
 
 @dataclass(frozen=True)
 class WriterCall:
-    """One call: which side of the split it is for, how many rows were asked for, and in what words."""
+    """A call for rows of a split side."""
 
     number: int
     side: str
@@ -247,25 +247,25 @@ class WriterCall:
 
     @property
     def cell(self) -> Mapping[str, str]:
-        """The requested properties of its rows, by axis."""
+        """The requested values, by axis."""
         cell: Mapping[str, str] = self.provenance["parameters"].get("cell", {})
         return cell
 
     def origin(self) -> Mapping[str, Any]:
-        """The provenance of its reply."""
+        """Returns the provenance of its reply."""
         return self.provenance
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row of a reply that holds by itself, and where it comes from."""
+    """A valid row of a reply, with its provenance."""
 
     values: dict[str, Any]
     provenance: Mapping[str, Any]
 
 
 class Unusable(Exception):
-    """A row of a reply that does not hold: `reason` to count by, `detail` to look at, and where it is from."""
+    """An invalid row of a reply: `reason` to count by, `detail` to read, and its provenance."""
 
     def __init__(self, reason: str, detail: str, provenance: Mapping[str, object]) -> None:
         super().__init__(reason, detail)
@@ -274,17 +274,17 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Rejected:
-    """A generated row that is not taken, and why; `row` is None where there was no row, but a reply without one."""
+    """A rejected row with the reason; `row` is None if the reply had no row."""
 
     reason: str
-    """One of few phrases, to count by."""
+    """One of a few phrases, to count by."""
     detail: str
     row: Mapping[str, object] | None
     provenance: Mapping[str, object]
     reply: str | None = None
 
     def as_row(self) -> dict[str, Any]:
-        """The row as `rejected.jsonl` holds it."""
+        """Returns the row of `rejected.jsonl`."""
         rejected = {"reason": self.reason, "detail": self.detail}
         if self.reply is not None:
             rejected["reply"] = self.reply[:4000]
@@ -293,20 +293,20 @@ class Rejected:
 
 @dataclass
 class GenerationResult:
-    """The result of a run so far. `stopped` is the reason why it ended with fewer rows than requested."""
+    """The result of a run so far. `stopped` is the reason if it ended with too few rows."""
 
     train: list[dict[str, object]] = field(default_factory=list)
     validation: list[dict[str, Any]] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     surplus: int = 0
-    """Sound rows that came after the last one that was needed."""
+    """Sound rows beyond the target."""
     calls: int = 0
-    """Calls for rows that were taken in; those of a verifier are not among them."""
+    """Processed calls for rows, without those of verifiers."""
     asked: int = 0
-    """Rows that those of the calls which were answered asked for."""
+    """Rows requested by answered calls."""
     stopped: AjetError | None = None
     coverage: Mapping[str, Any] = field(default_factory=dict)
-    """Figures of how varied the sound rows are, at the end (`Coverage.as_json`)."""
+    """Final variety of the sound rows (`Coverage.as_json`)."""
     coverage_text: str = ""
 
     @property
@@ -318,11 +318,11 @@ class GenerationResult:
         return self.accepted + self.surplus
 
     def diversity(self) -> Diversity:
-        """How many forms the accepted rows have."""
+        """Returns the diversity of the accepted rows."""
         return diversity_of([*self.train, *self.validation])
 
     def provenances(self) -> Iterator[Mapping[str, Any]]:
-        """Of all rows, those refused too."""
+        """Yields the provenance of all rows, including refused ones."""
         yield from (row["provenance"] for row in (*self.train, *self.validation))
         yield from (rejected.provenance for rejected in self.rejected)
 

@@ -1,7 +1,4 @@
-"""A whole run of `expand` or `from-docs`, from seeds or documents to the files that `output` lists.
-
-It is what a command and a training job call.
-"""
+"""Complete runs of `expand` and `from-docs`, for commands and training jobs: from sources to output files."""
 
 from __future__ import annotations
 
@@ -45,12 +42,12 @@ _Run = TypeVar("_Run", bound=Generation[Any])
 
 
 class DocumentsFailed(AjetError, RuntimeError):
-    """Some documents could not be read; there are rows from the others."""
+    """Some documents could not be read; the others gave rows."""
 
 
 @dataclass(frozen=True)
 class GenerationRun:
-    """The result of a run, and the files that it wrote; `corpus` are its documents, if any."""
+    """The result of a run and its files; `corpus` has its documents, if any."""
 
     result: GenerationResult
     files: list[Path]
@@ -59,7 +56,7 @@ class GenerationRun:
 
     @property
     def failure(self) -> AjetError | None:
-        """Why the run is no full success; documents that could not be read are a failure, too."""
+        """The reason for an incomplete success, including unreadable documents."""
         if self.result.stopped is not None or self.corpus is None or not self.corpus.unreadable:
             return self.result.stopped
         bad = len(self.corpus.unreadable)
@@ -76,9 +73,9 @@ def read_corpus(
     encoding: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Corpus:
-    """Read, cut and split the documents. What cannot be read is warned about and left out.
+    """Reads, splits and chunks the documents. Unreadable ones are skipped with a warning.
 
-    Raises ConfigError where a path is none, TaskError where no document can be read.
+    Raises ConfigError for an invalid path, TaskError if no document can be read.
     """
 
     def warn_of_unreadable() -> Iterator[Any]:
@@ -111,9 +108,9 @@ def make_tasks(
     meanings: MeaningIndex | None = None,
     **how: Any,
 ) -> GenerationRun:
-    """Tasks out of documents, as `grow` makes them out of seeds; `seeds` are examples for few-shot tasks.
+    """Generates tasks from documents, as `grow` does from seeds; `seeds` are examples for few-shot tasks.
 
-    A check that asks a model shows it the passage.
+    Verifiers that ask a model get the passage too.
     """
     config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
     run = FromDocs(corpus, config, endpoint, checks, seeds=seeds)
@@ -147,7 +144,7 @@ def _begin(
     evals: Sequence[str | Path],
     meanings: MeaningIndex | None,
 ) -> tuple[_Settings, Checks]:
-    """The configuration with the window of a run that is gone on with, and what rows are checked by."""
+    """Returns the config, with the window of a resumed run, and the checks."""
     begun = directory.begun()
     if begun is not None:
         config = replace(config, window=begun["options"]["window"])
@@ -160,7 +157,7 @@ def _begin(
 
 
 def _facts(run: FromDocs | Expansion, seeds: Sequence[Row], evals: Sequence[str | Path]) -> dict[str, object]:
-    """Everything that decides the rows."""
+    """Returns the settings that determine the rows."""
     endpoint, verifier, meanings = run.endpoint, run.checks.verifier, run.checks.meanings
     return {
         "options": run.config.as_json(),
@@ -178,7 +175,7 @@ def _run_to_end(
     run: _Run,
     directory: Directory,
     facts: Mapping[str, object],
-    told: Facts,
+    card_facts: Facts,
     *,
     value: LearningValue | None = None,
     corpus: Corpus | None = None,
@@ -186,9 +183,9 @@ def _run_to_end(
     dry_run: bool = False,
     watching: Callable[[_Run], AbstractContextManager[Callable[[GenerationResult], None]]] | None = None,
 ) -> GenerationRun:
-    """The run, and its files; `told` is what the card says beside what this knows.
+    """Runs the generation and writes its files; `card_facts` has the caller's facts for the card.
 
-    A dry run takes in the replies that are kept, sends nothing and writes nothing.
+    A dry run processes cached replies, and sends and writes nothing.
     """
     directory.compare(facts)
     if dry_run:
@@ -212,21 +209,21 @@ def _run_to_end(
         "seed": run.config.seed,
         **({"embeddings": meanings.in_words()} if meanings is not None else {}),
         **{f"verified by {check.verifier}": check.in_words() for check in checked},
-        **told.parameters,
+        **card_facts.parameters,
     }
-    counts = {**told.counts, "calls for rows": result.calls}
+    counts = {**card_facts.counts, "calls for rows": result.calls}
     counts |= {"surplus": result.surplus} if corpus is None else {}
     documents = corpus.as_rows() if corpus is not None else ()
-    told = replace(told, counts=counts, parameters=parameters)
-    return GenerationRun(result, write(directory, result, told, documents), checked, corpus)
+    card_facts = replace(card_facts, counts=counts, parameters=parameters)
+    return GenerationRun(result, write(directory, result, card_facts, documents), checked, corpus)
 
 
 async def _run(
     generation: Generation[Any], value: LearningValue | None, begin: Callable[[], None] = lambda: None
 ) -> GenerationResult:
-    """Run it and close its endpoints. The first SIGINT or SIGTERM lets what is under way come back.
+    """Runs the generation and closes its endpoints. The first SIGINT or SIGTERM waits for calls in flight.
 
-    `begin` is called once the policy is there, before the first call.
+    `begin` is called when the policy is ready, before the first call.
     """
     try:
         if value is not None and not value.halted:
@@ -242,7 +239,7 @@ async def _run(
 
 @contextmanager
 def _stop_on_signals(generation: Generation[Any]) -> Iterator[None]:
-    """Only the main thread hears them."""
+    """Handles signals, in the main thread only."""
     loop = asyncio.get_running_loop()
 
     def hear(change: Callable[[signal.Signals], object]) -> None:
@@ -276,24 +273,24 @@ def grow(
     held_out: Leaks | None = None,
     **how: Any,
 ) -> GenerationRun:
-    """Run to the end and write what there is; `failure` says what went wrong, where something did.
+    """Grows a dataset from seeds and writes it; `failure` has the reason of an incomplete success.
 
     Args:
-        seeds: as `seeds.read_seeds` gives them.
-        directory: its `check` was called. What was begun there is gone on with, if it was the same.
-        endpoint: closed at the end. Its cache should be `directory.cache`, or no run can be resumed.
+        seeds: the result of `read_seeds`.
+        directory: after its `check`. An earlier run with the same settings is continued.
+        endpoint: closed at the end. Its cache should be `directory.cache`, which makes runs resumable.
         verify: how answers are checked, and by which models.
-        evals: files of evaluation sets; a row that is in one is refused.
-        meanings: refuses rows that say the same as another in other words; closed at the end.
+        evals: files of evaluation sets; rows that occur in them are refused.
+        meanings: refuses paraphrases of other rows; closed at the end.
         value: refuses rows that its policy solves always or never; the policy is closed at the end.
-        known: rows that are there already; a new one that is near to one of them is refused.
-        held_out: validation tasks of the trace that the seeds are from; a row that asks one is refused.
-        how: `confirm`: told what the run may take before the first call; it raises to call it off. `dry_run`: only
-            that, of what is left beyond the replies that are kept; nothing is sent or written. `watching`: a context
-            around the run, whose value is called after each call that was taken in.
+        known: existing rows; near copies of them are refused.
+        held_out: validation tasks of the seeds' trace; rows that repeat them are refused.
+        how: `confirm`: called with the estimate before the first call; it raises to cancel. `dry_run`: only estimate
+            the work beyond cached replies. `watching`: a context manager around the run, whose value is called after
+            each processed call.
 
-    Ctrl-C and SIGTERM in the main thread end the run as a spent budget does. Raises ConfigError and TaskError before
-    the first call; what fails afterwards is in `result.stopped`, but for a disk that does not take the files.
+    Ctrl-C and SIGTERM in the main thread end the run like a spent budget. Raises ConfigError and TaskError before the
+    first call; later errors are in `result.stopped`, except errors on writing the files.
     """
     config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
     checks = replace(checks, held_out=held_out)

@@ -1,7 +1,4 @@
-"""Which rows of a reply are new.
-
-They repeat no sentence of the prompt, no row of an evaluation set, no seed and no earlier row, nor their own answer.
-"""
+"""Screens generated rows: rejects repetitions of the prompt, evaluation rows, seeds and earlier rows."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ if TYPE_CHECKING:
 _REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "semantic duplicate"}
 
 _SHORT = 3
-"""Words of a line about a field that a row may have by chance: `answer: text`."""
+"""Shorter lines about a field may occur in a row by chance: `answer: text`."""
 
 
 class Screen:
-    """The seeds and the new rows so far; `sort` tells the new rows of a reply from the others, and remembers them."""
+    """The seeds and accepted rows; `sort` separates new rows from the others and adds them."""
 
     def __init__(
         self, settings: CallSettings, seeds: Iterable[Example], checks: Checks, fields: Sequence[str] = ()
@@ -47,7 +44,7 @@ class Screen:
         self._whole_seeds = Leaks(list(self._seeds.items()), share=0.9, common=1) if self._seeds else None
 
     async def learn_seeds(self) -> None:
-        """Embed the seeds, before the first row is paid for. Raises as `MeaningIndex.vectors`."""
+        """Embeds the seeds, before the first row is paid for. Raises as `MeaningIndex.vectors`."""
         if self._meanings is None:
             return
         if self._leaks is not None:
@@ -58,13 +55,13 @@ class Screen:
                 self._meanings.add(key, text, vector)
 
     async def vectors(self, rows: Sequence[Candidate]) -> Vectors | None:
-        """The embeddings of rows, if they are compared. Raises as `MeaningIndex.vectors`."""
+        """Returns the embeddings of rows, if meanings are compared. Raises as `MeaningIndex.vectors`."""
         if self._meanings is None or not rows:
             return None
         return await self._meanings.vectors([text_of(candidate.values) for candidate in rows])
 
     def sort(self, rows: Sequence[Candidate], vectors: Vectors | None) -> tuple[list[Candidate], list[Rejected]]:
-        """The new rows, and the others with the reason."""
+        """Returns the new rows, and the others with the reason."""
         new, refused = list[Candidate](), list[Rejected]()
         for index, candidate in enumerate(rows):
             why = self._reason_to_reject(candidate.values, None if vectors is None else vectors[index])
@@ -75,7 +72,7 @@ class Screen:
         return new, refused
 
     def _reason_to_reject(self, values: Mapping[str, object], vector: Vectors | None) -> tuple[str, str] | None:
-        """Why a row is not new, where it is not: reason and detail. A new one is remembered."""
+        """Returns reason and detail of a rejection; a new row is added to the index instead."""
         if self._held_out is not None and (evidence := self._held_out(values)) is not None:
             return "repeats a validation task", evidence
         leak = self._leaks(values) if self._leaks is not None else None

@@ -92,7 +92,7 @@ def test_cells_are_read_from_options_and_files(tmp_path: Path) -> None:
     assert cells_of([f"topic={tmp_path / 'topics.txt'}", "form = open , choice", str(tmp_path / "cells.yaml")]) == {
         "topic": ("rates", "ages"), "form": ("open", "choice"), "skill": ("sums", "2"), "level": ("a", "b"),
     }  # fmt: skip
-    for text, message in (("nope", "it reads AXIS="), ("topic=a", "at least 2 different"), ("topic=a,a", "different")):
+    for text, message in (("nope", "write AXIS="), ("topic=a", "at least 2 different"), ("topic=a,a", "different")):
         with pytest.raises(ConfigError, match=message):
             cells_of([text])
     (tmp_path / "cells.yaml").write_text("- a\n")
