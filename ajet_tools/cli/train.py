@@ -8,10 +8,12 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import itertools
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -25,9 +27,10 @@ from ajet_sdk.backbones.trinity.mapping import check
 from ajet_sdk.backbones.trinity.rehearsal import Stopwatch, check_mapping, findings, tiny_model
 from ajet_sdk.backbones.trinity.rehearsal import rehearse as rehearsal_of
 from ajet_sdk.config.config import Config
-from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
+from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, TraceError, TrainingError
 from ajet_sdk.reporting.output import echo, style
 from ajet_sdk.reporting.results import TunedModel, view_command
+from ajet_sdk.trace.reader import open_trace
 from ajet_tools.cli.arguments import (
     AgentAndOverrides,
     Conf,
@@ -39,8 +42,8 @@ from ajet_tools.cli.arguments import (
     split_arguments,
 )
 from ajet_tools.cli.dry_run import print_plan
-from ajet_tools.cli.sweep import configs_of, run_sweep
 from ajet_tools.cli.viewer import logview
+from ajet_tools.text.clean import flat_keys
 
 NO_UPDATE = 3
 """The exit code of a training run that never updated the weights."""
@@ -252,3 +255,78 @@ def newest_experiment(config: Config, exp_dir: Path | None) -> Config:
         update["experiment_dir"] = str(experiments[-1])
     echo(f"Resuming {experiments[-1]}", err=True)
     return config.model_copy(update=update)
+
+
+_NO_RUN = "empty"
+
+
+def configs_of(
+    sweeps: Sequence[str], config: Config, with_overrides: Callable[[Sequence[str]], Config]
+) -> dict[str, Config]:
+    """The config of each combination of `KEY=VALUE,VALUE` …, by the name of its experiment, in the config's directory.
+
+    Raises ConfigError for an unknown key, and where a config is not valid.
+    """
+    configs: dict[str, Config] = {}
+    known = [key for key, _ in flat_keys(config.model_dump())]
+    axes: dict[str, list[str]] = {}
+    for sweep in sweeps:
+        name, _, listed = sweep.partition("=")
+        if not all(listed.split(",")):
+            raise ConfigError(f"--sweep takes KEY=VALUE,VALUE, such as lr=1e-4,3e-4 (got {sweep!r})")
+        axes[_full_key(name, known)] = list(dict.fromkeys(listed.split(",")))
+    for values in itertools.product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        name = ",".join(f"{key.rpartition('.')[2]}={value.replace('/', '-')}" for key, value in point.items())
+        settings = [f"ajet.{key}={value}" for key, value in {**point, "experiment_name": name}.items()]
+        directory = {"experiment_dir": str(config.directory / name)}
+        configs[name] = with_overrides(settings).model_copy(update=directory)
+    return configs
+
+
+def _full_key(name: str, known: Sequence[str]) -> str:
+    """The key in full; its end alone will do where that is unique."""
+    name = name.removeprefix("ajet.")
+    fitting = [name] if name in known else [key for key in known if key.endswith(f".{name}")]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise ConfigError(f"--sweep: {name} may be {' or '.join(fitting)}; name one in full")
+    near = difflib.get_close_matches(name, [*known, *(key.rpartition(".")[2] for key in known)], 1)
+    raise ConfigError(f"--sweep: there is no key {name}{f'; did you mean {near[0]}?' if near else ''}")
+
+
+def run_sweep(configs: Mapping[str, Config], train: Callable[[Config, bool], object], *, resume: bool) -> None:
+    """Train each config, by the name of its experiment; a run that fails doesn't end the others.
+
+    With `resume` runs that have finished are passed over, and one that was begun goes on. Raises ConfigError where an
+    experiment exists without it, and at the end where runs failed.
+    """
+    states = {name: _last_status(config.directory) for name, config in configs.items()}
+    begun = [name for name, state in states.items() if state is not None]
+    if begun and not resume:
+        raise ConfigError(
+            f"the sweep was begun: {configs[begun[0]].directory} exists. Go on with --resume, or set another "
+            "experiment_name"
+        )
+    failed: list[str] = []
+    for i, (name, config) in enumerate(configs.items(), 1):
+        done = states[name] == "finished"
+        echo(style(f"run {i} of {len(configs)}: {name}{', finished before' if done else ''}", bold=True))
+        try:
+            None if done else train(config, states[name] not in (None, _NO_RUN))
+        except AjetError as error:
+            failed.append(name)
+            echo(style(f"{type(error).__name__}: {error}", fg="red"), err=True)
+    if failed:
+        raise ConfigError(f"{len(failed)} of {len(configs)} runs failed: {'; '.join(failed)}; try again with --resume")
+
+
+def _last_status(directory: Path) -> str | None:
+    """The status of the newest run of an experiment, or that it has none; None if there is no experiment."""
+    try:
+        with open_trace(directory) as reader:
+            table = reader.query("SELECT status FROM runs ORDER BY started_at DESC LIMIT 1")
+    except TraceError:
+        return _NO_RUN if directory.exists() else None
+    return str(table[0][0]) if len(table) else _NO_RUN

@@ -18,7 +18,7 @@ from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.paired import Paired
 from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, HeldOutTasks, Tasks, split_arguments
 from ajet_tools.cli.options import AsJson, pick, print_json
-from ajet_tools.tuning.prompts import Reflect, Tuned, tune
+from ajet_tools.tuning import Reflect, Tuned, tune
 
 
 def tune_prompt(

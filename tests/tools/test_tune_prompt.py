@@ -19,8 +19,7 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_tools.cli.app import app
-from ajet_tools.tuning.prompts import tune
-from ajet_tools.tuning.source import Prompts, prompts_of
+from ajet_tools.tuning import Prompts, prompts_of, tune
 from tests.serving import serving
 
 EXAMPLE = Path(__file__).parents[2] / "tutorial" / "example_prompt_tuning"
@@ -123,7 +122,7 @@ def test_a_candidate_without_its_placeholder_is_not_run(
         config = load_config(example / "prompt_tuning.yaml", [f"ajet.model.base_url={url}/v1"])
         tuned = tune(config, reflect, budget=8)
     assert not tuned.changed and tuned.candidates == 1
-    assert "a rewritten prompt is refused: SYSTEM has lost {question}" in caplog.text
+    assert "rejected a rewritten prompt: SYSTEM has lost {question}" in caplog.text
     assert asked and all("{question}" in text.split("Keep in the prompt")[1] for text in asked)
     with open_trace(config.directory) as reader:
         traced = [one for one in episodes(reader) if one.task.env_type == "reflection"]

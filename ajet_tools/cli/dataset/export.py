@@ -110,7 +110,7 @@ def _nothing(paths: list[str], format: str, left_out: Counter[str]) -> str:
 
 
 def _write_card(folder: Path, written: Mapping[str, int], format: str, left_out: Mapping[str, int]) -> None:
-    card = import_module("ajet_tools.dataset.card.card")  # loads what only a directory needs
+    card = import_module("ajet_tools.dataset.card")  # loads what only a directory needs
     facts = card.Facts(
         title=folder.resolve().name,
         made_by=f"ajet dataset export --format {format}",

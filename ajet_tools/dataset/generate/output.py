@@ -20,7 +20,7 @@ from typing import Any
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.secret_keys import masked
 from ajet_sdk.whole_file import write_whole
-from ajet_tools.dataset.card.card import Facts, write_card
+from ajet_tools.dataset.card import Facts, write_card
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.generate.learning import LearningValue

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import AjetError, ConfigError, TaskError
 from ajet_sdk.rollout.event_loop import run_to_end
-from ajet_tools.dataset.card.card import Facts
+from ajet_tools.dataset.card import Facts
 from ajet_tools.dataset.documents.corpus import Corpus, prepare
 from ajet_tools.dataset.documents.read import Unreadable, read_documents
 from ajet_tools.dataset.files.blocks import Row

@@ -134,7 +134,7 @@ class CombinedVerifier:
             if not verdicts[-1].ok:
                 failed = all(verdict.failed for verdict in verdicts)
                 return RowVerdict(False, verdicts[-1].reason, {"parts": records}, failed=failed)
-                passed = " and ".join(str(record["verifier"]) for record in records if record["ok"])
+        passed = " and ".join(str(record["verifier"]) for record in records if record["ok"])
         return RowVerdict(True, f"passes {passed}", {"parts": records})
 
     def models(self, writer: ModelClient) -> dict[str, list[str]] | None:

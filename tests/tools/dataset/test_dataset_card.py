@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ajet_sdk.errors import TaskError
-from ajet_tools.dataset.card.card import Facts, write_card
+from ajet_tools.dataset.card import Facts, write_card
 
 WORDS = {
     "bread": ["flour", "oven", "dough", "yeast", "butter", "sugar", "kneading", "baking"],

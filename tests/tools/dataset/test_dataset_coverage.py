@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ajet_sdk.engines.budget import Budget
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.card.card import Facts, write_card
+from ajet_tools.dataset.card import Facts, write_card
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.coverage import WINDOW, Axis, Collapsed, Coverage, axes_of, cells_of
 from ajet_tools.dataset.generate.examples import read_seeds

@@ -12,7 +12,7 @@ from ajet_sdk.errors import ConfigError, MissingExtra, TaskError
 from ajet_tools.dataset.documents.chunks import chunks_of
 from ajet_tools.dataset.documents.corpus import prepare
 from ajet_tools.dataset.documents.read import Unreadable, find_documents, read_document, read_documents
-from ajet_tools.dataset.generate.questions import Searchable, long_enough
+from ajet_tools.dataset.generate.from_docs import Searchable, long_enough
 from tests.tools.dataset.written import lock, write_docx, write_pdf
 
 PUMP = [

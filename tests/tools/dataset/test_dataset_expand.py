@@ -17,7 +17,7 @@ import pytest
 from ajet_sdk.engines.budget import Budget, BudgetSpent
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, EndpointMisconfigured, EngineUnavailable, RequestRefused, TaskError
-from ajet_tools.cli.dataset.progress import progress_lines
+from ajet_tools.cli.dataset.generate import progress_lines
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.examples import as_example, select_seeds
 from ajet_tools.dataset.generate.expand import Expansion

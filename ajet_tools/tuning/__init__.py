@@ -1,1 +1,0 @@
-"""Searching for better texts of an agent: its prompts."""
