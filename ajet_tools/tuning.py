@@ -40,10 +40,8 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 log = logging.getLogger("ajet")
-
 Reflect = Callable[[str], str]
 """A model that replies to a text."""
-
 _LONGEST = 4000
 """Maximum characters of a conversation shown to the reflecting model."""
 

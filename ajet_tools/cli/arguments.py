@@ -22,8 +22,6 @@ from ajet_sdk.types import Json
 
 _FILES = "task_reader.jsonl_dataset_file"
 JUDGE_HELP = f"{', '.join(judge_forms(KINDS))}, or a judge of an installed package."
-
-
 AgentAndOverrides = Annotated[
     list[str] | None, Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides.")
 ]

@@ -18,7 +18,6 @@ from ajet_sdk.environments.instances import InstanceLimits
 from ajet_sdk.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 

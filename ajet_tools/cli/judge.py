@@ -31,7 +31,6 @@ from ajet_tools.trace.locate import open_located
 from ajet_tools.trace.queries.base import rows
 
 _MOST_SHOWN = 20
-
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 

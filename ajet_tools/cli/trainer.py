@@ -13,7 +13,6 @@ from typer import Option
 from ajet_sdk.errors import ConfigError, MissingExtra
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-
 _SERVER = "ajet_sdk.trainer_service.server"
 """Loaded where it is needed: it imports torch."""
 

@@ -41,7 +41,6 @@ from ajet_tools.dataset.similarity.near import NearIndex, check_threshold
 from ajet_tools.dataset.verify.combined import Verify
 
 log = logging.getLogger("ajet.tasks")
-
 Rows = tuple[Iterator[TaskRow], Iterator[TaskRow]]
 _GENERATION = "task_reader.data_generation"
 _TRACING = "task_reader.feedback_tracing"

@@ -26,9 +26,7 @@ from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.text.clean import counted as counted
 
 SOURCE_HELP = "JSONL, Parquet, CSV, a Hugging Face directory (DIR:SPLIT for another split than train), or - for stdin."
-
 Source = Annotated[str, Argument(metavar="FILE", help=SOURCE_HELP, show_default=False)]
-
 Sources = Annotated[list[str], Argument(metavar="FILE...", help=SOURCE_HELP, show_default=False)]
 
 Out = Annotated[
@@ -56,7 +54,6 @@ Embeddings = Annotated[
 Meaning = Annotated[
     float, Option(min=0.0, max=1.0, help="With --embeddings: cosine similarity from which rows are duplicates.")
 ]
-
 SizedItem = TypeVar("SizedItem", bound=Sized)
 
 

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 from ajet_tools.text.clean import one_line
 
 log = logging.getLogger("ajet.dataset")
-
 _SHOWN = 3
 
 Similarity = Annotated[

@@ -30,10 +30,8 @@ from ajet_tools.dataset.files.blocks import Irregular, LineBlock, json_line
 from ajet_tools.dataset.files.lines import Structure, as_json, asking, kind_at, kind_in, leaves, structures
 
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference"]
-
 OPENING = ("trl-prompt",)
 """Formats with the metadata as columns."""
-
 _FORMS = "ajet_tools.trace.export.conversations"
 """Loaded for `sharegpt` only: it reads traces."""
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}

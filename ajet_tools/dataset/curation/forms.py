@@ -42,7 +42,6 @@ _AFTER_NAME = re.compile(
     r"spends|spent|drives|drove|collects|collected|bakes|baked)\b"
 )
 _NOUNS_ARE_CAPITAL = ("de",)
-
 _LONGEST = 200
 _PHRASE = 3
 """Blanks in an answer that is long enough to be given away by standing in the sentence that asks."""
@@ -72,7 +71,6 @@ _GOES_ON_BEFORE = re.compile(r"[^\W\u3040-\ud7ff]|\.")
 _GOES_ON = re.compile(r"[^\W\u3040-\ud7ff]|[.,]\d")
 _EXPRESSION = re.compile(r"\d[\d\s().,]*[-+*/×÷^][-\d\s+*/×÷^().,]*=\s*\Z")
 _ENDS = re.compile(r"\W*\Z")
-
 LEAST = 20
 """Fewer rows say nothing of how diverse they are."""
 _GATHERED = 1000

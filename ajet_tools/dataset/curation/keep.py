@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
 
 Kept = tuple[Block, npt.NDArray[np.integer[Any]]]
-
 _AT_ONCE = 64
 
 

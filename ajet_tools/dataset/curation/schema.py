@@ -18,7 +18,6 @@ from ajet_tools.dataset.files.values import KINDS, kind_of
 OURS = ("task_id", "provenance")
 """What is written for a row, never asked for."""
 LANGUAGE_FIELDS = ("language", "lang", "locale")
-
 _NUMBER = re.compile(r"\s*[-+]?(\d[\d,]*\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$")
 _LONGEST = 4000
 

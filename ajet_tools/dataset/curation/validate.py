@@ -49,7 +49,6 @@ KINDS: dict[str, tuple[Level, str]] = {
     "empty": ("error", "a file has no rows"),
 }
 """Each kind of problem: how bad it is, and what it means."""
-
 _FIRST = 20
 """Problems of a kind that are told; the others are counted."""
 

@@ -10,7 +10,6 @@ from typing import Literal
 from markdown_it import MarkdownIt
 
 Kind = Literal["heading", "text", "table", "code"]
-
 _PAGE_NUMBER = re.compile(r"(?:page )?(?:\d+|[ivxl]+)(?: (?:of|/) \d+)?|[-–] \d+ [-–]", re.IGNORECASE)
 _FRONT_MATTER = re.compile(r"---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|$)", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)

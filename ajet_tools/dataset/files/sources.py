@@ -24,7 +24,6 @@ from ajet_sdk.tasks.json_rows import bounded
 from ajet_sdk.tasks.task_rows import by_split, partitions
 
 log = logging.getLogger("ajet.dataset")
-
 _TEXT = (".jsonl", ".json", ".csv", ".tsv")
 _TABLES = (".parquet", ".arrow", ".feather", ".ipc")
 _PACKED = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}

@@ -28,7 +28,6 @@ from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.segments import Segments, Shape
 
 log = logging.getLogger("ajet.dataset")
-
 _Format = Literal["jsonl", "jsonl.gz", "csv", "parquet", "directory"]
 _SUFFIXES: Sequence[_Format] = ("jsonl", "jsonl.gz", "csv", "parquet")
 _SHARD_BYTES = 500_000_000

@@ -62,7 +62,6 @@ def opinions(reader: TraceReader) -> Mapping[str, Opinion]:
 
 FEEDBACK = ("up", "down", "corrected")
 Split = Literal["train", "val", "trial"]
-
 _LOOKUP = 5_000
 
 

@@ -24,7 +24,6 @@ from ajet_tools.trace.queries.records import Record
 
 A = TypeVar("A")
 T = TypeVar("T")
-
 _LONGEST_OUTCOME = 4_000
 """Maximum characters of an output or an error."""
 

@@ -22,7 +22,6 @@ from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.generate.records import CallSettings, GenerationResult
 
 log = logging.getLogger("ajet.dataset")
-
 LARGEST = 64 << 10
 """Maximum characters of a seed as JSON, since prompts contain several."""
 
@@ -117,7 +116,6 @@ def _content(row: Row) -> str:
 
 
 _LOOKED_AT = 12
-
 _WORD = re.compile(r"\w+")
 
 

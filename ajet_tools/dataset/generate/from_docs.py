@@ -49,9 +49,7 @@ _ABOUT_TEXT = re.compile(
     re.IGNORECASE,
 )
 """Phrases that refer to a text that the solver of the task does not have."""
-
 _FIGURE = re.compile(r"\d+(?:[.,]\d+)*")
-
 _LONGEST_QUOTE = 2000
 
 
@@ -160,9 +158,7 @@ _FORMS = {
     ord("…"): "...",
 }
 """Ligatures and full-width letters, but no characters with a meaning of their own, such as x²."""
-
 _AROUND = " \t\n\"'"
-
 _LEAST, _LEAST_FIGURE, _LEAST_WIDE = 12, 6, 5
 """Minimum letters and digits of a quotation: words only, with a figure, in Chinese, Japanese or Korean."""
 
@@ -224,10 +220,8 @@ def _plain(text: str) -> tuple[str, list[int]]:
 
 ROW_TOKENS = 110
 """Estimated tokens of a question with its answer and quotation."""
-
 _SAMPLE = 50
 """Approximate number of chunks that an estimate samples."""
-
 _Place = tuple[str, int]
 """A chunk: its document's digest and its number there."""
 

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
 
 log = logging.getLogger("ajet.dataset")
-
 PROBE = 4
 """Concurrent calls until the first row is accepted, to limit the cost of a wrong key or prompt."""
 NO_PROGRESS = 30

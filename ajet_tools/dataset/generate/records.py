@@ -32,7 +32,6 @@ STRATEGIES: Mapping[str, float] = {
     "persona": 1,
 }
 """Default weight of each strategy; its prompt is `prompts/expand/NAME.jinja`."""
-
 CIRCUMSTANCE: Mapping[str, str] = {"other-domain": "domain", "persona": "persona"}
 """The axis whose value a strategy's prompt uses."""
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("ajet.dataset")
-
 _Settings = TypeVar("_Settings", DocsConfig, GenerationConfig)
 _Run = TypeVar("_Run", bound=Generation[Any])
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.near import Vectors
 
 _REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "semantic duplicate"}
-
 _SHORT = 3
 """Shorter lines about a field may occur in a row by chance: `answer: text`."""
 

@@ -24,7 +24,6 @@ from ajet_tools.dataset.review.journal import Decision, Journal, Mark, Sample, d
 from ajet_tools.dataset.review.row_file import Kinds, RowFile, edited
 
 Only = Literal["all", "undecided", "accepted", "rejected", "edited"]
-
 _SHAPED = 1000
 """Rows that determine the kinds of fields."""
 _TOLD = 4096

@@ -28,23 +28,16 @@ from ajet_tools.dataset.similarity.text import MARKED, normal
 LEAST_WORDS = 6
 LEAST_WITH_NUMBER = 3
 """Minimum words of an evaluation row with a number, such as `What is 12 + 34?`."""
-
 ALTERED_WORDS = 12
 """Minimum words for `altered`: with two words changed, a shorter row may be a different question."""
-
 _GRAM = 4
 """Words of a run that makes an evaluation row a candidate for `altered`."""
-
 _KEPT = 0.78
 """Minimum share of an evaluation row's words that an altered text has, in order."""
-
 _COMMON_SHARE = 0.05
-
 _CHUNK = 2000
-
 _NEAREST = 8
 """Number of nearest evaluation rows whose numbers are compared with a row's."""
-
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 # each Chinese, Japanese or Korean character is a word

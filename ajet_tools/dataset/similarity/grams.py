@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 U64 = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
-
 GRAM = 8
 KEYS = 48
 CANDIDATES = 32

@@ -21,9 +21,7 @@ from ajet_tools.dataset.similarity.text import normal
 
 BATCH = 64
 """Texts per request."""
-
 _AT_ONCE = 4
-
 _PART = 4 * BATCH
 
 

@@ -19,11 +19,9 @@ from ajet_tools.dataset.similarity.grams import GRAM, Postings, postings
 from ajet_tools.dataset.similarity.text import FULL, MARKED, least_part, likeness, marks, normal, shortest, unmarked
 
 Vectors = npt.NDArray[np.float32]
-
 ROUNDING = 1e-6
 """Rounding error of a cosine."""
 _BLOCK = 2048
-
 OnProgress = Callable[[str, int, int], None]
 """Called with the name of the stage, the progress and the total."""
 

@@ -29,13 +29,10 @@ import polars as pl
 
 FULL = 100
 """Below this length, the threshold gets stricter."""
-
 MARKED = 200
 """Texts below this length are similar only if they have the same numbers and operators."""
-
 LONG = 4000
 """Longer texts are compared by parts (`_shared_share`), since the cost of an edit distance is quadratic."""
-
 _FULLWIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _QUOTES = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}
 _UNSEEN = dict.fromkeys((0x00AD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF))

@@ -28,7 +28,6 @@ from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.verdict import RowVerdict, independent, question_of, required
 
 log = logging.getLogger("ajet")
-
 _HANGING = 8
 """Maximum number of hanging judge calls before the check is stopped."""
 _LONGEST = 500
