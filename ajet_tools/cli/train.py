@@ -83,10 +83,7 @@ def serve(
         ) from error
 
 
-def rehearse(
-    arguments: AgentAndOverrides = None,
-    conf: Conf = None,
-) -> None:
+def rehearse(arguments: AgentAndOverrides = None, conf: Conf = None) -> None:
     """Rehearse a cluster job on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.
 
     Takes about a minute. Errors are caught before you use a GPU: keys that Trinity does not support, an agent that

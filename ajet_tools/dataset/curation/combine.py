@@ -203,12 +203,7 @@ class Splitter:
     """
 
     def __init__(
-        self,
-        fractions: Mapping[str, float],
-        *,
-        by: str | None = None,
-        stratify: str | None = None,
-        seed: int = 0,
+        self, fractions: Mapping[str, float], *, by: str | None = None, stratify: str | None = None, seed: int = 0
     ) -> None:
         self.fractions = check_fractions(fractions)
         self._stratify, self._seed = stratify, seed

@@ -44,11 +44,7 @@ _TABLE_BUFFER = 1 << 20
 
 
 def read(
-    path: str | Path,
-    *,
-    mapping: Mapping[str, str] | None = None,
-    skip_bad: bool = False,
-    bad: BadRows | None = None,
+    path: str | Path, *, mapping: Mapping[str, str] | None = None, skip_bad: bool = False, bad: BadRows | None = None
 ) -> Iterator[Row]:
     """Reads the rows of a file, a directory (its `train` split; `DIR:NAME` is another), or stdin (`-`).
 
@@ -67,10 +63,7 @@ def read(
 
 
 def read_blocks(
-    path: str | Path,
-    *,
-    mapping: Mapping[str, str] | None = None,
-    bad: BadRows | None = None,
+    path: str | Path, *, mapping: Mapping[str, str] | None = None, bad: BadRows | None = None
 ) -> Iterator[Block]:
     """Reads rows in blocks, from the sources of `read`.
 

@@ -27,11 +27,7 @@ LARGEST = 64 << 10
 
 
 def read_seeds(
-    path: str | Path,
-    *,
-    mapping: dict[str, str] | None = None,
-    skip_bad: bool = False,
-    include_validation: bool = False,
+    path: str | Path, *, mapping: dict[str, str] | None = None, skip_bad: bool = False, include_validation: bool = False
 ) -> list[Row]:
     """Reads the distinct seeds of a file. Raises TaskError for fewer than two, or an invalid seed."""
     rows = read(path, mapping=mapping, skip_bad=skip_bad)
@@ -133,11 +129,7 @@ class Example:
 
     @classmethod
     def of(
-        cls,
-        id: str,
-        values: Mapping[str, Any],
-        seeds: Sequence[str] | None = None,
-        splits: Iterable[str] | None = None,
+        cls, id: str, values: Mapping[str, Any], seeds: Sequence[str] | None = None, splits: Iterable[str] | None = None
     ) -> Example:
         words = frozenset(_WORD.findall(text_of(values).lower()))
         of = splits_of(values) if splits is None else frozenset(splits)

@@ -142,10 +142,7 @@ class Directory:
 
 
 def write(
-    directory: Directory,
-    result: GenerationResult,
-    facts: Facts,
-    documents: Sequence[Mapping[str, object]] = (),
+    directory: Directory, result: GenerationResult, facts: Facts, documents: Sequence[Mapping[str, object]] = ()
 ) -> list[Path]:
     """Writes all files, each complete; a split without rows gets none. Returns the files."""
     splits = {"train": (directory.train, result.train), "validation": (directory.validation, result.validation)}
