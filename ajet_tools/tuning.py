@@ -129,7 +129,6 @@ def prompts_of(workflow: Callable[..., object], names: Sequence[str] = ()) -> Pr
 
 
 def _assigned(source: str) -> dict[str, ast.Constant]:
-    """Returns the texts that a module assigns to names at its top level."""
     constants: dict[str, ast.Constant] = {}
     for node in ast.parse(source).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
@@ -301,7 +300,6 @@ class _Evaluation:
         }
 
     def means(self, tasks: Sequence[Task], texts: Mapping[str, str], k: int) -> list[float]:
-        """Returns the mean reward of each task."""
         return [fmean([self._value(episode) for episode in of_task]) for of_task in self._run(tasks, texts, k)]
 
     def _run(self, tasks: Sequence[Task], texts: Mapping[str, str], k: int) -> list[tuple[Episode, ...]]:

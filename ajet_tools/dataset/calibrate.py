@@ -222,7 +222,12 @@ def calibrate(
     """
     measured = asyncio.run(with_model(config))  # first, since the conditions include its files
     known = Measurements(measurements, conditions(config, k))
-    wanted = [(row, _task_or_problem(row)) for row in rows]
+    wanted: list[tuple[Row, Task | str]] = []
+    for row in rows:
+        try:
+            wanted.append((row, task_of_row(row.where, row.values)))
+        except TaskError as error:
+            wanted.append((row, str(error)))
     tasks = {known.key(task): task for _, task in wanted if isinstance(task, Task)}
     missing = {key: task for key, task in tasks.items() if known.get(key) is None}
     done = Calibration(k, len(wanted), histogram=[0] * (k + 1), tasks=len(tasks), known=len(tasks) - len(missing))
@@ -238,13 +243,6 @@ def calibrate(
         why = "; ".join(f"{count} × {reason}" for reason, count in done.unmeasured.most_common(3))
         raise TaskError(f"none of the {len(wanted)} rows could be measured: {why}")
     return done
-
-
-def _task_or_problem(row: Row) -> Task | str:
-    try:
-        return task_of_row(row.where, row.values)
-    except TaskError as error:
-        return str(error)
 
 
 def task_of_row(where: str, values: Mapping[str, object]) -> Task:

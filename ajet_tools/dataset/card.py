@@ -20,7 +20,7 @@ from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.curation.forms import LEAST, Forms
 from ajet_tools.dataset.curation.stats import ordered
 from ajet_tools.dataset.files.blocks import text_of
-from ajet_tools.dataset.files.values import answer_of, value_at
+from ajet_tools.dataset.files.values import answer_of, as_text, value_at
 
 NAME, OTHER_NAME = "README.md", "CARD.md"
 MARK = "<!-- Written by ajet; rewritten with the dataset. -->"
@@ -72,7 +72,7 @@ class _Seen:
         self.questions.setdefault(split, array("I")).append(len(text))
         self.forms.add(text)
         if answer is not None:
-            self.answers.append(len(_show(answer)))
+            self.answers.append(len(as_text(answer)))
         rate = value_at(values, "metadata.pass_rate")
         if isinstance(rate, int | float) and 0 <= rate <= 1:
             self.rates.append(rate)
@@ -139,7 +139,7 @@ def _card(seen: _Seen, facts: Facts) -> Iterator[str]:
         ends = f"{seen.rates.count(0.0):,} were never solved and {seen.rates.count(1.0):,} always."
         yield from ("## Difficulty", "", f"{mean}; {ends}", "")
     yield from _examples(seen)
-    rows = [(name, "" if value is None else f"`{_show(value)}`") for name, value in facts.parameters.items()]
+    rows = [(name, "" if value is None else f"`{as_text(value)}`") for name, value in facts.parameters.items()]
     yield from _table("How it was made", ("", ""), rows)
 
 
@@ -208,7 +208,7 @@ def _examples(seen: _Seen) -> Iterator[str]:
         return
     yield from ("## Examples", "")
     for _, text, answer in seen.examples:
-        shown = _cut(text) + (f"\n→ {_cut(_show(answer))}" if answer is not None else "")
+        shown = _cut(text) + (f"\n→ {_cut(as_text(answer))}" if answer is not None else "")
         fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall(r"`+", shown)), default=0))
         yield from (f"{fence}text", shown, fence, "")
 
@@ -234,7 +234,3 @@ def _one_line(text: str) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-
-
-def _show(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -155,7 +155,6 @@ class Growing:
         return {task for task, (tried, failed) in chosen.tried.items() if 1 - failed / tried <= self._band.high}
 
     def _known(self, step: int) -> list[Row]:
-        """Returns the seeds and the rows added before a step."""
         return [*self._seeds, *(row for after in sorted(self._rounds) if after < step for row in self._rounds[after])]
 
     def _as_tasks(self, rows: Sequence[Row], **more: int) -> list[Task]:

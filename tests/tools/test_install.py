@@ -72,7 +72,7 @@ def test_the_build_follows_the_machine(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "verl" not in ajet_("install", "trinity", "--dry-run").stdout
     smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\n")
+    smi.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559, 580.65'\n")
     smi.chmod(0o755)
     assert "verl" in ajet_("install", "trinity", "--dry-run").stdout
     assert "verl" not in ajet_("install", "trinity", "--cpu", "--dry-run").stdout

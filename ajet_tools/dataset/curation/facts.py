@@ -88,7 +88,6 @@ def _nothing(block: LineBlock) -> pl.Series:
 
 
 def _blank(column: pl.Series) -> _Mask:
-    """Marks values that are null or white space."""
     blank = (column < "!") | (column >= "\x80")  # a quick test of the first character
     some = blank.fill_null(True).arg_true()
     is_blank = ~column.gather(some).str.contains(r"[^\s\x1c-\x1f]").fill_null(False)

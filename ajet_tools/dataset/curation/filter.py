@@ -242,7 +242,6 @@ def _join(word: str, parts: Sequence[npt.NDArray[np.bool_]]) -> npt.NDArray[np.b
 
 
 def _derived(block: Block, name: str) -> pl.Series:
-    """Returns a derived field of each row."""
     if name == "task_id":
         return pl.Series([task_id_of(row.values) for row in block.rows()], dtype=pl.String)
     if name in ("text", "chars"):

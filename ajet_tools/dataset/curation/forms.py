@@ -1,7 +1,7 @@
-"""The form of a question, which is what is left without its numbers and names; and questions that say their answer.
+"""Computes the form of a question, its text without numbers and names; and detects questions that contain their answer.
 
-"Tom has 5 apples" and "Anna has 7 apples" are two texts and one form: a dataset of five hundred texts and nine forms
-teaches nine sentences.
+"Tom has 5 apples" and "Anna has 7 apples" have the same form: a dataset of five hundred texts and nine forms teaches
+nine sentences.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEVER = (
     r"(?!(?:What|Which|Who|Whose|Where|When|Why|How|If|The|A|An|This|That|These|Those|There|It|He|She|They|We|You|I|In|"
     r"On|At|Each|Every|All|Some|And|But|Or|So|Then|After|Before|One)\b)"
 )
-"""Words that begin a sentence and are no names."""
+"""Words that start a sentence and are not names."""
 _WORD = rf"{_NEVER}[A-ZÀ-ÖØ-ÞΑ-ΩА-Я][\w-]*"
 _NAME = re.compile(rf"(?<![\w'’]){_WORD}(?: {_WORD})*(?:['’](?!s\b)\w+)?")
 _PRONOUN = re.compile(r"\b(?:he|she|his|her|hers|him|himself|herself)\b", re.IGNORECASE)
@@ -44,7 +44,7 @@ _AFTER_NAME = re.compile(
 _NOUNS_ARE_CAPITAL = ("de",)
 _LONGEST = 200
 _PHRASE = 3
-"""Blanks in an answer that is long enough to be given away by standing in the sentence that asks."""
+"""Minimum number of blanks in an answer that is given away by occurring in the sentence that asks."""
 _NUMBERS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
@@ -61,32 +61,32 @@ CUES = (
     r"hint|correct|answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|risposta|resposta|"
     r"ответ|答案|答え|정답|=|\u0307"
 )
-"""One of these is in the normal form of each text that has a cue or a sum; U+0307 is left of a Turkish dotted I."""
+"""Occurs in the normal form of every text with a cue or a sum; U+0307 is left of a Turkish dotted I."""
 _BEHIND = " \t\n=.()[]{}*`\"'$→>-"
 _CUE_LENGTH = 200
-"""Characters before an answer in which a cue is looked for."""
+"""Characters before an answer to search for a cue."""
 _IS_CHOICE = re.compile(r"\s*,?\s*(?:or|oder|ou)\b|\s*,\s*\S+,?\s+(?:or|oder|ou)\b", re.IGNORECASE)
 _GOES_ON_BEFORE = re.compile(r"[^\W\u3040-\ud7ff]|\.")
-"""A character of a word (Chinese, Japanese and Korean stand without blanks), or a decimal point."""
+"""A word character (Chinese, Japanese and Korean don't separate words), or a decimal point."""
 _GOES_ON = re.compile(r"[^\W\u3040-\ud7ff]|[.,]\d")
 _EXPRESSION = re.compile(r"\d[\d\s().,]*[-+*/×÷^][-\d\s+*/×÷^().,]*=\s*\Z")
 _ENDS = re.compile(r"\W*\Z")
 LEAST = 20
-"""Fewer rows say nothing of how diverse they are."""
+"""Minimum number of rows to judge diversity."""
 _GATHERED = 1000
-"""Forms that are counted one by one."""
+"""Maximum number of forms counted individually."""
 
 
 def normalize(text: str) -> str:
-    """A text without what does not make it another: case, kinds of blanks, forms of one character."""
+    """Normalizes case, white space and Unicode form."""
     return " ".join((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split())
 
 
 def form_of(text: str, language: str | None = None) -> str:
-    """A text with its numbers as 0 and its names and the pronouns for them as X.
+    """Replaces the numbers of a text by 0, and its names and their pronouns by X.
 
-    A name is a word with a capital letter within a sentence, or one that begins it before a verb of daily life or comes
-    again within. In German, where every noun has one, only numbers are replaced.
+    A name is a capitalized word within a sentence, or at its start if a verb of daily life follows or the name recurs.
+    In German, where all nouns are capitalized, only numbers are replaced.
     """
     if (language or language_of(text)) not in _NOUNS_ARE_CAPITAL:
         words = {m[0] for m in _NAME.finditer(text) if not _BEGINS.search(text, max(0, m.start() - 8), m.start())}
@@ -103,17 +103,17 @@ def _is_name(match: re.Match[str], text: str, within: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class Diversity:
-    """How many forms some rows have."""
+    """The number of forms of some rows."""
 
     rows: int
     forms: int
     most: int = 0
-    """Rows of the commonest form."""
+    """Rows with the most common form."""
     example: str = ""
 
     @property
     def is_low(self) -> bool:
-        """At least half of the rows repeat a form."""
+        """Whether at least half of the rows repeat a form."""
         return self.rows >= LEAST and 2 * self.forms <= self.rows
 
     def as_text(self) -> str:
@@ -130,7 +130,7 @@ class Diversity:
 
 
 class Forms:
-    """Counts the forms of texts, of each of which 8 bytes are remembered."""
+    """Counts the forms of texts, with 8 bytes per text."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -164,10 +164,10 @@ def diversity_of(rows: Iterable[Mapping[str, object]]) -> Diversity:
 
 
 def given_away(values: Mapping[str, object]) -> str | None:
-    """Where the question of a row says its answer as such: `(The answer is 2976.)`, `... = 12`; None where it does not.
+    """Returns the part of a question that contains its answer, such as `(The answer is 2976.)` or `... = 12`, or None.
 
-    A number may be written in another way (`2,976`, `twelve`), and an answer of four words and more may stand in the
-    sentence that asks. One that only occurs in the question, as one of several choices does, is not given away.
+    Numbers may be written differently (`2,976`, `twelve`), and an answer of at least four words may occur in the
+    sentence that asks. An answer that is only mentioned, such as one of several choices, does not count.
     """
     question = text_of(values)
     folded = " ".join(question.casefold().split())
@@ -187,13 +187,13 @@ def given_away(values: Mapping[str, object]) -> str | None:
 
 
 def may_give_away(texts: pl.Series, forms: pl.Series, marked: pl.Series, answers: Sequence[pl.Series]) -> pl.Series:
-    """Of which rows `given_away` may say something; it says nothing of the others.
+    """Marks the rows for which `given_away` may return something.
 
     Args:
-        texts: the questions, as a polars series.
+        texts: the questions.
         forms: their normal forms.
-        marked: which of these have one of `CUES`, and maybe others.
-        answers: columns of answers as text, numbers as JSON spells them.
+        marked: marks at least the forms that contain one of `CUES`.
+        answers: columns of answers as text, with numbers as in JSON.
     """
     open_ended = (~texts.str.strip_chars_end(_BEHIND).str.ends_with("?")).fill_null(False).arg_true()
     behind_question = open_ended.filter(texts.gather(open_ended).str.contains("?", literal=True))
@@ -201,7 +201,7 @@ def may_give_away(texts: pl.Series, forms: pl.Series, marked: pl.Series, answers
     plain = texts.str.len_bytes() == texts.str.len_chars()
     gives_away = pl.repeat(False, len(texts), eager=True)
     for answer in answers:
-        long = (answer.str.len_bytes() > 2 * _PHRASE).fill_null(False).arg_true()  # words with a blank between them
+        long = (answer.str.len_bytes() > 2 * _PHRASE).fill_null(False).arg_true()  # words with blanks between them
         phrases = long.filter(answer.gather(long).str.count_matches(r"[^\s\x1c-\x1f]+") > _PHRASE)
         some = (has_cue.clone().scatter(phrases, True) & answer.is_not_null()).arg_true()
         questions = forms.gather(some)
@@ -223,9 +223,9 @@ def may_give_away(texts: pl.Series, forms: pl.Series, marked: pl.Series, answers
 
 
 def _cued(answer: str, question: str) -> str | None:
-    """An answer behind `the answer is`, or behind a sum and its sign of equality at the end."""
+    """Returns an answer after `the answer is`, or after a sum and an equals sign at the end."""
     folded, sought = question.lower(), answer.lower()
-    if len(folded) != len(question):  # a letter that is two in lower case
+    if len(folded) != len(question):  # lower-casing changed the length
         folded, sought = question, answer
     start = folded.find(sought)
     while start >= 0:
@@ -252,7 +252,7 @@ def _answers(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _spellings(answer: str) -> Iterator[str]:
-    """An answer, and a whole number in other ways to write it."""
+    """Yields an answer, and other spellings of a whole number."""
     yield answer
     value = int(answer) if answer.isdecimal() and answer.isascii() else number(answer)
     if value is not None and value.denominator == 1:

@@ -1,4 +1,4 @@
-"""Which rows of a dataset are kept: by an expression, by language, by a judge; and why others are not."""
+"""Filters rows by expression, language or judge, and records the reason for each rejection."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _AT_ONCE = 64
 
 @dataclass
 class Keep:
-    """The conditions that a row must meet, all of them, and what became of the rows that did not."""
+    """The conditions on rows, combined by AND, and counts of rejections."""
 
     filter: Filter | None = None
     where: Where | None = None
     languages: Sequence[str] = ()
     judge: Verifier | None = None
-    """Asked about rows that meet the other conditions; it judges the row's own answer."""
+    """Checks the answers of rows that meet the other conditions."""
     reward: float | None = None
-    """The least reward; without it the judge's full marks."""
+    """Minimum reward. Default: the judge's full marks."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Rows by the first reason that kept them out."""
+    """Rejected rows by their first reason."""
     on_left_out: Callable[[Row, str], None] | None = None
-    """Told of each row that is left out, and why."""
+    """Called with each rejected row and the reason."""
     failures: list[str] = field(default_factory=list)
-    """What a judge failed at, the first few, with their places."""
+    """The first few failures of the judge, with locations."""
 
     def __post_init__(self) -> None:
         for language in self.languages:
@@ -48,10 +48,10 @@ class Keep:
                 raise ConfigError(f"--language {language} is unknown; languages: {', '.join(LANGUAGES)}, und")
 
     def of(self, blocks: Iterable[Block], reread: Callable[[], Iterable[Block]] | None = None) -> Iterator[Kept]:
-        """The rows that are kept, in their order: a block, and which of it as a numpy array.
+        """Yields each block with the indices of its accepted rows, in order.
 
-        Raises ConfigError at the end for a field that no row had; `reread` gives the blocks again, to look
-        for it in each.
+        Raises ConfigError at the end for a field that no row had; `reread` returns the blocks again, to search them for
+        it.
         """
         for block in blocks:
             yield block, self._kept(block)
@@ -75,7 +75,7 @@ class Keep:
         return self._verify(block, kept) if self.judge else kept
 
     def _conditions(self, block: Block) -> Iterator[tuple[npt.NDArray[np.bool_], str | Callable[[int], str]]]:
-        """Which rows meet each condition, and why the others are left out."""
+        """Yields a mask for each condition, and the reason for rejections."""
         if self.languages:
             detected = [language_of(text) for text in block.texts]
             yield np.isin(detected, list(self.languages)), lambda index: f"in another language ({detected[index]})"

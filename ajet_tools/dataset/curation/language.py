@@ -1,7 +1,7 @@
-"""Which language a text is in, told by its script and, where many share one, by their commonest words.
+"""Detects the language of a text by script and, where several languages share it, by common words.
 
-Good for sorting prompts of some words, and nothing else: a name, a formula, a line of code is `und` (undetermined), and
-of close kin (Danish and Norwegian, Malay and Indonesian) only one is known. It costs microseconds and needs no model.
+Suited for sorting prompts of some words: a name, a formula or a line of code is `und` (undetermined), and of closely
+related languages (Danish and Norwegian, Malay and Indonesian) only one is known. It takes microseconds and no model.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 _SAMPLE = 500
-"""Characters that are looked at."""
+"""Number of characters to examine."""
 
 _SCRIPTS = {
     "ja": re.compile(r"[\u3040-\u30ff]"),
@@ -55,7 +55,7 @@ LANGUAGES = ("ja", "ko", "zh", "ru", "uk", "ar", "fa", "el", "he", "hi", "th", *
 
 
 def language_of(text: str) -> str:
-    """The ISO 639-1 code of a text's language, `und` where it cannot be told."""
+    """Returns the ISO 639-1 code of a text's language, or `und`."""
     start = text[:_SAMPLE]
     if start.isascii():
         return _by_words(start)
@@ -63,9 +63,9 @@ def language_of(text: str) -> str:
     letters = sum(counts.values())
     if not letters:
         return "und"
-    if counts["ja"] * 10 > counts["ja"] + counts["zh"] > letters / 5:  # kana among the characters that zh shares
+    if counts["ja"] * 10 > counts["ja"] + counts["zh"] > letters / 5:  # kana; kanji are shared with Chinese
         return "ja"
-    if counts["zh"] > letters / 5:  # one character says as much as a word of letters
+    if counts["zh"] > letters / 5:  # a character corresponds to a word
         return "zh"
     script = max(counts, key=lambda name: counts[name])
     if script == "latin":

@@ -1,4 +1,4 @@
-"""The shape that seeds have in common, and whether a generated row keeps to it."""
+"""Infers the common shape of seeds, and validates generated rows against it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.values import KINDS, kind_of
 
 OURS = ("task_id", "provenance")
-"""What is written for a row, never asked for."""
+"""Columns that are added to a row, never requested."""
 LANGUAGE_FIELDS = ("language", "lang", "locale")
 _NUMBER = re.compile(r"\s*[-+]?(\d[\d,]*\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$")
 _LONGEST = 4000
@@ -27,13 +27,13 @@ class Misfit(ValueError):
 
 
 def query_of(values: Mapping[str, object]) -> str | None:
-    """The column that holds a row's question, where it has one."""
+    """Returns the column of a row's question, if any."""
     return next((name for name in QUERY_COLUMNS if isinstance(values.get(name), str)), None)
 
 
 @dataclass
 class _Node:
-    """What the values at one place of a row are like."""
+    """The shape of the values at a path."""
 
     path: str
     kind: str = "null"
@@ -42,33 +42,33 @@ class _Node:
     required: frozenset[str] = frozenset()
     item: _Node | None = None
     allowed: tuple[str, ...] = ()
-    """A few texts that come again and again: no other is taken."""
+    """A few texts that recur; others are rejected."""
     constant: Any = None
     is_constant: bool = False
     numeric: bool = False
-    """Text that is a number in every seed."""
+    """Whether the text is a number in every seed."""
     filled: bool = False
-    """No seed has an empty text here."""
+    """Whether the text is never empty."""
     longest: int = 0
 
 
 class RowShape:
-    """Inferred from seeds: names, kinds, which may be missing, lists of allowed words, numbers written as text.
+    """The shape of seeds: names, kinds, optional fields, lists of allowed words, numbers written as text.
 
-    A field outside the question and the answer that is the same in every seed is a constant: the model is not asked
-    for it, and it is put into each row. Numbers for text and text for numbers are converted where nothing is lost.
+    A field besides question and answer with the same value in every seed is a constant: it is not requested, but added
+    to each row. Numbers and text are converted to each other where that is lossless.
     """
 
     def __init__(self, root: _Node, query: str | None) -> None:
         self._root = root
         self.query = query
-        """The column of the question; None where it is in messages."""
+        """The column of the question; None if it is in messages."""
 
     @classmethod
     def infer(cls, rows: Sequence[Row], *, free_language: bool = False) -> RowShape:
-        """The shape of the seeds. Raises TaskError where they are of different shapes, naming two places.
+        """Infers the shape of the seeds. Raises TaskError, with two locations, if they differ in shape.
 
-        With `free_language`, a constant field such as `language` is asked for all the same.
+        With `free_language`, a constant field such as `language` is requested nevertheless.
         """
         queries: dict[str | None, str] = {}
         for row in rows:
@@ -87,18 +87,18 @@ class RowShape:
         return cls(root, query)
 
     def example(self, values: Mapping[str, object]) -> dict[str, object]:
-        """A row as it is shown in a prompt: without what is not asked for."""
+        """Returns a row for a prompt, without fields that are not requested."""
         return dict(_requested_fields({k: v for k, v in values.items() if k not in OURS}, self._root))
 
     def fit(self, values: Any) -> dict[str, object]:
-        """The row with the constants put in. Raises Misfit with the reason."""
+        """Validates a row and adds the constants. Raises Misfit with the reason."""
         if not isinstance(values, Mapping):
             raise Misfit(f"a row is {KINDS[kind_of(values)]}, not an object")
         fields = {k: v for k, v in values.items() if k not in OURS}
         return dict(_fit(fields, self._root))
 
     def allow(self, path: Sequence[str], values: Sequence[str]) -> None:
-        """Take these values too at a place where only those of the seeds are taken."""
+        """Allows more values at a path with a list of allowed values."""
         node: _Node | None = self._root if path else None
         for name in path:
             node = node.fields.get(name) if node is not None else None
@@ -106,7 +106,7 @@ class RowShape:
             node.allowed = tuple(dict.fromkeys((*node.allowed, *values)))
 
     def describe(self) -> list[str]:
-        """The fields to write, a line each, for a prompt."""
+        """Returns a line per requested field, for a prompt."""
         return [line for node in self._root.fields.values() for line in _lines(node, node.path in self._root.required)]
 
 
@@ -159,7 +159,7 @@ def _infer_fields(node: _Node, rows: Sequence[tuple[str, Any]]) -> None:
 
 
 def _refuse_strangers(path: str, rows: Sequence[tuple[str, Any]]) -> None:
-    """Raises TaskError where two rows have no field in common: they are of different kinds."""
+    """Raises TaskError if two rows have no field in common."""
     filled = [(where, row) for where, row in rows if row]
     for where, row in filled[1:]:
         first, known = filled[0]
@@ -171,7 +171,7 @@ def _refuse_strangers(path: str, rows: Sequence[tuple[str, Any]]) -> None:
 
 
 def _mark_constants(node: _Node, query: str | None, free_language: bool) -> None:
-    """Leaves constant only what may be: no question, no answer, nothing inside of lists."""
+    """Unmarks constants that must be requested: question, answer, and values in lists."""
     for name, inner in node.fields.items():
         asked = inner.path == query or name.lower() in ANSWERS or (free_language and name.lower() in LANGUAGE_FIELDS)
         if asked or name not in node.required:
@@ -230,7 +230,7 @@ def _fit_value(value: Any, node: _Node) -> Any:
 
 
 def _convert(value: Any, node: _Node) -> Any:
-    """A number for text that is a number in the seeds, and the other way round; else the value as it is."""
+    """Converts between numbers and numeric text as in the seeds, else returns the value."""
     kind = kind_of(value)
     if node.kind == "text" and node.numeric and kind in ("integer", "number"):
         return json.dumps(value)

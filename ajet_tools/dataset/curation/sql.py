@@ -1,7 +1,7 @@
-"""SQL over the rows of a dataset (DuckDB): a WHERE that chooses rows, or any SELECT.
+"""SQL over the rows of a dataset (DuckDB): a WHERE condition, or any SELECT.
 
-Both know what the filter language derives of a row as functions of a column: `chars(main_query) < 500`,
-`language(metadata.answer) = 'en'`. In a WHERE they are there as columns, too (`text`, `chars`, `words`, `language`).
+The derived fields of the filter language are functions of a column: `chars(main_query) < 500`,
+`language(metadata.answer) = 'en'`. In a WHERE they are columns too (`text`, `chars`, `words`, `language`).
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ _MISSING = re.compile(r'Referenced (?:column|table) "([^"]+)" not found|Could no
 
 
 def is_sql(text: str) -> bool:
-    """An expression that the filter language has no words for: LIKE, IN (...), IS NULL, BETWEEN, a function, a sum."""
+    """Whether an expression uses SQL beyond the filter language: LIKE, IN (...), IS NULL, BETWEEN, functions,
+    arithmetic.
+    """
     return bool(_SIGNS.search(_QUOTED.sub("''", text)))
 
 
 def _connect(path: Path | None = None) -> Any:
-    """A database with our functions: in memory, or in a file, where it may be larger than that."""
+    """Opens a database with our functions, in memory or in a file."""
     import duckdb
 
     def languages(some: pa.Array) -> pa.Array:
@@ -65,10 +67,10 @@ def _connect(path: Path | None = None) -> Any:
 
 
 class Where:
-    """A condition in SQL over the columns of a dataset."""
+    """A SQL condition on the columns of a dataset."""
 
     def __init__(self, text: str, path: str) -> None:
-        """`path` says which columns there are. Raises ConfigError where the condition cannot be worked out."""
+        """`path` is the dataset whose columns are used. Raises ConfigError for an invalid condition."""
         self.text = text
         schema = types_of(path)
         self._names = [*_paths(schema), *_DERIVED]
@@ -82,7 +84,7 @@ class Where:
             raise ConfigError(f"{text!r} is not a condition: its result is {kind}, not true or false")
 
     def mask(self, block: Block) -> npt.NDArray[np.bool_]:
-        """Which rows of a block fit, as a numpy array."""
+        """Marks the matching rows of a block."""
         try:
             frame = block.frame(self._wanted)
         except Irregular:  # values of several types
@@ -96,7 +98,7 @@ class Where:
         return fits
 
     def _rows(self, frame: pl.DataFrame, texts: pl.Series | None) -> Any:
-        """The columns and those that are derived, with the number of each row."""
+        """Returns the columns, derived columns and row numbers."""
         known = {name.casefold() for name in frame.columns}
         more = [] if texts is None or "text" in known else [texts.alias("text")]
         rows = self._connection.from_arrow(_as_arrow(frame.with_columns(more).with_row_index(_ROW)))
@@ -105,7 +107,7 @@ class Where:
 
 
 def _named(dtype: pl.Struct, text: str) -> pl.Struct | None:
-    """The struct type with the fields that a text names; None where it names none."""
+    """Returns the struct type with the fields that a text mentions, or None."""
     fields = {member.name: member.dtype for member in dtype.fields if member.name.casefold() in text}
     inner = {
         name: _named(member, text) or member if isinstance(member, pl.Struct) else member
@@ -122,10 +124,12 @@ def _paths(schema: Mapping[str, object], before: str = "") -> Iterator[str]:
 
 
 def _as_arrow(frame: pl.DataFrame) -> pa.Table:
-    """A frame with the types that DuckDB has. Raises ConfigError where two names differ in case alone."""
+    """Converts a frame to types that DuckDB supports. Raises ConfigError if two names differ in case only."""
     names = {name.casefold(): name for name in frame.columns}
     if twice := [name for name in frame.columns if names[name.casefold()] != name]:
-        raise ConfigError(f"SQL has one column for {twice[0]!r} and {names[twice[0].casefold()]!r}; rename one (--map)")
+        raise ConfigError(
+            f"SQL has one column for {twice[0]!r} and {names[twice[0].casefold()]!r}; rename a column (--map)"
+        )
     fitting = frame.cast({name: _fitting(kind) for name, kind in frame.schema.items() if _fitting(kind) != kind})
     return fitting.to_arrow(compat_level=pl.CompatLevel.oldest())
 
@@ -140,7 +144,7 @@ def _fitting(kind: Any) -> Any:
 
 @contextmanager
 def _explain(text: str, names: Sequence[str]) -> Iterator[None]:
-    """An error of DuckDB or polars as a ConfigError that names the nearest column."""
+    """Converts errors of DuckDB and polars to a ConfigError that names the nearest column."""
     import duckdb
 
     try:
@@ -156,9 +160,10 @@ def _explain(text: str, names: Sequence[str]) -> Iterator[None]:
 
 
 def select(query: str, path: str, out: str) -> int:
-    """Write what a SELECT gives over the rows of a file, which it calls `rows` or `self`, and return how many rows.
+    """Writes the result of a SELECT over the rows of a file, the table `rows` or `self`, and returns the number of
+    rows.
 
-    Columns that it gives as they are keep their type, and what the file says of them. Raises ConfigError.
+    Columns that are selected unchanged keep their type and metadata. Raises ConfigError.
     """
     frame = read(path)
     schema = frame.collect_schema()
@@ -190,7 +195,7 @@ def select(query: str, path: str, out: str) -> int:
 
 
 def _plain(relation: Any) -> tuple[Any, set[str]]:
-    """A result with the types that a table has, and the columns of integers that need more than 64 bits, as text."""
+    """Converts a result to supported types; also returns the columns of integers beyond 64 bits, which become text."""
     kinds, wide = list[str](), set[str]()
     for name, kind in zip(relation.columns, map(str, relation.types), strict=True):
         quoted = '"' + name.replace('"', '""') + '"'
@@ -205,7 +210,7 @@ def _plain(relation: Any) -> tuple[Any, set[str]]:
 
 
 def _columns(query: str, path: str, result_schema: pa.Schema, wide: set[str]) -> Columns:
-    """The columns of a result: those that a table has and the SELECT gives as they are, as the table has them."""
+    """Returns the columns of a result; unchanged columns keep their declaration in the source."""
     columns, tables = Columns.of(path, result_schema), tables_of(path)
     fields = {name: Place(json=True) if name in wide else place for name, place in columns.fields.items()}
     source = merged(tables) if tables and len(tables) == len(files_of(path)) else Columns.of(path, pa.schema([]))
@@ -220,7 +225,7 @@ def _columns(query: str, path: str, result_schema: pa.Schema, wide: set[str]) ->
 
 
 def _unchanged(query: str, names: Iterable[str]) -> set[str]:
-    """Columns that a plain SELECT gives by `*`, or names in its list and does nothing with."""
+    """Returns the columns that a plain SELECT returns unchanged, by `*` or by name."""
     blank = _QUOTED.sub(lambda match: "x" * len(match[0]), query)
     listed = _LIST.match(blank)
     if listed is None or _NESTS.search(blank):

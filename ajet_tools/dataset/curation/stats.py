@@ -1,4 +1,4 @@
-"""Statistics of a dataset, counted in one pass; 8 bytes are kept of each row."""
+"""Statistics of a dataset in one pass, with 8 bytes of memory per row."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _MOST_FIELDS = 500
 _MOST_VALUES = 1000
 _LONGEST_VALUE = 80
 _SHOWN = 10
-_EVERY_ROW, _STEP_ROWS = 10_000, 101  # a prime: rows that alternate are met alike
+_EVERY_ROW, _STEP_ROWS = 10_000, 101  # a prime, so that alternating rows are sampled equally
 _ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Lengths(Counter[int]):
-    """A distribution of lengths: how often there is each."""
+    """A distribution of lengths."""
 
     def quantile(self, share: float) -> int:
-        """The length that this share of all does not pass."""
+        """Returns the quantile of a share."""
         rank, seen = max(1, math.ceil(share * self.total())), 0
         for length, times in sorted(self.items()):
             seen += times
@@ -46,15 +46,15 @@ class Lengths(Counter[int]):
 
 @dataclass
 class Field:
-    """The values of one field of the rows."""
+    """The values of a field."""
 
     present: int = 0
-    """Rows that have it, and not as null."""
+    """Rows with a value other than null."""
     kinds: Counter[str] = field(default_factory=Counter)
     values: Counter[str] = field(default_factory=Counter)
-    """Short values and how often, as JSON; no more are gathered once there are a thousand."""
+    """Counts of short values, as JSON; limited to a thousand values."""
     others: int = 0
-    """Values that were not gathered."""
+    """Number of values not counted individually."""
 
     def add(self, value: object, times: int = 1) -> None:
         self.present += times * (value is not None)
@@ -77,7 +77,7 @@ class Field:
         return {"present": self.present, "kinds": kinds, "distinct": distinct, "common": dict(self.common())}
 
     def common(self, most: int = _SHOWN) -> list[tuple[str, int]]:
-        """The values that come more than once, as JSON, and how often."""
+        """Returns the repeated values, as JSON, with their counts."""
         return [(text, number) for text, number in ordered(self.values)[:most] if number > 1]
 
 
@@ -85,25 +85,26 @@ class Field:
 class Stats:
     rows: int = 0
     looked_at: int = 0
-    """Rows whose language, form, answer and fields were looked at: all, or the first and every 101st of the others,
-    which then counts as 101."""
+    """Number of rows whose language, form, answer and fields were examined: all, or the first 10,000 and every 101st of
+    the others, which then counts as 101.
+    """
     distinct: int = 0
-    """Different texts, case and blanks aside."""
+    """Number of distinct texts, ignoring case and white space."""
     diversity: Diversity = field(default_factory=lambda: Diversity(0, 0))
-    """Different forms: texts without their numbers and names."""
+    """Number of distinct texts without numbers and names."""
     empty: int = 0
-    """Rows without a text."""
+    """Number of rows without text."""
     answered: int = 0
-    """Rows with a reference answer, or a reply at the end of a chat."""
+    """Number of rows with a reference answer, or a reply at the end of a chat."""
     chars: Lengths = field(default_factory=Lengths)
     words: Lengths = field(default_factory=Lengths)
     answer_chars: Lengths = field(default_factory=Lengths)
     languages: Counter[str] = field(default_factory=Counter)
     fields: dict[str, Field] = field(default_factory=dict)
-    """Places up to two levels below a column, such as `metadata.answer`."""
+    """Fields by path, to two levels below a column, such as `metadata.answer`."""
     by: str | None = None
     groups: dict[str, Lengths] = field(default_factory=dict)
-    """Lengths of the texts, by the values of the field `by`."""
+    """Text lengths, by the values of the field `by`."""
 
     @property
     def duplicates(self) -> int:
@@ -134,10 +135,10 @@ class Stats:
 
 
 def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True) -> Stats:
-    """The figures of rows, which are read once. `by` groups them by the values of a field.
+    """Computes the statistics; `by` groups text lengths by the values of a field.
 
-    Without `exact`, the fields, answers, forms and languages of more than 10,000 rows are estimates (`looked_at`).
-    Numbers of rows and of different texts, and lengths, are never.
+    Unless `exact`, fields, answers, forms and languages of more than 10,000 rows are estimates (`looked_at`); counts of
+    rows and distinct texts, and lengths, are always exact.
     """
     stats = Stats(by=by)
     forms, hashes = Forms(), list[pl.Series]()
@@ -186,7 +187,7 @@ def _add_fields(fields: dict[str, Field], values: Mapping[str, object], times: i
 
 
 def _answer(values: Mapping[str, object]) -> str | None:
-    """The text of the row's answer, or of the reply that a chat ends in."""
+    """Returns the answer, or the reply at the end of a chat, as text."""
     if (answer := answer_of(values)) is not None:
         return answer if isinstance(answer, str) else _ENCODE(answer)
     messages = values.get("messages")
@@ -203,5 +204,5 @@ def _name(value: object) -> str:
 
 
 def ordered(counts: Mapping[Any, int]) -> Sequence[tuple[Any, int]]:
-    """The most frequent first, of equals by name."""
+    """Sorts by decreasing count, then by name."""
     return sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))

@@ -1,6 +1,6 @@
-"""Errors of a dataset, found before a run: rows that are not tasks, ids, shapes, duplicates, leakage.
+"""Finds errors in a dataset before a run: invalid tasks, ids, shapes, duplicates, leakage.
 
-An error is what a run would stop at or learn wrongly from; a warning is what may be meant.
+An error would stop a run or teach something wrong; a warning may be intended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Level = Literal["error", "warning"]
 Place = tuple[int, int, int]
-"""The number of a source, of a row among all, and of a problem in it."""
+"""The index of a source, of a row among all, and of a problem in it."""
 
 KINDS: dict[str, tuple[Level, str]] = {
     "unreadable": ("error", "a row cannot be read"),
@@ -48,14 +48,14 @@ KINDS: dict[str, tuple[Level, str]] = {
     "shape": ("warning", "rows have different shapes"),
     "empty": ("error", "a file has no rows"),
 }
-"""Each kind of problem: how bad it is, and what it means."""
+"""Severity and description of each kind of problem."""
 _FIRST = 20
-"""Problems of a kind that are told; the others are counted."""
+"""Maximum number of problems listed per kind; the others are only counted."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding, with the place where it was found."""
+    """A problem with its location."""
 
     at: Place
     kind: str
@@ -69,10 +69,10 @@ class Problem:
 
 @dataclass
 class Report:
-    """The problems. The first few of each kind are kept, and all are counted."""
+    """The first few problems of each kind, and counts of all."""
 
     rows: dict[str, int] = field(default_factory=dict)
-    """By file."""
+    """Number of rows by file."""
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
 
@@ -93,12 +93,12 @@ class Report:
 def validate(
     sources: Mapping[str, str], *, mapping: Mapping[str, str] | None = None, near: float | None = None
 ) -> Report:
-    """Look through datasets, which may be splits of one: name -> path. Nothing is raised for what is wrong in them.
+    """Validates datasets, which may be splits of one. Raises nothing for problems in them.
 
     Args:
-        sources: what a problem between two of them is told by, and what is read.
+        sources: name in messages -> path.
         mapping: as in `read`.
-        near: also find questions of two files that are at least this similar (0 to 1).
+        near: also find questions in two files that have at least this similarity (0 to 1).
     """
     report, tasks = Report(), Tasks()
     for number, (name, path) in enumerate(sources.items()):
@@ -139,7 +139,7 @@ _ORDER = (
     "contradiction",
     "duplicate",
 )
-"""Of the problems of one row."""
+"""The order of problems of a row."""
 
 
 def _readable(
@@ -157,28 +157,28 @@ def _readable(
 
 
 _MADE_ID = r"^[0-9a-f]{24}$"
-"""The form of an id that a task's content gives it."""
+"""Matches ids derived from a task's content."""
 
 
 class Tasks:
-    """The rows of some files that were looked at, one file after the other."""
+    """The rows of several files, one after the other."""
 
     def __init__(self) -> None:
         self.rows = 0
         self._files: list[tuple[str, str, int]] = []
-        """Name, path, and the number of the first row."""
+        """Name, path, and index of the first row."""
         self._places: list[tuple[int, str, Any]] = []
-        """The number of the first row of a block, its file, and its numbers."""
+        """Index of the first row of a block, its file, and its line numbers."""
         self._frames: list[pl.DataFrame] = []
         self._held: list[LineBlock] = []
-        """Of stdin."""
+        """Blocks of stdin."""
         self._has_made_ids = False
 
     def begin(self, name: str, path: str) -> None:
         self._files.append((name, path, self.rows))
 
     def add(self, block: LineBlock, tasks: pl.DataFrame) -> None:
-        """Rows of that file, with what `BlockFacts.tasks` says of them."""
+        """Adds rows of the current file, with their `BlockFacts.tasks`."""
         text, task_id, answer = pl.col("text"), pl.col("id"), pl.col("answer")
         self._has_made_ids |= bool(tasks.select(task_id.str.contains(_MADE_ID).any()).item())
         self._frames.append(
@@ -203,7 +203,7 @@ class Tasks:
         return bisect_right(self._files, row, key=lambda entry: entry[2]) - 1
 
     def problems(self, mapping: Mapping[str, str] | None, others: Counter[str]) -> Iterator[tuple[int, str, str]]:
-        """Number of a row, kind, what is wrong: the first of each kind. `others` gets how many more there are."""
+        """Yields row index, kind and message of the first problems of each kind; `others` counts the rest."""
         if not self._frames:
             return
         rows = pl.concat(self._frames).with_row_index("row")
@@ -226,7 +226,7 @@ class Tasks:
     def _of_two_contents(
         self, rows: pl.DataFrame, mapping: Mapping[str, str] | None, others: Counter[str]
     ) -> Iterator[tuple[int, int, str]]:
-        """Rows with the id of an earlier one that has another content, that row, and the id."""
+        """Yields rows that share an id with an earlier row of different content: indices and id."""
         if self._has_made_ids and len(loose := rows.filter(pl.col("is_task") & pl.col("id").is_null())["row"]):
             made_ids = [task.task_id for _, task in self._read_again(set(loose), mapping)]
             rows = rows.with_columns(rows["id"].scatter(loose, pl.Series(made_ids, dtype=pl.String).hash()))
@@ -239,7 +239,7 @@ class Tasks:
         yield from islice(conflicts, _FIRST)
 
     def _read_again(self, wanted: Collection[int], mapping: Mapping[str, str] | None) -> Iterator[tuple[int, Task]]:
-        """These rows, which are tasks."""
+        """Reads these rows again as tasks."""
         chosen = np.zeros(self.rows, bool)
         chosen[list(wanted)] = True
         for _, path, start in self._files:
@@ -256,11 +256,11 @@ class Tasks:
             return
         try:
             yield from map(as_lines, read_blocks(path, mapping=mapping, bad=BadRows(skip=True)))
-        except TaskError:  # it was told when the rows were read first
+        except TaskError:  # reported by the first pass
             return
 
     def _at(self, place: int, row: int) -> str:
-        """A place; its file too, where that has the name of another one."""
+        """Returns a location, with its file if that is not clear."""
         where, (file, row_file) = self.where(place), (Path(self._name(each)) for each in (place, row))
         is_clear = self._name(place) == self._name(row) or (file.name in where and file.name != row_file.name)
         return where if is_clear else f"{where} of {self._name(place)}"
@@ -270,7 +270,7 @@ class Tasks:
 
 
 def _repeated(rows: pl.DataFrame, column: str) -> pl.DataFrame:
-    """The rows with a value that an earlier one has, each with the first such row."""
+    """Returns the rows whose value occurred before, joined with its first row."""
     known = rows.filter(pl.col(column).is_not_null())
     is_first = known[column].is_first_distinct()
     again = known.filter(~is_first)
@@ -285,7 +285,7 @@ def _digest(task: Task) -> bytes:
 
 
 class _Shapes:
-    """Which keys and kinds of value the rows of a file have, and where one first differs."""
+    """Keys and kinds of the rows of a file, and where they first differ."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -294,7 +294,7 @@ class _Shapes:
         self._first = ""
 
     def add(self, kinds_by_path: Mapping[str, str], where: str, times: int) -> None:
-        """So many rows with these kinds, by path; the first of them stands there."""
+        """Adds `times` rows with these kinds, by path, the first of them at `where`."""
         is_first, self._first = not self._rows, self._first or where
         self._rows += times
         for path, kind in kinds_by_path.items():

@@ -71,7 +71,6 @@ def _show(block: Block) -> str:
 
 
 def _split_block(block: Block, size: int) -> Iterator[Block]:
-    """Splits a block if it is too long."""
     whole = block.kind in ("table", "code")
     if len(block.text) <= (WHOLE * size if whole else size):
         yield block

@@ -107,7 +107,6 @@ def prepare(
 
 
 def _groups(documents: Sequence[Document]) -> list[int]:
-    """Returns the group of each document, by shared sentences."""
     if len(documents) < 2:
         return [0] * len(documents)
     sentences = list(map(_sentences, documents))

@@ -234,7 +234,6 @@ def _encoding(place: Place) -> tuple[object, ...]:
 
 
 def _plain(array: pa.Array, place: Place, path: str) -> list[object]:
-    """Returns the values as JSON values."""
     values = json_value([decoded(value, place.notes) for value in values_of(array, path)])
     if not place.absent or (place.nulls and not place.is_json):
         return values  # type: ignore[no-any-return]

@@ -308,7 +308,6 @@ def _below(groups: Sequence[_Group], name: str) -> list[_Group]:
 
 
 def _dtype(place: Place) -> pl.Struct:
-    """Returns the polars type for objects of a place."""
     return pl.Struct({
         name: _dtype(inner) if inner.fields is not None else _DTYPES.get(inner.leaf, pl.String())
         for name, inner in (place.fields or {}).items()

@@ -274,7 +274,6 @@ def _opened(place: Place) -> Place:
 
 
 def _check_labels(first: Place, second: Place, path: str) -> None:
-    """Raises TaskError if two class labels have different names."""
     a, b = _labels(first.feature), _labels(second.feature)
     if a and b and a != b:
         raise TaskError(
@@ -297,7 +296,6 @@ def _one_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
 
 
 def _family(type_: pa.DataType) -> str:
-    """Names a group of types that differ in width only."""
     kinds = {"int": pa.types.is_integer, "float": pa.types.is_floating, "decimal": pa.types.is_decimal,
              "text": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
              "bytes": lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind)}  # fmt: skip
@@ -347,7 +345,6 @@ def _labels(feature: object) -> Any:
 
 
 def _feature(type_: pa.DataType) -> object:
-    """Returns the `datasets` feature of a type."""
     if pa.types.is_struct(type_):
         return {type_.field(i).name: _feature(type_.field(i).type) for i in range(type_.num_fields)}
     if pa.types.is_list(type_):

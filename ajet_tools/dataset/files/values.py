@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -66,6 +67,11 @@ def json_value(value: object) -> Any:
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return [json_value(inner) for inner in value]
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def as_text(value: object) -> str:
+    """Returns text unchanged, and other values as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 KINDS = {

@@ -239,7 +239,6 @@ class Writer:
                 table.writerows([_cell(row.get(name)) for name in names] for row in rows)
 
     def _drafted(self) -> Iterator[list[dict[str, object]]]:
-        """Reads back the rows of the draft."""
         self._file.seek(0)
         while lines := list(islice(self._file, ROWS)):
             yield [json.loads(line) for line in lines]

@@ -114,7 +114,6 @@ class ConversationsJob(Job):
         return True
 
     def _has_enough(self, record: Record) -> bool:
-        """Whether enough episodes of this task were exported."""
         if not self.per_task:
             return False
         foreign = record.episode.run_id in self.foreign_runs

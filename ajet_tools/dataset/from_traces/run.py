@@ -192,7 +192,6 @@ class _RowBuilder:
 
     @property
     def kept(self) -> list[str]:
-        """The episodes that passed grading."""
         if self._grader is None:
             return self._chosen.ids
         kept = [id for id in self._chosen.ids if (v := self._verdicts.get(id)) is not None and v.ok]
@@ -208,7 +207,6 @@ class _RowBuilder:
         return kind(self._sources.reader, list(ids), self._options.redact, self._options.margin, progress, **more)
 
     def count(self, job: Job) -> None:
-        """Adds the counts of a job."""
         self.made.left_out.update({reason: n for reason, n in job.left_out.items() if n})
         self.made.redacted.update({kind: n for kind, n in job.redacted.items() if n})
 
@@ -217,7 +215,6 @@ class _RowBuilder:
         return verdict.as_json("rubric") if verdict is not None else None
 
     def _split(self, episode_id: str) -> str:
-        """Returns an episode's split, `train` if unknown."""
         return self._chosen.splits.get(episode_id, "train")
 
     def _provenance(self) -> dict[str, object]:
@@ -293,7 +290,6 @@ class _RowBuilder:
                 yield row
 
     def _lines(self, write: Callable[[Job, Any], None], job: Job) -> Iterator[dict[str, object]]:
-        """Yields the rows of an export with their provenance."""
         with tempfile.SpooledTemporaryFile(max_size=32 << 20) as file:  # large exports go to disk
             write(job, file)
             self.count(job)

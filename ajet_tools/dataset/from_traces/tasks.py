@@ -163,7 +163,6 @@ def _task(stored: Task, question: _Question) -> Task:
 
 
 def _about(feedback: Sequence[Feedback], question: _Question, episode: Episode) -> Opinion:
-    """Combines the feedback on the reply to a question."""
     if question.own:
         return opinion(feedback)
     call_ids = (*question.call_ids, *([] if _is_process(episode) else [None]))
@@ -247,7 +246,6 @@ class _Group:
         return next(((self.answers[of], of, None) for of in _ORIGINS if of in self.answers), (None, None, None))
 
     def count_attempts(self, tried: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-        """Returns the number of episodes and of failures."""
         attempts, failed = tried.get(self.task.task_id, (0, 0))
         return max(attempts, len(self.episodes)), max(failed, self.failures.total())
 

@@ -63,7 +63,8 @@ def select_seeds(
             )
         problem = _problem(row)
         if problem is None:
-            seeds.setdefault(_content(row), row)
+            content = {k: v for k, v in row.values.items() if k not in OURS}
+            seeds.setdefault(json.dumps(content, sort_keys=True, default=str), row)
         elif skip_bad:
             log.warning("%s %s: skipped", row.where, problem)
         else:
@@ -105,10 +106,6 @@ def _problem(row: Row) -> str | None:
     if not text_of(row.values).strip():
         return "asks nothing: it has no text at all (--map COLUMN=main_query names the question)"
     return None
-
-
-def _content(row: Row) -> str:
-    return json.dumps({k: v for k, v in row.values.items() if k not in OURS}, sort_keys=True, default=str)
 
 
 _LOOKED_AT = 12

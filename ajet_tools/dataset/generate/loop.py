@@ -127,7 +127,6 @@ class Generation(ABC, Generic[A]):
         """Returns a row of a reply with its provenance. Raises Unusable for an invalid row."""
 
     def _is_exhausted(self, side: Side) -> bool:
-        """Whether nothing is left to ask for a side."""
         return False
 
     def _row_for_verifier(self, attempt: A, candidate: Candidate, verifier: Verifier) -> Mapping[str, Any]:

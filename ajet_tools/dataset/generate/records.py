@@ -62,7 +62,6 @@ class CallSettings:
     """Minimum share of new forms in the last 100 rows, below which a run stops; 0: no limit."""
 
     def _check(self, **least: int) -> None:
-        """Raises ConfigError for a number below its minimum."""
         if self.count is not None and self.count < 1:
             raise ConfigError(f"--count must be at least 1 (got {self.count})")
         if self.validation is not None and not 0 <= self.validation < 1:

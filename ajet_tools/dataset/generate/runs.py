@@ -238,7 +238,6 @@ async def _run(
 
 @contextmanager
 def _stop_on_signals(generation: Generation[Any]) -> Iterator[None]:
-    """Handles signals, in the main thread only."""
     loop = asyncio.get_running_loop()
 
     def hear(change: Callable[[signal.Signals], object]) -> None:

@@ -120,7 +120,6 @@ class Review:
             self.restored += 1
 
     def _restore_moved(self, before: dict[tuple[int, str], Decision]) -> None:
-        """Restores decisions by digest after the file changed."""
         by_digest: dict[str, list[Decision]] = {}
         for (_, digest), decision in before.items():
             by_digest.setdefault(digest, []).append(decision)

@@ -124,7 +124,9 @@ def _rows(review: Review) -> Iterator[tuple[int, Row]]:
 
     Raises ConfigError if the file changed since it was read.
     """
-    spooled = _read_rows(review)
+    starts = range(0, len(review.spool), _TOGETHER)
+    batches = (range(start, min(start + _TOGETHER, len(review.spool))) for start in starts)
+    spooled = (pair for numbers in batches for pair in zip(numbers, review.rows(numbers), strict=True))
     if not any(file.suffix in (".parquet", ".arrow") for file in review.files):
         yield from spooled
         return
@@ -133,12 +135,6 @@ def _rows(review: Review) -> Iterator[tuple[int, Row]]:
         if row is None or stored is None or row.where != stored.where:
             raise ConfigError(f"{review.source} was changed by another program since it was opened; reopen it")
         yield number, Row(row.where, row.values, stored.stored)
-
-
-def _read_rows(review: Review) -> Iterator[tuple[int, Row]]:
-    for start in range(0, len(review.spool), _TOGETHER):
-        numbers = range(start, min(start + _TOGETHER, len(review.spool)))
-        yield from zip(numbers, review.rows(numbers), strict=True)
 
 
 def _write_rejected(review: Review, path: Path) -> None:

@@ -133,7 +133,6 @@ def _different(numbers: U64, hashes: U64) -> Postings:
 
 
 def _starts(values: npt.NDArray[Any]) -> Ints:
-    """Returns the start of each run of equal values."""
     return np.flatnonzero(np.concatenate((np.ones(min(1, len(values)), np.bool_), values[1:] != values[:-1])))
 
 

@@ -102,7 +102,6 @@ def _keys(forms: Sequence[str], threshold: float, seed: int, numbers: bool) -> P
 
 
 def _digest(text: str) -> int:
-    """Returns a 64-bit hash."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 

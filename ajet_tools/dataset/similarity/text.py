@@ -120,7 +120,6 @@ def _inside(match: re.Match[str]) -> str:
 
 
 def masked(text: str) -> str:
-    """Replaces the numbers of a text by 0."""
     return _NUMBER.sub("0", text)
 
 
@@ -144,7 +143,9 @@ def likeness(first: str, second: str, threshold: float, *, numbers: bool = True)
     if first == second:
         return 1.0
     if (share := _kept_share(first, second, threshold)) is not None:
-        return None if numbers and _other_numbers(first, second) else share
+        short = min(len(first), len(second)) < MARKED
+        differ = marks(first) != marks(second) if short else masked(first) == masked(second)
+        return None if numbers and differ else share
     short, long = sorted((first, second), key=lambda text: (len(text), text))
     return _shared_parts(short, long, threshold, numbers)
 
@@ -160,12 +161,6 @@ def _kept_share(first: str, second: str, threshold: float) -> float | None:
         return share if share >= threshold else None
     distance = edits(first, second, int(most))
     return None if distance is None else 1 - distance / length
-
-
-def _other_numbers(first: str, second: str) -> bool:
-    if min(len(first), len(second)) < MARKED:
-        return marks(first) != marks(second)
-    return masked(first) == masked(second)
 
 
 def least_part(threshold: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import weakref
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from ajet_sdk.rollout.outcomes import solved
 from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.tasks.task_rows import Row, to_task
 from ajet_sdk.types import Episode, Task
-from ajet_tools.dataset.files.values import answer_of
+from ajet_tools.dataset.files.values import answer_of, as_text
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.verdict import RowVerdict, independent, question_of, required
 
@@ -128,7 +127,6 @@ def _last_line(reply: str) -> str:
 
 
 def _to_output(answer: object) -> Any:
-    """Converts numbers to text, as an agent would."""
     return str(answer) if isinstance(answer, int | float) else answer
 
 
@@ -160,7 +158,7 @@ class LlmVerifier:
             model=JudgeModel(required(endpoint, self.name), max_tokens=2048, retries=1),
             prompt=asked.render(question="{query}", answer="{answer}", rubric="{rubric}"),
         )
-        verdict = await graded(judge, Material(question_of(row), _shown(answer)), 1.0, details)
+        verdict = await graded(judge, Material(question_of(row), as_text(answer)), 1.0, details)
         if verdict.failed:
             return verdict
         reason = f"the grader finds it {'right' if verdict.ok else 'wrong'}"
@@ -176,7 +174,3 @@ async def graded(judge: LlmJudge, material: Material, least: float, details: Map
         return RowVerdict(False, "the grader's reply cannot be read", details, failed=True)
     score = grade.score / judge.max_score
     return RowVerdict(score >= least, grade.reason, {**details, "score": score})
-
-
-def _shown(answer: object) -> str:
-    return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
