@@ -1,4 +1,4 @@
-"""The `ajet` command. A command's module is imported when the command is run, so that `ajet --help` is quick."""
+"""The `ajet` command. Modules of commands are imported when they run, so `ajet --help` is fast."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 USAGE_ERRORS = (ConfigError, SignatureError, TaskError, MissingExtra, QueryError)
 _LONGEST = 4000
-"""Characters of a message."""
+"""Maximum characters of a message."""
 _PATIENCE = 5.0
-"""Seconds to wait for threads after a command has ended."""
+"""Seconds to wait for threads after a command ended."""
 READER_LEFT = 141
-"""Exit code when the reader of stdout closed it before the end, as after SIGPIPE."""
+"""Exit code if the reader of stdout closed it early, as after SIGPIPE."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
 
 class _Root(LazyGroup):
-    """The commands. An error that ends one is printed as one message."""
+    """The root group. Prints an error that ends a command as a single message."""
 
     package = "ajet_tools.cli"
     panels = {
@@ -71,9 +71,9 @@ class _Root(LazyGroup):
     }
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """`ajet --conf FILE …` is `ajet train --conf FILE …`; `--traceback` may stand anywhere.
+        """`ajet --conf FILE …` means `ajet train --conf FILE …`; `--traceback` is allowed anywhere.
 
-        `--with-ray-cluster` without an address is this machine's cluster, as it was where it took none.
+        `--with-ray-cluster` without an address means the cluster of this machine.
         """
         ajet_args = args[: args.index("--")] if "--" in args else args
         ctx.meta["ajet.traceback"] = "--traceback" in ajet_args
@@ -97,17 +97,17 @@ class _Root(LazyGroup):
         except (
             BrokenPipeError,
             SystemExit,
-        ) as ended:  # Rich puts /dev/null in place of a pipe that nobody reads, and exits
+        ) as ended:  # Rich replaces a closed pipe by /dev/null, and exits
             if isinstance(ended, SystemExit) and ended.code == 128 + signal.SIGTERM:
                 raise _interrupted(ctx, ended.code) from None
             if not _is_left() and _stdout() == stdout:
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise typer.Exit(READER_LEFT) from None
-        except Exception as error:  # the boundary: whatever ends a command is one message
-            if isinstance(error, RuntimeError) and str(error) == "Query interrupted":  # so DuckDB calls Ctrl-C
+        except Exception as error:  # the boundary: any error becomes a message
+            if isinstance(error, RuntimeError) and str(error) == "Query interrupted":  # DuckDB's error on Ctrl-C
                 raise _interrupted(ctx) from None
-            if isinstance(error, (typer.Exit, typer.Abort)) or hasattr(error, "show"):  # Typer's own
+            if isinstance(error, (typer.Exit, typer.Abort)) or hasattr(error, "show"):  # of Typer
                 raise
             if ctx.meta["ajet.traceback"]:
                 traceback.print_exception(error)
@@ -115,7 +115,7 @@ class _Root(LazyGroup):
             code = 2 if isinstance(error, USAGE_ERRORS) else 1
             traceback.clear_frames(error.__traceback__)
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # of Rust (polars), and no Exception
+            if type(error).__name__ != "PanicException":  # a panic of polars (Rust) is not an Exception
                 raise
             if "KeyboardInterrupt" in str(error) or "SystemExit" in str(error):
                 raise _interrupted(ctx) from None
@@ -125,7 +125,7 @@ class _Root(LazyGroup):
 
 
 def _stdout() -> tuple[int, int] | None:
-    """Device and inode of stdout; None if it is closed."""
+    """Returns device and inode of stdout, or None if it is closed."""
     try:
         about = os.fstat(1)
     except OSError:
@@ -134,7 +134,7 @@ def _stdout() -> tuple[int, int] | None:
 
 
 def _is_left() -> bool:
-    """Whether stdout is a pipe whose reader has gone."""
+    """Whether the reader of stdout, a pipe, has gone."""
     if not hasattr(select, "poll"):
         return True
     poll = select.poll()
@@ -167,7 +167,7 @@ class _Console(logging.Handler):
     """Prints log records as plain lines to the current stderr, which a progress bar replaces while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "raised", False):  # an error that is about to be shown as the command's own
+        if getattr(record, "raised", False):  # will be printed as the command's error
             return
         text = public(record.getMessage())
         echo(style(text, fg="yellow") if record.levelno >= logging.WARNING else text, err=True)
@@ -175,7 +175,7 @@ class _Console(logging.Handler):
 
 @contextmanager
 def _log_shown() -> Iterator[None]:
-    """Show ajet's log from INFO on while a command runs, each record once."""
+    """Shows ajet's log from level INFO while a command runs, each record once."""
     log, console = logging.getLogger("ajet"), _Console()
     level, propagate = log.level, log.propagate
     log.addHandler(console)
@@ -240,26 +240,26 @@ def root(
 def main() -> None:
     """The entry point of the `ajet` command and of `python -m ajet`."""
     codes = [1]
-    atexit.register(lambda: _end(codes[0]))  # the first, so that it is called last
+    atexit.register(lambda: _end(codes[0]))  # registered first, so called last
     try:
         app(prog_name="ajet")
     except SystemExit as ended:
         codes[0] = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         threads = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
-        if threads or _children():  # Python would wait for them, for ever where one does not end
+        if threads or _children():  # Python would wait for them, possibly forever
             threading.Thread(target=_end_without, args=(threads, codes[0]), daemon=True).start()
         raise
 
 
 def _end(code: int) -> None:
-    """End the process at once, without finalizing modules that daemon threads still use."""
+    """Ends the process without finalizing modules, which daemon threads may still use."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
-    """End the process although users' threads or processes still run, and print which."""
+    """Ends the process despite running threads and processes of the user, and prints them."""
     deadline = time.monotonic() + _PATIENCE
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
@@ -279,7 +279,7 @@ def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
         f"{'; '.join(named[:5])}{'; …' if len(named) > 5 else ''}. Join such threads, or make them daemon "
         "threads",
     )
-    # Python calls what is registered for the end once the threads have ended: never.
+    # Python would call exit handlers only after these threads end.
     last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     last.start()
     last.join(_PATIENCE)
@@ -287,13 +287,13 @@ def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
 
 
 def _children() -> list[BaseProcess]:
-    """Child processes that Python waits for."""
+    """Returns the child processes that Python waits for."""
     multiprocessing = sys.modules.get("multiprocessing")
     return [child for child in multiprocessing.active_children() if not child.daemon] if multiprocessing else []
 
 
 def _began_at(thread: threading.Thread) -> str:
-    """Where a thread's code begins, to be appended to its name."""
+    """Returns where a thread's code starts, as a suffix of its name."""
     frame = sys._current_frames().get(thread.ident or 0)
     calls = [] if frame is None else traceback.extract_stack(frame)
     ours = (threading.__file__, str(Path(ajet_sdk.__file__).parent))

@@ -1,6 +1,6 @@
-"""From a command line to a Config: the options that set keys of a config, and the overrides.
+"""Converts command-line options and overrides to a Config.
 
-An option that sets one key takes its help from the key's description in the schema (`key_option`).
+An option for a single config key takes its help from the key's description (`key_option`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WithLogview = Annotated[
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """`[AGENT] [KEY=VALUE]...` as the agent's class path, if there is one, and the overrides."""
+    """Splits `[AGENT] [KEY=VALUE]...` into the agent's class path, if any, and the overrides."""
     overrides = [text for text in arguments if "=" in text]
     agents = [text for text in arguments if "=" not in text]
     if len(agents) > 1:
@@ -54,7 +54,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def key_option(key: str, *names: str, **settings: Any) -> Any:
-    """The option that sets a key of the config: its help is the key's description."""
+    """Returns an option for a config key, with the key's description as its help."""
     *sections, last = key.split(".")
     model: Any = Config
     for name in sections:
@@ -64,7 +64,7 @@ def key_option(key: str, *names: str, **settings: Any) -> Any:
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The options of every job: its config file, judge, model, and the parent of its directory."""
+    """Options of every job: config file, judge, model, and parent of its directory."""
 
     conf: Conf = None
     judge: Annotated[str | None, Option(help=JUDGE_HELP)] = None
@@ -82,12 +82,12 @@ class JobOptions:
         recorded: Mapping[str, object] | None = None,
         beside: Path | None = None,
     ) -> Config:
-        """The options over the overrides, the config file and the defaults. Raises ConfigError.
+        """Combines options, overrides, config file and defaults, in this order of precedence. Raises ConfigError.
 
         Args:
             more: further keys by dotted path, e.g. `model.base_url`; None leaves a key unset.
-            recorded: the document of a config that a run recorded, over which the other settings are laid.
-            beside: the file that the recorded config came from.
+            recorded: a recorded config document, which the other settings override.
+            beside: the file of the recorded config.
         """
         settings: dict[str, object] = {
             "rollout.user_workflow": _from_here(agent) if agent else None,
@@ -97,7 +97,9 @@ class JobOptions:
             **(more or {}),
         }
         if self.conf is None and agent:
-            settings.setdefault("experiment_name", f"{_stem(agent)}-{datetime.now():%Y%m%d-%H%M%S}")
+            module = agent.replace("->", ":").rpartition(":")[0]
+            stem = Path(module).stem if module.endswith(".py") else module.rpartition(".")[2]
+            settings.setdefault("experiment_name", f"{stem}-{datetime.now():%Y%m%d-%H%M%S}")
         document: Json = copy.deepcopy({"ajet": {}, **(recorded or {})})
         for path, value in settings.items():
             if value is not None:
@@ -110,7 +112,7 @@ class JobOptions:
 
 @dataclass(frozen=True)
 class AgentOptions(JobOptions):
-    """A job that trains nothing, with what answers its agent.
+    """Options of a job without training: JobOptions, and the model that answers the agent.
 
     Args:
         model: Model name at the endpoint (or at OPENAI_BASE_URL), a local directory, a Hugging Face name, or a name of
@@ -124,8 +126,7 @@ class AgentOptions(JobOptions):
     temperature: Annotated[float | None, Option(min=0, help="Sampling temperature. Default: the agent's own.")] = None
 
     def config(self, agent: str | None, overrides: Sequence[str] = (), **settings: Any) -> Config:
-        """As of `JobOptions`, and the agent's module may be imported afterwards. Raises ConfigError, also if no model
-        is named."""
+        """As in `JobOptions`; also raises ConfigError if no model is named."""
         answering = {
             "model.base_url": self.base_url,
             "model.name": self.model if self.base_url is not None else None,
@@ -171,7 +172,7 @@ def _put(values: Json, path: str, value: object) -> None:
 
 
 def _from_here(class_path: str) -> str:
-    """A class path with an absolute file: on the command line, paths are relative to the current directory."""
+    """Makes the file of a class path absolute; on the command line, it is relative to the current directory."""
     for separator in ("->", ":"):
         file, matched, name = class_path.rpartition(separator)
         if matched and Path(file).is_file():
@@ -181,8 +182,3 @@ def _from_here(class_path: str) -> str:
 
 def _absolute(path: str | None) -> str | None:
     return str(Path(path).expanduser().resolve()) if path is not None else None
-
-
-def _stem(class_path: str) -> str:
-    place = class_path.replace("->", ":").rpartition(":")[0]
-    return Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""`ajet config show schema check`: what a config says, every key, what is wrong."""
+"""`ajet config`: shows effective values, explains keys, and checks files."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def schema(
 
 
 def _document_schema(ours: dict[str, object]) -> dict[str, object]:
-    """The schema of a whole file: ours under the root `ajet`, any other root beside it."""
+    """Returns the schema of a whole file: ours under the root `ajet`, with any other roots beside it."""
     definitions = ours.pop("$defs", {})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -134,7 +134,7 @@ def _document_schema(ours: dict[str, object]) -> dict[str, object]:
 
 
 def describe_keys() -> list[dict[str, str]]:
-    """Every key that holds a value: its dotted path, type, default and description."""
+    """Returns every key with a value: dotted path, type, default and description."""
     return list(_describe(Config, ""))
 
 
@@ -188,10 +188,10 @@ def check(
     conf: Annotated[list[Path] | None, Option("--conf", "-c", help="A config file; repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check files, each in three parts: its keys and values (schema), the workflow and judge that it names (imports),
-    and what a run needs to be here (resources: tasks, documents, model, services, keys).
+    """Check config files: keys and values (schema), workflow and judge (imports), and what a run needs (resources).
 
-    Exits with 2 if the schema or an import is wrong. Missing resources are listed, and leave the exit code 0.
+    Resources are tasks, documents, models, services and API keys. Exits with 2 if the schema or an import is wrong.
+    Missing resources are listed, and leave the exit code 0.
 
     \b
     ajet config check math.yaml
@@ -230,7 +230,7 @@ def _print_checked(checked: Checked) -> None:
 
 
 def _counts(value: object) -> str:
-    """The resources found; of tasks, their number."""
+    """Formats the resources; for tasks, their number."""
     if not isinstance(value, dict):
         return str(value)
     if "made" in value:

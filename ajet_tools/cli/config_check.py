@@ -1,6 +1,4 @@
-"""The checks of `ajet config check`: three results, so that a job that only lacks its data is seen to be
-sound.
-"""
+"""The checks of `ajet config check`: three separate results, so that missing data is not reported as a config error."""
 
 from __future__ import annotations
 
@@ -39,8 +37,7 @@ class CheckPart:
 
 @dataclass
 class Checked:
-    """The results for one file. What is wrong in `schema` and `imports` is the config's, what `resources` lack is the
-    machine's."""
+    """The results for a file. Problems in `schema` and `imports` are the config's, in `resources` the machine's."""
 
     file: Path
     schema: CheckPart = field(default_factory=CheckPart)
@@ -48,7 +45,7 @@ class Checked:
     resources: CheckPart = field(default_factory=lambda: CheckPart(checked=False))
     notices: list[str] = field(default_factory=list)
     unreadable: int = 0
-    """Resources that exist and are invalid, such as a row that is no task."""
+    """Number of resources that exist and are invalid, such as a row that is no task."""
 
     @property
     def parts(self) -> dict[str, CheckPart]:
@@ -56,7 +53,7 @@ class Checked:
 
     @property
     def wrong(self) -> int:
-        """Problems other than resources missing on this machine."""
+        """Number of problems other than missing resources."""
         return len(self.schema.problems) + len(self.imports.problems) + self.unreadable
 
     def plain(self) -> dict[str, object]:
@@ -68,7 +65,7 @@ class Checked:
 
 
 def check_file(file: Path, overrides: list[str]) -> Checked:
-    """Check a config file and what it names. Nothing is downloaded, and no model is asked."""
+    """Checks a config file and what it names, without downloads or model calls."""
     checked = Checked(file)
     try:
         config = load_config(file, overrides)
@@ -120,7 +117,7 @@ def _judge(config: Config, checked: Checked) -> object:
 
 
 def _tasks(config: Config, checked: Checked) -> TaskSets | None:
-    """The tasks, where a reader has them without paying a model; else only what they are made of is looked for."""
+    """Returns the tasks if reading them is free; else only checks their sources."""
     if config.task_reader.type in ("data_generation", "tracing"):
         for key, path in _sources(config):
             if not config.resolve(path.removeprefix("file://")).exists():
@@ -131,7 +128,7 @@ def _tasks(config: Config, checked: Checked) -> TaskSets | None:
         sets = load_tasks(config)
     except (MissingResource, EnvironmentUnavailable) as error:
         checked.resources.add(error)
-    except TaskError as error:  # they are there, and wrong
+    except TaskError as error:  # they exist, but are invalid
         checked.resources.add(error)
         checked.unreadable += 1
     except AjetError as error:
@@ -144,7 +141,7 @@ def _tasks(config: Config, checked: Checked) -> TaskSets | None:
 
 
 def _sources(config: Config) -> list[tuple[str, str]]:
-    """The files that tasks are made of, with their keys."""
+    """Returns the files from which tasks are generated, with their keys."""
     reader = config.task_reader
     if reader.type == "tracing":
         trace = reader.feedback_tracing.base_url
@@ -163,7 +160,7 @@ def _sources(config: Config) -> list[tuple[str, str]]:
 
 
 def _given(config: Config, resources: CheckPart) -> None:
-    """Look for the conversations that the job learns from."""
+    """Checks for the recorded conversations to learn from."""
     algorithm = config.trainer_common.algorithm
     if algorithm.data and (algorithm.stored or algorithm.replays) and not config.resolve(algorithm.data).exists():
         key = "trainer_common.algorithm.data"
@@ -171,7 +168,7 @@ def _given(config: Config, resources: CheckPart) -> None:
 
 
 def _model(config: Config, resources: CheckPart) -> None:
-    """Check for weights or the endpoint. A Hugging Face name is not a missing path."""
+    """Checks for weights or the endpoint; a Hugging Face name is not a missing path."""
     model = config.model
     if model.scripted:
         return

@@ -1,4 +1,4 @@
-"""`ajet doctor install`: what is installed here and what could run, and stacks that `pip` can't resolve by itself."""
+"""`ajet doctor` checks the installation; `ajet install` installs stacks that `pip` can't resolve by itself."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def _print(checks: list[Check]) -> None:
     for check in checks:
         status = style(f"{check.status:<4}", fg=colours[check.status], bold=True)
         lines = [check.detail + (f"; {check.fix}" if check.fix else "")]
-        if len(lines[0]) > room:  # what is to be typed keeps a line of its own
+        if len(lines[0]) > room:  # commands stay on one line
             lines = [*textwrap.wrap(check.detail, room, break_on_hyphens=False), *filter(None, [check.fix])]
         echo(f"{status}  {check.name:<{width}}  " + ("\n" + " " * (width + 8)).join(lines))
 
 
 def _summary(name: str, checks: list[Check]) -> Check:
-    """One line: the first failure, else the warnings."""
+    """Summarizes checks by the first failure, else the first warning."""
     for status in ("fail", "miss"):
         matching = [check for check in checks if check.status == status]
         if matching:
@@ -163,7 +163,7 @@ def _machine(directory: Path) -> Iterator[Check]:
 
 
 def _service(url: str) -> Check:
-    """Whether an environment service answers, and the state of its instances."""
+    """Checks whether an environment service answers, and its instances."""
     name = f"environment {public(url)}"
     try:
         health = service_health(url)
@@ -179,7 +179,7 @@ def _service(url: str) -> Check:
 
 
 def _programs() -> Iterator[Check]:
-    """Runs a program that tries to escape from the sandbox."""
+    """Tests the sandbox with a program that tries to escape."""
     name = "sandbox for generated programs"
     try:
         sandbox = fence()
@@ -216,9 +216,8 @@ def install(
 ) -> None:
     """Install Trinity or vLLM, which pip can't resolve, in versions that work together.
 
-    `pip install trinity-rft[vllm]` finds no versions that agree: its parts ask for different ones of numpy and of
-    transformers. Default: CUDA if `nvidia-smi` shows a GPU, else CPU. It can be repeated at any time, and ends with
-    `ajet doctor`.
+    `pip install trinity-rft[vllm]` fails, since its parts require different versions of numpy and transformers.
+    Default: CUDA if `nvidia-smi` shows a GPU, else CPU. Can be repeated at any time, and ends with `ajet doctor`.
 
     \b
     ajet install trinity
@@ -226,7 +225,7 @@ def install(
     """
     if cpu and cuda:
         raise ConfigError("--cpu and --cuda cannot be combined")
-    build = "cpu" if cpu else "cuda" if cuda or _has_gpu() else "cpu"
+    build = "cuda" if cuda or (not cpu and gpus()) else "cpu"
     stack = STACKS[f"{what.value}-{build}"]
     steps = stack.commands()
     if dry_run:
@@ -242,16 +241,8 @@ def install(
     raise typer.Exit(done.returncode)
 
 
-def _has_gpu() -> bool:
-    executable = shutil.which("nvidia-smi")
-    if executable is None:
-        return False
-    listed = subprocess.run([executable, "-L"], capture_output=True, text=True, timeout=60, check=False)
-    return listed.returncode == 0 and "GPU" in listed.stdout
-
-
 def _check(stack: Stack) -> None:
-    """Raise ConfigError where the lines can't work."""
+    """Raises ConfigError if the commands can't work here."""
     if not (3, 11) <= sys.version_info[:2] <= (3, 12):
         raise ConfigError(
             f"{stack.name} needs Python 3.11 or 3.12 (this is {sys.version_info[0]}.{sys.version_info[1]}); "
@@ -264,7 +255,7 @@ def _check(stack: Stack) -> None:
 
 
 def _pip(arguments: list[str]) -> None:
-    """Run one line. Raises ConfigError where pip fails; what it printed says why."""
+    """Runs a pip command. Raises ConfigError if it fails, after pip printed the cause."""
     echo(f"$ pip {shlex.join(arguments)}")
     done = subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""`ajet train --dry-run`: how many episodes a run would make, and what it would cost at a service."""
+"""`ajet train --dry-run`: estimates the episodes of a run, and its cost at a service."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ _PER_EPISODE = """
 
 
 _TRAINER = "ajet_sdk.learn.tinker.trainer"
-"""Imported where it is needed: it needs torch."""
+"""Imported on use, since it needs torch."""
 _VERBS = {"prefill": "prefilled", "sample": "sampled", "train": "trained"}
-"""Keys of `tinker.prices`, and what they are paid for."""
+"""Keys of `tinker.prices`, and descriptions of what they pay for."""
 
 
 @dataclass(frozen=True, slots=True)
 class PerEpisode:
-    """Means over recorded episodes of an agent; tokens are those of the models that answered them."""
+    """Means over recorded episodes of an agent; tokens are those of the models that answered."""
 
     episodes: int
     calls: float
     prefilled: float
-    """Prompt tokens of all calls, none of them from a cache."""
+    """Prompt tokens of all calls, assuming no prefix cache."""
     sampled: float
     trained: float
-    """Tokens of the longest call of each agent: of its timeline, where its calls extend each other."""
+    """Tokens of each agent's longest call, its timeline if its calls extend each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,17 @@ class Plan:
     train_episodes: int
     val_episodes: int
     passes: int = 0
-    """Forward passes over a step's samples beside the one that trains."""
+    """Forward passes over a step's samples, besides training."""
 
     def tokens(self, mean: PerEpisode) -> dict[str, float]:
-        """Tokens prefilled, sampled and trained, at most: groups without signal are not trained."""
+        """Returns the maximum of tokens prefilled, sampled and trained; groups without signal are not trained."""
         episodes, trained = self.train_episodes + self.val_episodes, self.train_episodes * mean.trained
         prefilled = episodes * mean.prefilled + self.passes * trained
         return {"prefill": prefilled, "sample": episodes * mean.sampled, "train": trained}
 
 
 def plan_of(config: Config) -> Plan:
-    """Reads the tasks; nothing is asked of a model. Raises TaskError, ConfigError."""
+    """Reads the tasks, and makes no model calls. Raises TaskError, ConfigError."""
     sets, common = load_tasks(config), config.trainer_common
     steps = total_steps(config, len(sets.train))
     each = len(sets.val[: common.val_tasks]) * (config.validation_attempts + 1)
@@ -80,7 +80,7 @@ def plan_of(config: Config) -> Plan:
 
 
 def recorded(config: Config) -> PerEpisode | None:
-    """Means over episodes of the same agent in the traces beside the experiment's; None if there are none."""
+    """Returns means over this agent's episodes in the traces beside the experiment's, or None."""
     agent = Path((config.rollout.user_workflow or "").replace("->", ":")).name
     try:
         reader = open_trace(config.directory.parent)

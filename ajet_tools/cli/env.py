@@ -1,4 +1,4 @@
-"""`ajet env`: environments that agents act in, as a service."""
+"""`ajet env`: hosts environments as a service."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ajet_sdk import serve as sdk
 from ajet_sdk.environments.hosted import KINDS, Spec
 from ajet_sdk.environments.instances import InstanceLimits
 from ajet_sdk.errors import ConfigError
+from ajet_tools.cli.options import explain_listen_errors
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -75,16 +76,14 @@ def serve(
     )
     limits = InstanceLimits(instances=instances, timeout=timeout, idle=idle, memory=_bytes(memory))
     key = os.environ.get(api_key_env)
-    try:
+    with explain_listen_errors(host, port):
         sdk.serve_environment(
             spec, host, port, name=name or _name_of(target), limits=limits, python=python or sys.executable, api_key=key
         )
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; use another --port") from error
 
 
 def _name_of(target: str) -> str:
-    """`lake_env.py:Lake` is Lake, `gymnasium:FrozenLake-v1` FrozenLake-v1, `mcp:python server.py` mcp."""
+    """Returns `Lake` for `lake_env.py:Lake`, `FrozenLake-v1` for `gymnasium:FrozenLake-v1`, `mcp` for an MCP server."""
     kind, _, remainder = target.partition(":")
     if kind == "mcp":
         return kind

@@ -1,4 +1,4 @@
-"""`ajet init --from agent.py`: a job around an agent that exists. Its file is read and not changed."""
+"""`ajet init --from agent.py`: writes a job around an existing agent, without changing its file."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ _LLM_CALLS = (
     "messages.create", "messages.stream", "generate_content", "litellm.completion", "litellm.acompletion", "Runner.run",
     "Runner.run_sync", "ainvoke", "invoke", "run_sync", "kickoff", "chat.send", "ollama.chat",
 )  # fmt: skip
-"""Ends of dotted names that ask a model, in the SDKs and frameworks of docs/frameworks.md."""
+"""Ends of dotted names that call a model, in the SDKs and frameworks of docs/frameworks.md."""
 _GIVEN = ("model", "env", "self")
-"""Parameters that ajet fills, not a task's columns."""
+"""Parameters that ajet fills, not columns of a task."""
 _MOST_TASKS = 2_000
 _GIB = 2**30
 _BYTES_OF_A_WEIGHT, _BESIDE = 4, 4 * _GIB
-"""Float32 on a CPU, bfloat16 with its adapter and activations on a GPU; and what a LoRA step of 1,024 tokens takes
-beside the weights (smollm2-135m was measured at 4.9 GB in all)."""
+"""Float32 on a CPU, bfloat16 with adapter and activations on a GPU; and the memory of a LoRA step of 1,024 tokens
+besides the weights (smollm2-135m: measured 4.9 GB in total).
+"""
 
 
 @dataclass(frozen=True)
 class Agent:
-    """The function of a file that is the agent."""
+    """A file's function that is the agent."""
 
     file: Path
     name: str
     parameters: tuple[str, ...]
-    """Parameters that a task's columns must fill."""
+    """Parameters to fill from a task's columns."""
     is_workflow: bool
-    """It has ajet's decorator."""
+    """Whether it has ajet's decorator."""
 
 
 def read_agent(source: str) -> Agent:
-    """The agent in `FILE.py` or `FILE.py:FUNCTION`, from the parsed source; no code is run.
+    """Finds the agent in `FILE.py` or `FILE.py:FUNCTION` by parsing the source; no code is run.
 
-    Raises ConfigError where the file cannot be read or parsed, or it isn't clear which function is the agent.
+    Raises ConfigError if the file cannot be read or parsed, or the agent is ambiguous.
     """
     place, _, wanted = source.partition(":")
     file = Path(place)
@@ -69,9 +70,7 @@ def read_agent(source: str) -> Agent:
     else:
         chosen = decorated or _outermost(functions)
     if not chosen:
-        raise ConfigError(
-            f"--from: no function of {place} is seen to call a model; name the one that is the agent: {place}:FUNCTION"
-        )
+        raise ConfigError(f"--from: found no function in {place} that calls a model; name the agent: {place}:FUNCTION")
     if len(chosen) > 1:
         raise ConfigError(f"--from: {place} has several agents; name one: {', '.join(f'{place}:{n}' for n in chosen)}")
     node = functions[chosen[0]]
@@ -83,7 +82,7 @@ def read_agent(source: str) -> Agent:
 
 
 def _outermost(functions: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]) -> list[str]:
-    """The functions that call a model, directly or through others, and that no such function calls."""
+    """Returns the functions that call a model, directly or indirectly, and are not called by such a function."""
     calls = {
         name: [ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)]
         for name, node in functions.items()
@@ -98,9 +97,9 @@ def _outermost(functions: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]) 
 
 
 def job_files(agent: Agent, tasks: Path | None, trace: Path | None) -> dict[str, str]:
-    """The files of a job: agent and judge, tasks to train on and to validate on, config.
+    """Returns the files of a job: agent and judge, training and validation tasks, config.
 
-    Raises ConfigError where there are too few tasks, or one of them does not fill the agent's parameters.
+    Raises ConfigError for too few tasks, or a task that lacks one of the agent's parameters.
     """
     rows = list(_rows(agent, tasks, trace))
     if len(rows) < 2:
@@ -123,7 +122,7 @@ def job_files(agent: Agent, tasks: Path | None, trace: Path | None) -> dict[str,
 
 
 def _rows(agent: Agent, tasks: Path | None, trace: Path | None) -> Iterator[dict[str, object]]:
-    """The tasks without duplicates."""
+    """Yields the distinct tasks."""
     seen: set[str] = set()
     for place, row in _traced(agent, trace) if trace is not None else _examples(tasks):
         missing = [name for name in agent.parameters if name not in row]
@@ -152,12 +151,12 @@ def _examples(tasks: Path | None) -> Iterator[tuple[str, dict[str, object]]]:
             except json.JSONDecodeError as error:
                 raise ConfigError(f"--tasks: {tasks} line {number} is not JSON: {error}") from error
             if not isinstance(row, dict):
-                raise ConfigError(f"--tasks: {tasks} line {number} is no JSON object")
+                raise ConfigError(f"--tasks: {tasks} line {number} is not a JSON object")
             yield f"{tasks} line {number}", row
 
 
 def _traced(agent: Agent, trace: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    """Tasks of recorded calls. An agent's only parameter gets the question if no column has its name."""
+    """Yields the tasks of recorded calls; an agent's only parameter gets the question if no column has its name."""
     with opened_sources([trace]) as sources:
         for row in islice(task_rows(sources)[1], _MOST_TASKS):
             row = {**row.get("metadata", {}), **row}
@@ -168,7 +167,7 @@ def _traced(agent: Agent, trace: Path) -> Iterator[tuple[str, dict[str, object]]
 
 
 def fitting_model() -> NamedModel:
-    """The largest model of the table that a LoRA step fits beside, on this machine's GPU or in half of its memory."""
+    """Returns the largest known model for which a LoRA step fits this GPU, or half of the memory."""
     devices = gpus()
     memory = max((gib for _, gib, _ in devices), default=0.0) * _GIB
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
@@ -188,7 +187,7 @@ def _program(agent: Agent, answer: str | None) -> str:
     return _PROGRAM.format(file=agent.file, name=agent.file.name, stem=agent.file.stem, wrapped=wrapped, judge=judge)
 
 
-_PROGRAM = '''"""The agent of {name} as ajet runs it, and its judge. {name} itself is as it was."""
+_PROGRAM = '''"""The agent of {name} as a workflow, and its judge. {name} itself is unchanged."""
 
 import importlib.util
 import sys
@@ -209,15 +208,15 @@ spec.loader.exec_module(agent)
 _EXACT = '''
 @ajet.judge
 def judge(output: str, {answer}: str) -> float:
-    """1 where the output is the expected one to the letter; see what a looser one lets through: `ajet judge attack`."""
+    """1 if the output equals the expected one; test a more lenient judge with `ajet judge attack`."""
     return float(str(output).strip() == str({answer}).strip())
 '''
 _OPEN = '''
 @ajet.judge
 def judge(output: str) -> float:
-    """Return 1 for an output that does the task, 0 for one that doesn't; raise where it can't be judged.
+    """Return 1 for an output that solves the task, else 0; raise if it can't be judged.
 
-    `output` is what the agent returned. A parameter with the name of a task's column gets that column.
+    `output` is the agent's return value. A parameter named like a column of the task gets its value.
     """
     raise NotImplementedError("write the judge in job.py")
 '''

@@ -1,4 +1,6 @@
-"""`ajet judge eval`: a judge beside labels. `ajet judge attack`: a judge or an environment, and outputs that cheat."""
+"""`ajet judge eval`: compares a judge with labels. `ajet judge attack`: tests a judge or environment with cheating
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -193,7 +195,7 @@ def _print_attack(name: str, result: Attack) -> None:
 
 def _tried(built: Built) -> str:
     if built.agreement is None or built.interval is None:
-        return f"Tried on {built.held_out} examples that say nothing of its agreement"
+        return f"Tried on {built.held_out} examples, which do not show its agreement"
     low, high = built.interval
     plain = "" if built.plain is None else f"; without a rubric {built.plain:.2f}"
     return f"Agreement on {built.held_out} held-out examples: {built.agreement:.2f} [{low:.2f}, {high:.2f}]{plain}"

@@ -1,7 +1,7 @@
-"""Commands whose modules are imported when they run, so that help and other commands don't wait for them.
+"""Command groups that import a command's module when it runs, so that help and other commands stay fast.
 
-A command's help gets its layout here: paragraphs are filled, examples have a heading and fit 80 columns. The help of an
-option stands beside it, or, where that would be too long, in the docstring under `Args:`.
+Formats the help: paragraphs are filled, examples get a heading and fit 80 columns. The help of an option is in its
+declaration or, if too long, in the docstring under `Args:`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ if TYPE_CHECKING:
     from typer._click import Command, Context, Parameter
 
 EXAMPLE_WIDTH = 78
-"""Columns of an example: an 80-column terminal less help's margins."""
+"""Columns of an example: an 80-column terminal minus the margins of the help."""
 _ARGUMENT = re.compile(r"^    (\w+): (.+(?:\n {5}.+)*)", re.MULTILINE)
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 
 
 class LazyGroup(TyperGroup):
-    """A group of the commands in `panels`. `group.commands[name]` imports the module of that command."""
+    """A group of the commands in `panels`. `group.commands[name]` imports a command's module."""
 
     package: ClassVar[str] = ""
     panels: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    """The panels of the group's help, in order: each command, and the module in `package` that has its function, or for
-    a group its `app`. The function has the command's name, with an underscore behind it where that is taken."""
+    """The panels of the group's help, in order, with the module in `package` of each command; it has a function of that
+    name (with a trailing underscore if the name is taken), or for a group `app`.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -43,7 +44,7 @@ class LazyGroup(TyperGroup):
         self.commands: Any = _Commands(self.package, self.modules)
 
     def get_params(self, ctx: Context) -> list[Parameter]:
-        """The options, with those that Typer adds last: of shell completion."""
+        """Returns the options, including those for shell completion, which Typer adds last."""
         params = super().get_params(ctx)
         _hide_flag_types(params)
         return params
@@ -52,14 +53,14 @@ class LazyGroup(TyperGroup):
         return list(self.modules)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        """A command that has only its short help, for lists; `resolve_command` imports the real one."""
+        """Returns a stub with the short help, for lists; `resolve_command` imports the command."""
         if cmd_name not in self.modules:
             return None
         [panel] = (panel for panel, commands in self.panels.items() if cmd_name in commands)
         return TyperCommand(cmd_name, help=self.summary_of(cmd_name), rich_help_panel=panel)
 
     def summary_of(self, command: str) -> str:
-        """The first paragraph of the command's docstring, out of the source: the module is not imported."""
+        """Returns the first paragraph of a command's docstring from the source, without importing it."""
         module = self._source(command)
         source = (module / "__init__.py" if module.is_dir() else module.with_suffix(".py")).read_text(encoding="utf-8")
         function = command.replace("-", "_")
@@ -67,14 +68,14 @@ class LazyGroup(TyperGroup):
         return " ".join(docstring[1].split()) if docstring else ""
 
     def _source(self, command: str) -> Path:
-        """A group's folder; a command's file without its suffix."""
+        """Returns a group's directory, or a command's file without suffix."""
         return Path(__file__).parent.joinpath(*self.package.split(".")[2:], self.modules[command])
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         name, *remaining = args
         if name in self.modules:
             return name, self.commands[name], remaining
-        if not ctx.resilient_parsing:  # of shell completion
+        if not ctx.resilient_parsing:  # not during shell completion
             groups = [group for group in self.modules if self._source(group).is_dir()]
             near = [f"{group} {name}" for group in groups if name in getattr(self.commands[group], "modules", ())]
             near += difflib.get_close_matches(name, self.modules, n=1)
@@ -84,7 +85,7 @@ class LazyGroup(TyperGroup):
 
 
 class _Commands(Mapping[str, "Command"]):
-    """Commands by name, each imported when it is asked for."""
+    """Commands by name, imported on access."""
 
     def __init__(self, package: str, modules: Mapping[str, str]) -> None:
         self._package, self._modules = package, modules
@@ -110,7 +111,7 @@ class _Commands(Mapping[str, "Command"]):
 
 
 def _lay_out(command: Command) -> None:
-    """Join each paragraph to one line, except examples (`\\b`), which get a heading. Flags show no type."""
+    """Joins each paragraph to one line, except examples (`\\b`), which get a heading. Flags show no type."""
     parts, texts = list[str](), dict[str, str]()
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         if paragraph.startswith("Args:\n"):
@@ -133,7 +134,7 @@ def _lay_out(command: Command) -> None:
 
 
 def _folded(line: str) -> str:
-    """A command line, wrapped with backslashes if it is too long; an option stays with its value."""
+    """Wraps a long command line with backslashes; an option stays with its value."""
     if len(line) <= EXAMPLE_WIDTH:
         return line
     goes_on = line.endswith(" \\")

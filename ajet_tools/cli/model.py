@@ -1,4 +1,4 @@
-"""`ajet model fetch`: a model as a checkpoint on this machine. `ajet model list`: those with a short name."""
+"""`ajet model`: fetches models as local checkpoints, and lists models with a short name."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def model() -> None:
 @app.command()
 def fetch(
     source: Annotated[str, Argument(metavar="NAME|FILE|DIRECTORY")],
-    out: Annotated[Path | None, Option("--out", "-o", help="Directory to create. Default: one in the cache.")] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="Directory to create. Default: in the cache.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a model and print the directory of its checkpoint; what is there already is not fetched again.
+    """Fetch a model and print its checkpoint directory; a model that exists is not fetched again.
 
-    A GGUF file is converted: its weights become float32, its tokenizer and chat template files of transformers.
-    Downloads are checked against their checksum. `ajet train --model NAME` fetches by itself.
+    A GGUF file is converted to float32 weights, and its tokenizer and chat template to files of transformers. Downloads
+    are verified by their checksum. `ajet train --model NAME` fetches automatically.
 
     Args:
         source: A name of `ajet model list`, a Hugging Face name (owner/name), a GGUF file, or a directory.
@@ -56,7 +56,7 @@ def fetch(
 
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
-    """List the models that have a short name, and where they are on this machine.
+    """List models with a short name, and their local directories.
 
     \b
     ajet model list

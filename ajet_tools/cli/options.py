@@ -1,4 +1,4 @@
-"""Options that several commands share: `--json`, and how it prints; several options as one parameter, a dataclass."""
+"""Options shared by several commands, JSON output, and options grouped in a dataclass."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo, json_line
 
 if TYPE_CHECKING:
@@ -26,8 +28,18 @@ def pick(source: object, *names: str) -> dict[str, object]:
     return {name: getattr(source, name) for name in names}
 
 
+@contextmanager
+def explain_listen_errors(host: str, port: int) -> Iterator[None]:
+    """Raises an OSError as a ConfigError that names the address."""
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
+        raise ConfigError(message) from error
+
+
 def print_json(value: object, *, indent: int | None = 2, err: bool = False) -> None:
-    """Print a value as JSON: dataclasses as objects, NaN and infinities as null."""
+    """Prints a value as JSON: dataclasses as objects, NaN and infinities as null."""
     echo(json_line(_finite(value), indent=indent), err=err)
 
 
@@ -44,9 +56,9 @@ def _finite(value: object) -> object:
 
 
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with each parameter that is a dataclass in its signature replaced by that dataclass's fields.
+    """Replaces each dataclass in a command's signature by the fields of the dataclass.
 
-    Typer makes an option of every field, and the command gets them as one object. No two may have one name.
+    Typer creates an option per field, and the command receives the dataclass. Field names must be unique.
     """
     hints = inspect.get_annotations(command, eval_str=True)  # get_type_hints wraps defaults of None on Python 3.10
     groups: dict[str, type[DataclassInstance]] = {}
@@ -61,13 +73,13 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def called(**values: object) -> None:
-        made = {
+        grouped = {
             name: group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
             for name, group in groups.items()
         }
-        command(**values, **made)
+        command(**values, **grouped)
 
-    del called.__wrapped__  # type: ignore[attr-defined]  # or the signature is looked for behind it
+    del called.__wrapped__  # type: ignore[attr-defined]  # else inspect would use its signature
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     docs = [base.__doc__ or "" for group in groups.values() for base in reversed(group.__mro__)]

@@ -1,4 +1,4 @@
-"""Requirements of each backbone, and of each way to run it, and whether this machine meets them."""
+"""Checks whether this machine meets the requirements of each backbone and way to run it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ajet_tools.cli.stacks import STACKS, Stack, installed_version, same_version
 
 
 def _required(extra: str = "") -> tuple[str, ...]:
-    """The packages that ajet itself asks for, or one of its extras does."""
+    """Returns the packages that ajet or one of its extras requires."""
     try:
         lines = importlib.metadata.requires("ajet") or []
     except importlib.metadata.PackageNotFoundError:  # it runs from a directory
@@ -31,14 +31,14 @@ CORE = _required()
 _SHOWN = ("local", "tools", "documents", "math", "environments", "datasets", "agentscope", "ray", "trinity", "verl")
 EXTRAS = {extra: _required(extra) for extra in _SHOWN}
 DRIVER = 580
-"""The oldest NVIDIA driver for CUDA 13, which the pinned torch is built for."""
+"""Oldest NVIDIA driver for CUDA 13, for which the pinned torch is built."""
 _IMPORT_TIMEOUT = 300
 _BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check: `fail` stops the target, `miss` may stop or slow it."""
+    """The result of a check: `fail` prevents the target, `miss` may prevent or slow it."""
 
     name: str
     status: Literal["ok", "miss", "fail"]
@@ -47,12 +47,12 @@ class Check:
 
 
 def usable(checks: list[Check]) -> bool:
-    """Whether nothing stops it."""
+    """Whether no check failed."""
     return all(check.status != "fail" for check in checks)
 
 
 def check_target(target: str, *, imports: bool = False) -> list[Check]:
-    """The requirements of `target` and whether they are met. `imports` also imports packages, in up to a minute."""
+    """Checks the requirements of `target`. `imports` also imports packages, which takes up to a minute."""
     checks = list(_requirements(target))
     if imports and target in _IMPORTS and usable(checks):
         checks.append(_imported(target))
@@ -60,9 +60,9 @@ def check_target(target: str, *, imports: bool = False) -> list[Check]:
 
 
 def target_of(name: str) -> str | None:
-    """The target of a name (`trinity` and `vllm` depend on this machine); None if there is none.
+    """Returns the target of a name (`trinity` and `vllm` depend on this machine), or None.
 
-    `verl` has the stack of Trinity on GPUs.
+    `verl` uses the stack of Trinity on GPUs.
     """
     if name == "verl":
         return "trinity-cuda"
@@ -72,7 +72,7 @@ def target_of(name: str) -> str | None:
 
 
 def gpus() -> list[tuple[str, float, str]]:
-    """Each GPU as `nvidia-smi` shows it: name, memory in GiB, version of the driver."""
+    """Returns name, memory in GiB and driver version of each GPU, from `nvidia-smi`."""
     executable = shutil.which("nvidia-smi")
     if executable is None:
         return []
@@ -85,7 +85,7 @@ def gpus() -> list[tuple[str, float, str]]:
 
 
 TARGETS = ("debug", "local", "ray", "vllm-cpu", "vllm-cuda", "trinity-cpu", "trinity-cuda")
-"""The ways to run: the backbones of one machine, and the stacks."""
+"""The ways to run: backbones on one machine, and stacks."""
 
 
 def _requirements(target: str) -> Iterator[Check]:
@@ -107,7 +107,7 @@ def _requirements(target: str) -> Iterator[Check]:
 
 
 def check_packages(name: str, packages: tuple[str, ...], fix: str) -> Iterator[Check]:
-    """Whether all packages are installed, and in which versions."""
+    """Checks that all packages are installed, and lists their versions."""
     missing = [package for package in packages if installed_version(package) is None]
     if missing:
         yield Check(name, "fail", f"missing {', '.join(missing)}", fix)
@@ -116,7 +116,7 @@ def check_packages(name: str, packages: tuple[str, ...], fix: str) -> Iterator[C
 
 
 def _stack(stack: Stack) -> Iterator[Check]:
-    """Every package of the stack, and the versions of those that must agree."""
+    """Checks the packages of a stack, and the pinned versions."""
     kind, _, build = stack.name.partition("-")
     fix = f"ajet install {kind} --{build}"
     needed = [name for extra in stack.extras for name in EXTRAS[extra]]
@@ -133,7 +133,7 @@ def _stack(stack: Stack) -> Iterator[Check]:
 
 
 def _beside_torch() -> Iterator[Check]:
-    """Packages with native code for one build of torch: another build breaks `import transformers`."""
+    """Checks packages with native code: if built for another torch, they break `import transformers`."""
     installed = [name for name in _BESIDE_TORCH if installed_version(name) is not None]
     for name in installed:
         done = _python(f"import {name}")
@@ -181,7 +181,7 @@ def _flash_attention(*, required: bool) -> Iterator[Check]:
 
 
 def _shared_memory() -> Check:
-    """Ray keeps its objects in /dev/shm: 30 % of the memory where it fits, else in files on disk, which is slow."""
+    """Ray keeps objects in /dev/shm: 30 % of the memory if they fit, else on disk, which is slow."""
     directory = Path("/dev/shm")
     if not directory.is_dir():
         return Check("shared memory", "ok", "no /dev/shm on this system")
@@ -195,7 +195,7 @@ def _shared_memory() -> Check:
 
 
 def _ray_tokens() -> Check:
-    """Ray 2.55 and later asks for a token where one lies about, and a node that sends none is refused."""
+    """Ray 2.55 and later requires a token if it finds one, and rejects nodes without it."""
     name, mode = "ray token", os.environ.get("RAY_AUTH_MODE")
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     token = "RAY_AUTH_TOKEN" in os.environ or file.is_file()
@@ -241,7 +241,7 @@ def _imported(target: str) -> Check:
 
 
 def _python(code: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own, where a broken native library can't take this one along."""
+    """Runs code in a separate process, since a broken native library may crash it."""
     variables = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, "-c", code]
     try:

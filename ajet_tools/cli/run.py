@@ -1,6 +1,6 @@
-"""`ajet run`: run an agent over tasks and score it.
+"""`ajet run`: runs an agent over tasks and scores it.
 
-`ajet baseline`: what an agent scores before it is trained, and which training fits.
+`ajet baseline`: scores an agent before training, and advises how to train it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import typer
 from typer import Option
 
 from ajet_sdk import run as sdk
-from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import ProgressBar, echo
 from ajet_sdk.reporting.results import Report
@@ -32,9 +31,9 @@ from ajet_tools.cli.viewer import logview
 _NEARLY_ALL = 0.95
 """pass@1 above which little is left to learn."""
 _FEW = 0.25
-"""A smaller share of tasks with signal makes most of a step's attempts useless."""
+"""With a smaller share of tasks with signal, most attempts of a step are useless."""
 _MANY = 64
-"""Attempts without a success from which a task set is likely to be beyond the model."""
+"""Number of unsuccessful attempts from which a task set is likely beyond the model."""
 
 
 def run(
@@ -61,24 +60,19 @@ def run(
         raise ConfigError("no agent given: name it (agent.py:solve) or pass a config file (--conf FILE)")
     if answering.conf is None and tasks is None:
         raise ConfigError("no tasks given: pass --tasks tasks.jsonl")
-    # the tasks that are named are all there is: a file's validation tasks are others
+    # named tasks replace the validation tasks of the config file
     unread = {"task_reader.jsonl_dataset_file.validation": {"file_path": None} if tasks else None}
     config = answering.config(agent, overrides, tasks=tasks, more=unread)
     with logview(config.directory, with_logview):
-        report = _score(config, k, limit, named=tasks is not None, quiet=as_json)
+        sets = load_tasks(config)
+        chosen = (sets.train if tasks is not None or not sets.val else sets.val)[:limit]
+        with ProgressBar("Episodes", len(chosen) * k, quiet=as_json) as bar:
+            report = sdk.run(config, tasks=chosen, k=k, on_episode=lambda episode: bar.advance())
     if as_json:
         print_json(_as_json(report))
     else:
         echo(str(report))
     raise typer.Exit(0 if report.reward is not None else 1)
-
-
-def _score(config: Config, k: int, limit: int | None, *, named: bool, quiet: bool) -> Report:
-    sets = load_tasks(config)
-    tasks = sets.train if named or not sets.val else sets.val
-    tasks = tasks[:limit]
-    with ProgressBar("Episodes", len(tasks) * k, quiet=quiet) as bar:
-        return sdk.run(config, tasks=tasks, k=k, on_episode=lambda episode: bar.advance())
 
 
 def _as_json(report: Report) -> dict[str, object]:
@@ -138,7 +132,16 @@ def baseline(
                 )
     scored = any(report.reward is not None for report in reports.values())
     if as_json:
-        print_json({**{name: _baseline_json(report) for name, report in reports.items()}, "next": advice(reports)})
+        summaries = {
+            name: {
+                **pick(report, "run_id", "reward", "pass_at", "failures", "notices"),
+                "tasks": len(report.tasks),
+                "with_signal": _with_signal(report),
+                "failed": sum(score.failed for score in report.tasks),
+            }
+            for name, report in reports.items()
+        }
+        print_json({**summaries, "next": advice(reports)})
     else:
         echo("\n".join(_baseline_table(reports, k)))
         for name, report in reports.items():
@@ -150,14 +153,8 @@ def baseline(
 
 
 def _with_signal(report: Report) -> int:
-    """Tasks whose attempts differ in reward."""
+    """Counts the tasks whose attempts differ in reward."""
     return sum(len({e.reward for e in score.episodes if e.reward is not None}) > 1 for score in report.tasks)
-
-
-def _baseline_json(report: Report) -> dict[str, object]:
-    failed = sum(score.failed for score in report.tasks)
-    counts = {"tasks": len(report.tasks), "with_signal": _with_signal(report), "failed": failed}
-    return {**pick(report, "run_id", "reward", "pass_at", "failures", "notices"), **counts}
 
 
 def _baseline_table(reports: Mapping[str, Report], k: int) -> list[str]:
@@ -173,7 +170,7 @@ def _baseline_table(reports: Mapping[str, Report], k: int) -> list[str]:
 
 
 def advice(reports: Mapping[str, Report]) -> list[str]:
-    """Advice from the scores of the training tasks and of the held-out tasks, if any."""
+    """Returns advice from the scores of training tasks and held-out tasks, if any."""
     train, held_out = reports["training"], reports.get("held-out")
     if train.reward is None:
         return ["make the agent run: no attempt has a reward. See the failures above"]

@@ -1,6 +1,6 @@
-"""`ajet demo`: a small model learns to use a calculator, here and now.
+"""`ajet demo`: trains a small model to use a calculator.
 
-`ajet init`: a starter project that runs at once, or one of the tutorials.
+`ajet init`: writes a runnable starter project, or a tutorial.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _REPLIES = 8
 
 
 def _examples() -> dict[str, Path]:
-    """The tutorials by name: in the installed package, or beside it in a checkout."""
+    """Returns the tutorials by name, in the installed package or the checkout."""
     package = Path(ajet_tools.__file__).parent
     folder = next(place for place in (package / "tutorial", package.parent / "tutorial") if place.is_dir())
     return {p.name.removeprefix("example_"): p for p in sorted(folder.glob("example_*")) if p.is_dir()}
@@ -116,7 +116,7 @@ def _init_job(agent: Agent, tasks: Path | None, trace: Path | None, name: Path |
         echo(f"  {name / file}")
     judge = "Write the judge in job.py" if b"NotImplementedError" in files["job.py"] else "Look at the judge in job.py"
     echo(
-        f"The agent is {agent.file.name}:{agent.name}, which is as it was. {judge}, then measure a baseline, and "
+        f"The agent is {agent.file.name}:{agent.name}, which is unchanged. {judge}, then measure a baseline, and "
         f"train:\n{_enter(name)}"
         "  ajet baseline --conf config.yaml\n"
         "  ajet train --conf config.yaml"
@@ -141,15 +141,19 @@ def _init_example(example: str, name: Path | None) -> None:
         echo(f"  {name / file}")
     code = [content for file, content in files.items() if not file.endswith(".md")]
     for other_name in known:
-        beside = name.resolve().parent / f"example_{other_name}"  # where its files look for those of another
+        beside = name.resolve().parent / f"example_{other_name}"  # where its files refer to those of another example
         if other_name != example and any(beside.name.encode() in content for content in code) and not beside.exists():
             echo(f"It uses files of another example. Write that too: ajet init --example {other_name} {beside}")
     readme = "\n".join(files["README.md"].decode().splitlines())
-    echo(f"See {name / 'README.md'}. First command:\n{_enter(name)}{_first_command(readme)}")
+    block = re.search(r"^```(?:sh|bash|console)\n(.*?)^```", readme, re.M | re.S)  # the first shell block
+    lines = [] if block is None else block[1].splitlines()
+    typed = [line.removeprefix("$ ") for line in lines if block and (line.startswith("$ ") or "$ " not in block[1])]
+    command = "\n".join(f"  {line}" for line in typed)
+    echo(f"See {name / 'README.md'}. First command:\n{_enter(name)}{command}")
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """A tutorial's files, with the paths in their text relative to its directory."""
+    """Returns a tutorial's files, with paths in their text relative to its directory."""
     contents = {}
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
@@ -163,16 +167,8 @@ def _files(folder: Path) -> dict[str, bytes]:
     return contents
 
 
-def _first_command(readme: str) -> str:
-    """The first shell block of a README, indented."""
-    block = re.search(r"^```(?:sh|bash|console)\n(.*?)^```", readme, re.M | re.S)
-    lines = [] if block is None else block[1].splitlines()
-    typed = [line.removeprefix("$ ") for line in lines if block and (line.startswith("$ ") or "$ " not in block[1])]
-    return "\n".join(f"  {line}" for line in typed)
-
-
 def _write(folder: Path, files: dict[str, bytes]) -> None:
-    """Write a project's files. Raises ConfigError where one is there already, or the folder can't be made."""
+    """Writes a project's files. Raises ConfigError if one exists, or the directory can't be created."""
     taken = [file for file in sorted(files) if (folder / file).exists()]
     if taken:
         raise ConfigError(f"{folder} already contains {', '.join(taken)}; nothing was written. Choose another name")
@@ -214,7 +210,7 @@ def demo(
         check_terminal("ajet demo --view", "leave out --view, and view the run later with `ajet trace view --web`")
         load_viewer("trace.app")
     for package in ("torch", "transformers", "safetensors", *(("peft", "gguf") if pretrained else ())):
-        if find_spec(package) is None:  # before anything is written
+        if find_spec(package) is None:  # check before writing files
             raise MissingExtra(package, "local")
     name = PRETRAINED if pretrained else DEMO
     directory = directory or Path("ajet-demo-pretrained" if pretrained else "ajet-demo")
@@ -229,7 +225,7 @@ def demo(
     if pretrained:
         echo(f"{config.model.path} answers held-out questions first, and is then trained on the judge's rewards:")
     else:
-        echo("Its model is made from scratch, then trained on the judge's rewards:")
+        echo("Its model is created from scratch, then trained on the judge's rewards:")
     tuned = run.train(config)
     echo(f"\n{tuned}")
     if pretrained:
@@ -249,7 +245,7 @@ Then change {directory / "agent.py"}, and run the whole job, which takes a few m
 
 
 def _print_replies(config: Config, tuned: TunedModel) -> None:
-    """The replies to the first held-out questions before and after training, and the paired difference of rewards."""
+    """Prints replies to held-out questions before and after training, and the paired difference of rewards."""
     with open_trace(config.directory) as reader:
         sampled = [e for e in episodes(reader, run_id=tuned.run_id) if e.split == "val" and e.decoding == "sampled"]
     last = max(episode.step for episode in sampled)

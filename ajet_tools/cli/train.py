@@ -1,8 +1,8 @@
-"""`ajet train`: train the model behind an agent.
+"""`ajet train`: trains the model behind an agent; `--sweep` once per combination of values.
 
-`ajet rehearse`: a cluster run in small, at the desk.
+`ajet rehearse`: a small cluster run on the CPU.
 
-`ajet serve`: a checkpoint as an OpenAI-compatible endpoint.
+`ajet serve`: an OpenAI-compatible endpoint for a checkpoint.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from ajet_tools.cli.arguments import (
     split_arguments,
 )
 from ajet_tools.cli.dry_run import print_plan
+from ajet_tools.cli.options import explain_listen_errors
 from ajet_tools.cli.viewer import logview
 from ajet_tools.text.clean import flat_keys
 
 NO_UPDATE = 3
-"""The exit code of a training run that never updated the weights."""
+"""Exit code of a training run without any update."""
 
 
 def serve(
@@ -72,15 +73,12 @@ def serve(
       --base-url http://127.0.0.1:8000/v1 --model NAME
     """
     if wait:
-        return sdk.wait_for_server(host, port)
+        sdk.wait_for_server(host, port)
+        return
     if checkpoint is None:
         raise ConfigError("nothing to serve: pass a checkpoint, or --wait to wait for a server")
-    try:
+    with explain_listen_errors(host, port):
         sdk.serve(checkpoint, host=host, port=port, name=name, trace=trace, api_key=os.environ.get(api_key_env))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
-        ) from error
 
 
 def rehearse(arguments: AgentAndOverrides = None, conf: Conf = None) -> None:
@@ -108,7 +106,7 @@ def _rehearse(config: Config, directory: Path) -> None:
         if find_spec(package) is None:
             raise MissingExtra(package, "trinity")
 
-    check(config)  # before a model is made
+    check(config)  # before the model is created
     watch = Stopwatch(echo)
     model, whose = tiny_model(config, directory / "model")
     watch.done("model", f"random weights, {whose}")
@@ -126,8 +124,8 @@ def _rehearse(config: Config, directory: Path) -> None:
             + "\n  ".join(failures)
             + f"\nTo view them: {view_command(directory)}"
         )
-    made = f"{counts['episodes']} episodes, {counts['calls']} calls, {counts['trained']} tokens trained"
-    watch.done("run", f"{made}; {counts['versions']} model versions sampled")
+    totals = f"{counts['episodes']} episodes, {counts['calls']} calls, {counts['trained']} tokens trained"
+    watch.done("run", f"{totals}; {counts['versions']} model versions sampled")
     _judge(counts, tuned, directory)
     watch.done("checkpoint", f"{tuned.path}")
     echo(
@@ -137,7 +135,7 @@ def _rehearse(config: Config, directory: Path) -> None:
 
 
 def _judge(counts: dict[str, int], tuned: TunedModel, directory: Path) -> None:
-    """Raise TrainingError where the rehearsal shows that the real run would not learn."""
+    """Raises TrainingError if the rehearsal shows that the real run would not learn."""
     look = f"to view the run: {view_command(directory)}"
     if not counts["trained"]:
         raise TrainingError(f"nothing was trained: no call to the policy was captured; {look}")
@@ -240,7 +238,7 @@ def _check_flags(config: Config, ray: bool, appworld: bool, prefix: str) -> None
 
 
 def newest_experiment(config: Config, exp_dir: Path | None) -> Config:
-    """The config with the name of the experiment to resume: given, or the newest of this file or agent."""
+    """Returns the config for the experiment to resume: the given one, or the newest of this file or agent."""
     if config.is_set("experiment_dir") or config.directory.exists():
         return config
     base, stem = exp_dir or Path("launcher_record"), re.sub(r"-\d{8}-\d{6}$", "", config.experiment_name)
@@ -260,9 +258,9 @@ _NO_RUN = "empty"
 def configs_of(
     sweeps: Sequence[str], config: Config, with_overrides: Callable[[Sequence[str]], Config]
 ) -> dict[str, Config]:
-    """The config of each combination of `KEY=VALUE,VALUE` …, by the name of its experiment, in the config's directory.
+    """Returns the config of each combination of `KEY=VALUE,VALUE` options, by name, within the config's directory.
 
-    Raises ConfigError for an unknown key, and where a config is not valid.
+    Raises ConfigError for an unknown key or an invalid config.
     """
     configs: dict[str, Config] = {}
     known = [key for key, _ in flat_keys(config.model_dump())]
@@ -282,28 +280,28 @@ def configs_of(
 
 
 def _full_key(name: str, known: Sequence[str]) -> str:
-    """The key in full; its end alone will do where that is unique."""
+    """Returns the full key; a unique last part is sufficient."""
     name = name.removeprefix("ajet.")
     fitting = [name] if name in known else [key for key in known if key.endswith(f".{name}")]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
-        raise ConfigError(f"--sweep: {name} may be {' or '.join(fitting)}; name one in full")
+        raise ConfigError(f"--sweep: {name} is ambiguous: {' or '.join(fitting)}; give the full key")
     near = difflib.get_close_matches(name, [*known, *(key.rpartition(".")[2] for key in known)], 1)
     raise ConfigError(f"--sweep: there is no key {name}{f'; did you mean {near[0]}?' if near else ''}")
 
 
 def run_sweep(configs: Mapping[str, Config], train: Callable[[Config, bool], object], *, resume: bool) -> None:
-    """Train each config, by the name of its experiment; a run that fails doesn't end the others.
+    """Trains each config; a failed run doesn't end the others.
 
-    With `resume` runs that have finished are passed over, and one that was begun goes on. Raises ConfigError where an
-    experiment exists without it, and at the end where runs failed.
+    With `resume`, finished runs are skipped and others continue. Raises ConfigError if an experiment exists without it,
+    and at the end if runs failed.
     """
     states = {name: _last_status(config.directory) for name, config in configs.items()}
     begun = [name for name, state in states.items() if state is not None]
     if begun and not resume:
         raise ConfigError(
-            f"the sweep was begun: {configs[begun[0]].directory} exists. Go on with --resume, or set another "
+            f"the sweep was started: {configs[begun[0]].directory} exists. Continue with --resume, or set another "
             "experiment_name"
         )
     failed: list[str] = []
@@ -320,7 +318,7 @@ def run_sweep(configs: Mapping[str, Config], train: Callable[[Config, bool], obj
 
 
 def _last_status(directory: Path) -> str | None:
-    """The status of the newest run of an experiment, or that it has none; None if there is no experiment."""
+    """Returns the status of an experiment's newest run, `_NO_RUN` without runs, None without an experiment."""
     try:
         with open_trace(directory) as reader:
             table = reader.query("SELECT status FROM runs ORDER BY started_at DESC LIMIT 1")

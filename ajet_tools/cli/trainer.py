@@ -1,4 +1,4 @@
-"""`ajet trainer`: our learner as a service for other machines and other tools."""
+"""`ajet trainer`: serves the learner to other machines and tools."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import typer
 from typer import Option
 
 from ajet_sdk.errors import ConfigError, MissingExtra
+from ajet_tools.cli.options import explain_listen_errors
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 _SERVER = "ajet_sdk.trainer_service.server"
-"""Loaded where it is needed: it imports torch."""
+"""Imported on use, since it imports torch."""
 
 
 @app.callback()
@@ -41,14 +42,13 @@ def serve(
 ) -> None:
     """Train and sample a base model for clients of the Tinker API, until Ctrl-C.
 
-    Each training client has a LoRA adapter of its own on the one base model. The official SDK, tinker-cookbook and
-    other tools that speak the API work unmodified. Needs the extras `local` and `tinker`, and Python 3.11 or later.
+    Each training client has its own LoRA adapter on the shared base model. The official SDK, tinker-cookbook and other
+    tools for the API work unmodified. Needs the extras `local` and `tinker`, and Python 3.11 or later.
 
     Args:
         model: The base model: a directory, a short name (ajet model list), or a Hugging Face name.
-        name: What clients call the model, and where they find its tokenizer, such as a Hugging Face name. Default: as
-            in --model.
-        state: Directory of adapters, optimizers and checkpoints; a new server goes on from it.
+        name: Name of the model for clients, from which they load its tokenizer. Default: as in --model.
+        state: Directory of adapters, optimizers and checkpoints; a new server continues from it.
         key_env: Environment variable with the API key that clients must send; it begins with tml-.
         max_model_len: Longest sequence in tokens. Default: the model's own.
         deterministic: Sample each call alone, and compute on one thread: the same requests give the same tokens and
@@ -69,7 +69,7 @@ def serve(
         server = import_module(_SERVER)
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "local") from error
-    try:
+    with explain_listen_errors(host, port):
         server.serve_trainer(
             model,
             host,
@@ -82,7 +82,3 @@ def serve(
             max_model_len=max_model_len,
             deterministic=deterministic,
         )
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
-        ) from error

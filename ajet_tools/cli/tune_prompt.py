@@ -1,4 +1,4 @@
-"""`ajet tune-prompt`: search for a better prompt of an agent, and measure what it gains."""
+"""`ajet tune-prompt`: searches for a better prompt of an agent, and measures its gain."""
 
 from __future__ import annotations
 

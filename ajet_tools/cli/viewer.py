@@ -1,4 +1,4 @@
-"""Loading a viewer, checking its terminal, and serving it during a run."""
+"""Loads a viewer, checks its terminal, and serves it during a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PATIENCE = 10.0
 
 
 def load_viewer(name: str) -> ModuleType:
-    """The module `ajet_tools.tui.NAME`. Raises MissingExtra where a package of the extra `tools` is not installed."""
+    """Imports `ajet_tools.tui.NAME`. Raises MissingExtra if a package of the extra `tools` is not installed."""
     try:
         return importlib.import_module(f"ajet_tools.tui.{name}")
     except ModuleNotFoundError as error:
@@ -31,7 +31,7 @@ def load_viewer(name: str) -> ModuleType:
 
 
 def check_terminal(command: str, otherwise: str) -> None:
-    """Raises ConfigError if the terminal can't position a cursor; `otherwise` says what to do instead."""
+    """Raises ConfigError if the terminal can't position a cursor; `otherwise` names an alternative."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(f"`{command}` needs a terminal, but the output is a pipe or a file; {otherwise}")
     if os.environ.get("TERM") in ("dumb", "", None):
@@ -43,10 +43,10 @@ def check_terminal(command: str, otherwise: str) -> None:
 
 @contextmanager
 def logview(directory: Path, wanted: bool = True) -> Iterator[None]:
-    """Serve the trace that a run writes to `directory`, print the URL, and stop when the run ends.
+    """Serves the trace that a run writes to `directory`, prints the URL, and stops when the run ends.
 
-    The viewer is a process of its own: whatever becomes of it, the run goes on, after one warning. It also ends where
-    the run is killed, for it reads this process's end of a pipe.
+    The viewer is a separate process: if it fails, the run continues after a warning. It ends if the run is killed,
+    since it reads a pipe from this process.
     """
     process = _started(directory) if wanted else None
     try:
@@ -65,7 +65,7 @@ def _started(directory: Path) -> subprocess.Popen[str] | None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # Ctrl-C is the run's; the viewer is stopped after it
+            start_new_session=True,  # Ctrl-C is for the run; the viewer is stopped afterwards
         )
     except OSError as error:
         _warn(str(error))
@@ -75,7 +75,7 @@ def _started(directory: Path) -> subprocess.Popen[str] | None:
 
 
 def _announce(process: subprocess.Popen[str]) -> None:
-    """Print the URL; then read on, so that the viewer never waits for a full pipe."""
+    """Prints the URL, then keeps reading so that the pipe never fills up."""
     assert process.stdout is not None
     lines: list[str] = []
     shown = False

@@ -81,7 +81,7 @@ def test_a_judge_without_an_answer_is_left_open(here: Path) -> None:
     ("text", "arguments", "words"),
     [
         ("def f(:\n", (), "mine.py line 1 is not Python"),
-        ("def f(x):\n    return x\n", (), "no function of mine.py is seen to call a model; name the one"),
+        ("def f(x):\n    return x\n", (), "found no function in mine.py that calls a model; name the agent"),
         (AGENT + "\ndef second(q):\n    return ask([q])\n", (), "mine.py:answer_question, mine.py:second"),
         (AGENT.replace("question: str", "topic: str"), (), "few.jsonl line 1: the task has no topic"),
         (AGENT, ("--example", "frozenlake"), "either --from or --example"),

@@ -41,7 +41,7 @@ def test_a_sweep_trains_every_combination_and_goes_on_where_it_was_ended(starter
     ]
     directory = starter / "launcher_record" / "many"
     assert sorted(path.name for path in directory.iterdir()) == POINTS
-    assert "the sweep was begun" in ajet(*SWEEP, code=2)
+    assert "the sweep was started" in ajet(*SWEEP, code=2)
     (directory / POINTS[1] / "trace.duckdb").unlink()
     again = ajet(*SWEEP, "--resume")
     assert [line.endswith("finished before") for line in again.splitlines() if line.startswith("run ")] == [

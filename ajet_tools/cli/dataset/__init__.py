@@ -1,4 +1,4 @@
-"""`ajet dataset`: the table of its commands; the module of a command is imported when it runs."""
+"""The group `ajet dataset`; the module of a command is imported when it runs."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def dataset(ctx: typer.Context) -> None:
     """
 
     def end(*_: object) -> NoReturn:
-        ctx.meta["ajet.ended"] = True  # libraries make another error of what is raised here
+        ctx.meta["ajet.ended"] = True  # libraries may convert the exception
         raise SystemExit(128 + signal.SIGTERM)
 
     if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGTERM, end)  # its default leaves drafts behind
+        before = signal.signal(signal.SIGTERM, end)  # the default handler would leave drafts behind
         ctx.call_on_close(lambda: signal.signal(signal.SIGTERM, before))

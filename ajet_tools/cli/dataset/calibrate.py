@@ -1,4 +1,4 @@
-"""`ajet dataset calibrate`: how hard each task is for a model, and a band of them kept."""
+"""`ajet dataset calibrate`: measures the difficulty of tasks for a model, and keeps a range."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def calibrate(
 
 
 def _beside(out: str, what: str) -> Path | None:
-    """`fit.rejected.jsonl` beside `fit.jsonl`, rows beside Parquet in Parquet; nothing beside stdout."""
+    """Returns `fit.rejected.jsonl` for `fit.jsonl`, rows in Parquet for Parquet, None for stdout."""
     if out == "-":
         return None
     path = Path(out)
@@ -122,7 +122,7 @@ def _lines(
 
 
 def _histogram(done: Calibration, band: Band | None) -> Iterator[str]:
-    """A line for each number of solved attempts, or for each tenth where there are many."""
+    """Yields a line per number of solved attempts, or per tenth if there are many."""
     most = max(done.histogram, default=0)
     step = 1 if done.k <= 16 else -(-(done.k + 1) // 11)
     for low in range(0, done.k + 1, step):

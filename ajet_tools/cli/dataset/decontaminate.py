@@ -1,4 +1,4 @@
-"""`ajet dataset decontaminate`: rows that leak an evaluation set."""
+"""`ajet dataset decontaminate`: removes rows that leak an evaluation set."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ def decontaminate(
 ) -> None:
     """Remove rows that leak an evaluation set, with the evidence for each.
 
-    A row goes if it asks the same as an evaluation row, or nearly the same (as in `dedup`), or if any of its texts has
-    a run of --ngram words in common with one (all its words, if it has from 6 to --ngram, or from 3 with a number).
+    A row is removed if its question equals or nearly equals that of an evaluation row (as in `dedup`), or if any of its
+    texts shares a run of --ngram words with one (for a short row all its words: 6 or more, or 3 or more with a number).
     Runs that more than a twentieth of the evaluation rows share are instructions and don't count. Or if it has most of
-    the words of one in their order and the same numbers (a quotation with every sixth word changed); with --embeddings,
-    the same meaning. Paraphrases are found best by --check-model, which is shown each remaining row with the five
-    nearest, by words or, with --embeddings, by meaning.
+    the words of one in the same order and the same numbers (a quotation with every sixth word changed); with
+    --embeddings, the same meaning. Paraphrases are found best by --check-model, which sees each remaining row with the
+    five nearest, by words or, with --embeddings, by meaning.
 
     Args:
         share: Also require this share of the evaluation row's words.
         meaning: With --embeddings: cosine similarity that counts as a leak.
-        check_model: Ask this model whether a row is an evaluation row in other words (a call per row).
+        check_model: Ask this model whether a row paraphrases an evaluation row (a call per row).
         check_price: Price of a million of its input and output tokens.
-        cache: Keep its replies here, so that none is paid for twice.
+        cache: Cache of its replies, so that none is paid for twice.
 
     \b
     ajet dataset decontaminate tasks.jsonl --eval test.jsonl --out clean.jsonl

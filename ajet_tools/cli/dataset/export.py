@@ -1,11 +1,10 @@
-"""`ajet dataset export`: rows in the form that a training library reads."""
+"""`ajet dataset export`: converts rows to the format of a training library."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from typer import Option
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.cli.dataset.options import Out, RowOptions, Sources, counted, counting, left_out_lines, to_place
+from ajet_tools.dataset.card import Facts, write_card
 from ajet_tools.dataset.curation.formats import OPENING, Format, Unfit, as_messages, converter
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, Stored, TableBlock
 from ajet_tools.dataset.files.segments import Shape
@@ -76,7 +76,7 @@ def _is_directory(out: str) -> bool:
 
 
 def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict[str, list[str]]:
-    """Split -> what it is made of. A directory gives all its splits, where they have a place to go."""
+    """Returns the sources of each split. For a directory as output, a directory as source gives all its splits."""
     parts: dict[str, list[str]] = {}
     for source in sources:
         if to_directory and split is None and Path(source).is_dir():
@@ -110,11 +110,10 @@ def _nothing(paths: list[str], format: str, left_out: Counter[str]) -> str:
 
 
 def _write_card(folder: Path, written: Mapping[str, int], format: str, left_out: Mapping[str, int]) -> None:
-    card = import_module("ajet_tools.dataset.card")  # loads what only a directory needs
-    facts = card.Facts(
+    facts = Facts(
         title=folder.resolve().name,
         made_by=f"ajet dataset export --format {format}",
         refused=dict(left_out),
         files={name: f"data/{name}-*.parquet" for name in written},
     )
-    card.write_card(folder, {name: (row.values for row in read(f"{folder}:{name}")) for name in written}, facts)
+    write_card(folder, {name: (row.values for row in read(f"{folder}:{name}")) for name in written}, facts)

@@ -1,4 +1,4 @@
-"""`ajet dataset from-traces`: episodes of a deployed agent, with what people said of them, as a dataset."""
+"""`ajet dataset from-traces`: builds a dataset from episodes of a deployed agent and their feedback."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FROM = (
 
 @dataclass(frozen=True)
 class ChoiceOptions:
-    """Which episodes."""
+    """Options to choose episodes."""
 
     filter: Annotated[
         str, Option("--filter", "-f", metavar="EXPR", help="Only episodes that match, as in `ajet trace ls`.")
@@ -59,7 +59,7 @@ class ChoiceOptions:
         return Choice(self.filter, feedback, self.failed, self.below, self.run, self.split, validation)
 
     def grader(self, asking: ModelOptions, out: str, values: bool) -> EpisodeGrader | None:
-        """The model that grades episodes by the rubric or reads values; its replies are cached beside `out`."""
+        """Returns a grader by rubric or for values; its replies are cached beside `out`."""
         if self.rubric is None and not values:
             return None
         words = read_rubric(self.rubric) if self.rubric is not None else None
@@ -69,11 +69,11 @@ class ChoiceOptions:
 
 @dataclass(frozen=True)
 class ConversionOptions:
-    """How episodes become rows.
+    """Options to convert episodes to rows.
 
     Args:
         accept_outputs: Tasks: use an output with a thumb up as the answer.
-        read_values: Tasks: as --accept-outputs; where no rule tells an output's value, the model reads it, asked twice.
+        read_values: Tasks: as --accept-outputs; where no rule finds an output's value, the model does, asked twice.
         redact: Replace secrets and personal data with placeholders.
     """
 
@@ -147,7 +147,7 @@ def from_traces(
 
 
 def _write_rejected(run: TraceRun, out: str, rejected: Path | None) -> Path | None:
-    """Rejected tasks, each with its reason, beside the dataset."""
+    """Writes rejected tasks with their reasons beside the dataset."""
     if rejected is None and out != "-":
         name = Path(out).name.removesuffix(".gz")
         rejected = Path(out).with_name(f"{Path(name).stem}.rejected.jsonl")

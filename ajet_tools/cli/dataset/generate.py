@@ -1,7 +1,4 @@
-"""`ajet dataset from-docs`: tasks out of documents.
-
-`ajet dataset expand`: many tasks out of few.
-"""
+"""`ajet dataset expand` and `ajet dataset from-docs`: generate rows from examples or documents."""
 
 from __future__ import annotations
 
@@ -87,7 +84,7 @@ class LearningOptions:
 
     @contextmanager
     def value(self, rows: list[Row], directory: Directory) -> Iterator[LearningValue | None]:
-        """The policy's trial of the rows; None if no policy is given. Raises ConfigError."""
+        """Returns the trial of rows by a policy, or None without a policy. Raises ConfigError."""
         if self.policy is None:
             if policy_options := [name for name in ("workflow", "judge", "conf") if getattr(self, name) is not None]:
                 raise ConfigError(f"--{policy_options[0]} configures the policy of --for; add --for")
@@ -200,7 +197,7 @@ def _run(
     watching: Callable[[Any], AbstractContextManager[Any]],
     *before: str,
 ) -> None:
-    """Generate the rows and report on them; `before` is printed first. Raises the error that ended generation early."""
+    """Generates and reports rows; `before` is printed first. Raises the error that ended generation early."""
     started = time.monotonic()
     result = make(
         evals=writing.eval or [],
@@ -217,7 +214,7 @@ def _run(
 
 
 def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | None]:
-    """The tasks that failed in a trace, with their answers, and its validation tasks, which rows must not repeat."""
+    """Returns the failed tasks of a trace with answers, and its validation tasks, which rows must not repeat."""
     choice = Choice(failures=True, include_validation=include_validation)
     with opened_sources([trace]) as sources:
         result, row_values = task_rows(sources, choice, Options(need_answer=True))
@@ -304,7 +301,7 @@ def _read(corpus: Corpus) -> str:
 def progress(
     generation: Generation[Any], rows: int | None, calls: int = 0
 ) -> Iterator[Callable[[GenerationResult], None]]:
-    """On a terminal: a bar of the rows wanted (else of all calls) and the time left, and below it `progress_lines`."""
+    """On a terminal, shows a progress bar of rows (else calls), and below it `progress_lines`."""
     if not sys.stderr.isatty():
         yield lambda result: None
         return
@@ -326,7 +323,7 @@ def progress(
 
 
 def progress_lines(generation: Generation[Any], rows: int | None, width: int) -> Iterator[str]:
-    """Cost, waits and rejections (the most frequent reason first), in lines that fit the width."""
+    """Yields cost, waits and rejections (most frequent first), in lines that fit the width."""
     result, wait = generation.result, generation.describe_wait()
     accepted = [] if rows else [f"{result.accepted:,} accepted"]
     yield _fit("", [*accepted, *generation.endpoint.budget.summary().split(", ")], width)
@@ -340,7 +337,7 @@ def progress_lines(generation: Generation[Any], rows: int | None, width: int) ->
 
 
 def _fit(before: str, items: Sequence[str], width: int) -> str:
-    """As many items as fit the width, and how many are left out."""
+    """Joins as many items as fit the width, and counts the others."""
     for shown in range(len(items), 0, -1):
         hidden = len(items) - shown
         line = before + ", ".join([*items[:shown], *([f"{hidden} more"] if hidden else [])])
@@ -350,7 +347,7 @@ def _fit(before: str, items: Sequence[str], width: int) -> str:
 
 
 def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool) -> None:
-    """Print the result. Raises KeyboardInterrupt, or Exit with 143, if Ctrl-C or SIGTERM ended the run."""
+    """Prints the result. Raises KeyboardInterrupt, or Exit with 143, if Ctrl-C or SIGTERM ended the run."""
     result, files, checks, corpus = made.result, made.files, made.checks, made.corpus
     spent, sides = budget.spent, {"train": result.train, "validation": result.validation}
     documents = {side: sum(entry.side == side for entry in corpus.held) for side in sides} if corpus is not None else {}

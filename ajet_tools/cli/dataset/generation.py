@@ -1,7 +1,4 @@
-"""Options of the commands that generate rows, and the confirmation before they start.
-
-The options of every command that asks a model, and the endpoint and budget that they mean.
-"""
+"""Options and confirmation of commands that generate rows, and the options of commands that ask a model."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ VerifyHow = Annotated[
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """The verifying model, if it differs from the model that writes the rows.
+    """Options of the verifying model, if it differs from the writer.
 
     Args:
         verify_model: Model that verifies, for all of --verify or a part (llm=NAME@URL). Default: the writer.
@@ -76,7 +73,7 @@ Temperature = Annotated[float, Option(min=0, help="Sampling temperature of the m
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Which rows are made, and where they are written.
+    """Options about the rows to generate and their files.
 
     Args:
         language: Language of the rows. Default: the source's. Repeat it to alternate.
@@ -114,7 +111,7 @@ class OutputOptions:
     dry_run: Annotated[bool, Option("--dry-run")] = False
 
     def settings(self) -> Json:
-        """The arguments common to `GenerationConfig` and `DocsConfig`."""
+        """Returns the arguments common to `GenerationConfig` and `DocsConfig`."""
         same = {item.name for item in fields(CallSettings)} & {item.name for item in fields(self)}
         return {"languages": tuple(self.language or ()), **{name: getattr(self, name) for name in same}}
 
@@ -123,13 +120,13 @@ class OutputOptions:
         return read_seeds(path, mapping=mapping_of(self.map), skip_bad=skip_bad, include_validation=validation)
 
     def meanings(self, writer: ModelClient, cache: Path) -> MeaningIndex | None:
-        """The index that rejects paraphrases, if --embeddings is given. Raises ConfigError."""
+        """Returns the index that rejects paraphrases, if --embeddings is given. Raises ConfigError."""
         if self.embeddings is None:
             return None
         return MeaningIndex.by(self.embeddings, self.meaning, writer, cache)
 
     def directory(self) -> Directory:
-        """The output directory. Raises ConfigError if none is given or it has files of another run."""
+        """Returns the output directory. Raises ConfigError if it is missing or has files of another run."""
         if self.out is None:
             if self.dry_run:
                 return Directory(Path())
@@ -147,9 +144,9 @@ def show_prompts(first: Iterable[tuple[WriterCall, Prompt]]) -> None:
 
 
 def confirm(taken: Estimate, writing: OutputOptions, *, ask: bool, as_json: bool, before: Sequence[str] = ()) -> None:
-    """Print what is done and what the rest may cost and, on a terminal, ask for confirmation.
+    """Prints what was done and the estimated cost of the rest and, on a terminal, asks for confirmation.
 
-    Raises ConfigError where nobody can be asked, Exit where they do not want it.
+    Raises ConfigError without a terminal, Exit if the user declines.
     """
     if writing.dry_run:
         if as_json:
@@ -167,13 +164,13 @@ def confirm(taken: Estimate, writing: OutputOptions, *, ask: bool, as_json: bool
         return
     if not sys.stdin.isatty():
         raise ConfigError("confirmation is needed, but stdin is not a terminal; pass --yes to continue without it")
-    if not typer.confirm("Go on?", err=True):
+    if not typer.confirm("Continue?", err=True):
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The model, its rate limits and the budget.
+    """Options of the model, its rate limits and the budget.
 
     Args:
         base_url: An OpenAI-compatible endpoint.
@@ -198,10 +195,10 @@ class ModelOptions:
     cache: Annotated[Path | None, Option(metavar="FILE", show_default="in or beside --out")] = None
 
     def endpoint(self, cache: Path, *, dry_run: bool = False) -> ModelClient:
-        """The model: a scripted function, an endpoint, or a checkpoint in this process. Raises ConfigError.
+        """Opens the model: a scripted function, an endpoint, or a local checkpoint. Raises ConfigError.
 
-        `cache` is where replies are kept, where the option does not say. With `dry_run` nothing will be sent, so that
-        nothing need be named, and no file is made.
+        `cache` is the default of the option. With `dry_run`, nothing is sent, so no model is needed and no file is
+        created.
         """
         price = Price.parse(self.price) if self.price is not None else None
         budget = Budget(self.max_calls, self.max_total_tokens, self.max_cost, price)

@@ -1,12 +1,8 @@
-"""`ajet dataset stats validate diff`: what is in a dataset, what is wrong with it, what changed.
-
-`ajet dataset view`: the rows of a dataset in a terminal, to be read, edited, accepted and rejected.
-"""
+"""`ajet dataset stats`, `validate` and `view`: summarize, check and review a dataset."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +19,7 @@ from ajet_tools.dataset.curation.validate import KINDS, Report
 from ajet_tools.dataset.curation.validate import validate as run_validate
 from ajet_tools.dataset.files.sources import files_of, splits_of
 from ajet_tools.dataset.review.estimate import estimate_errors
+from ajet_tools.dataset.review.review import Review
 from ajet_tools.text import tables as render
 
 
@@ -66,9 +63,7 @@ def view(
 
     app_module = load_viewer("dataset.app")
     parse(filter)
-    review = import_module("ajet_tools.dataset.review.review").Review(
-        source, mapping=mapping_of(map), skip_bad=skip_bad_rows, sample=sample, seed=seed
-    )
+    review = Review(source, mapping=mapping_of(map), skip_bad=skip_bad_rows, sample=sample, seed=seed)
     viewer = app_module.DatasetApp(review, filter)
     viewer.run()
     viewer.review.close()
@@ -205,7 +200,7 @@ def validate(
 
 
 def _name_sources(sources: Sequence[str]) -> dict[str, str]:
-    """Name -> path; a directory gives each of its splits."""
+    """Maps names to paths; a directory gives each of its splits."""
     named: dict[str, str] = {}
     for source in sources:
         if Path(source).is_dir():
@@ -213,7 +208,7 @@ def _name_sources(sources: Sequence[str]) -> dict[str, str]:
             named |= {f"{Path(source).as_posix()}:{name}": f"{source}:{name}" for name in names}
             if names:
                 continue
-        files_of(source)  # says so now where there is none
+        files_of(source)  # raises if there is none
         named[source] = source
     return named
 

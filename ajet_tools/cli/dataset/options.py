@@ -1,7 +1,4 @@
-"""Options of several `ajet dataset` commands: input and output of rows, JSON, progress.
-
-What commands share that read a file twice: once to decide which rows go, and once to write the others.
-"""
+"""Options shared by `ajet dataset` commands: input and output of rows, JSON, progress."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ SizedItem = TypeVar("SizedItem", bound=Sized)
 
 
 def mapping_of(pairs: Iterable[str] | None) -> dict[str, str]:
-    """Column -> field, of `question=main_query`."""
+    """Parses `question=main_query` to column -> field."""
     mapping: dict[str, str] = {}
     for pair in pairs or ():
         column, equals, field = (part.strip() for part in pair.partition("="))
@@ -70,7 +67,7 @@ def mapping_of(pairs: Iterable[str] | None) -> dict[str, str]:
 
 @contextmanager
 def counting(verb: str) -> Iterator[Callable[[Iterable[SizedItem]], Iterator[SizedItem]]]:
-    """Passes blocks of rows through; on a terminal, a bar on stderr says how many rows there were so far."""
+    """Passes blocks of rows through, with a progress bar on a terminal."""
     with ProgressBar(f"{verb} rows") as bar:
 
         def count(blocks: Iterable[SizedItem]) -> Iterator[SizedItem]:
@@ -82,7 +79,7 @@ def counting(verb: str) -> Iterator[Callable[[Iterable[SizedItem]], Iterator[Siz
 
 
 def print_summary(summary: Mapping[str, object], lines: Iterable[str], *, as_json: bool, out: str = "") -> None:
-    """Print a command's result: as JSON to stdout (stderr if the rows go to stdout), else as lines to stderr."""
+    """Prints a command's result: as JSON to stdout (stderr if the rows go to stdout), else as lines to stderr."""
     if as_json:
         print_json(summary, indent=None if out == "-" else 2, err=out == "-")
     else:
@@ -92,7 +89,7 @@ def print_summary(summary: Mapping[str, object], lines: Iterable[str], *, as_jso
 
 @dataclass(frozen=True)
 class RowOptions:
-    """How rows are read, and how the command reports."""
+    """Options for reading rows and reporting."""
 
     map: Map = None
     skip_bad_rows: SkipBad = False
@@ -104,7 +101,7 @@ class RowOptions:
 
     @cached_property
     def bad(self) -> BadRows:
-        """The rows that cannot be read."""
+        """Collects the rows that cannot be read."""
         return BadRows(skip=self.skip_bad_rows)
 
     def blocks(self, source: str) -> Iterator[Block]:
@@ -114,30 +111,30 @@ class RowOptions:
         return tables_of(source, self.columns)
 
     def rereadable(self, source: str) -> Callable[[], Iterator[Block]]:
-        """Reads the rows, as often as asked; of stdin they are kept."""
+        """Returns a function that reads the rows each time; those of stdin are kept in memory."""
         stored, blocks = list[Block](), self.blocks(source)
 
         def read() -> Iterator[Block]:
             self.bad.count, self.bad.first = 0, []
             return self.blocks(source)
 
-        def read_held() -> Iterator[Block]:
+        def read_stored() -> Iterator[Block]:
             yield from stored
             for block in blocks:
                 stored.append(block)
                 yield block
 
-        return read_held if source == "-" else read
+        return read_stored if source == "-" else read
 
     def bad_row_lines(self) -> list[str]:
-        """Lines about rows that were left out because they cannot be read."""
+        """Returns lines about unreadable rows."""
         if not self.bad.count:
             return []
         problems = (f"    {problem}" for problem in self.bad.first)
         return [f"  left out: {counted(self.bad.count, 'bad row')}, the first:", *problems]
 
     def report(self, summary: Mapping[str, object], lines: Iterable[str], out: str = "") -> None:
-        """Print the result as `print_summary` does, and which rows could not be read."""
+        """Prints the result as `print_summary` does, with the unreadable rows."""
         print_summary(summary, [*lines, *self.bad_row_lines()], as_json=self.as_json, out=out)
 
 
@@ -147,7 +144,7 @@ def left_out_lines(reasons: Mapping[str, int]) -> list[str]:
 
 
 def read_some(blocks: Iterator[Block], source: str, bar: ProgressBar) -> Iterator[Block]:
-    """The rows, at least one. Raises TaskError."""
+    """Yields the blocks. Raises TaskError if there are no rows."""
     number = 0
     for block in blocks:
         yield block
@@ -158,7 +155,7 @@ def read_some(blocks: Iterator[Block], source: str, bar: ProgressBar) -> Iterato
 
 
 def write_kept(blocks: Iterator[Block], gone: set[int], total: int, out: str, tables: Iterable[Columns]) -> None:
-    """Write all but those that go, by their numbers from 0."""
+    """Writes all rows except those with the given indices."""
     number, removed = 0, np.fromiter(gone, np.int64)
     with Writer(out, tables=tables) as writer:
         for block in blocks:
@@ -185,7 +182,7 @@ def report_kept(
     out: str,
     report: str | None,
 ) -> None:
-    """Print how many rows stay; `kinds` counts those that go, `more` is the rest of the JSON, `lines` of the text."""
+    """Prints how many rows were kept; `kinds` counts the others, `more` extends the JSON, `lines` the text."""
     kept = total - sum(kinds.values())
     places = {"bad_rows": rows.bad.count, "path": out, "report": report}
     summary = {"rows": total, "kept": kept, "dropped": total - kept, **kinds, **more, **places}

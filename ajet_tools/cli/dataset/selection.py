@@ -1,4 +1,4 @@
-"""`ajet dataset filter mix`: rows of datasets into another file."""
+"""`ajet dataset filter` and `mix`: write selected rows of datasets to another file."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def filter_(
     if sql is not None:
         if expression or judge or rejected or language:
             raise ConfigError("--sql is a complete SELECT; remove the expression and the other conditions")
-        _select(sql, source, out, rows.as_json)
+        count = select(sql, source, out)
+        lines = [f"{counted(count, 'row')}{to_place(out)}"]
+        print_summary({"rows": count, "path": out}, lines, as_json=rows.as_json, out=out)
         return
     check_apart(out=out, rejected=rejected)
     keep = Keep(
@@ -106,15 +108,8 @@ def filter_(
     _report_filter(keep, writer.rows, rows, out)
 
 
-def _select(query: str, source: str, out: str, as_json: bool) -> None:
-    """Write what a SELECT gives."""
-    rows = select(query, source, out)
-    lines = [f"{counted(rows, 'row')}{to_place(out)}"]
-    print_summary({"rows": rows, "path": out}, lines, as_json=as_json, out=out)
-
-
 def _judge(spec: str) -> Verifier:
-    verify = importlib.import_module("ajet_tools.dataset.verify")  # loads what few filters need
+    verify = importlib.import_module("ajet_tools.dataset.verify")  # slow to load, rarely needed
     verifier: Verifier = verify.open_verifier(f"judge:{spec}")
     return verifier
 

@@ -1,4 +1,4 @@
-"""`ajet dataset dedup split`: rows that are alike, and rows that must not meet."""
+"""`ajet dataset dedup` and `split`: remove duplicates, and split rows without leakage."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def dedup(
 
 
 async def embedded(texts: Sequence[str], embeddings: tuple[str, str], on_progress: OnProgress) -> Vectors:
-    meaning = importlib.import_module("ajet_tools.dataset.similarity.meaning")  # loads an HTTP client
+    meaning = importlib.import_module("ajet_tools.dataset.similarity.meaning")  # imports an HTTP client
     endpoint = meaning.open_embedder(*embeddings)
     try:
         vectors: Vectors = await meaning.embed(endpoint, texts, on_progress=on_progress)
@@ -227,7 +227,7 @@ def split(
 
 
 def _check_place(out: Path, sides: Iterable[str], suffix: str) -> None:
-    """Raises ConfigError where the directory would have rows of a side in two formats: whoever reads it has both."""
+    """Raises ConfigError if the directory has rows of a side in another format, which readers would include."""
     there = splits_of(out) if out.is_dir() else {}
     for side in sides:
         for file in there.pop(side, []):

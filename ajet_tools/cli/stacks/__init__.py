@@ -1,6 +1,7 @@
-"""Stacks: sets of packages that `pip` can't find versions for by itself, pinned to ones that work together.
+"""Stacks: package sets that `pip` can't resolve, pinned to versions that work together.
 
-Each stack has a constraints file here. A package whose own requirements contradict another's is installed without them.
+Each stack has a constraints file in this directory. Packages with contradicting requirements are installed without
+their dependencies.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ _CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 
 @dataclass(frozen=True)
 class Stack:
-    """The packages of one way of running, their versions, and the order in which `pip` installs them."""
+    """The packages of a way to run, their versions, and the order of installation."""
 
     name: str
     constraints: str
-    """Name of its constraints file, in this directory."""
+    """Name of the constraints file in this directory."""
     cpu: bool
-    """Torch's CPU build: the one of the package index is for CUDA, and several GB."""
+    """Whether it uses torch's CPU build; the package index has the CUDA build, of several GB."""
     extras: tuple[str, ...]
-    """Extras of ajet's; they hold what `pip` resolves."""
+    """Extras of ajet, whose packages `pip` resolves."""
     packages: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
-    """Installed with `--no-deps`, because their requirements contradict another package's."""
+    """Installed with `--no-deps`, because their requirements contradict those of another package."""
     unwanted: tuple[str, ...] = ()
-    """Installed with the packages; break them on a CPU."""
+    """Installed as dependencies, but broken on a CPU."""
     compared: tuple[str, ...] = ()
-    """The packages whose version matters."""
+    """Packages whose version matters."""
 
     @property
     def path(self) -> Path:
@@ -42,7 +43,7 @@ class Stack:
         return {name.lower().replace("_", "-"): version for name, version in requirements}
 
     def commands(self, path: str | None = None) -> list[list[str]]:
-        """The arguments of `pip`, in order. `path`: how to write the constraints file."""
+        """Returns the arguments of the `pip` commands, in order. `path` is the constraints file."""
         pinned = ["-c", path or str(self.path)]
         commands = []
         if self.cpu:
@@ -96,17 +97,17 @@ STACKS = {
         ),
     )
 }
-"""Each stack by its name."""
+"""Stacks by name."""
 
 
 def installed_version(name: str) -> str | None:
-    """The version of an installed package, None where it is not installed."""
+    """Returns the version of an installed package, or None."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def same_version(found: str, wanted: str) -> bool:
-    """Whether two versions are the same release, whatever their build (`+cpu`)."""
-    return found.partition("+")[0] == wanted.partition("+")[0]
+def same_version(first: str, second: str) -> bool:
+    """Whether two versions are the same release, ignoring the build (`+cpu`)."""
+    return first.partition("+")[0] == second.partition("+")[0]

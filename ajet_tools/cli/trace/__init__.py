@@ -1,4 +1,4 @@
-"""`ajet trace`: the table of its commands; the module of a command is imported when it runs."""
+"""The group `ajet trace`; the module of a command is imported when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ajet trace branch`: what would have happened from a call of a stored episode on."""
+"""`ajet trace branch`: samples a stored episode again from one of its calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.locate import open_named
 
 _ADDRESS = ("path", "base_url", "name", "scripted", "recipe", "api_key_env")
-"""What of a recorded `model` says which model it is."""
+"""Keys of a recorded `model` that identify the model."""
 _ID = 12
 
 
@@ -84,7 +84,7 @@ def branch(
 def _config(
     reader: TraceReader, where: Path, point: BranchPoint, options: AgentOptions, agent: str | None, overrides: list[str]
 ) -> Config:
-    """The recorded config with what the command line says over it, and the sampling of the call. Raises ConfigError."""
+    """Merges the recorded config, the command line and the call's sampling. Raises ConfigError."""
     run_id, call = point.episode.run_id, point.call
     recorded = recorded_config(reader, run_id) if options.conf is None else {}
     file = recorded.pop("config_file", None)

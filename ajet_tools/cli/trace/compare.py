@@ -1,6 +1,6 @@
-"""`ajet trace compare`: many runs side by side, by what differs in their configs, and task by task.
+"""`ajet trace compare`: compares runs by their configs and results, also task by task.
 
-`ajet trace explain`: what changed at a step of a run.
+`ajet trace explain`: explains what changed at a step of a run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from ajet_tools.trace import queries
 from ajet_tools.trace.compare.explain import explain, lines_of
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.experiments import (
-    Group,
     TaskReward,
     by_task,
     differing,
@@ -96,23 +95,23 @@ def compare(
         out.print(render.table(rows, out.width))
         out.print("; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True)
         if len(grouped) < len(runs):
-            out.print(render.table([_group_row(group, short) for group in grouped], out.width, title="\nover seeds"))
+            seeds = [
+                {short[key]: value for key, value in group.settings.items()}
+                | {"runs": len(group.runs), group.of or "reward": group.mean, "low": group.low, "high": group.high}
+                for group in grouped
+            ]
+            out.print(render.table(seeds, out.width, title="\nover seeds"))
             out.print("low, high: 95 % interval from six runs on, else the least and the greatest", style="dim")
 
 
 def _short(keys: Sequence[str]) -> dict[str, str]:
-    """Keys by their last part, where that is no other's."""
+    """Shortens keys to their last part, if that is unique."""
     last = {key: key.rpartition(".")[2] for key in keys}
     return {key: name if [*last.values()].count(name) == 1 else key.removeprefix("ajet.") for key, name in last.items()}
 
 
-def _group_row(group: Group, short: Mapping[str, str]) -> dict[str, object]:
-    shown = {short[key]: value for key, value in group.settings.items()}
-    return {**shown, "runs": len(group.runs), group.of or "reward": group.mean, "low": group.low, "high": group.high}
-
-
 def _by_task(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> list[dict[str, object]]:
-    """A row a task, a column a run, of each the last step; where they differ most first."""
+    """Returns a row per task with a column per run, at the last step, by decreasing difference."""
     table = by_task(rewards, "run_id")
     shown = [run_id for run_id in names if any(run_id in row.rewards for row in table)]
     return [
@@ -124,7 +123,7 @@ def _by_task(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> list[di
 def _compare_task(
     reader: TraceReader, where: Path, runs: Sequence[RunOverview], task: str, no_pager: bool, as_json: bool
 ) -> None:
-    """One task over all runs: who solves it best, and the mean reward of each by step, the best run first."""
+    """Compares all runs on one task: ranking, and mean reward by step."""
     names = run_names(runs)
     task_id, text = _named_task(task_rewards(reader, [*names]), task)
     table, history = leaderboard(reader, runs, task_id), task_rewards(reader, [*names], task_id)
@@ -144,7 +143,7 @@ def _compare_task(
 
 
 def _named_task(rewards: Sequence[TaskReward], task: str) -> tuple[str, str]:
-    """The id and the text of a task named by its id or a part of its text. Raises QueryError."""
+    """Returns id and text of a task, given its id or a part of its text. Raises QueryError."""
     fitting = {row["task_id"]: row["task"] for row in rewards if row["task_id"] == task}
     fitting = fitting or {row["task_id"]: row["task"] for row in rewards if task.lower() in row["task"].lower()}
     if len(fitting) != 1:

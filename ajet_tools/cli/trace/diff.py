@@ -1,4 +1,4 @@
-"""`ajet trace diff`: two episodes or two runs."""
+"""`ajet trace diff`: compares two episodes or two runs."""
 
 from __future__ import annotations
 
@@ -92,14 +92,11 @@ _STEP = re.compile(r"@(\d{1,9}|last)$")
 
 
 def _step_of(name: str) -> tuple[str, At]:
-    """What is named before `@STEP`, and the step."""
+    """Splits `NAME@STEP`."""
     match = None if Path(name).exists() else _STEP.search(name)
     if match is None:
         return name, None
     return name[: match.start()], "last" if match[1] == "last" else int(match[1])
-
-
-# Episodes
 
 
 def _episodes_json(result: EpisodeDiff) -> dict[str, object]:
@@ -159,7 +156,7 @@ def _print_episodes(result: EpisodeDiff) -> None:
 
 
 def _print_apart(part: DiffPart) -> None:
-    """Messages that replace each other; the first is compared line by line if both have the same role."""
+    """Prints replaced messages; if both start with the same role, the first as a line diff."""
     a, b = part.a[:1], part.b[:1]
     if not a or not b or (a[0].agent, a[0].role) != (b[0].agent, b[0].role):
         _print_messages(part.a, "-", "red")
@@ -197,9 +194,6 @@ def _print_messages(messages: Sequence[ComparedMessage], sign: str, style: str) 
         out.print(f"{sign} … and {render.counted(len(messages) - _MESSAGES, 'more message')}", style="dim")
     if not messages:
         out.print(f"{sign} (nothing)", style="dim")
-
-
-# Runs
 
 
 def _runs_json(result: RunDiff) -> dict[str, object]:
@@ -259,7 +253,7 @@ def _print_runs(result: RunDiff) -> None:
 
 
 def _verdict(result: RunDiff) -> str:
-    """The verdict on the difference, and its test."""
+    """Describes the difference and its test."""
     test = result.test
     if test is None:
         return "They share no task with a reward in both, so their rewards cannot be compared."

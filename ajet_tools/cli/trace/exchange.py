@@ -1,4 +1,4 @@
-"""`ajet trace export import`: a trace as other tools' files, and other tools' files as a trace."""
+"""`ajet trace export` and `ajet trace import`: convert between traces and other tools' files."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _chosen(
     *,
     rolled_back: bool,
 ) -> list[str]:
-    """The ids of the selected episodes, oldest first."""
+    """Returns the ids of the selected episodes, oldest first."""
     if episodes:
         return [queries.find(reader, prefix, "episode").id for prefix in episodes]
     run_id = None if all_runs else queries.find_run(reader, run)

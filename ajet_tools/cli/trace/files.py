@@ -1,4 +1,4 @@
-"""`ajet trace prune check audit`: the files themselves."""
+"""`ajet trace prune`, `check` and `audit`: maintain trace files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def prune(
 def _chosen(
     files: Sequence[Path], older_than: str | None, prefixes: Sequence[str], keep_size: str | None
 ) -> list[tuple[Path, RunSize]]:
-    """The runs to drop with their files, oldest first."""
+    """Returns the runs to delete with their files, oldest first."""
     limit = age(older_than, "--older-than") if older_than else None
     room = size(keep_size, "--keep-size") if keep_size else None
     sizes: list[tuple[Path, RunSize]] = []
@@ -257,7 +257,7 @@ def _print_audit(where: str, audited: Audit) -> None:
 
 
 def _traces(path: Path | None) -> dict[Path, list[Path]]:
-    """The traces in and below a path; the files of a directory are one trace."""
+    """Returns the traces in and below a path; the files of a directory are one trace."""
     files = located_files(path)
     traces: dict[Path, list[Path]] = {}
     for file in files:
@@ -267,7 +267,7 @@ def _traces(path: Path | None) -> dict[Path, list[Path]]:
 
 @contextmanager
 def _progress() -> Iterator[OnStage]:
-    """Print the current stage to stderr, on a terminal."""
+    """Prints the current stage to stderr, on a terminal."""
     console = output.console(stderr=True)
     if console.is_terminal:
         with console.status("") as status:

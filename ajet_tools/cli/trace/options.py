@@ -1,4 +1,4 @@
-"""Options of several `ajet trace` commands: trace, run, filter."""
+"""Options shared by `ajet trace` commands: trace, run, filter."""
 
 from __future__ import annotations
 

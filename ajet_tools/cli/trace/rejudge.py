@@ -1,4 +1,4 @@
-"""`ajet trace rejudge`: what another judge makes of stored episodes."""
+"""`ajet trace rejudge`: re-scores stored episodes with another judge."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def rejudge(
 
 
 def _chosen(reader: TraceReader, run_id: str, filter: str | None, split: str | None) -> list[str]:
-    """The ids of the selected episodes, oldest first. Raises QueryError if there are none."""
+    """Returns the ids of the selected episodes, oldest first. Raises QueryError if there are none."""
     where, parameters = "true", list[object]()
     if filter:
         parsed = parse(filter)

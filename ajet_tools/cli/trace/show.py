@@ -1,4 +1,4 @@
-"""`ajet trace ls show ledger`: look into a trace."""
+"""`ajet trace ls`, `show` and `ledger`: inspect a trace."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _CHUNK = 1000
 _RUNS = 20
 _UNBOOKED = 20
 _FIRST, _LAST = 10, 30
-"""Calls of a long conversation that are shown."""
+"""Calls of a long conversation to show, at its start and end."""
 _SPOKEN = ("messages", "input", "prompt", "system", "instructions")
-"""What of a request is shown as messages."""
+"""Parts of a request that are shown as messages."""
 _LONGEST = 4000
-"""Characters of a message that are shown."""
+"""Maximum characters of a message to show."""
 
 
 def ls(
@@ -81,7 +81,7 @@ def ls(
         words = {run_id: verdict.word for run_id, verdict in verdicts(reader, runs).items()}
         judged = [{**run, "verdict": words[run["run_id"]]} for run in runs]
         seeds = seed_groups(runs, differing(reader, [run["run_id"] for run in runs]))
-        newest = max(runs, key=lambda of: of["episodes"] > 0, default=None)  # that has episodes, if any has
+        newest = max(runs, key=lambda of: of["episodes"] > 0, default=None)  # the newest with episodes, if any
         chosen = queries.find_run(reader, run) if run else newest and newest["run_id"]
         with ProgressBar("searching") as bar:
             column, largest = sort.removeprefix("-"), sort.startswith("-")
@@ -231,7 +231,7 @@ def _episode_json(reader: TraceReader, episode_id: str) -> Mapping[str, object]:
 
 
 def _show_episode(reader: TraceReader, episode_id: str, out: Console, full: bool) -> None:
-    """As the viewer shows it, each message once."""
+    """Prints an episode as the viewer does, without repeated messages."""
     overview = read_overview(reader, episode_id)
     out.print(summarize(overview))
     _print_blocks(out, overview_blocks(overview), full)
@@ -250,7 +250,7 @@ def _show_episode(reader: TraceReader, episode_id: str, out: Console, full: bool
 
 
 def _new_blocks(blocks: Iterable[Block], printed: Set[tuple[str, str]]) -> Iterator[Block]:
-    """The blocks of a conversation without the messages at its beginning that another one shows."""
+    """Skips messages at the beginning of a conversation that were printed before."""
     begins = True
     for block in blocks:
         begins = begins and not block.facts and (block.message is None or (block.title, block.text) in printed)
@@ -265,7 +265,7 @@ def _print_blocks(out: Console, blocks: Iterable[Block], full: bool) -> None:
 
 
 def _call_record(reader: TraceReader, call_id: str) -> tuple[Call, list[str]]:
-    """A call, and the outcomes of its tokens."""
+    """Returns a call, and the outcomes of its tokens."""
     [record] = records_of(reader, [queries.episode_of_call(reader, call_id)], whole=True)
     [call] = [call for call in record.episode.calls if call.call_id == call_id]
     return call, [f"{entry.outcome}: {entry.tokens}" for entry in record.ledger if entry.call_id == call_id]

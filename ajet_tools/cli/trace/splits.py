@@ -1,4 +1,4 @@
-"""`ajet trace splits`: where calls did not merge, and what it costs."""
+"""`ajet trace splits`: shows where calls did not merge, and the cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ajet trace sql`: one question in SQL."""
+"""`ajet trace sql`: queries a trace in SQL."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def sql(
         first = shlex.quote(str(path or "FROM runs"))
         raise ConfigError(f"the query comes before the trace; type: ajet trace sql {first} {shlex.quote(query)}")
     if path is None or path.is_dir():
-        located_files(path)  # says what is left out
+        located_files(path)  # logs which files are skipped
     with closing(SqlProcess(path)) as process:
         result = process.ask(sys.stdin.read() if query == "-" else query)
     if out is not None:
@@ -69,7 +69,7 @@ def sql(
 
 
 def _print_csv(result: pa.Table) -> None:
-    """Rows as CSV on stdout, lists and structs as JSON; on a terminal no text of a model's can move the cursor."""
+    """Prints CSV, with lists and structs as JSON, and without control characters on a terminal."""
 
     def cell(value: object) -> object:
         text = csv_value(value)

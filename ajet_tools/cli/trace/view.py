@@ -1,4 +1,4 @@
-"""`ajet trace view`: the trace in a terminal, or in a browser."""
+"""`ajet trace view`: browses a trace in the terminal or in a browser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ajet_tools.trace.locate import Named, open_named
 
 _PATIENCE = 60.0
 _PLAIN = "+:.,=<>!~()'*"
-"""What an address of a screen has as it is; the rest is percent-encoded."""
+"""Characters not to percent-encode in a screen's address."""
 
 
 def view(
@@ -82,14 +82,14 @@ def view(
 
 
 def _exit_with(server: int, leave: Callable[[], None]) -> None:
-    """End the viewer when its server is gone; Textual doesn't end with its input."""
+    """Ends the viewer when its server is gone; Textual doesn't end with its input."""
     while os.getppid() == server:
         time.sleep(1)
     leave()
 
 
 def _when_there(target: str | None, read_only: bool) -> Named:
-    """Open the trace; wait a while for a run that has written nothing yet."""
+    """Opens the trace, and waits for a run that has not written yet."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -119,7 +119,7 @@ def _serve(
                 f"--url {url} must be https://HOST, without a path: the viewer is at the root of its host"
             )
         url = f"{parts.scheme}://{parts.netloc}"
-    if not until_eof:  # what a run starts beside itself comes before the run's trace
+    if not until_eof:  # a run starts the viewer before it writes its trace
         reader, _, meant = open_named(target)
         with reader:
             if run or meant:
