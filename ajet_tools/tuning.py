@@ -122,8 +122,7 @@ def prompts_of(workflow: Callable[..., object], names: Sequence[str] = ()) -> Pr
             )
     if not chosen:
         raise ConfigError(
-            f"the workflow uses no text that {path} assigns at its top level: write its prompt there "
-            '(`SYSTEM = "..."`), or name one with --prompt'
+            f"the workflow uses no text that {path} assigns at its top level: move its prompt there, or pass --prompt"
         )
     return Prompts(path, {name: str(known[name]) for name in known if name in chosen}, scope)
 
@@ -219,8 +218,7 @@ def tune(
     prompts, sets = prompts_of(agent, names), load_tasks(config)
     if len(sets.train) < 2 or not sets.val:
         raise ConfigError(
-            f"prompts are tuned on training tasks (at least 2; there are {len(sets.train)}) and compared on validation "
-            f"tasks (there are {len(sets.val)}): name both in task_reader"
+            f"tuning needs 2 training tasks (got {len(sets.train)}) and a validation task (got {len(sets.val)})"
         )
     tasks = list(sets.train)
     random.Random(config.trainer_common.seed).shuffle(tasks)

@@ -47,8 +47,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         raise ConfigError(f"give one agent only (got {' and '.join(agents)}); overrides have the form ajet.key=value")
     if agents and ":" not in agents[0] and "->" not in agents[0]:
         raise ConfigError(
-            f"an agent is file.py:function or package.module->Name (got {agents[0]!r}); to give a config file, "
-            "use --conf"
+            f"an agent is file.py:function or package.module->Name (got {agents[0]!r}); a config file needs --conf"
         )
     return (agents[0] if agents else None), overrides
 
@@ -139,8 +138,7 @@ class AgentOptions(JobOptions):
         config = super().config(agent, overrides, **{**settings, "more": {**answering, **(settings.get("more") or {})}})
         if not (config.model.base_url or config.model.path or config.model.scripted):
             raise ConfigError(
-                "no model given: pass --base-url URL --model NAME (an endpoint), --model PATH (a local model), "
-                "or --scripted replies.py:reply"
+                "no model given: pass --base-url URL --model NAME, --model PATH, or --scripted replies.py:reply"
             )
         return config
 

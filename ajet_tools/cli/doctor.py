@@ -245,8 +245,7 @@ def _check(stack: Stack) -> None:
     """Raises ConfigError if the commands can't work here."""
     if not (3, 11) <= sys.version_info[:2] <= (3, 12):
         raise ConfigError(
-            f"{stack.name} needs Python 3.11 or 3.12 (this is {sys.version_info[0]}.{sys.version_info[1]}); "
-            "create an environment with one of them"
+            f"{stack.name} needs an environment with Python 3.11 or 3.12 (this is {platform.python_version()})"
         )
     if find_spec("pip") is None:
         raise ConfigError(f"{sys.prefix} has no pip; run `python -m ensurepip` first")
@@ -260,6 +259,5 @@ def _pip(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], check=False)
     if done.returncode:
         raise ConfigError(
-            f"pip {arguments[0]} failed with exit code {done.returncode} (see above); to continue, run the same "
-            "command again"
+            f"pip {arguments[0]} failed with exit code {done.returncode} (see above); run the command again to continue"
         )

@@ -128,8 +128,7 @@ def _rows(agent: Agent, tasks: Path | None, trace: Path | None) -> Iterator[dict
         missing = [name for name in agent.parameters if name not in row]
         if missing:
             raise ConfigError(
-                f"{place}: the task has no {', '.join(missing)}, which {agent.name}() of {agent.file.name} takes; its "
-                f"columns are {', '.join(row)}"
+                f"{place}: the task lacks {', '.join(missing)}, parameters of {agent.name}(); it has {', '.join(row)}"
             )
         key = json.dumps([row[name] for name in agent.parameters] or row, sort_keys=True, default=str)
         if key not in seen:

@@ -223,8 +223,7 @@ def _episodes(path: Path, by: str) -> list[Labelled]:
         scores = {row["episode_id"]: float(row["score"]) for row in rows(reader, sql)}
         if not scores:
             raise ConfigError(
-                f"--labels: no episode of {path} has a score; record feedback with a score, or use the recorded "
-                "rewards as labels (--by reward)"
+                f"--labels: no episode of {path} has feedback with a score; to use recorded rewards, pass --by reward"
             )
         scored = episodes(reader, episode_ids=list(scores))
         return [Labelled(episode.model_copy(update={"rewards": ()}), scores[episode.episode_id]) for episode in scored]

@@ -206,10 +206,7 @@ def _first_step(train: Report, first: float, best: float, signal: int) -> str:
         )
     if signal < _FEW * count:
         more = "" if best > 0.5 else "; demonstrations (ajet.trainer_common.algorithm=sft) bring more within reach"
-        return (
-            f"select tasks first: {signal} of {count} have signal ({alike}). `ajet dataset calibrate` keeps those that "
-            f"are solved now and then{more}"
-        )
+        return f"select tasks first (`ajet dataset calibrate`): {signal} of {count} have signal ({alike}){more}"
     return (
         f"reinforcement learning (`ajet train`): {signal} of {count} tasks have signal; what pass@{train.k} solves and "
         f"pass@1 does not ({best:.3f} against {first:.3f}) is what it can reach soon"

@@ -128,10 +128,7 @@ def _rehearse(config: Config, directory: Path) -> None:
     watch.done("run", f"{totals}; {counts['versions']} model versions sampled")
     _judge(counts, tuned, directory)
     watch.done("checkpoint", f"{tuned.path}")
-    echo(
-        "The rehearsal succeeded. Rewards alternated between 0 and 1 instead of coming from the judge, so they mean "
-        "nothing."
-    )
+    echo("The rehearsal succeeded. Rewards are meaningless: they alternate between 0 and 1, without the judge.")
 
 
 def _judge(counts: dict[str, int], tuned: TunedModel, directory: Path) -> None:
@@ -301,8 +298,7 @@ def run_sweep(configs: Mapping[str, Config], train: Callable[[Config, bool], obj
     begun = [name for name, state in states.items() if state is not None]
     if begun and not resume:
         raise ConfigError(
-            f"the sweep was started: {configs[begun[0]].directory} exists. Continue with --resume, or set another "
-            "experiment_name"
+            f"the sweep was started: {configs[begun[0]].directory} exists; pass --resume or another experiment_name"
         )
     failed: list[str] = []
     for i, (name, config) in enumerate(configs.items(), 1):

@@ -63,8 +63,7 @@ def read_generated(config: Config) -> Rows:
     documents = [_there(config, text, "document_reader.document_path") for text in paths]
     if not documents and seeds is None:
         raise ConfigError(
-            f"{_GENERATION} has no source for tasks: set document_reader.document_path, or "
-            "query_reader.jsonl_dataset_file.training.file_path"
+            f"{_GENERATION}: set document_reader.document_path, or query_reader.jsonl_dataset_file.training.file_path"
         )
     if seeds is not None and validation is not None:
         _check_apart(seeds, validation)
@@ -137,10 +136,7 @@ def _finished(folder: Path) -> dict[str, Path] | None:
         return None
     for path in files.values():
         if _digest_of_path(path) != digests[path.name]:
-            raise ConfigError(
-                f"{path} was changed since it was generated; train on it with task_reader.type: "
-                "jsonl_dataset_file, or delete it to generate it again"
-            )
+            raise ConfigError(f"{path} was edited: train on it with task_reader.type: jsonl_dataset_file, or delete it")
     return files
 
 
@@ -176,10 +172,7 @@ def _writer_of(config: Config) -> dict[str, Any]:
     model = generation.llm_model or os.environ.get("OPENAI_MODEL")
     base_url = generation.base_url or os.environ.get("OPENAI_BASE_URL")
     if model is None or not (base_url or Path(model).is_dir()):
-        raise ConfigError(
-            f"no model to generate tasks: set {_GENERATION}.llm_model, and its endpoint with "
-            f"{_GENERATION}.base_url or OPENAI_BASE_URL (not needed for a local checkpoint)"
-        )
+        raise ConfigError(f"no model to generate tasks: set {_GENERATION}.llm_model, and base_url (or OPENAI_BASE_URL)")
     return {"base_url": base_url, "model": model}
 
 

@@ -128,7 +128,7 @@ def test_diff_of_runs_claims_nothing_of_few_tasks(tmp_path: Path) -> None:
                 given = failed if reward is None else {"rewards": (Reward(value=reward),)}
                 writer.put(Episode(run_id=run_id, task=Task(task_id=f"t{i}"), **given))
     said = ajet("trace", "diff", "one", "two", str(tmp_path))
-    assert "Not conclusive: with 3 tasks the smallest possible p is 0.25; at least 6 tasks are needed." in said
+    assert "Not conclusive: at least 6 tasks are needed (smallest possible p here: 0.25)." in said
     assert "0 tasks only in A, 1 only in B" in said and "failed: KeyError" in said and "p = " not in said
 
 

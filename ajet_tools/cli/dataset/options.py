@@ -162,9 +162,7 @@ def write_kept(blocks: Iterator[Block], gone: set[int], total: int, out: str, ta
             writer.write_block(block, np.setdiff1d(np.arange(number, number + len(block)), removed) - number)
             number += len(block)
         if number != total:
-            raise TaskError(
-                f"the file changed while it was being read ({total:,} rows, then {number:,}); run the command again"
-            )
+            raise TaskError(f"the file changed between reads ({total:,} rows, then {number:,}); run the command again")
 
 
 def write_report(path: str, lines: Iterator[dict[str, object]]) -> None:

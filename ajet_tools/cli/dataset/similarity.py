@@ -262,7 +262,5 @@ def _report_split(
         lines.append(f"  {name}{suffix}: {counted(number, 'row')} ({100 * number / total:.1f} %)")
     empty = [name for name, number in counts.items() if not number and shares[name] > 0]
     if empty:
-        lines.append(
-            f"  {' and '.join(empty)} got no rows because there are too few; try a larger fraction or another --seed"
-        )
+        lines.append(f"  {' and '.join(empty)} got no rows (too few); try a larger fraction or another --seed")
     rows.report({**summary, "empty": empty}, lines)

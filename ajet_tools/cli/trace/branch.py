@@ -69,9 +69,7 @@ def branch(
         point = branch_point(reader, target.id, at, token)
         config = _config(reader, where, point, answering, agent, overrides)
     if k > 1 and config.rollout.temperature == 0:
-        raise ConfigError(
-            "that call was sampled greedily, so all forks would be the same: pass --temperature 1 or -k 1"
-        )
+        raise ConfigError("that call was sampled greedily, so forks would be equal: pass --temperature 1 or -k 1")
     with ProgressBar("Forks", k, quiet=as_json) as bar:
         report, forks = sample_forks(config, point, k, lambda episode: bar.advance())
     if as_json:
@@ -98,9 +96,7 @@ def _config(
     elif options.conf is None and _trains(reader, run_id):
         newest = (where if where.is_dir() else where.parent) / "checkpoint" / run_id / "model"
         path = newest if newest.is_dir() else "CHECKPOINT"
-        raise ConfigError(
-            f"that run trained: name the model that samples, --model {path} or --base-url URL --model NAME"
-        )
+        raise ConfigError(f"that run trained: name the model to sample, --model {path} or --base-url URL --model NAME")
     recorded["branch"] = {"episode": point.episode.episode_id, "call": call.call_id, "token": point.keep}
     sampled = {name: call.sampling.get(name) for name in ("temperature", "top_p", "top_k")}
     more = {f"rollout.{name}": value for name, value in sampled.items() if getattr(options, name, None) is None}

@@ -140,9 +140,7 @@ def _print_episodes(result: EpisodeDiff) -> None:
     rows += [{"": f"reward {one_line(r['reward'])}", "A": _cell(r["a"]), "B": _cell(r["b"])} for r in result.rewards()]
     out.print(render.table(rows, out.width))
     if result.shared_tokens is not None:
-        out.print(
-            f"\nIdentical from the start of their first timelines: {render.counted(result.shared_tokens, 'token')}"
-        )
+        out.print(f"\nIdentical start of their first timelines: {render.counted(result.shared_tokens, 'token')}")
     first = result.first_difference
     if first is None:
         out.print(f"Identical: all {render.counted(result.same_messages, 'message')}.")
@@ -263,10 +261,7 @@ def _verdict(result: RunDiff) -> str:
     counts = f"{better} better, {worse} worse, {test.n - better - worse} equal"
     head = f"B - A by task: {test.mean:+.4g} over {tasks} ({counts})."
     if test.p is None:
-        return (
-            f"{head} Not conclusive: with {tasks} the smallest possible p is {test.smallest_p:.2g}; at least 6 tasks "
-            "are needed."
-        )
+        return f"{head} Not conclusive: at least 6 tasks are needed (smallest possible p here: {test.smallest_p:.2g})."
     return f"{head} {_claim(test)}"
 
 

@@ -152,21 +152,9 @@ def _none_of(listing: Listing) -> str:
 
 _RUN_COLUMNS = ("name", "status", "verdict", "episodes", "unsound", "last_step", "started_at", "backbone")
 _EPISODE_COLUMNS = (
-    "status",
-    "reward",
-    "step",
-    "task",
-    "turns",
-    "tokens",
-    "seconds",
-    "cause",
-    "attempt",
-    "split",
-    "decoding",
-    "agents",
-    "calls",
-    "task_id",
-)
+    "status", "reward", "step", "task", "turns", "tokens", "seconds", "cause", "attempt", "split", "decoding",
+    "agents", "calls", "task_id",
+)  # fmt: skip
 
 
 def _row(kind: str, short: str, row: Mapping[str, object], columns: Sequence[str]) -> dict[str, object]:

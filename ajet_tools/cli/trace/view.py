@@ -115,9 +115,7 @@ def _serve(
     if url is not None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/") or "@" in parts.netloc:
-            raise ConfigError(
-                f"--url {url} must be https://HOST, without a path: the viewer is at the root of its host"
-            )
+            raise ConfigError(f"--url {url} must be https://HOST without a path: the viewer uses the root of the host")
         url = f"{parts.scheme}://{parts.netloc}"
     if not until_eof:  # a run starts the viewer before it writes its trace
         reader, _, meant = open_named(target)

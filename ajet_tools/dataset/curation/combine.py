@@ -84,8 +84,7 @@ def plan(parts: Sequence[MixPart], total: int | None = None, *, repeat: bool = F
     for share in shares:
         if share.take > share.rows and not repeat:
             raise ConfigError(
-                f"{share.path} has {share.rows:,} rows, but the mix needs {share.take:,}. Ask for at most "
-                f"{most:,} rows (-n), lower its weight, or allow repeated rows (--repeat)"
+                f"{share.path} has {share.rows:,} rows, the mix needs {share.take:,}: ask for {most:,} (-n), or --repeat"
             )
     return shares
 
@@ -151,9 +150,7 @@ def check_fractions(fractions: Mapping[str, float]) -> dict[str, float]:
     if len(fractions) < 2 or any(not 0 <= share <= 1 for share in fractions.values()):
         raise ConfigError(f"a split needs at least two sides, each with a fraction from 0 to 1 (got {dict(fractions)})")
     if abs(sum(fractions.values()) - 1) > 1e-6:
-        raise ConfigError(
-            f"the fractions of a split must add up to 1 (got {sum(fractions.values()):g}: {dict(fractions)})"
-        )
+        raise ConfigError(f"fractions must add up to 1 (got {sum(fractions.values()):g}: {dict(fractions)})")
     return dict(fractions)
 
 

@@ -86,9 +86,7 @@ class _Condition:
             return self
         known = {*names, *map(str, range(-1, len(names))), "none"}
         if self.is_equal and (odd := [value for value in self.values if value not in known]):
-            raise ConfigError(
-                f"{self.field} is a class label, and {odd[0]!r} is not among its names: {', '.join(names)}"
-            )
+            raise ConfigError(f"{self.field} is a class label, and {odd[0]!r} is not one of: {', '.join(names)}")
 
         def by_name(test: Callable[[object], bool]) -> Callable[[object], bool]:
             def holds(label: Any) -> bool:

@@ -127,9 +127,7 @@ def _as_arrow(frame: pl.DataFrame) -> pa.Table:
     """Converts a frame to types that DuckDB supports. Raises ConfigError if two names differ in case only."""
     names = {name.casefold(): name for name in frame.columns}
     if twice := [name for name in frame.columns if names[name.casefold()] != name]:
-        raise ConfigError(
-            f"SQL has one column for {twice[0]!r} and {names[twice[0].casefold()]!r}; rename a column (--map)"
-        )
+        raise ConfigError(f"SQL has a single column for {twice[0]!r} and {names[twice[0].casefold()]!r} (use --map)")
     fitting = frame.cast({name: _fitting(kind) for name, kind in frame.schema.items() if _fitting(kind) != kind})
     return fitting.to_arrow(compat_level=pl.CompatLevel.oldest())
 

@@ -129,16 +129,8 @@ def validate(
 
 
 _ORDER = (
-    "unreadable",
-    "given away",
-    "prompt",
-    "no task",
-    "asks nothing",
-    "id",
-    "leakage",
-    "contradiction",
-    "duplicate",
-)
+    "unreadable", "given away", "prompt", "no task", "asks nothing", "id", "leakage", "contradiction", "duplicate",
+)  # fmt: skip
 """The order of problems of a row."""
 
 

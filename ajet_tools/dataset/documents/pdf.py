@@ -45,16 +45,12 @@ def pdf_blocks(path: Path) -> Iterator[Block]:
         reader = PdfReader(file)
         if reader.is_encrypted and not reader.decrypt(""):  # an empty password often forbids printing
             raise TaskError(
-                f"{path} is password-protected. Save a copy without a password (`qpdf --decrypt --password=... "
-                "in.pdf out.pdf`)"
+                f"{path} is password-protected; decrypt it (`qpdf --decrypt --password=... in.pdf out.pdf`)"
             )
         pages = _remove_running_heads([_lines(page) for page in reader.pages])
         if not any(line.text.strip() for page in pages for line in page):
             count = "its 1 page has" if len(pages) == 1 else f"its {len(pages)} pages have"
-            raise TaskError(
-                f"{path}: {count} no text: it is a scan or a drawing. Run it through OCR first "
-                "(`ocrmypdf in.pdf out.pdf`)"
-            )
+            raise TaskError(f"{path}: {count} no text (a scan or drawing); run OCR first (`ocrmypdf in.pdf out.pdf`)")
         titles = _titles(reader)
     headings = Headings()
     levels = {} if titles else _levels_by_size(pages)

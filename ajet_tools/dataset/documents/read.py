@@ -138,9 +138,7 @@ def read_document(path: Path, *, name: str | None = None, encoding: str | None =
         if not size:
             raise TaskError(f"{'stdin' if kind == 'stdin' else path} is empty")
         if size > LARGEST:
-            raise TaskError(
-                f"{path} has {size / 1e6:,.0f} MB; the limit is {LARGEST / 1e6:,.0f} MB per document. Split it"
-            )
+            raise TaskError(f"{path} has {size / 1e6:,.0f} MB; the limit per document is {LARGEST / 1e6:,.0f} MB")
         blocks = tuple(map(_normalize, _blocks(path, kind, encoding, data)))
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from error

@@ -35,8 +35,7 @@ class Misfit(TaskError):
     def __init__(self, place: Place, path: str, value: object) -> None:
         kind = f"a class label of {place.labels}" if place.labels else place.type
         super().__init__(
-            f"{path} is {kind} in {place.table}, and {value!r:.80} does not fit; write .jsonl, or change the "
-            "column's type first"
+            f"{path} is {kind} in {place.table}, and {value!r:.80} does not fit; write .jsonl, or change its type"
         )
         self.path = path
 
@@ -45,9 +44,7 @@ def infer(name: str, rows: Sequence[Mapping[str, object]]) -> tuple[pa.RecordBat
     """Converts rows of JSON values to a record batch, with types that hold them without loss."""
     array, row = _infer_objects(rows, {}, "")
     if len(row.fields or {}) > _MOST_COLUMNS:
-        raise TaskError(
-            f"these rows have more than {_MOST_COLUMNS:,} different columns, too many for Parquet; write .jsonl"
-        )
+        raise TaskError(f"there are more than {_MOST_COLUMNS:,} columns, too many for Parquet; write .jsonl")
     columns = Columns(name, row)
     return batch_of(array, columns, len(rows)), columns
 

@@ -60,9 +60,7 @@ def _find(path: str | Path) -> tuple[Path, list[Path]]:
     folder = Path(before).expanduser()
     if colon and folder.is_dir():
         return folder, _files_of_split(folder, split)
-    raise ConfigError(
-        f"there is no {path}; name a .jsonl, .parquet or .csv file, a directory, a glob pattern, or - for stdin"
-    )
+    raise ConfigError(f"there is no {path}; name a .jsonl, .parquet or .csv file, a directory, a pattern, or -")
 
 
 def splits_of(folder: Path) -> dict[str, list[Path]]:

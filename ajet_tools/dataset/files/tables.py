@@ -333,8 +333,7 @@ def _check_mapping(mapping: Mapping[str, str]) -> None:
         root, _, name = target.partition(".")
         if not (root == "metadata" and name) and (target not in FIELDS or target == "metadata"):
             raise ConfigError(
-                f"{column!r} is mapped to {target!r}; a column becomes main_query, init_messages, task_id, env_type "
-                "or metadata.NAME"
+                f"{column!r} is mapped to {target!r}, not main_query, init_messages, task_id, env_type or metadata.NAME"
             )
 
 

@@ -275,10 +275,7 @@ def _format(path: Path) -> _Format:
             return suffix
     if path.is_dir() or not path.suffix:
         return "directory"
-    raise ConfigError(
-        f"cannot write {path}: datasets are written as .jsonl, .jsonl.gz, .csv, .parquet, or as a directory (a "
-        "name without a suffix)"
-    )
+    raise ConfigError(f"cannot write {path}: use .jsonl, .jsonl.gz, .csv, .parquet, or a directory (no suffix)")
 
 
 def _cell(value: object) -> str:

@@ -129,7 +129,7 @@ def _no_rows_error(trace_run: TraceRun) -> ConfigError:
     if not reasons and trace_run.to == "preferences":
         reasons = "no two attempts at a task differ in reward, and nobody corrected an answer"
     return ConfigError(
-        f"{trace_run.chosen:,} episodes of {trace_run.of:,} match, but none gives a row for {trace_run.to}: {reasons}"
+        f"{trace_run.chosen:,} of {trace_run.of:,} episodes match, but give no {trace_run.to}: {reasons}"
     )
 
 
@@ -315,9 +315,7 @@ class _RowBuilder:
 
     def write_tokens(self, target: str | Path) -> TraceRun:
         if str(target) == "-" or Path(target).suffix != ".parquet":
-            raise ConfigError(
-                f"--to tokens writes a table of token ids: pass a .parquet file as --out (got {str(target)!r})"
-            )
+            raise ConfigError(f"--to tokens needs a .parquet file as --out (got {str(target)!r})")
         job = self.job(Job, self.kept)
         with opened(Path(target)) as file:
             tokens.write(job, file)

@@ -251,8 +251,7 @@ class FromDocs(Generation[DocsAttempt]):
         named = next((row.where for row in seeds if "quote" in row.values), None)
         if named is not None:
             raise ConfigError(
-                f"{named} has a field 'quote', which is reserved for the evidence; rename it with --map "
-                "quote=metadata.quotation"
+                f"{named} has a field 'quote', which is reserved; rename it (--map quote=metadata.quotation)"
             )
         self.corpus = corpus
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages)) if seeds else None
@@ -307,8 +306,7 @@ class FromDocs(Generation[DocsAttempt]):
             )
         elif not result.accepted:
             result.stopped = NoProgress(
-                f"no row was accepted (rejected: {self._reasons()}). See rejected.jsonl for the reasons and "
-                "--show-prompt for the prompts"
+                f"no row was accepted (rejected: {self._reasons()}); see rejected.jsonl and --show-prompt"
             )
 
     def _next(self, number: int, each: float) -> DocsAttempt | None:

@@ -312,8 +312,7 @@ class Generation(ABC, Generic[A]):
         self._without_progress = 0 if self.result.sound > before else self._without_progress + 1
         if self._without_progress >= NO_PROGRESS and self.result.stopped is None:
             self.result.stopped = NoProgress(
-                f"{NO_PROGRESS} calls in a row gave no accepted row (rejected so far: {self._reasons()}). See "
-                "rejected.jsonl for the reasons and --show-prompt for the prompts"
+                f"{NO_PROGRESS} calls in a row gave no row ({self._reasons()}); see rejected.jsonl and --show-prompt"
             )
         self._watch_forms()
         if self.on_change is not None:

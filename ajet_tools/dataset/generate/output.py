@@ -106,9 +106,7 @@ class Directory:
             raise ConfigError(f"--out {self.path} is a file, but must be a directory")
         there = next((p for p in (self.own / "run.json", self.train, self.validation) if p.exists()), None)
         if there is not None and not resume:
-            raise ConfigError(
-                f"{there} already exists; continue it with --resume, or choose another directory with --out"
-            )
+            raise ConfigError(f"{there} already exists; pass --resume, or another directory with --out")
 
     def compare(self, facts: Mapping[str, Any]) -> None:
         """Raises ConfigError, with the differences, if the settings differ from the run to resume.
@@ -121,15 +119,13 @@ class Directory:
         earlier, count = (options["options"].get("count") for options in (before, facts))
         if earlier is not None and count is not None and count < earlier:
             raise ConfigError(
-                f"--resume continues a run of {earlier:,} rows in {self.path}, but --count {count:,} is fewer; "
-                "ask for more, or choose another directory with --out"
+                f"--resume: the run in {self.path} has {earlier:,} rows, --count {count:,} is fewer; use another --out"
             )
         more = {"count": count} if earlier is not None and count is not None else {}
         before = {**before, "options": {**before["options"], **more}}
         if changed := _describe_changes(before, json.loads(json.dumps(masked(facts, "***")))):
             raise ConfigError(
-                f"--resume continues the run in {self.path}, but these options differ: {'; '.join(changed)}. "
-                "Pass the same options, or choose another directory with --out"
+                f"--resume: settings of {self.path} differ: {'; '.join(changed)}; pass the same, or another --out"
             )
 
     def begin(self, facts: Mapping[str, object]) -> None:

@@ -147,7 +147,7 @@ def strategies_of(texts: Sequence[str]) -> dict[str, float]:
         name, equals, number = (piece.strip() for piece in part.partition("="))
         if name not in STRATEGIES:
             raise ConfigError(
-                f"--strategy {name} is unknown; strategies: {', '.join(STRATEGIES)}; with a weight: harder=2"
+                f"--strategy {name} is unknown; choose of {', '.join(STRATEGIES)}; with a weight: harder=2"
             )
         try:
             weights[name] = float(number) if equals else 1.0

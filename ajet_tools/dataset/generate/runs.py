@@ -59,9 +59,9 @@ class GenerationRun:
         if self.result.stopped is not None or self.corpus is None or not self.corpus.unreadable:
             return self.result.stopped
         bad = len(self.corpus.unreadable)
+        total = bad + len(self.corpus.held) + len(self.corpus.copies)
         return DocumentsFailed(
-            f"{bad} of {bad + len(self.corpus.held) + len(self.corpus.copies)} documents could not be "
-            "read (listed above and in documents.jsonl); the rows are from the others"
+            f"{bad} of {total} documents could not be read (listed above and in documents.jsonl); the rows are from the others"
         )
 
 
@@ -127,10 +127,7 @@ def make_tasks(
         "chunks": sum(len(entry.chunks) for entry in corpus.held),
         "seeds": len(seeds),
     }
-    note = (
-        "Each answer stands in a quotation that was found word for word in its document; a document is on one side "
-        "of the split only."
-    )
+    note = "Each answer is in a quotation verified in its document; a document is on one side of the split only."
     card_facts = Facts(made_by="ajet dataset from-docs", counts=counts, parameters=parameters, notes=[note])
     return _run_to_end(run, directory, facts, card_facts, corpus=corpus, **how)
 

@@ -51,9 +51,7 @@ def open_endpoint(
         engine = open_engine(load_config(None, [], {"model": {"path": str(checkpoint.resolve())}}))
         return ModelClient(local_url(checkpoint), checkpoint.name, transport=InProcess(engine, limited=True), **how)
     if not base_url:
-        raise ConfigError(
-            "no model to write rows: pass --base-url URL (or set OPENAI_BASE_URL), or --scripted replies.py"
-        )
+        raise ConfigError("no model: pass --base-url URL (or set OPENAI_BASE_URL), or --scripted replies.py")
     if not model:
         raise ConfigError(f"no model named at {base_url}: pass --model NAME (or set OPENAI_MODEL)")
     if not base_url.startswith(("http://", "https://")):

@@ -92,9 +92,7 @@ class Journal:
                     continue
                 yield int(entry["row"]), str(entry["of"]), Decision(entry["mark"], entry["values"])
             except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(
-                    f"{self.path} line {at} was not written by `ajet dataset view`; move the file away to start over"
-                ) from error
+                raise ConfigError(f"{self.path} line {at} is not of `ajet dataset view`; move the file away") from error
 
     def _whole_lines(self) -> list[bytes]:
         """Returns the complete lines, and truncates the file after them."""
@@ -140,6 +138,5 @@ class Journal:
 
     def _write_error(self, error: OSError) -> ConfigError:
         return ConfigError(
-            f"cannot store your decisions in {self.path}: {error.strerror or error}. They are only in memory "
-            "until you save"
+            f"cannot store decisions in {self.path}: {error.strerror or error}. They are lost unless you save"
         )

@@ -50,9 +50,7 @@ class Review:
         Raises ConfigError if there is no such dataset, or it is stdin, which is the keyboard.
         """
         if source == "-":
-            raise ConfigError(
-                "a dataset from stdin cannot be browsed, because stdin is the keyboard; write it to a file first"
-            )
+            raise ConfigError("stdin, the keyboard, cannot be browsed; write the dataset to a file first")
         self.source = source
         self.mapping = dict(mapping or {})
         self.bad = BadRows(skip=skip_bad)

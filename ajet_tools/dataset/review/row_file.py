@@ -52,8 +52,7 @@ class RowFile:
                 self._rows.executemany("INSERT INTO rows VALUES (?, ?, ?)", self._waiting)
         except sqlite3.Error as error:
             raise ConfigError(
-                f"cannot store the rows in {tempfile.gettempdir()}: {error}. Free some space there, or set TMPDIR to "
-                "another directory"
+                f"cannot store the rows in {tempfile.gettempdir()}: {error}; free some space, or set TMPDIR"
             ) from error
         self._count += len(self._waiting)
         self._waiting.clear()
@@ -130,9 +129,7 @@ def check_row(before: Mapping[str, object], after: Mapping[str, object], shape: 
     if text_of(before).strip() and not text_of(after).strip():
         raise TaskError("the row has no question any more")
     if task_id_of(before) is not None and task_id_of(after) is None:
-        raise TaskError(
-            "the row is no valid task any more: main_query is text, metadata an object, init_messages a list"
-        )
+        raise TaskError("the row is no valid task: main_query is text, metadata an object, init_messages a list")
 
 
 def _id_by_content(values: Mapping[str, object]) -> str | None:

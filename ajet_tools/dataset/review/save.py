@@ -90,10 +90,7 @@ def _check(review: Review, target: Path, *, in_place: bool, lost: int) -> None:
     if lost:
         raise ConfigError(f"{lost:,} undecided rows would be lost: {advice}, or save all but the rejected")
     if review.stamps_now() != review.stamps:
-        raise ConfigError(
-            f"{target} was changed by another program since it was opened: {advice}, or reopen it (your decisions "
-            "are kept)"
-        )
+        raise ConfigError(f"{target} was changed by another program: {advice}, or reopen it (decisions are kept)")
 
 
 def save(review: Review, target: Path, *, only_accepted: bool = False) -> Plan:

@@ -86,9 +86,7 @@ class Leaks:
         numbers: bool = True,
     ) -> None:
         if ngram < LEAST_WORDS:
-            raise ConfigError(
-                f"--ngram must be at least {LEAST_WORDS} words (got {ngram}); shorter runs occur in any two texts"
-            )
+            raise ConfigError(f"--ngram must be at least {LEAST_WORDS} (got {ngram}); shorter runs occur everywhere")
         if not known:
             raise ConfigError("there are no evaluation rows: the files of --eval are empty")
         self.known, self.share = known, share

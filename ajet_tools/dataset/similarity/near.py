@@ -141,8 +141,7 @@ def check_threshold(threshold: float) -> float:
     """Returns the threshold after validation. Raises ConfigError."""
     if not 0.5 <= threshold <= 1:
         raise ConfigError(
-            f"a similarity threshold must be between 0.5 and 1 (got {threshold:g}); 0.8 finds texts in which a "
-            "tenth has changed"
+            f"a similarity threshold must be between 0.5 and 1 (got {threshold:g}); 0.8 tolerates 10 % of edits"
         )
     return threshold
 

@@ -107,7 +107,7 @@ class JudgeVerifier:
             judge_verdict = judged(outcome.value, call.name)
         except TrainingError:
             raise NoReward(
-                f"--verify {self.name}: {_HANGING} calls of the judge hang; set a time limit for its calls"
+                f"--verify {self.name}: {_HANGING} judge calls hang; set a time limit for the judge"
             ) from None
         except AjetError as error:  # an unfilled parameter, or no reward
             return _failure(error)

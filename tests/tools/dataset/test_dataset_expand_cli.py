@@ -148,7 +148,7 @@ def test_killed_at_any_time_resume_loses_nothing_and_pays_for_nothing_twice(plac
     at_kill = [json.dumps(body) for body in server.requests]
     assert 14 <= len(at_kill) < 30
     refused = place.run(*run, "--out", "data", *at(server))
-    assert refused.returncode == 2 and "continue it with --resume" in refused.stderr
+    assert refused.returncode == 2 and "pass --resume" in refused.stderr
     resumed = place.run(*run, "--out", "data", *at(server), "--resume")
     assert resumed.returncode == 0, resumed.stderr
     again = [json.dumps(body) for body in server.requests[len(at_kill) :]]
@@ -233,7 +233,7 @@ def test_a_spent_budget_ends_it_cleanly(place: Place, model_server) -> None:
 def test_prose_and_a_wrong_key_end_with_one_message(place: Place, model_server) -> None:
     prose = model_server(lambda body, number: "Gladly!")
     done = place.run("seeds.jsonl", "--out", "a", *at(prose))
-    assert done.returncode == 1 and "30 calls in a row gave no accepted row" in done.stderr
+    assert done.returncode == 1 and "30 calls in a row gave no row" in done.stderr
     assert len(place.rows("a/rejected.jsonl")) >= 30
     wrong = model_server(lambda body, number: model_server.refusal(401, "Incorrect API key"))
     done = place.run("seeds.jsonl", "--out", "b", *at(wrong))

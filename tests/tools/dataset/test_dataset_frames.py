@@ -258,7 +258,7 @@ def test_what_a_select_computes_is_numbers_and_a_bad_value_is_an_error(tasks: Pa
     assert "aggregates" in command("filter", tasks, "count(*) > 1", code=2).stderr
     twice = tmp_path / "twice.jsonl"
     twice.write_text('{"q": "a", "Q": 1}\n')
-    assert "rename one" in command("filter", twice, "--sql", "SELECT * FROM rows", code=2).stderr
+    assert "--map" in command("filter", twice, "--sql", "SELECT * FROM rows", code=2).stderr
 
 
 def test_a_trace_gives_tables(tmp_path: Path) -> None:

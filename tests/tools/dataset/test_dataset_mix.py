@@ -56,7 +56,7 @@ def test_the_same_seed_gives_the_same_mix(files: list[str]) -> None:
 
 
 def test_rows_come_again_only_where_that_is_asked_for(files: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"b.jsonl has 40 rows, but the mix needs 100. Ask for at most 80 rows"):
+    with pytest.raises(ConfigError, match=r"b.jsonl has 40 rows, the mix needs 100: ask for 80"):
         mixed(files, (1, 1), 200)
     found = Counter(mixed(files, (1, 1), 200, repeat=True))
     assert sum(n for text, n in found.items() if text[0] == "b") == 100

@@ -102,7 +102,7 @@ def test_generated_tasks_that_were_edited_are_not_written_over(
     asked = len(server.requests)
     text = file.read_text()
     file.write_text(text.replace("What is", "How much is", 1))
-    with pytest.raises(ConfigError, match=r"train.jsonl was changed since it was generated"):
+    with pytest.raises(ConfigError, match=r"train.jsonl was edited"):
         load_tasks(seeded(tmp_path, server.url))
     file.unlink()
     assert load_tasks(seeded(tmp_path, server.url)) == made
