@@ -14,6 +14,7 @@ from pathlib import Path
 from ajet_sdk.config.model_source import NAMED_MODELS, NamedModel
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.readiness import gpus
+from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.from_traces.run import task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
 
@@ -139,19 +140,7 @@ def _rows(agent: Agent, tasks: Path | None, trace: Path | None) -> Iterator[dict
 def _examples(tasks: Path | None) -> Iterator[tuple[str, dict[str, object]]]:
     if tasks is None:
         raise ConfigError("give some tasks: --tasks FILE.jsonl (a few examples), or --trace FILE (recorded calls)")
-    try:
-        lines = tasks.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--tasks: cannot read {tasks}: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"--tasks: {tasks} line {number} is not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise ConfigError(f"--tasks: {tasks} line {number} is not a JSON object")
-            yield f"{tasks} line {number}", row
+    yield from ((row.where, row.values) for row in read(tasks))
 
 
 def _traced(agent: Agent, trace: Path) -> Iterator[tuple[str, dict[str, object]]]:

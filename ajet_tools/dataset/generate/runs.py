@@ -61,8 +61,8 @@ class GenerationRun:
         bad = len(self.corpus.unreadable)
         total = bad + len(self.corpus.held) + len(self.corpus.copies)
         return DocumentsFailed(
-            f"{bad} of {total} documents could not be read (listed above and in documents.jsonl); the rows are from the "
-            "others"
+            f"{bad} of {total} documents could not be read (listed above and in documents.jsonl); "
+            "the rows are from the others"
         )
 
 
