@@ -102,7 +102,7 @@ def job_files(agent: Agent, tasks: Path | None, trace: Path | None) -> dict[str,
 
     Raises ConfigError for too few tasks, or a task that lacks one of the agent's parameters.
     """
-    rows = list(_rows(agent, tasks, trace))
+    rows = list(_distinct_rows(agent, tasks, trace))
     if len(rows) < 2:
         raise ConfigError("at least two different tasks are needed: one to train on and one to validate on")
     every = 4 if len(rows) >= 4 else 2
@@ -122,8 +122,7 @@ def job_files(agent: Agent, tasks: Path | None, trace: Path | None) -> dict[str,
     }  # fmt: skip
 
 
-def _rows(agent: Agent, tasks: Path | None, trace: Path | None) -> Iterator[dict[str, object]]:
-    """Yields the distinct tasks."""
+def _distinct_rows(agent: Agent, tasks: Path | None, trace: Path | None) -> Iterator[dict[str, object]]:
     seen: set[str] = set()
     for place, row in _traced(agent, trace) if trace is not None else _examples(tasks):
         missing = [name for name in agent.parameters if name not in row]

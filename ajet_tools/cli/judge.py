@@ -1,6 +1,4 @@
-"""`ajet judge eval`: compares a judge with labels. `ajet judge attack`: tests a judge or environment with cheating
-outputs.
-"""
+"""`ajet judge eval` compares a judge with labels; `ajet judge attack` tests it with cheating outputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`ajet run`: runs an agent over tasks and scores it.
-
-`ajet baseline`: scores an agent before training, and advises how to train it.
-"""
+"""`ajet run` scores an agent over tasks; `ajet baseline` scores it before training and advises how to train it."""
 
 from __future__ import annotations
 
@@ -136,7 +133,7 @@ def baseline(
             name: {
                 **pick(report, "run_id", "reward", "pass_at", "failures", "notices"),
                 "tasks": len(report.tasks),
-                "with_signal": _with_signal(report),
+                "with_signal": _count_with_signal(report),
                 "failed": sum(score.failed for score in report.tasks),
             }
             for name, report in reports.items()
@@ -152,8 +149,7 @@ def baseline(
     raise typer.Exit(0 if scored else 1)
 
 
-def _with_signal(report: Report) -> int:
-    """Counts the tasks whose attempts differ in reward."""
+def _count_with_signal(report: Report) -> int:
     return sum(len({e.reward for e in score.episodes if e.reward is not None}) > 1 for score in report.tasks)
 
 
@@ -163,7 +159,7 @@ def _baseline_table(reports: Mapping[str, Report], k: int) -> list[str]:
         shown = [f"{report.pass_at[n]:.3f}" if n in report.pass_at else "-" for n in (1, k)]
         reward = "-" if report.reward is None else f"{report.reward:.3f}"
         failed = f"{sum(score.failed for score in report.tasks)} of {len(report.episodes)}"
-        signal = f"{_with_signal(report)} of {len(report.tasks)}"
+        signal = f"{_count_with_signal(report)} of {len(report.tasks)}"
         rows.append((name, str(len(report.tasks)), reward, *shown, signal, failed))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -174,7 +170,7 @@ def advice(reports: Mapping[str, Report]) -> list[str]:
     train, held_out = reports["training"], reports.get("held-out")
     if train.reward is None:
         return ["make the agent run: no attempt has a reward. See the failures above"]
-    first, best, signal = train.pass_at.get(1, 0.0), max(train.pass_at.values(), default=0.0), _with_signal(train)
+    first, best, signal = train.pass_at.get(1, 0.0), max(train.pass_at.values(), default=0.0), _count_with_signal(train)
     steps = [_first_step(train, first, best, signal)]
     if held_out is None:
         steps.append("pass --val-tasks: without held-out tasks nothing shows whether what is learnt carries over")

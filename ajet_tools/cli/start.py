@@ -1,7 +1,4 @@
-"""`ajet demo`: trains a small model to use a calculator.
-
-`ajet init`: writes a runnable starter project, or a tutorial.
-"""
+"""`ajet demo` trains a small model to use a calculator; `ajet init` writes a starter project or a tutorial."""
 
 from __future__ import annotations
 

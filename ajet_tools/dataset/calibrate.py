@@ -302,7 +302,6 @@ def measurement(episodes: Sequence[Episode]) -> Measurement:
 
 
 def _reason_to_discard(episode: Episode) -> str | None:
-    """Returns why an attempt is unusable, or None."""
     if episode.status == "succeeded":
         return None
     error = _MODULE.sub("", (episode.error or "no message").strip().partition("\n")[0])[:_SHORT]

@@ -165,7 +165,6 @@ def generation_config(
 
 
 def _writer_of(config: Config) -> dict[str, Any]:
-    """Returns the writer's settings for `open_endpoint`."""
     generation = config.task_reader.data_generation
     if generation.scripted is not None:
         return {"base_url": None, "model": None, "scripted": _class_path(config, generation.scripted)}

@@ -147,7 +147,6 @@ def from_traces(
 
 
 def _write_rejected(run: TraceRun, out: str, rejected: Path | None) -> Path | None:
-    """Writes rejected tasks with their reasons beside the dataset."""
     if rejected is None and out != "-":
         name = Path(out).name.removesuffix(".gz")
         rejected = Path(out).with_name(f"{Path(name).stem}.rejected.jsonl")

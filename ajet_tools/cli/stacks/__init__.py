@@ -97,7 +97,6 @@ STACKS = {
         ),
     )
 }
-"""Stacks by name."""
 
 
 def installed_version(name: str) -> str | None:

@@ -73,7 +73,7 @@ def export(
         target = cast(BinaryIO, Collector(out))
     reader, where, run = open_named(run, path)
     with reader:
-        ids = _chosen(reader, run, all_runs, episode or (), split, filter, rolled_back=format == "native")
+        ids = _chosen_ids(reader, run, all_runs, episode or (), split, filter, rolled_back=format == "native")
         if not ids:
             raise ConfigError("no episode of this trace was selected; `ajet trace ls` lists them")
         with ProgressBar("export episodes") as bar:
@@ -92,7 +92,7 @@ def export(
     _report_export(done, redact, as_json, to_stdout=out == "-")
 
 
-def _chosen(
+def _chosen_ids(
     reader: TraceReader,
     run: str | None,
     all_runs: bool,
@@ -102,7 +102,6 @@ def _chosen(
     *,
     rolled_back: bool,
 ) -> list[str]:
-    """Returns the ids of the selected episodes, oldest first."""
     if episodes:
         return [queries.find(reader, prefix, "episode").id for prefix in episodes]
     run_id = None if all_runs else queries.find_run(reader, run)

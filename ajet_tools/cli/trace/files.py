@@ -267,7 +267,6 @@ def _traces(path: Path | None) -> dict[Path, list[Path]]:
 
 @contextmanager
 def _progress() -> Iterator[OnStage]:
-    """Prints the current stage to stderr, on a terminal."""
     console = output.console(stderr=True)
     if console.is_terminal:
         with console.status("") as status:

@@ -253,7 +253,6 @@ def _print_blocks(out: Console, blocks: Iterable[Block], full: bool) -> None:
 
 
 def _call_record(reader: TraceReader, call_id: str) -> tuple[Call, list[str]]:
-    """Returns a call, and the outcomes of its tokens."""
     [record] = records_of(reader, [queries.episode_of_call(reader, call_id)], whole=True)
     [call] = [call for call in record.episode.calls if call.call_id == call_id]
     return call, [f"{entry.outcome}: {entry.tokens}" for entry in record.ledger if entry.call_id == call_id]

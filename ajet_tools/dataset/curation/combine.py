@@ -186,7 +186,6 @@ def _places(seed: int, keys: Iterable[str]) -> npt.NDArray[np.float64]:
 
 
 def _sides(places: npt.NDArray[np.float64], fractions: Mapping[str, float]) -> npt.NDArray[np.integer[Any]]:
-    """Returns the side of each number, as a numpy array."""
     first, *others = fractions
     edges = np.cumsum([fractions[name] for name in others]) - 1e-12
     return np.array([*others, first])[np.searchsorted(edges, places, side="right")]

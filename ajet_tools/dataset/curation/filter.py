@@ -153,7 +153,6 @@ class Filter:
 
     @property
     def _paths(self) -> Sequence[Path]:
-        """The fields that `mask` reads."""
         names = list(dict.fromkeys(condition.steps for condition in self._conditions.values() if condition.steps))
         asks_text = any(condition.field in DERIVED for condition in self._conditions.values())
         return names + [path for path in QUERIES if path not in names] if asks_text else names

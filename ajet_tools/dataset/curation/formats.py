@@ -177,9 +177,7 @@ _Part = str | pl.Series
 
 
 def as_messages(block: LineBlock, left_out: Counter[str]) -> tuple[LineBlock, Any]:
-    """Converts a block to `messages`, and returns the indices of converted rows; `left_out` counts the reasons for the
-    others.
-    """
+    """Converts a block; returns also the indices of converted rows; `left_out` counts the reasons for the others."""
     lines, convert, converted = _by_columns(block), converter("messages"), list[str | None]()
     left = lines.is_null().arg_true()
     for row in block.rows(left):

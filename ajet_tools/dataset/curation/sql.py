@@ -46,9 +46,7 @@ _MISSING = re.compile(r'Referenced (?:column|table) "([^"]+)" not found|Could no
 
 
 def is_sql(text: str) -> bool:
-    """Whether an expression uses SQL beyond the filter language: LIKE, IN (...), IS NULL, BETWEEN, functions,
-    arithmetic.
-    """
+    """Whether an expression needs SQL: LIKE, IN (...), IS NULL, BETWEEN, functions, arithmetic."""
     return bool(_SIGNS.search(_QUOTED.sub("''", text)))
 
 

@@ -72,7 +72,6 @@ def _beside(document: Any, kind: str, headings: Headings) -> Iterator[Block]:
 
 
 def _story(element: Any, document: Any, headings: Headings) -> Iterator[Block]:
-    """Yields the blocks of an element, in order."""
     for child in element:
         name = _name(child)
         if name == "p":

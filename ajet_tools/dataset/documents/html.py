@@ -1,7 +1,4 @@
-"""Splits HTML into blocks: headings, paragraphs, lists, code and whole tables.
-
-Drops menus, scripts, forms and hidden elements.
-"""
+"""Splits HTML into blocks: headings, paragraphs, lists, code and tables; drops menus, scripts and hidden elements."""
 
 from __future__ import annotations
 
@@ -73,7 +70,6 @@ def _hidden(soup: Any) -> Iterator[Any]:
 
 
 def _walk(node: Any, headings: Headings) -> Iterator[Block]:
-    """Yields the blocks of an element: of its children, and of the text between them."""
     from bs4.element import NavigableString
 
     loose: list[str] = []

@@ -104,7 +104,6 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _unique_names(documents: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
-    """Makes names unique, by parent directory or number."""
     counts, again, unique = Counter(name for name, _ in documents), Counter[str](), []
     for short, path in documents:
         name = short if counts[short] == 1 else f"{path.resolve().parent.name}/{path.name}"

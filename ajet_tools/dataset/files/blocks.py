@@ -99,9 +99,7 @@ class LineBlock:
         return self.known[dtype]  # type: ignore[no-any-return]
 
     def decode(self, wanted: Sequence[Wanted]) -> bool:
-        """Decodes paths and types into `known`; returns False if a line is invalid JSON or a value has a different
-        type.
-        """
+        """Decodes paths and types into `known`; False if a line is invalid JSON or a value has a different type."""
         results = decode(self.lines, wanted)
         self.known |= results or {}
         self.asked += [key for key in wanted if key not in self.asked] if results is not None else []
@@ -245,7 +243,6 @@ _Arranged = tuple[Place, pa.Array]
 
 
 def _fields(arranged: _Arranged) -> dict[str, _Arranged]:
-    """Returns the fields of an object column as columns; empty for any other column."""
     place, array = arranged
     if place.fields is None or place.is_json:
         return {}

@@ -58,7 +58,6 @@ def _frame(path: str | Path, *, texts: bool = True) -> pl.LazyFrame:
 
 
 def _with_columns(frame: pl.LazyFrame, values: Mapping[str, object]) -> pl.LazyFrame:
-    """Adds columns with a constant value, except those that exist."""
     names = frame.collect_schema().names() if values else []
     types = {int: pl.Int64, str: pl.String}
     more = {name: value for name, value in values.items() if name not in names}
@@ -132,7 +131,6 @@ def _in_order(dtype: PolarsType, values: Sequence[object]) -> PolarsType:
 
 
 def _from_rows(file: Path | str, mapping: Mapping[str, str] | None = None) -> pl.LazyFrame:
-    """Reads rows in memory, one by one."""
     rows = [row.values for row in rows_of(file, mapping=mapping)]
     names = dict.fromkeys(name for values in rows for name in values)
     return pl.DataFrame([column(encodable(name), [values.get(name) for values in rows]) for name in names]).lazy()

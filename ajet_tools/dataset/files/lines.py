@@ -24,9 +24,7 @@ from ajet_tools.dataset.files.places import DEEPEST, MOST_FIELDS, Columns, Place
 from ajet_tools.dataset.files.values import kind_of
 
 Structure = Mapping[str, Any]
-"""Maps a field to the kind of its value (`kind_of`), or to the structure of an object. Integers beyond 64 bits are
-`number`.
-"""
+"""Field -> kind of its value (`kind_of`; `number` beyond 64 bits), or the structure of an object."""
 Path = tuple[str, ...]
 """The path of a field, such as `("metadata", "level")`."""
 Wanted = Path | pl.Struct
@@ -216,7 +214,6 @@ def _together(wanted: Sequence[Wanted]) -> list[tuple[pl.Struct, list[Path]]]:
 
 
 def _type_of(paths: Sequence[Path]) -> pl.Struct:
-    """Returns the struct type with text at these paths."""
     inner: dict[str, list[Path]] = {}
     for path in paths:
         inner.setdefault(path[0], []).append(path[1:])

@@ -336,7 +336,6 @@ def _features(metadata: Mapping[bytes, bytes]) -> Mapping[str, Any] | None:
 
 
 def _labels(feature: object) -> Any:
-    """Returns the names of the class labels in a `datasets` feature."""
     if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
         return feature.get("names")
     if isinstance(feature, dict):

@@ -76,10 +76,7 @@ class Segments:
         file.write(data)
 
     def finish(self, path: Path, rows: int) -> list[Path]:
-        """Returns the files for `path`, rewritten if some lack columns.
-
-        Raises TaskError if the rows do not fit into one table.
-        """
+        """Returns the files for `path`, rewritten if some lack columns. Raises TaskError if the rows do not fit."""
         import pyarrow.parquet as pq
 
         columns = self._shape.columns

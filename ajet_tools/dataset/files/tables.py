@@ -222,7 +222,6 @@ def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> Lin
 
 
 def _table_blocks(source: Path | pa.BufferReader, name: str, bad: BadRows, *, parquet: bool) -> Iterator[Block]:
-    """Reads the rows of a table, some megabytes at a time."""
     columns, number = None, 1
     with explain_errors(source if isinstance(source, Path) else name):
         for schema, data in _batches(source) if parquet else _arrow_batches(source):

@@ -218,7 +218,6 @@ class _RowBuilder:
         return self._chosen.splits.get(episode_id, "train")
 
     def _provenance(self) -> dict[str, object]:
-        """Returns the provenance common to all rows."""
         if self._grader is None:
             return {}
         grader = self._grader

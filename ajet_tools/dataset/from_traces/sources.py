@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 class Sources:
     reader: TraceReader
     names: tuple[str, ...]
-    """The sources as given."""
     foreign_runs: frozenset[str] = frozenset()
     """Runs recorded by other tools; their tasks come from the conversations, their metadata from the log."""
     imported: Imported | None = None
@@ -69,7 +68,6 @@ def opened_sources(
 
 
 def _studio_in(path: Path) -> Path:
-    """Returns the database in a directory of AgentScope Studio."""
     database = path / "database.sqlite"
     return database if database.is_file() and not any(path.glob("*.duckdb")) else path
 

@@ -141,7 +141,6 @@ def _of_task(task: Task, all_conversations: Sequence[Conversation]) -> _Question
 
 
 def _last_user(messages: Sequence[Message]) -> int:
-    """Returns the index of the last user message, or of the last message."""
     places = [i for i, message in enumerate(messages) if message.get("role") == "user"]
     return places[-1] if places else len(messages) - 1
 

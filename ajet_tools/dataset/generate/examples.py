@@ -147,7 +147,6 @@ class Side:
 
     name: str
     share: float
-    """Share of all rows."""
     target: int | None
     rows: list[dict[str, Any]]
     seeds: list[Example]
@@ -175,10 +174,7 @@ class Side:
         return replace(self, accepted=[], used=Counter())
 
     def draw(self, count: int, chance: random.Random) -> list[Example]:
-        """Draws examples; at least half are seeds, if there are enough.
-
-        Of the least used, it takes those with the fewest words in common.
-        """
+        """Draws diverse, little used examples; at least half are seeds, if there are enough."""
         grown = min(count // 2, len(self.accepted))
         taken = self._spread(self.seeds, count - grown, [], chance)
         taken += self._spread(self.accepted, grown, taken, chance)

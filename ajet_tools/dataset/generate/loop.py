@@ -266,7 +266,6 @@ class Generation(ABC, Generic[A]):
         return outcome
 
     def _read_reply(self, attempt: A, reply: str) -> tuple[list[Candidate], list[Rejected]]:
-        """Returns the valid rows of a reply, and the others."""
         candidates, refused = list[Candidate](), list[Rejected]()
         rows, problem = rows_in(reply)
         if problem is not None:

@@ -84,7 +84,6 @@ class CallSettings:
 
     @cached_property
     def _prompts(self) -> Mapping[str, Prompt]:
-        """Prompts by strategy or kind."""
         raise NotImplementedError
 
     def prompt(self, name: str) -> Prompt:

@@ -237,7 +237,6 @@ def _runs_of(words_of_text: Sequence[str], length: int) -> Iterator[tuple[str, .
 
 
 def _is_figure(word: str) -> bool:
-    """Whether a word is a number or an operator."""
     return not word[0].isalpha()
 
 

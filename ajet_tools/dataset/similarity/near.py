@@ -209,7 +209,6 @@ class NearIndex:
         return best
 
     def _likely(self, forms: Sequence[str]) -> dict[int, list[int]]:
-        """Returns the candidates of each text, best first."""
         self._sort_new()
         likely: dict[int, list[int]] = defaultdict(list)
         asked = _keys([form if len(form) >= self._shortest else "" for form in forms], *self._how)

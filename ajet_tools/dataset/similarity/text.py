@@ -52,9 +52,7 @@ _MARKUP = re.compile(
     r"|(?:(?<=^)|(?<=[.:;!?] ))(?:[-*+•>]|#{1,6}) (?=[^\W\d_])"
     r"|(?<!\S)#{2,6} "
 )
-"""Matches markup and its content. Line prefixes also match after the end of a sentence, since a normal form has one
-line.
-"""
+"""Matches markup and its content. Line prefixes match after a sentence too, since a normal form has one line."""
 _ENTITY = re.compile(r"&(?:[a-z]+|#\d+);")
 _GRAM, _PIECE, _CHANCE = 8, 128, 0.06
 _RUN = 12

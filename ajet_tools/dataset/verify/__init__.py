@@ -84,7 +84,6 @@ def open_verifier(spec: str, *, seed: int = 0, unfenced: bool = False) -> Combin
 
 
 def _open_one(spec: str, seed: int, unfenced: bool) -> Verifier | None:
-    """Opens one verifier; None for `none`."""
     kind, _, argument = spec.strip().partition(":")
     if kind == "none" and not argument:
         return None

@@ -102,10 +102,7 @@ class VerifierPart:
 
 @dataclass
 class CombinedVerifier:
-    """A row passes if one verifier of every group passes it.
-
-    Verifiers are asked in order, until the result is known.
-    """
+    """A row passes if a verifier of every group passes it; they are asked until the result is known."""
 
     name: str
     groups: Sequence[Sequence[VerifierPart]]
