@@ -213,12 +213,8 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[
-        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-    traceback: Annotated[
-        bool, Option("--traceback", help="Show where an error was raised; allowed anywhere on the line.")
-    ] = False,
+    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    traceback: Annotated[bool, Option("--traceback", help="Show where an error was raised; allowed anywhere.")] = False,
 ) -> None:
     """Train the model behind your agent: decorate, run, look, train.
 

@@ -40,9 +40,7 @@ def show(
     overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Overrides.")] = None,
     conf: Annotated[Path | None, Option("--conf", "-c", help="A config file. Default: the built-in defaults.")] = None,
     only_set: Annotated[bool, Option("--set", help="Only keys that were set.")] = False,
-    backbone: Annotated[
-        str | None, Option(help="Print the config that `trinity` or `verl` would receive, as YAML.")
-    ] = None,
+    backbone: Annotated[str | None, Option(help="Print the config for `trinity` or `verl`, as YAML.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print each key's effective value and where it came from.

@@ -46,17 +46,11 @@ def judge() -> None:
 
 @app.command("eval")
 def evaluate_judge(
-    name: Annotated[
-        str | None, Argument(metavar="[JUDGE]", help=f"{JUDGE_HELP} Without it, the judge of --conf.")
-    ] = None,
+    name: Annotated[str | None, Argument(metavar="[JUDGE]", help=f"{JUDGE_HELP} Default: that of --conf.")] = None,
     *,
     labels: Annotated[Path, Option(metavar="FILE|TRACE", help="JSON lines with output and score, or a trace.")],
-    by: Annotated[
-        Literal["feedback", "reward"], Option(help="For a trace: what to use as the label of an episode.")
-    ] = "feedback",
-    conf: Annotated[
-        Path | None, Option("--conf", "-c", help="A config file: its judge if none is named, its model.")
-    ] = None,
+    by: Annotated[Literal["feedback", "reward"], Option(help="For a trace: label of an episode.")] = "feedback",
+    conf: Annotated[Path | None, Option("--conf", "-c", help="Config file: default of the judge, and model.")] = None,
     repeats: Annotated[int, Option(min=1, help="Verdicts per output, to measure their variance.")] = 3,
     limit: Annotated[int | None, Option(min=1, help="Maximum number of outputs, from the first.")] = None,
     concurrency: Annotated[int, Option(min=1, help="Maximum number of concurrent judgements.")] = 8,

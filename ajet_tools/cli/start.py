@@ -184,12 +184,8 @@ def _enter(folder: Path) -> str:
 
 
 def demo(
-    directory: Annotated[
-        Path | None, Argument(help="Directory for its files and its run. Default: ajet-demo.", show_default=False)
-    ] = None,
-    pretrained: Annotated[
-        bool, Option("--pretrained", help="Train SmolLM2-135M-Instruct, a pretrained model (a download of 93 MB).")
-    ] = False,
+    directory: Annotated[Path | None, Argument(help="Output directory [ajet-demo].", show_default=False)] = None,
+    pretrained: Annotated[bool, Option("--pretrained", help="Train SmolLM2-135M-Instruct (downloads 93 MB).")] = False,
     view: Annotated[bool, Option("--view", help="Open the viewer at the end.")] = False,
 ) -> None:
     """Train a small model to use a calculator, on this machine's CPU, in about a minute and without a network.

@@ -26,9 +26,7 @@ def export(
     *,
     out: Out = "-",
     format: Annotated[Format, Option(help="What is written; tasks: rows as they are.")] = "tasks",
-    split: Annotated[
-        str | None, Option(help="For a directory: the split's name. Default: the source's, else train.")
-    ] = None,
+    split: Annotated[str | None, Option(help="For a directory: the split. Default: the source's, else train.")] = None,
     card: Annotated[bool, Option("--card/--no-card", help="For a directory: write README.md.")] = True,
     rows: RowOptions,
 ) -> None:

@@ -44,9 +44,7 @@ class ChoiceOptions:
     feedback: Annotated[
         list[str] | None, Option(metavar="up|down|corrected", help="Only episodes with this feedback; repeatable.")
     ] = None
-    failed: Annotated[bool, Option("--failed", help="Only tasks that the policy failed, the most frequent first.")] = (
-        False
-    )
+    failed: Annotated[bool, Option("--failed", help="Only failed tasks, the most frequent first.")] = False
     below: Annotated[float, Option(help="--failed: rewards below this count as failures.")] = 0.5
     rubric: Annotated[str | None, Option(metavar="FILE|TEXT", help="Let a model grade episodes by this rubric.")] = None
     min_score: Annotated[float, Option(min=0, max=1, help="--rubric: minimum score of a good episode.")] = 0.5

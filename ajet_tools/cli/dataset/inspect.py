@@ -81,9 +81,7 @@ def stats(
     source: Source,
     *,
     by: Annotated[str | None, Option(metavar="FIELD", help="Also summarize by this field: metadata.level.")] = None,
-    exact: Annotated[
-        bool, Option("--exact", help="Look at every row for all statistics, also of more than 10,000 rows.")
-    ] = False,
+    exact: Annotated[bool, Option("--exact", help="Examine every row, also of more than 10,000 rows.")] = False,
     rows: RowOptions,
 ) -> None:
     """Summarize a dataset: rows, duplicates, lengths, languages, fields and their values.

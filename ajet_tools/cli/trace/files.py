@@ -39,13 +39,9 @@ from ajet_tools.trace.queries.base import rows
 
 def prune(
     path: Where = None,
-    older_than: Annotated[
-        str | None, Option(metavar="AGE", help="Runs that ended longer ago than this: 30d, 12h, 2w.")
-    ] = None,
+    older_than: Annotated[str | None, Option(metavar="AGE", help="Runs that ended longer ago: 30d, 12h, 2w.")] = None,
     run: Annotated[list[str] | None, Option(metavar="RUN", help="This run, by its id or name; repeatable.")] = None,
-    keep_size: Annotated[
-        str | None, Option(metavar="SIZE", help="The oldest runs beyond this total size: 500MB, 2GB.")
-    ] = None,
+    keep_size: Annotated[str | None, Option(metavar="SIZE", help="Oldest runs above this total: 500MB, 2GB.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be deleted, and stop.")] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
@@ -195,9 +191,7 @@ def check(
 def audit_(
     files: Annotated[list[Path], Argument(metavar="FILE...", help="What a trainer wrote of its rollouts.")],
     source: Annotated[str, Option("--from", metavar="FORMAT", help=FROM_HELP)] = "auto",
-    tokenizer: Annotated[
-        Path | None, Option(metavar="DIR", help="The model's tokenizer: compare ids with texts and template.")
-    ] = None,
+    tokenizer: Annotated[Path | None, Option(metavar="DIR", help="Tokenizer: compare ids with the text.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Audit another trainer's rollouts with token ids: does it train what was sampled? Exits with 1 if not.

@@ -24,9 +24,7 @@ _WORST = 20
 def splits(
     path: WhereOrRun = None,
     run: OfRun = None,
-    episode: Annotated[
-        str | None, Option(metavar="ID", help="Only this episode, by a unique prefix of its id.")
-    ] = None,
+    episode: Annotated[str | None, Option(metavar="ID", help="Only this episode, by a prefix of its id.")] = None,
     filter: Fitting = None,
     limit: Newest = None,
     no_pager: NoPager = False,
