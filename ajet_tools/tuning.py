@@ -218,7 +218,7 @@ def tune(
     prompts, sets = prompts_of(agent, names), load_tasks(config)
     if len(sets.train) < 2 or not sets.val:
         raise ConfigError(
-            f"tuning needs 2 training tasks (got {len(sets.train)}) and a validation task (got {len(sets.val)})"
+            f"tuning needs 2 training tasks (got {len(sets.train)}) and validation tasks (got {len(sets.val)})"
         )
     tasks = list(sets.train)
     random.Random(config.trainer_common.seed).shuffle(tasks)

@@ -29,14 +29,10 @@ Conf = Annotated[
     Path | None,
     Option("--conf", "-c", help="Config file with the top-level key `ajet:`; may name agent, judge and model."),
 ]
-Tasks = Annotated[
-    str | None, Option(help="Tasks: a .jsonl file, a directory of Parquet files, or a Hugging Face name.")
-]
+Tasks = Annotated[str | None, Option(help="Tasks: a .jsonl file, a directory of Parquet, or a Hugging Face name.")]
 HeldOutTasks = Annotated[str | None, Option(help="Held-out tasks, for validation: a .jsonl file.")]
 MostTasks = Annotated[int | None, Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")]
-WithLogview = Annotated[
-    bool, Option("--with-logview", help="Serve the viewer to a browser during the run; prints the URL.")
-]
+WithLogview = Annotated[bool, Option("--with-logview", help="Serve the viewer to a browser during the run.")]
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -138,7 +134,7 @@ class AgentOptions(JobOptions):
         config = super().config(agent, overrides, **{**settings, "more": {**answering, **(settings.get("more") or {})}})
         if not (config.model.base_url or config.model.path or config.model.scripted):
             raise ConfigError(
-                "no model given: pass --base-url URL --model NAME, --model PATH, or --scripted replies.py:reply"
+                "no model given: pass --base-url URL --model NAME, --model PATH, or --scripted FILE:FUNCTION"
             )
         return config
 

@@ -57,10 +57,7 @@ class Checked:
         return len(self.schema.problems) + len(self.imports.problems) + self.unreadable
 
     def plain(self) -> dict[str, object]:
-        parts = {
-            name: {"checked": part.checked, "problems": part.problems, **part.found}
-            for name, part in self.parts.items()
-        }
+        parts = {name: {"checked": p.checked, "problems": p.problems, **p.found} for name, p in self.parts.items()}
         return {"file": str(self.file), "notices": self.notices, **parts}
 
 

@@ -61,9 +61,7 @@ def read_agent(source: str) -> Agent:
         line = f" line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise ConfigError(f"--from: {place}{line} is not Python: {error}") from error
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    decorated = [
-        name for name, node in functions.items() if any("workflow" in ast.unparse(d) for d in node.decorator_list)
-    ]
+    decorated = [n for n, node in functions.items() if any("workflow" in ast.unparse(d) for d in node.decorator_list)]
     if wanted:
         if wanted not in functions:
             raise ConfigError(f"--from: {place} has no function {wanted}; it has {', '.join(functions) or 'none'}")

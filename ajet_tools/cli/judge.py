@@ -176,10 +176,7 @@ def _print_attack(name: str, result: Attack) -> None:
     ]
     out.print(table(kinds, out.width))
     if result.earned:
-        shown = [
-            {"task": cheat.task_id, "cheat": cheat.name, "reward": cheat.reward}
-            for cheat in result.earned[:_MOST_SHOWN]
-        ]
+        shown = [{"task": c.task_id, "cheat": c.name, "reward": c.reward} for c in result.earned[:_MOST_SHOWN]]
         out.print(table(shown, out.width))
     if len(result.earned) > _MOST_SHOWN:
         out.print(f"and {len(result.earned) - _MOST_SHOWN} more (--json has all)")

@@ -165,9 +165,7 @@ def check(
                 broken[where].insert(0, changed)
     sound = not any(broken.values()) and not any(entry.differs for entry in audits.values())
     if as_json:
-        listed = [
-            {"trace": str(where), **asdict(entry)} for where, violations in broken.items() for entry in violations
-        ]
+        listed = [{"trace": str(where), **asdict(entry)} for where, entries in broken.items() for entry in entries]
         deeply = {"audits": [{"trace": str(where), **asdict(entry)} for where, entry in audits.items()]} if deep else {}
         print_json({"traces": len(traces), "sound": sound, "broken": listed, **deeply})
     for where, violations in () if as_json else broken.items():

@@ -132,9 +132,8 @@ def _print_ls(
         order = f"by {listing.sort}, {'largest' if listing.descending else 'smallest'} first"
         order = "latest first" if (listing.sort, listing.descending) == ("ended_at", True) else order
         fitting = f"{listing.count:,} of {listing.of:,}" if listing.count < listing.of else f"{listing.of:,}"
-        title = (
-            f"\nepisodes {start + 1:,} to {start + len(episodes):,} of {fitting}, run {run_ids.get(chosen or '', '')}"
-        )
+        run = run_ids.get(chosen or "", "")
+        title = f"\nepisodes {start + 1:,} to {start + len(episodes):,} of {fitting}, run {run}"
         columns = (
             _EPISODE_COLUMNS if listing.sort in (*_EPISODE_COLUMNS, "ended_at") else (listing.sort, *_EPISODE_COLUMNS)
         )

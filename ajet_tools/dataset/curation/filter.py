@@ -175,9 +175,7 @@ class Filter:
             columns = block.columns(self._paths)
         except Irregular:
             return self.mask_rows((row.values for row in block.rows()), of)
-        self.fields.update(
-            {".".join(path): True for path, column in columns.items() if column.null_count() < len(block)}
-        )
+        self.fields.update({".".join(path): True for path, c in columns.items() if c.null_count() < len(block)})
         unclear = np.zeros(len(block), bool)
 
         def leaf(part: Node) -> npt.NDArray[np.bool_]:

@@ -148,7 +148,7 @@ def _choose_validation(
     if len(chunks) < 2:
         reason = "there is one document" if len(groups) == 1 else "the documents have most of their text in common"
         raise ConfigError(
-            f"--validation {share:g}: {reason}, but a document is never on both sides; add documents, or pass 0"
+            f"--validation {share:g}: {reason}, and no document is on both sides; add documents, or pass 0"
         )
     wanted = share * sum(chunks.values())
     order = sorted(chunks, key=lambda group: _hash(f"{seed}:{names[group]}"))

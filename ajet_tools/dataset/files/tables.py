@@ -131,9 +131,7 @@ def _blocks(file: Path | str, bad: BadRows) -> Iterator[Block]:
             yield from _table_blocks(pa.BufferReader(stdin.read()), "stdin", bad, parquet=start.startswith(b"PAR1"))
         else:
             line = start.partition(b"\n")[0]
-            is_csv = start[:1] not in (b"{", b"[", b"") and any(
-                delimiter in line for delimiter in (b",", b";", b"\t", b"|")
-            )
+            is_csv = start[:1] not in (b"{", b"[", b"") and any(mark in line for mark in (b",", b";", b"\t", b"|"))
             lines = bounded(stdin, "stdin", cut=bad.skip and not is_csv)
             yield from _text_blocks(lines, "stdin.csv" if is_csv else "stdin", bad)
 

@@ -41,9 +41,7 @@ class Opinion:
 def opinion(feedback: Iterable[Feedback]) -> Opinion:
     """Combines the feedback on an episode."""
     ordered = sorted(feedback, key=lambda entry: (entry.at, entry.feedback_id))
-    scores = {
-        (entry.call_id, entry.author or entry.feedback_id): entry.score for entry in ordered if entry.score is not None
-    }
+    scores = {(f.call_id, f.author or f.feedback_id): f.score for f in ordered if f.score is not None}
     corrections = [entry for entry in ordered if entry.correction and entry.correction.strip()]
     return Opinion(
         score=sum(scores.values()) / len(scores) if scores else None,

@@ -128,9 +128,7 @@ def _no_rows_error(trace_run: TraceRun) -> ConfigError:
     reasons = "; ".join(f"{count:,} {reason}" for reason, count in why.most_common(5))
     if not reasons and trace_run.to == "preferences":
         reasons = "no two attempts at a task differ in reward, and nobody corrected an answer"
-    return ConfigError(
-        f"{trace_run.chosen:,} of {trace_run.of:,} episodes match, but give no {trace_run.to}: {reasons}"
-    )
+    return ConfigError(f"{trace_run.chosen:,} of {trace_run.of:,} episodes match but give no {trace_run.to}: {reasons}")
 
 
 class _RowBuilder:

@@ -250,9 +250,7 @@ class FromDocs(Generation[DocsAttempt]):
             raise ConfigError("few-shot tasks follow the style of examples; pass --seeds FILE")
         named = next((row.where for row in seeds if "quote" in row.values), None)
         if named is not None:
-            raise ConfigError(
-                f"{named} has a field 'quote', which is reserved; rename it (--map quote=metadata.quotation)"
-            )
+            raise ConfigError(f"{named} has the reserved field 'quote'; rename it (--map quote=metadata.quotation)")
         self.corpus = corpus
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages)) if seeds else None
         examples = [as_example(row) for row in seeds]

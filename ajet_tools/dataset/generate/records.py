@@ -145,9 +145,7 @@ def strategies_of(texts: Sequence[str]) -> dict[str, float]:
     for part in (item.strip() for text in texts for item in text.split(",")):
         name, equals, number = (piece.strip() for piece in part.partition("="))
         if name not in STRATEGIES:
-            raise ConfigError(
-                f"--strategy {name} is unknown; choose of {', '.join(STRATEGIES)}; with a weight: harder=2"
-            )
+            raise ConfigError(f"--strategy {name} is unknown; known: {', '.join(STRATEGIES)}; with a weight: harder=2")
         try:
             weights[name] = float(number) if equals else 1.0
         except ValueError:

@@ -72,9 +72,7 @@ class _Scripted(InProcess):
         except (AjetError, OSError):
             raise
         except Exception as error:
-            lines = [
-                frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self._path
-            ]
+            lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == self._path]
             where = f"{self._file} line {lines[-1]}" if lines else str(self._file)
             raise EngineError(f"{where} raised {type(error).__name__}: {error}") from error
 

@@ -138,5 +138,5 @@ class Journal:
 
     def _write_error(self, error: OSError) -> ConfigError:
         return ConfigError(
-            f"cannot store decisions in {self.path}: {error.strerror or error}. They are lost unless you save"
+            f"cannot store decisions in {self.path}: {error.strerror or error}. They are lost unless saved"
         )

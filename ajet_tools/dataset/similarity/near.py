@@ -140,9 +140,7 @@ class Match:
 def check_threshold(threshold: float) -> float:
     """Returns the threshold after validation. Raises ConfigError."""
     if not 0.5 <= threshold <= 1:
-        raise ConfigError(
-            f"a similarity threshold must be between 0.5 and 1 (got {threshold:g}); 0.8 tolerates 10 % of edits"
-        )
+        raise ConfigError(f"a similarity must be between 0.5 and 1 (got {threshold:g}); 0.8 tolerates 10 % of edits")
     return threshold
 
 

@@ -106,9 +106,7 @@ class JudgeVerifier:
                 return _failure(outcome.error)
             judge_verdict = judged(outcome.value, call.name)
         except TrainingError:
-            raise NoReward(
-                f"--verify {self.name}: {_HANGING} judge calls hang; set a time limit for the judge"
-            ) from None
+            raise NoReward(f"--verify {self.name}: {_HANGING} judge calls hang; set a time limit for it") from None
         except AjetError as error:  # an unfilled parameter, or no reward
             return _failure(error)
         episode = Episode(task=task, rewards=judge_verdict.rewards, is_success=judge_verdict.is_success)

@@ -350,7 +350,7 @@ def test_a_single_document_gives_no_validation(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("It says one thing.")
     read = [read_document(tmp_path / "a.txt")]
     assert [held.side for held in prepare(read, size=500).held] == ["train"]
-    with pytest.raises(ConfigError, match="is never on both sides"):
+    with pytest.raises(ConfigError, match="document is on both sides"):
         prepare(read, size=500, validation=0.2)
 
 

@@ -433,7 +433,7 @@ def test_stdin_is_read_as_markdown(model_server, tmp_path: Path) -> None:
         (["--kind", "few-shot"], "--seeds FILE"),
         (["--kind", "poem"], "knowledge, few-shot"),
         (["--chunk-size", "10"], "--chunk-size must be at least 200"),
-        (["--validation", "0.5"], "is never on both sides"),
+        (["--validation", "0.5"], "document is on both sides"),
         (["--verify", "magic"], "is unknown"),
         (["--max-cost", "1"], "--price"),
     ],
