@@ -133,9 +133,7 @@ class AgentOptions(JobOptions):
             answering["model.path"] = None
         config = super().config(agent, overrides, **{**settings, "more": {**answering, **(settings.get("more") or {})}})
         if not (config.model.base_url or config.model.path or config.model.scripted):
-            raise ConfigError(
-                "no model given: pass --base-url URL --model NAME, --model PATH, or --scripted FILE:FUNCTION"
-            )
+            raise ConfigError("no model given: pass --base-url URL --model NAME, --model PATH, or --scripted FILE:NAME")
         return config
 
 

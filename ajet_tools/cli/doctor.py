@@ -64,9 +64,8 @@ def doctor(
         *_packages(), *_accelerator(), *_machine(directory), *_network(), *_programs(),
         *(_service(url) for url in environment or ()),
     ]  # fmt: skip
-    by_target = (
-        {target: check_target(target, imports=True)} if target else {name: check_target(name) for name in TARGETS}
-    )
+    targets = (target,) if target else TARGETS
+    by_target = {name: check_target(name, imports=bool(target)) for name in targets}
     failed = not usable(checks) or bool(target and not usable(by_target[target]))
     if as_json:
         ways = {name: {"usable": usable(of), "checks": of} for name, of in by_target.items()}
@@ -146,17 +145,15 @@ def _machine(directory: Path) -> Iterator[Check]:
     yield Check("cpu", "ok", f"{cores} core(s)")
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        yield Check(
-            "memory", "ok" if total >= 2 else "miss", f"{total:.1f} GB", "" if total >= 2 else "2 GB are recommended"
-        )
+        fix = "" if total >= 2 else "2 GB are recommended"
+        yield Check("memory", "miss" if fix else "ok", f"{total:.1f} GB", fix)
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".ajet-doctor-") as file:
             file.write(b"x")
             file.flush()
     except OSError as error:
-        yield Check(
-            "write access", "fail", f"{directory.resolve()}: {error.strerror or error}", "choose another directory"
-        )
+        detail = f"{directory.resolve()}: {error.strerror or error}"
+        yield Check("write access", "fail", detail, "choose another directory")
         return
     free = shutil.disk_usage(directory).free / 2**30
     yield Check("write access", "ok", f"{directory.resolve()}, {free:.1f} GB free")

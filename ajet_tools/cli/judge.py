@@ -77,9 +77,8 @@ def evaluate_judge(
         raise ConfigError("no judge given: name it as the argument, or pass a --conf with a task_judge")
     name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
     with ProgressBar("Judging", len(labelled) * repeats, quiet=as_json) as bar:
-        result = asyncio.run(
-            evaluate(chosen, labelled, repeats=repeats, parallel=concurrency, seed=seed, done=bar.advance)
-        )
+        work = evaluate(chosen, labelled, repeats=repeats, parallel=concurrency, seed=seed, done=bar.advance)
+        result = asyncio.run(work)
     built = chosen.built if isinstance(chosen, RubricJudge) else None
     if as_json:
         print_json({"judge": name, **asdict(result), **({"rubric": asdict(built)} if built else {})})

@@ -242,12 +242,10 @@ def _imported(target: str) -> Check:
 
 def _python(code: str) -> subprocess.CompletedProcess[str]:
     """Runs code in a separate process, since a broken native library may crash it."""
-    variables = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, "-c", code]
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT, env=variables, check=False
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT, env=env, check=False)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"the import took more than {_IMPORT_TIMEOUT} s")
 

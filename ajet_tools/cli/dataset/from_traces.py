@@ -83,9 +83,8 @@ class ConversionOptions:
     redact: Annotated[bool, Option("--redact/--no-redact")] = True
 
     def options(self) -> Options:
-        return Options(
-            self.redact, self.need_answer, self.accept_outputs or self.read_values, self.per_task, self.margin
-        )
+        accept_outputs = self.accept_outputs or self.read_values
+        return Options(self.redact, self.need_answer, accept_outputs, self.per_task, self.margin)
 
 
 def from_traces(

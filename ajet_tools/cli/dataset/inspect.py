@@ -115,9 +115,8 @@ def _print_stats(result: Stats) -> None:
     out = render.console()
     parts = [counted(result.rows, "row"), f"{result.distinct:,} distinct", counted(result.duplicates, "duplicate")]
     parts += [f"{result.diversity.forms:,} {'form' if result.diversity.forms == 1 else 'forms'}"]
-    parts += [f"{result.answered:,} with an answer"] + (
-        [f"{result.empty:,} without a question"] if result.empty else []
-    )
+    parts += [f"{result.answered:,} with an answer"]
+    parts += [f"{result.empty:,} without a question"] if result.empty else []
     out.print(", ".join(parts))
     if not result.rows:
         return

@@ -192,11 +192,9 @@ def check_apart(**files: str | Path | None) -> None:
     """Raises ConfigError if two of these options name the same file."""
     known: dict[Path, str] = {}
     for option, path in files.items():
-        if (
-            path is not None
-            and str(path) != "-"
-            and (earlier := known.setdefault(Path(path).resolve(), option)) != option
-        ):
+        if path is None or str(path) == "-":
+            continue
+        if (earlier := known.setdefault(Path(path).resolve(), option)) != option:
             raise ConfigError(f"--{earlier} and --{option} are the same file, {path}; name two")
 
 

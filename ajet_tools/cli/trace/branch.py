@@ -102,9 +102,8 @@ def _config(
     more = {f"rollout.{name}": value for name, value in sampled.items() if getattr(options, name, None) is None}
     name = f"branch-of-{point.episode.episode_id[:_ID]}"
     more |= {"rollout.sampling": "run", "experiment_name": name, "experiment_dir": "auto"}
-    return options.config(
-        agent, overrides, more=more, recorded=recorded, beside=Path(file) if isinstance(file, str) else None
-    )
+    beside = Path(file) if isinstance(file, str) else None
+    return options.config(agent, overrides, more=more, recorded=recorded, beside=beside)
 
 
 def _trains(reader: TraceReader, run_id: str) -> bool:

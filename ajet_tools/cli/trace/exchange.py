@@ -122,13 +122,12 @@ def _report_export(done: Exported, redact: bool, as_json: bool, *, to_stdout: bo
     echo(f"{counted(done.episodes, 'episode')}, {counted(done.rows, 'row')} of {done.format}{where}", err=True)
     for reason, count in sorted(done.left_out.items()):
         echo(f"  left out: {count:,} {reason}", err=True)
+    note = "Names and other facts in prose are not detected"
     if done.redacted:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(done.redacted.items()))
-        echo(
-            f"  redacted: {kinds}. Names and other facts in prose are not detected; review before publishing", err=True
-        )
+        echo(f"  redacted: {kinds}. {note}; review before publishing", err=True)
     elif redact:
-        echo("  redacted: nothing found. Names and other facts in prose are not detected", err=True)
+        echo(f"  redacted: nothing found. {note}", err=True)
 
 
 def import_(

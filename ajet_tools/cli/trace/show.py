@@ -134,9 +134,8 @@ def _print_ls(
         fitting = f"{listing.count:,} of {listing.of:,}" if listing.count < listing.of else f"{listing.of:,}"
         run = run_ids.get(chosen or "", "")
         title = f"\nepisodes {start + 1:,} to {start + len(episodes):,} of {fitting}, run {run}"
-        columns = (
-            _EPISODE_COLUMNS if listing.sort in (*_EPISODE_COLUMNS, "ended_at") else (listing.sort, *_EPISODE_COLUMNS)
-        )
+        is_shown = listing.sort in (*_EPISODE_COLUMNS, "ended_at")
+        columns = _EPISODE_COLUMNS if is_shown else (listing.sort, *_EPISODE_COLUMNS)
         rows = [_row("episode", ids[r["episode_id"]], r, columns) for r in episodes]
         out.print(render.table(rows, out.width, title=f"{title}, {order}"))
         if start + len(episodes) < listing.count:

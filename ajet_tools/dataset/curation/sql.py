@@ -149,9 +149,8 @@ def _explain(text: str, names: Sequence[str]) -> Iterator[None]:
         message = str(error).partition("\n")[0]
         if missing := _MISSING.search(message):
             name = missing[1] or missing[2]
-            raise unknown_field(
-                name, [*names, *{known_name.rpartition(".")[2] for known_name in names} - {*names}]
-            ) from error
+            inner = {known_name.rpartition(".")[2] for known_name in names} - {*names}
+            raise unknown_field(name, [*names, *inner]) from error
         raise ConfigError(f"cannot evaluate {text!r}: {message.partition(': ')[2] or message}") from error
 
 

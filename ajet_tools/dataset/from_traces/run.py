@@ -294,9 +294,8 @@ class _RowBuilder:
             for line in file:
                 row = json.loads(line)
                 learnt = row["chosen"] if "chosen" in row else row["messages"]
-                if self._options.redact and any(
-                    has_placeholder(parts_of(m).text) for m in learnt if m["role"] == "assistant"
-                ):
+                replies = [parts_of(m).text for m in learnt if m["role"] == "assistant"]
+                if self._options.redact and any(map(has_placeholder, replies)):
                     self.made.left_out["rows with a reply of personal data or a secret, now redacted"] += 1
                     continue
                 episodes = [row[name] for name in _EPISODES if row.get(name)]

@@ -115,10 +115,8 @@ class Expansion(Generation[WriterCall]):
         parameters = {"strategy": strategy, "language": language, "cell": cell}
         parameters = {name: value for name, value in parameters.items() if value}
         provenance = config.provenance(prompt, self.endpoint.model, seed, origin, parameters)
-        messages = [
-            {"role": "system", "content": prompts.load("expand/system").render()},
-            {"role": "user", "content": text},
-        ]
+        system = prompts.load("expand/system").render()
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
         return WriterCall(number, side.name, count, messages, seed, provenance)
 
     def _read_row(self, attempt: WriterCall, row: Any) -> tuple[dict[str, object], Mapping[str, object]]:

@@ -351,10 +351,8 @@ class FromDocs(Generation[DocsAttempt]):
         }
         parameters = {"kind": kind, **({"language": language} if language else {}), "chunk_size": config.chunk_size}
         provenance = config.provenance(prompt, self.endpoint.model, seed, origin, parameters)
-        messages = [
-            {"role": "system", "content": prompts.load("from-docs/system").render()},
-            {"role": "user", "content": text},
-        ]
+        system = prompts.load("from-docs/system").render()
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
         return DocsAttempt(number, side.name, count, messages, seed, provenance, chunk, kind)
 
     def _read_row(self, attempt: DocsAttempt, row: object) -> tuple[dict[str, object], Mapping[str, object]]:

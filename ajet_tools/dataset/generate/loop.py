@@ -282,9 +282,8 @@ class Generation(ABC, Generic[A]):
 
     async def _verify(self, attempt: A, outcome: _Outcome, verifier: Verifier) -> None:
         rows = [self._row_for_verifier(attempt, candidate, verifier) for candidate in outcome.candidates]
-        for verdict in await asyncio.gather(
-            *(verifier.check(row, self.endpoint) for row in rows), return_exceptions=True
-        ):
+        checks = (verifier.check(row, self.endpoint) for row in rows)
+        for verdict in await asyncio.gather(*checks, return_exceptions=True):
             if isinstance(verdict, AjetError):
                 outcome.error = verdict
             elif isinstance(verdict, BaseException):
