@@ -23,17 +23,9 @@ from ajet_tools.dataset.documents.html import html_blocks
 from ajet_tools.dataset.documents.pdf import pdf_blocks
 
 SUFFIXES = {
-    ".pdf": "pdf",
-    ".docx": "docx",
-    ".html": "html",
-    ".htm": "html",
-    ".xhtml": "html",
-    ".md": "markdown",
-    ".markdown": "markdown",
-    ".txt": "text",
-    ".text": "text",
-    ".rst": "text",
-}
+    ".pdf": "pdf", ".docx": "docx", ".html": "html", ".htm": "html", ".xhtml": "html", ".md": "markdown",
+    ".markdown": "markdown", ".txt": "text", ".text": "text", ".rst": "text",
+}  # fmt: skip
 LARGEST = 256 << 20
 """Size limit of a file, in bytes."""
 _SLICE = 1 << 20

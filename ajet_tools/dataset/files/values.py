@@ -75,14 +75,9 @@ def as_text(value: object) -> str:
 
 
 KINDS = {
-    "text": "text",
-    "number": "a number",
-    "integer": "a whole number",
-    "bool": "true or false",
-    "object": "an object",
-    "list": "a list",
-    "null": "null",
-}
+    "text": "text", "number": "a number", "integer": "a whole number", "bool": "true or false",
+    "object": "an object", "list": "a list", "null": "null",
+}  # fmt: skip
 """Each kind of value, as messages name it."""
 _NAMES = {str: "text", bool: "bool", int: "integer", float: "number", list: "list", dict: "object", type(None): "null"}
 

@@ -23,14 +23,8 @@ if TYPE_CHECKING:
 
 
 STRATEGIES: Mapping[str, float] = {
-    "same-style": 4,
-    "harder": 2,
-    "easier": 1,
-    "other-domain": 2,
-    "rephrase": 1,
-    "compositional": 1,
-    "persona": 1,
-}
+    "same-style": 4, "harder": 2, "easier": 1, "other-domain": 2, "rephrase": 1, "compositional": 1, "persona": 1,
+}  # fmt: skip
 """Default weight of each strategy; its prompt is `prompts/expand/NAME.jinja`."""
 CIRCUMSTANCE: Mapping[str, str] = {"other-domain": "domain", "persona": "persona"}
 """The axis whose value a strategy's prompt uses."""
