@@ -32,7 +32,7 @@ Conf = Annotated[
 Tasks = Annotated[str | None, Option(help="Tasks: a .jsonl file, a directory of Parquet, or a Hugging Face name.")]
 HeldOutTasks = Annotated[str | None, Option(help="Held-out tasks, for validation: a .jsonl file.")]
 MostTasks = Annotated[int | None, Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")]
-WithLogview = Annotated[bool, Option("--with-logview", help="Serve the viewer to a browser during the run.")]
+WithLogview = Annotated[bool, Option("--with-logview", help="Serve the viewer at a printed URL during the run.")]
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:

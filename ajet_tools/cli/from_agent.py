@@ -126,7 +126,7 @@ def _distinct_rows(agent: Agent, tasks: Path | None, trace: Path | None) -> Iter
         missing = [name for name in agent.parameters if name not in row]
         if missing:
             raise ConfigError(
-                f"{place}: the task lacks {', '.join(missing)}, parameters of {agent.name}(); it has {', '.join(row)}"
+                f"{place}: the task has no {', '.join(missing)} for {agent.name}(); it has {', '.join(row)}"
             )
         key = json.dumps([row[name] for name in agent.parameters] or row, sort_keys=True, default=str)
         if key not in seen:

@@ -74,7 +74,8 @@ def _reflect(config: Config, model: str | None, url: str | None, scripted: str |
     base_url = url or config.model.base_url or os.environ.get("OPENAI_BASE_URL")
     if model is None or base_url is None:
         raise ConfigError(
-            "no model to write prompts: pass --reflect-with NAME and --reflect-url URL, or --reflect-scripted FILE:NAME"
+            "no model to write prompts: pass --reflect-with NAME, with --reflect-url URL, --base-url URL or "
+            "OPENAI_BASE_URL; or --reflect-scripted writer.py:function"
         )
     key = api_key(config.model.api_key_env) or "none"
 

@@ -111,7 +111,7 @@ class Growing:
         seeds = seeds if len(seeds) > 1 else known
         validation = file_of(config, "validation")
         generation = generation_config(config, [], file_of(config, "training"), validation)
-        assert isinstance(generation, GenerationConfig), "without documents"
+        assert isinstance(generation, GenerationConfig), "without documents, it is no DocsConfig"
         seed = seed_of(config.trainer_common.seed, step)
         generation = dataclasses.replace(generation, count=settings.tasks, validation=0.0, seed=seed)
         directory = Directory(self._folder / f"step_{step:06d}-{digest_of(seeds)}")

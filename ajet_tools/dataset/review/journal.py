@@ -92,7 +92,9 @@ class Journal:
                     continue
                 yield int(entry["row"]), str(entry["of"]), Decision(entry["mark"], entry["values"])
             except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(f"{self.path} line {at} is not of `ajet dataset view`; move the file away") from error
+                raise ConfigError(
+                    f"{self.path} line {at} was not written by `ajet dataset view`; move it away"
+                ) from error
 
     def _whole_lines(self) -> list[bytes]:
         """Returns the complete lines, and truncates the file after them."""

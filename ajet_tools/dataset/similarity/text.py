@@ -141,9 +141,11 @@ def likeness(first: str, second: str, threshold: float, *, numbers: bool = True)
     if first == second:
         return 1.0
     if (share := _kept_share(first, second, threshold)) is not None:
+        if not numbers:
+            return share
         is_short = min(len(first), len(second)) < MARKED
         differ = marks(first) != marks(second) if is_short else masked(first) == masked(second)
-        return None if numbers and differ else share
+        return None if differ else share
     short, long = sorted((first, second), key=lambda text: (len(text), text))
     return _shared_parts(short, long, threshold, numbers)
 
