@@ -120,7 +120,10 @@ class Diversity:
         sentences = "1 sentence" if self.forms == 1 else f"{self.forms:,} sentences"
         example = " ".join(self.example.split())
         shown = example if len(example) <= 80 else f"{example[:79]}…"
-        return f"{self.rows:,} rows are {sentences} with other numbers and names, one {self.most:,} times: {shown!r}"
+        return (
+            f"{self.rows:,} rows are {sentences} with other numbers and names; the most common occurs {self.most:,} "
+            f"times: {shown!r}"
+        )
 
     def as_json(self) -> dict[str, object]:
         return {"rows": self.rows, "forms": self.forms, "commonest": self.most, "example": self.example}

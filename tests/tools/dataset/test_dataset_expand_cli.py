@@ -314,7 +314,7 @@ def test_a_resume_may_ask_for_more_rows_and_makes_only_those(place: Place, model
     assert place.bytes_of("data") == after
     fewer = place.run(*run, "--count", "20", "--resume")
     assert fewer.returncode == 2
-    assert "a run of 35 rows in data, but --count 20 is fewer" in " ".join(fewer.stderr.split())
+    assert "the run in data has 35 rows, --count 20 is fewer" in " ".join(fewer.stderr.split())
     assert place.bytes_of("data") == after
 
 

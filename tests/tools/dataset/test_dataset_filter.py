@@ -230,5 +230,5 @@ def test_a_class_label_is_known_by_its_name(expression: str, questions: str, tmp
     review.load()
     kept = review.fitting(wanted, stop=threading.Event())
     assert "".join("abcde"[number] for number in kept or ()) == questions
-    with pytest.raises(ConfigError, match=r"'dgo' is not among its names: cat, dog, 1"):
+    with pytest.raises(ConfigError, match=r"'dgo' is not one of: cat, dog, 1"):
         parse("label=dgo").mask(block)

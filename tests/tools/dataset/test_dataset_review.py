@@ -124,7 +124,7 @@ def test_a_journal_that_was_cut_off_loses_the_last_key_alone(tasks: Path) -> Non
     again.mark([3], "accepted")
     assert set(opened(tasks).decisions) == {1, 3}
     path.write_text("something else\n")
-    with pytest.raises(ConfigError, match="move the file away"):
+    with pytest.raises(ConfigError, match="move it away"):
         opened(tasks)
 
 
@@ -143,7 +143,7 @@ def test_a_full_disk_under_the_journal_is_known_and_stops_nothing(tasks: Path) -
     review = opened(tasks)
     review.journal.path.mkdir()
     review.mark([1], "accepted")
-    assert "only in memory" in str(review.unkept) and review.mark_of(1) == "accepted"
+    assert "lost unless saved" in str(review.unkept) and review.mark_of(1) == "accepted"
 
 
 # Saving

@@ -339,7 +339,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
 def test_what_json_has_not_and_what_has_no_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"row 1 for .* cannot be written as JSON"), Writer(tmp_path / "a.jsonl") as w:
         w.write({"a": float("nan")})
-    with pytest.raises(ConfigError, match=r"written as \.jsonl"):
+    with pytest.raises(ConfigError, match=r"use \.jsonl"):
         Writer(tmp_path / "rows.txt")
     with pytest.raises(ConfigError, match="there is no"):
         list(read(tmp_path / "absent.jsonl"))
