@@ -58,7 +58,7 @@ def test_a_sweep_trains_every_combination_and_goes_on_where_it_was_ended(starter
 @pytest.mark.parametrize(
     ("sweep", "message"),
     [
-        ("num_repeat=2", "num_repeat may be rollout.num_repeat or rollout.val_kwargs.num_repeat"),
+        ("num_repeat=2", "num_repeat is ambiguous: rollout.num_repeat or rollout.val_kwargs.num_repeat"),
         ("sed=1", "there is no key sed; did you mean seed?"),
         ("seed=", "--sweep takes KEY=VALUE,VALUE"),
         ("seed=1,x", "trainer_common.seed must be a whole number"),
