@@ -22,7 +22,7 @@ from ajet_sdk.tokens.huggingface import HFTokenizer, byte_alphabet, exact_bytes,
 from ajet_sdk.tokens.template import ChatTemplate
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer as FastTokenizer
+    pass
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,15 @@ def _read(file: Path, changed: int) -> Vocabulary:
     added = backend.get_added_tokens_decoder()
     special = frozenset(i for i, token in added.items() if token.special)
     contents = {i: str(token.content).encode() for i, token in added.items()}
-    token_bytes = _look_up(backend, contents, byte_alphabet() if is_byte_level(file.read_bytes()) else None)
+    alphabet = byte_alphabet() if is_byte_level(file.read_bytes()) else None
+
+    def token_bytes(token_id: int) -> bytes:
+        content = contents.get(token_id)
+        if content is None:
+            token = backend.id_to_token(token_id) if token_id >= 0 else None
+            content = contents[token_id] = b"" if token is None else exact_bytes(token, alphabet)
+        return content
+
     return Vocabulary(token_bytes, special.__contains__, str(file), _template_beside(file))
 
 
@@ -175,19 +183,6 @@ def _template_beside(file: Path) -> ChatTemplate | None:
         return ChatTemplate.of(source, {k: v for k, v in tokens.items() if isinstance(v, str)})
     except (ConfigError, ValueError):
         return None
-
-
-def _look_up(
-    backend: FastTokenizer, known: dict[int, bytes], alphabet: Mapping[str, int] | None
-) -> Callable[[int], bytes]:
-    def token_bytes(token_id: int) -> bytes:
-        content = known.get(token_id)
-        if content is None:
-            token = backend.id_to_token(token_id) if token_id >= 0 else None
-            content = known[token_id] = b"" if token is None else exact_bytes(token, alphabet)
-        return content
-
-    return token_bytes
 
 
 @dataclass(frozen=True)

@@ -119,20 +119,13 @@ def _iban(match: re.Match[str]) -> bool:
     return int("".join(str(int(c, 36)) for c in code[4:] + code[:4])) % 97 == 1
 
 
-def _ipv4(match: re.Match[str]) -> bool:
+def _ip(match: re.Match[str]) -> bool:
     try:
-        address = ipaddress.IPv4Address(match[0])
+        address = ipaddress.ip_address(match[0])
     except ValueError:
         return False
-    return not (address.is_loopback or address.is_unspecified)
-
-
-def _ipv6(match: re.Match[str]) -> bool:
-    try:
-        address = ipaddress.IPv6Address(match[0])
-    except ValueError:
-        return False
-    return len([group for group in match[0].split(":") if group]) >= 3 and not address.is_loopback
+    groups = [group for group in match[0].split(":") if group]
+    return not (address.is_loopback or address.is_unspecified) and (address.version == 4 or len(groups) >= 3)
 
 
 _CN_WEIGHTS = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
@@ -312,8 +305,8 @@ RULES: tuple[Rule, ...] = (
         check=_north_american,
         digits=True,
     ),
-    Rule("ip", _p(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)"), hints=(".",), check=_ipv4, digits=True),
-    Rule("ip", _p(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:])"), hints=(":",), check=_ipv6),
+    Rule("ip", _p(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)"), hints=(".",), check=_ip, digits=True),
+    Rule("ip", _p(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:])"), hints=(":",), check=_ip),
 )
 
 KINDS = tuple(dict.fromkeys(rule.kind for rule in RULES))

@@ -1,1 +1,1 @@
-"""The trace viewer: screens over the queries of `ajet_tools.trace`. No logic and no SQL lives here."""
+"""Viewers of traces and datasets, without logic and SQL."""

@@ -7,6 +7,7 @@ import copy
 import hmac
 import json
 import math
+import os
 import re
 import secrets
 import shlex
@@ -125,16 +126,13 @@ def _command(arguments: list[str]) -> str:
 
 
 def _listen(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((_HOST, port))
+        return socket.create_server((_HOST, port))
     except OSError as error:
-        listener.close()
+        reason = os.strerror(error.errno or 0)
         raise ConfigError(
-            f"cannot listen on {_HOST}:{port} ({error.strerror}); choose another --port, or 0 for a free one"
+            f"cannot listen on {_HOST}:{port} ({reason}); choose another --port, or 0 for a free one"
         ) from error
-    return listener
 
 
 async def _serve(

@@ -55,16 +55,13 @@ class EpisodeDiff:
 
     def rewards(self) -> list[dict[str, object]]:
         """Return the total rewards of both, by name and agent."""
-        sides = [_rewards(episode) for episode in (self.a, self.b)]
-        return [{"reward": name, "a": sides[0].get(name), "b": sides[1].get(name)} for name in {**sides[0], **sides[1]}]
-
-
-def _rewards(episode: Episode) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for reward in episode.rewards:
-        name = f"{reward.name} of {reward.agent}" if reward.agent else reward.name
-        totals[name] = totals.get(name, 0.0) + reward.value * reward.weight
-    return totals
+        totals: dict[str, dict[str, float]] = {}
+        for side, episode in (("a", self.a), ("b", self.b)):
+            for reward in episode.rewards:
+                name = f"{reward.name} of {reward.agent}" if reward.agent else reward.name
+                of = totals.setdefault(name, {})
+                of[side] = of.get(side, 0.0) + reward.value * reward.weight
+        return [{"reward": name, "a": of.get("a"), "b": of.get("b")} for name, of in totals.items()]
 
 
 def episode_at(reader: TraceReader, episode_id: str) -> Episode:
@@ -128,7 +125,7 @@ class RunSide:
         """Share of judged episodes that solved their task: `is_success`, or else a reward of at least 1."""
         judged = [(reward, f["is_success"]) for f in self.facts if (reward := f["reward"]) is not None]
         solved = [reward >= 1 - 1e-9 if success is None else success for reward, success in judged]
-        return sum(solved) / len(solved) if solved else None
+        return fmean(solved) if solved else None
 
     @property
     def failures(self) -> Counter[str]:
@@ -137,7 +134,7 @@ class RunSide:
     def mean(self, name: Literal["reward", "calls", "tokens", "seconds"]) -> float | None:
         """Return the mean over the episodes that have a value."""
         values = [float(value) for fact in self.facts if (value := fact[name]) is not None]
-        return sum(values) / len(values) if values else None
+        return fmean(values) if values else None
 
     def by_task(self) -> dict[str, float]:
         """Return the mean reward of each rewarded task."""

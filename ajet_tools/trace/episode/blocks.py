@@ -211,8 +211,8 @@ def _fork(fork: Fork, overview: EpisodeOverview, ids: Mapping[str, str]) -> Bloc
     if parent is not None:
         text = f"{here} does not extend call {parent.index} {ids[parent.call_id]}"
     text += f": the first {fork.unit} that differs is {fork.at:,}."
-    if fork.expected or fork.found:
-        text += f"\nthere: {fork.expected or 'the end'}\nhere:  {fork.found or 'the end'}"
+    if fork.expected or fork.actual:
+        text += f"\nthere: {fork.expected or 'the end'}\nhere:  {fork.actual or 'the end'}"
     if fork.extra_tokens:
         text += f"\nTraining needs {counted(fork.extra_tokens, 'more token')}: the prompt is in two sequences."
     text += f"\n{fork.hint}"

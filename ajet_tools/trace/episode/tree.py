@@ -42,8 +42,8 @@ class Fork:
     extra_tokens: int
     """Tokens trained twice because of the fork."""
     expected: str = ""
-    """Tokens of the parent; like `found`, only for calls with ids."""
-    found: str = ""
+    """Tokens of the parent; like `actual`, only for calls with ids."""
+    actual: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def _fork(split: Split, calls: Mapping[str, Call], decode: Decode | None) -> For
         hint=split.hint,
         extra_tokens=split.extra_tokens,
         expected=expected,
-        found=actual,
+        actual=actual,
     )
 
 

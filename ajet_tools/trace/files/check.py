@@ -186,13 +186,13 @@ WITH RECURSIVE late AS (
     SELECT DISTINCT c.episode_id
     FROM calls c JOIN calls p ON p.call_id = c.parent_call_id AND p.episode_id = c.episode_id
     WHERE (p.ended_at, p.index) >= (c.ended_at, c.index)),
-own AS MATERIALIZED (SELECT call_id, parent_call_id, episode_id FROM calls WHERE episode_id IN (FROM late)),
+candidates AS MATERIALIZED (SELECT call_id, parent_call_id, episode_id FROM calls WHERE episode_id IN (FROM late)),
 reached AS (
-    SELECT call_id, episode_id FROM own WHERE parent_call_id IS NULL
+    SELECT call_id, episode_id FROM candidates WHERE parent_call_id IS NULL
     UNION
     SELECT o.call_id, o.episode_id
-    FROM own o JOIN reached r ON r.call_id = o.parent_call_id AND r.episode_id = o.episode_id)
-SELECT call_id AS id FROM own WHERE call_id NOT IN (SELECT call_id FROM reached)"""
+    FROM candidates o JOIN reached r ON r.call_id = o.parent_call_id AND r.episode_id = o.episode_id)
+SELECT call_id AS id FROM candidates WHERE call_id NOT IN (SELECT call_id FROM reached)"""
 """Calls in a cycle. Only episodes in `late`, with a parent that ended after its child, can have one."""
 
 INVARIANTS: dict[str, tuple[str, str]] = {

@@ -68,7 +68,7 @@ def run_sizes(reader: TraceReader, path: Path) -> list[RunSize]:
         reader,
         _OWNERS
         + """,
-        held AS (
+        called AS (
             SELECT o.run_id, count(*) AS calls,
               sum(coalesce(4 * len(prompt_suffix), 0) + coalesce(8 * len(output_ids), 0)
               + coalesce(strlen(messages_suffix::VARCHAR), 0) + coalesce(strlen(response::VARCHAR), 0) + 200) AS weight
@@ -77,14 +77,14 @@ def run_sizes(reader: TraceReader, path: Path) -> list[RunSize]:
             SELECT run_id, count(*) AS episodes, max(ended_at) AS last,
               sum(strlen(task::VARCHAR) + coalesce(strlen(output::VARCHAR), 0) + 300) AS weight
             FROM episodes GROUP BY run_id),
-        said AS (
+        remarked AS (
             SELECT o.run_id, count(*) AS feedback FROM feedback JOIN owners o USING (episode_id) GROUP BY o.run_id),
         logged AS (SELECT run_id, max("at") AS last FROM metrics GROUP BY run_id)
         SELECT r.run_id, r.name, r.status, coalesce(r.ended_at, greatest(e.last, l.last, r.started_at)) AS last,
           coalesce(e.episodes, 0) AS episodes, coalesce(h.calls, 0) AS calls, coalesce(s.feedback, 0) AS feedback,
           (coalesce(h.weight, 0) + coalesce(e.weight, 0) + 1000)::BIGINT AS weight
-        FROM runs r LEFT JOIN held h USING (run_id) LEFT JOIN of_episodes e USING (run_id)
-        LEFT JOIN said s USING (run_id) LEFT JOIN logged l USING (run_id)
+        FROM runs r LEFT JOIN called h USING (run_id) LEFT JOIN of_episodes e USING (run_id)
+        LEFT JOIN remarked s USING (run_id) LEFT JOIN logged l USING (run_id)
         ORDER BY last, r.run_id""",
     )
     total, whole = sum(row["weight"] for row in run_rows) or 1, bytes_of(path)

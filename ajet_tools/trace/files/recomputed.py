@@ -17,7 +17,7 @@ CLIPPED = " AND ".join(
 """Condition that the loss of a run is only the clipped policy gradient, averaged over tokens."""
 
 TABLES = (
-    # what of a run's config decides about its tokens
+    # settings of a run that affect its tokens
     f"""CREATE TABLE runs AS SELECT run_id, backbone, status, epoch(started_at) AS started,
         config->>'{_ALGORITHM}.adv_estimator' AS estimator,
         try_cast(config->>'{_ALGORITHM}.normalize_std' AS BOOLEAN) AS by_deviation,
@@ -44,7 +44,7 @@ TABLES = (
             AND config->>'{_ALGORITHM}.use_kl_in_reward' IS DISTINCT FROM 'true'), false) AS trains,
         backbone = 'local' OR run_id IN (SELECT run_id FROM s_trained) AS stores
     FROM s_runs""",
-    # the policy's version before and after each step that came to the trainer
+    # policy version before and after each step with an update
     """CREATE TABLE steps AS
     SELECT run_id, step, value AS whole, try_cast(value AS INTEGER) AS after,
         coalesce(lag(after) OVER (PARTITION BY run_id ORDER BY step), 0) AS before
@@ -55,7 +55,7 @@ TABLES = (
         r.trains AND e.split = 'train' AND NOT coalesce(e.superseded, false) AND s.step IS NOT NULL AS learnt,
         r.failure_reward IS NOT NULL AND e.status = 'failed' AND NOT coalesce(e.infrastructure, false) AS given
     FROM s_episodes e JOIN runs r USING (run_id) LEFT JOIN steps s ON s.run_id = e.run_id AND s.step = e.step""",
-    # a call with its place: the turns of its agent that come after it
+    # calls with the number of later turns of their agents
     """CREATE TABLE calls AS
     WITH turns AS (
         SELECT *, min("index") OVER (PARTITION BY episode_id, agent, coalesce(request_id, call_id)) AS turn
@@ -67,8 +67,8 @@ TABLES = (
             p.prefix_len + len(p.prompt_suffix) AS prompt,
         max(place) OVER (PARTITION BY p.episode_id, p.agent, p.phase) - place AS later
     FROM placed p JOIN episodes e USING (episode_id)""",
-    # the reward of a call: its own undiscounted, of its agent or the episode by gamma for each later turn; `earned`
-    # without gamma, which says whether there is anything to compare
+    # reward of a call: undiscounted if given to the call, discounted by gamma per later turn if given to its agent or
+    # episode; `earned` is the undiscounted sum, which tells whether rewards of a group differ
     """CREATE TABLE valued AS
     SELECT c.call_id,
         if(any_value(c.given), 1, count(w.value)) AS named,
@@ -94,7 +94,7 @@ TABLES = (
     FROM calls c JOIN valued v USING (call_id) JOIN runs r USING (run_id)
     LEFT JOIN (FROM s_ledger WHERE outcome = 'unmaskable') l USING (run_id, call_id)
     WHERE r.trains""",
-    # each episode counts once in its role's baseline: its calls' mean value, mean square and length
+    # mean value, mean square and length of an episode's calls: each episode counts once in the baseline of its role
     """CREATE TABLE peers AS
     SELECT run_id, step, group_id, role, episode_id, avg(value) AS value, avg(value ** 2) AS square, sum(n) AS tokens,
         min(earned) AS low, max(earned) AS high
@@ -123,13 +123,13 @@ TABLES = (
     JOIN groups g USING (run_id, step, group_id, role) JOIN batches b USING (run_id, step, role)
     LEFT JOIN (FROM s_ledger WHERE outcome = 'trained') t USING (call_id)
     WHERE o.outcome IS NULL WINDOW alike AS (PARTITION BY o.run_id, o.step, o.group_id, o.role, p.value)""",
-    # calls that begin a timeline: they extend nothing, or what an earlier call extends already
+    # calls that open a timeline: they extend no call, or one that an earlier call extends already
     """CREATE TABLE heads AS
     SELECT call_id, extends_call_id IS NULL OR row_number() OVER (
         PARTITION BY episode_id, extends_call_id ORDER BY started_at, "index") > 1 AS head
     FROM calls WHERE output_ids IS NOT NULL AND prompt_suffix IS NOT NULL""",
-    # Sampled tokens of a call that fit into a training sequence. Taken as given where it depends on a choice: which of
-    # several branches goes on with the first prompt, which timelines of too many are drawn.
+    # sampled tokens of a call within the limits of a training sequence; assumed correct if they depend on a choice of
+    # the branch that continues the first prompt, or of the timelines drawn from too many
     """CREATE TABLE lengths AS
     WITH RECURSIVE roots AS (
         SELECT call_id, prompt AS root FROM calls JOIN heads USING (call_id) WHERE head
@@ -161,7 +161,7 @@ TABLES = (
     UNION ALL SELECT run_id, step, episode_id, call_id, "index", 'cut', coalesce(cut_tokens, 0) FROM final
         WHERE final IS NULL""",
     "DELETE FROM booked WHERE tokens = 0",
-    # the rewards of the episodes that have one
+    # rewards of episodes
     """CREATE TABLE scored AS
     SELECT e.*, coalesce(w.reward, if(e.given, r.failure_reward, NULL)) AS reward,
         coalesce(e.is_success, e.status = 'succeeded' AND w.reward >= 1, false) AS solved

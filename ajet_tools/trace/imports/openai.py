@@ -38,7 +38,7 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
 def _problem(value: object) -> str | None:
     if not isinstance(value, Mapping):
         return f"is not an object (got {type(value).__name__})"
-    if _request(value) is not None or _response(value) is not None:
+    if _body(value, _REQUEST) is not None or _body(value, _RESPONSE) is not None:
         return None
     messages = value.get("messages")
     if messages is None:
@@ -127,29 +127,23 @@ def _rewards(values: Sequence[Mapping[str, object]]) -> tuple[Reward, ...]:
     return tuple(Reward(value=value, agent=agent) for agent, value in by_agent.items())
 
 
-def _request(value: Mapping[str, object]) -> Mapping[str, object] | None:
-    """Return the request: `request`, `input`, or the batch API's `body`."""
-    return _body(value, "request", "input", "body")
+_REQUEST, _RESPONSE = ("request", "input", "body"), ("response", "output")
+"""Keys of request and response in logs; the batch API has `body`, and a `response` with an HTTP status."""
+_TOP = (*_REQUEST, *_RESPONSE, "error", "episode_id", "choices")
 
 
-def _response(value: Mapping[str, object]) -> Mapping[str, object] | None:
-    """Return the response: `response` (in the batch API with an HTTP status), or a bare completion."""
-    bare = value if isinstance(value.get("choices"), list) else None
-    return bare if (body := _body(value, "response", "output")) is None else body
-
-
-def _body(value: Mapping[str, object], *names: str) -> Mapping[str, object] | None:
+def _body(value: Mapping[str, object], names: Sequence[str]) -> Mapping[str, object] | None:
+    """Return the object under the first key, or its `body`; a bare completion is its own response."""
     outer = next((part for name in names if isinstance(part := value.get(name), Mapping)), None)
+    if outer is None and names is _RESPONSE and isinstance(value.get("choices"), list):
+        return value
     body = outer.get("body") if outer is not None else None
     return body if isinstance(body, Mapping) else outer
 
 
-_TOP = ("request", "input", "body", "response", "output", "error", "episode_id", "choices")
-
-
 def _exchange(row: Row) -> Parsed:
     value: Mapping[str, object] = row.value
-    request, response = dict(_request(value) or {}), dict(_response(value) or {})
+    request, response = dict(_body(value, _REQUEST) or {}), dict(_body(value, _RESPONSE) or {})
     episode_id = text_of(value.get("episode_id")) or stable_id("exchange", row.number, row.text)
     at = _created(response)
     choices = response.get("choices")

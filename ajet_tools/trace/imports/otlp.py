@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from ajet_sdk.capture.events import INPUTS, KINDS, OUTPUTS, event_of, first_of, parsed
 from ajet_sdk.errors import TraceError
 from ajet_sdk.tasks.json_rows import BadRows, Row
-from ajet_sdk.types import Call, Episode, Event, Ids, Reward, Run, Task
+from ajet_sdk.types import Call, Episode, Ids, Reward, Run, Task
 from ajet_tools.trace.export.otlp import REQUEST
 from ajet_tools.trace.imports.dialogue import Dialogue, dialogue_of, is_call_kind
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
@@ -44,6 +44,7 @@ def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
     top = next((span for span in ordered if span.parent_id is None or span.parent_id not in parents), ordered[0])
     rewards = tuple(reward for span in ordered for reward in _rewards(span))
     output = parsed(first_of(top.attributes, OUTPUTS))
+    events = [event_of(s.name, s.attributes, s.error, _at(s.start), _at(s.end), (trace, s.span_id)) for s in ordered]
     return Parsed(
         episode=Episode(
             episode_id=episode_id,
@@ -52,7 +53,7 @@ def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
             split="",
             output=output if top not in [s for s, _ in dialogues] else None,
             calls=tuple(calls),
-            events=tuple(event for span in ordered if (event := _event(span, trace))),
+            events=tuple(event for event in events if event),
             rewards=rewards,
             status="failed" if top.error else "succeeded",
             error=top.error,
@@ -60,11 +61,6 @@ def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
             ended_at=_at(max((s.end for s in ordered if s.end is not None), default=None)),
         )
     )
-
-
-def _event(span: Span, trace: str) -> Event | None:
-    times = _at(span.start), _at(span.end)
-    return event_of(span.name, span.attributes, span.error, *times, (trace, span.span_id))
 
 
 def _exported(root: Span, spans: Iterable[Span]) -> Parsed:
@@ -290,11 +286,9 @@ def _studio_run(row: Mapping[str, object]) -> Run:
 
 def _studio_traces(file: sqlite3.Connection) -> Iterator[tuple[str, list[Span]]]:
     for (trace,) in file.execute("SELECT traceId FROM span_table GROUP BY traceId ORDER BY min(startTimeUnixNano)"):
-        span_rows = file.execute("SELECT * FROM span_table WHERE traceId = ?", (trace,))
-        yield str(trace), [_studio_span(dict(row)) for row in span_rows]
-
-
-def _studio_span(row: Mapping[str, object]) -> Span:
-    """Convert a row to a span; nested columns are JSON texts."""
-    structures = {name: parsed(row.get(name)) for name in ("attributes", "events", "status")}
-    return otlp_span({**row, **structures}, {"ajet.run_id": row["runId"]} if row.get("runId") else {})
+        spans = []
+        for row in map(dict, file.execute("SELECT * FROM span_table WHERE traceId = ?", (trace,))):
+            nested = {name: parsed(row.get(name)) for name in ("attributes", "events", "status")}  # JSON texts
+            resource = {"ajet.run_id": row["runId"]} if row.get("runId") else {}
+            spans.append(otlp_span({**row, **nested}, resource))
+        yield str(trace), spans

@@ -61,7 +61,7 @@ def _mask(view: TokenView) -> ColorScale:
         Level("sampled, not the policy's", "unknown"),
     )
     codes = np.zeros(len(view), np.int8)
-    is_home = np.array([turn.own for turn in view.turns], np.bool_)[view.turn]
+    is_home = np.array([turn.is_home for turn in view.turns], np.bool_)[view.turn]
     codes[view.sampled & ~view.mask] = 5
     codes[view.sampled & ~is_home] = 4
     codes[view.mask] = 3

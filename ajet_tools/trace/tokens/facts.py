@@ -126,7 +126,7 @@ def why(view: TokenView, token: int) -> str:
         whose = "a judge's" if turn.call.phase == "judge" else "marked as not trainable"
         return f"not trained: the call is {whose}"
     booked = OUTCOMES[view.outcome[token]] if view.outcome[token] >= 0 else ""
-    if not turn.own:
+    if not turn.is_home:
         reason = "trained there" if booked == "trained" else _REASONS.get(booked, "not booked yet")
         return f"context here: masked in once, in timeline {turn.home + 1} ({reason})"
     if not booked:
@@ -177,7 +177,7 @@ def widest_gaps(view: TokenView) -> list[int]:
     return ranked
 
 
-def found(view: TokenView, needle: str) -> list[int]:
+def find_tokens(view: TokenView, needle: str) -> list[int]:
     """Find the tokens in which a match of a text begins, ignoring case; without text, the tokens with an id."""
     if not needle:
         return []

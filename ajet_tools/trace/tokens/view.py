@@ -32,7 +32,7 @@ class Turn:
     call: Call
     start: int
     end: int
-    own: bool
+    is_home: bool
     """Its tokens may be masked in here; otherwise it is context, and may be masked in in timeline `home`."""
     home: int
 
@@ -187,7 +187,7 @@ class TokenView:
         advantage = self.advantage.copy()
         for turn in self.turns:
             values = recomputed.get(turn.call.call_id)
-            if turn.own and values is not None:
+            if turn.is_home and values is not None:
                 span = slice(turn.start, turn.end)
                 trained = self.outcome[span] == OUTCOMES.index("trained")
                 advantage[span] = np.where(np.isnan(advantage[span]) & trained, values, advantage[span])
@@ -257,7 +257,7 @@ def _fill(view: TokenView, number: int, turn: Turn, episode: EpisodeTokens) -> N
     if scores is not None and len(scores.logprobs) == turn.end - turn.start:
         view.trainer[span] = scores.logprobs
         view.entropy[span] = scores.entropy
-        if turn.own:
+        if turn.is_home:
             view.advantage[span] = scores.advantages
 
 

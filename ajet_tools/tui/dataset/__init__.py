@@ -1,1 +1,1 @@
-"""`ajet dataset view`: rows of a dataset in a table, to be read, searched, edited, accepted and rejected."""
+"""The dataset viewer."""

@@ -283,11 +283,8 @@ class RowsScreen(Screen[None]):
 
     def action_edit(self, as_json: bool) -> None:
         if (number := self.table.number) is not None:
-            self.app.push_screen(EditScreen(self.review, number, as_json), self._finish_edit)
-
-    def _finish_edit(self, changed: bool | None) -> None:
-        if changed:
-            self.update_rows()
+            edit = EditScreen(self.review, number, as_json)
+            self.app.push_screen(edit, lambda changed: self.update_rows() if changed else None)
 
     def on_listing_table_opened(self, event: ListingTable.Opened) -> None:
         self.app.push_screen(RowScreen(self.table))

@@ -53,16 +53,18 @@ def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], wid
     ]
     if any(answer_of(row) is not None for row in rows):
         columns.append(
-            Column("answer", "answer", max(8, _max_width(map(_format_answer, rows), 20)), of(_format_answer), tone=tone)
+            Column("answer", "answer", max(8, _width(map(_format_answer, rows), 20)), of(_format_answer), tone=tone)
         )
     others: list[Column[NumberedRow]] = []
     if any(map(source_of, rows)):
-        others.append(Column("made", "made by", max(7, _max_width(map(source_of, rows), _WIDEST)), of(source_of)))
+        others.append(Column("made", "made by", max(7, _width(map(source_of, rows), _WIDEST)), of(source_of)))
     if any(map(verification_of, rows)):
         tones = {"yes": "good", "no": "bad"}
         verified = of(verification_of)
         others.append(Column("verified", "verified", 8, verified, tone=lambda row: tones.get(verified(row), "")))
-    others += [Column(path, path.rpartition(".")[2], width, of(_format_field(path))) for path, width in _paths(rows)]
+    for path, width_of_path in _paths(rows):
+        text = of(lambda values, path=path: _format_cell(value_at(values, path)))  # type: ignore[misc]
+        others.append(Column(path, path.rpartition(".")[2], width_of_path, text))
     for column in others:
         if sum(picked.width + 1 for picked in columns) + column.width + _EDGES <= width:
             columns.append(column)
@@ -84,10 +86,6 @@ def verification_of(values: Values) -> str:
     """Return the verification in the provenance: yes, no, or an empty text."""
     value = value_at(values.get("provenance"), "verdict.ok")
     return {True: "yes", False: "no"}.get(value, "") if isinstance(value, bool) else ""
-
-
-def _format_field(path: str) -> Callable[[Values], str]:
-    return lambda values: _format_cell(value_at(values, path))
 
 
 def _format_cell(value: object) -> str:
@@ -114,19 +112,14 @@ def _short_fields(row: Values) -> Iterator[tuple[str, object]]:
         if name in ("task_id", "id", "provenance", "answer") or value is None:
             continue
         if name == "metadata" and isinstance(value, Mapping):
-            yield from (
-                (f"metadata.{key}", inner) for key, inner in value.items() if key != "answer" and _is_plain(inner)
-            )
-        elif _is_plain(value) and value != text_of(row):
+            plain = {key: inner for key, inner in value.items() if isinstance(inner, str | int | float)}
+            yield from ((f"metadata.{key}", inner) for key, inner in plain.items() if key != "answer")
+        elif isinstance(value, str | int | float) and value != text_of(row):
             yield name, value
 
 
-def _is_plain(value: object) -> bool:
-    return isinstance(value, str | int | float)
-
-
-def _max_width(texts: Iterable[str], most: int) -> int:
-    return min(most, max((len(text) for text in texts), default=0))
+def _width(texts: Iterable[str], most: int) -> int:
+    return min(most, max(map(len, texts), default=0))
 
 
 _SAMPLED_ROWS = 200
@@ -229,7 +222,10 @@ class ReviewStatus(PartsLine):
     def update_status(
         self, table: ListingTable, busy: str, filter_text: str, only: Only, hits: SearchHits | None
     ) -> None:
-        marks = self.review.marks
+        marks, sampled, sample = self.review.marks, self.review.sampled, ""
+        if sampled is not None:
+            labelled = sum(self.review.mark_of(number) is not None for number in sampled)
+            sample = f"random sample: {labelled:,} of {len(sampled):,} labelled"
         parts = [
             self._describe_position(table, narrowed=bool(filter_text) or only != "all"),
             "" if self.review.loaded else "reading",
@@ -237,18 +233,12 @@ class ReviewStatus(PartsLine):
             f"{len(table.selected):,} selected" if table.selected else "",
             *(f"{marks[name]:,} {name}" for name in ("accepted", "rejected", "edited") if marks[name]),
             "not saved" if self.review.unsaved else "",
-            self._describe_sample(),
+            sample,
             f"only {only}" if only != "all" else "",
             one_line(filter_text, 60),
             str(hits) if hits is not None else "",
         ]
         self.show(Text(part) for part in parts if part)
-
-    def _describe_sample(self) -> str:
-        if self.review.sampled is None:
-            return ""
-        labelled = sum(self.review.mark_of(number) is not None for number in self.review.sampled)
-        return f"random sample: {labelled:,} of {len(self.review.sampled):,} labelled"
 
     def _describe_position(self, table: ListingTable, *, narrowed: bool) -> str:
         of = f" (of {len(self.review.spool):,})" if narrowed else ""

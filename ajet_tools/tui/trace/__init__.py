@@ -1,1 +1,1 @@
-"""One screen a module."""
+"""The trace viewer, with a module per screen."""

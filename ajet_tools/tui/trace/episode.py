@@ -68,8 +68,8 @@ class EpisodeScreen(TraceScreen):
         Binding("greater_than_sign", "attempt(1)", "Next attempt", show=False, key_display=">"),
         Binding("less_than_sign", "attempt(-1)", "Previous attempt", show=False, key_display="<"),
         Binding("slash", "find", "Search", key_display="/"),
-        Binding("n", "found(1)", "Next match", show=False),
-        Binding("N", "found(-1)", "Previous match", show=False),
+        Binding("n", "hit(1)", "Next match", show=False),
+        Binding("N", "hit(-1)", "Previous match", show=False),
         Binding("y", "copy", "Copy the message", show=False),
         Binding("w", "sample_again", "Copy the command that samples again from this call", show=False),
         Binding("Y", "copy_id", "Copy the episode's id", show=False),
@@ -325,9 +325,9 @@ class EpisodeScreen(TraceScreen):
             if branch > self.branch or position.get(key, -1) >= self.messages.cursor
         )
         self._search = _Search(needle, matches, next(ahead, 0) - 1)
-        self.action_found(1)
+        self.action_hit(1)
 
-    def action_found(self, by: int) -> None:
+    def action_hit(self, by: int) -> None:
         search = self._search
         if not search.hits:
             self.notify("search for a text first: /" if not search.needle else "no hit", timeout=2)

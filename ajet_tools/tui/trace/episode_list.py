@@ -74,7 +74,7 @@ class Finder(Prompt):
         return self._search is not None and self._search.running
 
     @property
-    def found(self) -> frozenset[str]:
+    def matched(self) -> frozenset[str]:
         """Episodes with hits."""
         return frozenset(self._search.hits) if self._search else frozenset()
 
@@ -151,7 +151,7 @@ class Finder(Prompt):
 
     def step(self, rows: Mapping[str, int], cursor: int, by: int) -> int | None:
         """Return the next row with hits (previous with -1), wrapping around."""
-        return step_to(sorted(rows[id] for id in self.found if id in rows), cursor, by)
+        return step_to(sorted(rows[id] for id in self.matched if id in rows), cursor, by)
 
 
 _TONES = {"succeeded": "", "failed": "bad", "timeout": "warn", "aborted": "warn", "superseded": "faint"}

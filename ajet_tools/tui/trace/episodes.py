@@ -363,7 +363,7 @@ class EpisodesScreen(TraceScreen):
             self._stop.set()
         elif self.finder.running:
             self.finder.stop()
-        elif self.finder.found or self.finder.summary:
+        elif self.finder.matched or self.finder.summary:
             self.finder.clear()
         elif self.table.selected:
             self.table.select(())
@@ -380,7 +380,7 @@ class EpisodesScreen(TraceScreen):
 
     def update_marks(self) -> None:
         """Mark the rows with hits."""
-        self.table.set_marks(dict.fromkeys(self.finder.found, " ~"))
+        self.table.set_marks(dict.fromkeys(self.finder.matched, " ~"))
         self._update_status()
 
     def _update_status(self, busy: str | None = None) -> None:

@@ -18,7 +18,16 @@ from ajet_tools.text.clean import kind_of, one_line
 from ajet_tools.trace.queries.episodes import attempts_of
 from ajet_tools.trace.queries.records import mark_of, recomputed_advantages
 from ajet_tools.trace.tokens.colors import SHADINGS, ColorScale
-from ajet_tools.trace.tokens.facts import facts_of, fork_words, found, lowest, next_place, next_ranked, why, widest_gaps
+from ajet_tools.trace.tokens.facts import (
+    facts_of,
+    find_tokens,
+    fork_words,
+    lowest,
+    next_place,
+    next_ranked,
+    why,
+    widest_gaps,
+)
 from ajet_tools.trace.tokens.layout import labels
 from ajet_tools.trace.tokens.view import EpisodeTokens, TokenView, open_tokens, timeline_view
 from ajet_tools.tui.trace.screen import TraceScreen
@@ -117,7 +126,7 @@ class TokensScreen(TraceScreen):
         if keep:
             self.text.update_view(self.view)
             if self._matches:
-                self._matches = found(self.view, self._needle)
+                self._matches = find_tokens(self.view, self._needle)
                 self.text.mark(frozenset(self._matches))
         else:
             self.text.show(self.view, self.token)
@@ -196,7 +205,7 @@ class TokensScreen(TraceScreen):
         if self.view is None:
             return
         if event.prompt.id == "search":
-            self._needle, self._matches = event.text, found(self.view, event.text)
+            self._needle, self._matches = event.text, find_tokens(self.view, event.text)
             self.text.mark(frozenset(self._matches))
             if event.text and not self._matches:
                 event.prompt.show_error("none in this timeline")

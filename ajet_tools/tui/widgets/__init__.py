@@ -1,1 +1,1 @@
-"""Widgets that several screens share."""
+"""Widgets of both viewers."""

@@ -63,8 +63,8 @@ def test_a_fork_says_where_why_and_what_it_costs() -> None:
     fork = tree.branches[1].fork
     assert fork is not None and (fork.parent_call_id, fork.at, fork.unit, fork.extra_tokens) == ("a", 3, "token", 5)
     assert fork.cause == merge(calls, ByteTokenizer().decode).splits[0].cause and fork.hint
-    assert fork.expected == f"id {ord('(')}, '(hm)x'" and fork.found == f"id {ord('x')}, 'x!'"
-    assert episode_tree(calls).branches[1].fork.found == f"id {ord('x')}"  # type: ignore[union-attr]
+    assert fork.expected == f"id {ord('(')}, '(hm)x'" and fork.actual == f"id {ord('x')}, 'x!'"
+    assert episode_tree(calls).branches[1].fork.actual == f"id {ord('x')}"  # type: ignore[union-attr]
 
 
 def test_branches_of_one_call_stand_behind_it() -> None:

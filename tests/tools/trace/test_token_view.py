@@ -23,7 +23,16 @@ from ajet_tools.trace.decoding import shown, spell, token_text, vocabulary
 from ajet_tools.trace.queries.episodes import attempts_of
 from ajet_tools.trace.queries.records import Record, recomputed_advantages
 from ajet_tools.trace.tokens.colors import SHADINGS, shade
-from ajet_tools.trace.tokens.facts import facts_of, fork_words, found, lowest, next_place, next_ranked, why, widest_gaps
+from ajet_tools.trace.tokens.facts import (
+    facts_of,
+    find_tokens,
+    fork_words,
+    lowest,
+    next_place,
+    next_ranked,
+    why,
+    widest_gaps,
+)
 from ajet_tools.trace.tokens.layout import labels, lay_out
 from ajet_tools.trace.tokens.view import TokenView, episode_tokens, open_tokens, timeline_view
 
@@ -92,8 +101,8 @@ def test_masked_in_tokens_are_the_sampled_ones_once_and_values_stand_at_their_to
             kept = token - 100 - 10 * number < cut[call.call_id]
             assert OUTCOMES[view.outcome[place]] == ("trained" if kept else "truncated")
             assert view.trainer[place] == -token - 1
-            assert view.mask[place] == (call.trainable and view.turns[view.turn[place]].own)
-            if not view.turns[view.turn[place]].own:
+            assert view.mask[place] == (call.trainable and view.turns[view.turn[place]].is_home)
+            if not view.turns[view.turn[place]].is_home:
                 assert np.isnan(view.advantage[place])
                 home = view.turns[view.turn[place]].home
                 assert home != index and token in timeline_view(tokens, home).ids
@@ -151,7 +160,7 @@ def test_a_trained_timeline_as_it_was_recorded(token_trace: Any) -> None:
     facts = dict(fact for line in facts_of(view, token) for fact in line)
     assert facts["bytes"] == "54" and facts["text"] == "“T”" and facts["advantage"] == "+0.5"
     assert facts["call"] == "1 g2" and facts["version"] == "4 (current)" and facts["sampled"] == "masked in"
-    accent = found(view, "è")[0]
+    accent = find_tokens(view, "è")[0]
     assert dict(facts_of(view, accent)[0])["bytes"] == "c3"
     assert dict(facts_of(view, accent + 1)[0])["text"] == f"goes on with “è” of token {accent}"
 
@@ -231,10 +240,10 @@ def test_jumps(token_trace: Any) -> None:
     assert next_ranked(ranked, -1) == ranked[0] and next_ranked(ranked, ranked[0]) == ranked[1]
     assert next_ranked(ranked, ranked[0], back=True) == ranked[-1] and next_ranked([], 3) is None
     assert next_place([3, 9], 3) == 9 and next_place([3, 9], 9) == 3 and next_place([3, 9], 3, back=True) == 9
-    assert view.spelled is not None and view.spelled.of(found(view, "WELL")[0]) == "W"
-    assert found(view, "") == [] and found(view, "nowhere") == []
+    assert view.spelled is not None and view.spelled.of(find_tokens(view, "WELL")[0]) == "W"
+    assert find_tokens(view, "") == [] and find_tokens(view, "nowhere") == []
     ids = timeline_view(replace(open_tokens(open_trace(token_trace.file), "good"), known=None), 0)
-    assert found(ids, "257") == np.flatnonzero(ids.ids == 257).tolist() and labels(ids)[0] == "256 "
+    assert find_tokens(ids, "257") == np.flatnonzero(ids.ids == 257).tolist() and labels(ids)[0] == "256 "
 
 
 @given(st.lists(st.text(alphabet="ab 漢é\n⏎👍", max_size=9), min_size=1, max_size=30), st.integers(1, 12))

@@ -351,7 +351,7 @@ async def test_forks_say_where_they_part_why_and_what_they_cost(traced: Path) ->
             "fork: think_stripped",
             "the first token that differs is 55",
             "id 40, '(two a'",
-            "85 tokens more",
+            "85 more tokens",
             "Earlier reasoning",
         ):
             assert part in text, part
