@@ -15,7 +15,7 @@
     │   ├── RequestRefused                   the request itself is wrong (HTTP 400): names the parameter
     │   ├── ContextOverflow                  prompt and reply do not fit the model's length
     │   ├── EngineUnavailable                connection lost, 429 or 5xx after every retry, or an invalid reply
-    │   └── EndpointMisconfigured (ConfigError)  an endpoint's key, URL or model is wrong (HTTP 401, 402, 403, 404, 418)
+    │   └── EndpointMisconfigured (ConfigError)  an endpoint's key, URL or model is wrong (HTTP 401 to 405, 418, ...)
     ├── EnvironmentUnavailable (RuntimeError)  an environment service did not answer
     ├── EpisodeError         (RuntimeError)  an episode ended without a usable outcome
     │   ├── EpisodeTimeout   (TimeoutError)
@@ -167,7 +167,7 @@ class EngineUnavailable(EngineError):
 
 
 class EndpointMisconfigured(EngineError, ConfigError):
-    """Key, URL or model of an endpoint is wrong (HTTP 401, 402, 403, 404, 418), so that all requests fail.
+    """Key, URL or model of an endpoint is wrong (HTTP 401 to 405, 407, 410, 418, 451), so that all requests fail.
 
     In an episode it ends the run.
     """
