@@ -68,7 +68,8 @@ class Algorithm(Section):
         "Learning algorithm. From rewards: grpo (arXiv:2402.03300), rloo (arXiv:2402.14740), opo (arXiv:2505.23585), "
         "reinforce_plus_plus (arXiv:2501.03262). Backbones local and tinker also: sft (supervised, on given replies), "
         "dpo (on pairs of a better and a worse attempt, arXiv:2305.18290), opd (on-policy distillation from a "
-        "teacher's log-probabilities, arXiv:2306.13649). `algorithm: sft` is short for `algorithm: {adv_estimator: sft}`.",
+        "teacher's log-probabilities, arXiv:2306.13649). `algorithm: sft` is short for "
+        "`algorithm: {adv_estimator: sft}`.",
     )
     normalize_std: bool = key(True, "grpo: divide advantages by the group's standard deviation.")
     use_kl_in_reward: bool = key(
