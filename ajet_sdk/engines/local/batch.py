@@ -64,10 +64,10 @@ class RunningBatch:
         self._changed()
 
     def clear(self) -> None:
-        """Forget every conversation, and free the memory."""
+        """Forget every conversation, and free the memory, also what a trainer has freed."""
         if self._cache.rows:
             self._cache.drop()
-            return_freed()
+        return_freed()
         self._forward.refresh()
         self._table.clear()
         self._changed()

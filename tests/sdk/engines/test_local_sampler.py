@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -535,6 +537,33 @@ def test_new_weights_are_the_ones_sampled_from() -> None:
         assert before[0].logprobs != after[0].logprobs
 
     run(model, body)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc keeps a heap for each thread")
+def test_memory_that_a_trainer_freed_goes_back_to_the_system() -> None:
+    """In a process of its own, whose resident memory nothing else changes."""
+    program = """
+import asyncio
+from ajet_sdk.memory import resident_bytes
+from ajet_sdk.protocols import Sampling
+from tests.sdk.engines.test_local_sampler import make, run
+
+def train():
+    blocks = [bytearray(100_000) for _ in range(4_000)]
+    return blocks[::40]  # each in another part of the heap
+
+async def body(sampler):
+    before = resident_bytes()
+    async with sampler.exclusive():
+        kept = await asyncio.to_thread(train)
+        after = resident_bytes()
+    await sampler.sample([1, 2], Sampling(max_tokens=1), "s")
+    print(after - before > 300e6, resident_bytes() - before < 100e6, len(kept))
+
+run(make("qwen3"), body)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True 100\n"
 
 
 def test_a_sharp_model_in_bfloat16_takes_the_short_pass() -> None:
