@@ -1,4 +1,4 @@
-"""Anthropic's API: Messages as chat completions, and completions as messages and as their events."""
+"""Anthropic's Messages API: converts completions to messages and their events; requests: `anthropic_requests`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Messages(ChatDialect):
         return read(body, counts=self.counts, stored=stored)
 
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
-        """The whole message. In a thread, later requests of the episode can continue from it."""
+        """Return the whole message. In a thread, later requests of the episode can continue it."""
         choice = completion["choices"][0]
         message, stop = choice["message"], choice.get("stop_reason")
         reason = STOP_REASONS[choice["finish_reason"]]
@@ -73,7 +73,7 @@ class Messages(ChatDialect):
         }
 
     def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
-        """The message as server-sent events, block by block."""
+        """Return the message as server-sent events, block by block."""
         usage = {**response["usage"], "output_tokens": 0}
         start = {**response, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         events = [event_bytes({"type": "message_start", "message": start}), self.waiting]
@@ -92,7 +92,7 @@ class Messages(ChatDialect):
         if code == "context_length_exceeded":
             message = f"{TOO_LONG}: {message}"
         kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
-        details = {"details": {"error_code": code}} if code == "thread_not_found" else {}  # its client sends all anew
+        details = {"details": {"error_code": code}} if code == "thread_not_found" else {}  # clients then send all again
         return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
     def error_event(self, error: Json) -> bytes:

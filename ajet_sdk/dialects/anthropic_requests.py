@@ -1,4 +1,4 @@
-"""Requests to Anthropic's Messages API as chat completions."""
+"""Converts requests of Anthropic's Messages API to chat completions."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ TOOL_FIELDS: Fields = {
 
 
 def read(body: Mapping[str, object], *, counts: bool, stored: Mapping[str, Json] | None = None) -> Json:
-    """The body of a chat completion. With `counts` it is only counted. Raises RequestRefused.
+    """Convert a request to the body of a chat completion. Raises RequestRefused.
 
-    `stored` has the threads, by the ids of their last messages.
+    With `counts`, only its tokens are counted. `stored` has the threads by the ids of their last messages.
     """
     refuse(body, MESSAGE_FIELDS)
     if not counts and body.get("max_tokens") is None:
@@ -166,7 +166,7 @@ def _assistant(blocks: list[object], where: str) -> Json:
 
 
 def _user(blocks: list[object], where: str) -> Iterator[Json]:
-    """Tool results as separate messages, with the user content between and after them."""
+    """Split a user message: tool results become separate messages, with the other content between and after them."""
     parts = list[Json]()
     for index, value in enumerate(blocks):
         path = f"{where}.content.{index}"

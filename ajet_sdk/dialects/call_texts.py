@@ -1,4 +1,4 @@
-"""The texts of a request or a reply of any dialect, told from what the protocol defines."""
+"""Applies a function to the texts of a request or a reply of any dialect, except for values of the protocol."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ _VALUES = {
     "model", "modelVersion", "status", "finishReason", "stopReason", "toolChoice", "reasoningEffort", "effort", "mode",
     "serviceTier", "systemFingerprint", "mimeType", "mediaType",
 }  # fmt: skip
-"""Keys of values that belong to the protocols of OpenAI, Anthropic and Gemini, in any part of a call."""
+"""Keys of protocol values in the APIs of OpenAI, Anthropic and Gemini, in any part of a call."""
 _PARTS = {
     "messages", "choices", "message", "delta", "content", "tools", "toolChoice", "toolCalls", "function", "functions",
     "functionCall", "input", "output", "reasoning", "summary", "system", "text", "format", "responseFormat",
     "jsonSchema", "thinking", "contents", "candidates", "parts", "systemInstruction", "generationConfig", "toolConfig",
     "functionCallingConfig", "functionResponse", "functionDeclarations",
 }  # fmt: skip
-"""Keys of the parts themselves. Whatever is under another key, such as a tool's arguments, is the user's."""
+"""Keys of parts of the protocol. Values under other keys, such as a tool's arguments, are user data."""
 _SCHEMAS = {"parameters", "schema", "inputSchema", "parametersJsonSchema", "responseSchema", "responseJsonSchema"}
 _SCHEMA_VALUES = frozenset({"type", "required", "$ref"})
 _GIVEN = {"input", "args", "arguments", "metadata", "response", "structuredContent"}
-"""Keys of parts whose numbers are the user's too."""
+"""Keys of parts whose numbers are user data, too."""
 _SPELLED = {"logprobs", "logprobsResult", "promptLogprobs", "tokenIds", "promptTokenIds", "events"}
-"""Each name stands for its spelling in snake_case too."""
+"""Keys of parts that repeat the text. All names above stand for their spelling in snake_case, too."""
 
 
 def map_texts(
     value: object, text: Callable[[str], str], spared: frozenset[str] = frozenset(), *, numbers: bool = True
 ) -> object:
-    """A value of JSON with this done to each of its texts and, as texts, numbers; keys and what is at the spared ones
-    stay."""
+    """Apply `text` to all texts of a JSON value and, as texts, to numbers; not to keys and values of `spared` keys."""
     if isinstance(value, str):
         return text(value)
     if numbers and type(value) in (int, float):
@@ -47,9 +46,9 @@ def map_texts(
 
 
 def map_call(value: object, text: Callable[[str], str], within: str = "") -> object:
-    """A part of a call, the one at the key `within`, with this done to the texts that the protocol does not define.
+    """Apply `text` to the texts of a part of a call, at the key `within`, except for values of the protocol.
 
-    Log-probabilities, ids of tokens and pieces of a broken stream spell the text once more, and are left out.
+    Log-probabilities, token ids and events of a broken stream repeat the text and are removed.
     """
     if isinstance(value, (list, tuple)):
         return [map_call(item, text, within) for item in value]
@@ -64,7 +63,7 @@ def map_call(value: object, text: Callable[[str], str], within: str = "") -> obj
             call[key] = None
         elif (name in _VALUES or (name == "name" and of_tool)) and not is_part:
             call[key] = item
-        elif name in _PARTS and not (name == "input" and isinstance(item, Mapping)):  # which are a tool's arguments
+        elif name in _PARTS and not (name == "input" and isinstance(item, Mapping)):  # these are a tool's arguments
             call[key] = map_call(item, text, key)
         else:
             schema = _SCHEMA_VALUES if name in _SCHEMAS else frozenset[str]()

@@ -1,4 +1,4 @@
-"""How each field of a request is treated: honoured, without effect on sampling, or refused."""
+"""The treatment of each field of a request: honoured, without effect on sampling, or refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ajet_sdk.errors import RequestRefused
 from ajet_sdk.types import Json
 
 WITHOUT_EFFECT = "x_without_effect"
-"""Key of a recorded request for fields that only its dialect has and that don't change the reply."""
+"""Key of a recorded request for fields that exist in its dialect only and don't change the reply."""
 
 Effect = Literal["honoured", "no effect", "refused"]
 
@@ -29,11 +29,11 @@ class Field:
 
 
 Fields = Mapping[str, Field]
-"""By name. A field in no table is refused as unknown, unless it begins with `x_`."""
+"""Fields by name. Other fields are refused as unknown, unless they begin with `x_`."""
 
 
 def fields(effect: Effect, names: str, note: str = "") -> dict[str, Field]:
-    """Fields with the same effect; `names` is separated by spaces."""
+    """Make fields with the same effect; `names` is separated by spaces."""
     return dict.fromkeys(names.split(), Field(effect, note))
 
 
@@ -78,7 +78,6 @@ COMPLETIONS: Fields = {
 
 def without_effect(body: Mapping[str, object], known: Fields) -> Json:
     """The fields of a request that don't affect sampling, for the record. Google's names have two spellings."""
-
     return {
         name: value
         for name, value in body.items()
@@ -90,7 +89,7 @@ def without_effect(body: Mapping[str, object], known: Fields) -> Json:
 
 @lru_cache(maxsize=4096)
 def camel_case(name: str) -> str:
-    """`mime_type` as `mimeType`."""
+    """Convert `mime_type` to `mimeType`."""
     return re.sub(r"_([a-z])", lambda match: match[1].upper(), name)
 
 

@@ -1,6 +1,6 @@
-"""Finish reasons of all vendors and servers.
+"""Finish reasons of all vendors and servers, mapped to OpenAI's.
 
-A reason that is not in the table (`abort`, `error`, `network_error`) is an error, not the end of a reply.
+A reason outside of the table (`abort`, `error`, `network_error`) is an error, not the end of a reply.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 Finish = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
-"""OpenAI's finish reasons, which engines, calls and the trace use."""
+"""OpenAI's finish reasons, as used by engines, calls and the trace."""
 
 _WORDS: dict[Finish, str] = {
     # OpenAI, Responses | Anthropic, Bedrock | TGI, Together | Cohere, Baidu | llama.cpp, LM Studio, ExLlama
@@ -31,7 +31,7 @@ _WORDS: dict[Finish, str] = {
 FINISH: dict[str, Finish] = {
     word: finish for finish, words in _WORDS.items() for word in words.replace("|", " ").split()
 }
-"""By reason in lower case, with `_` for `-`."""
+"""OpenAI's reason by the vendor's in lower case, with `_` for `-`."""
 
 
 def finish_of(reason: object) -> Finish | None:

@@ -1,4 +1,4 @@
-"""Gemini's API: contents as chat completions, and completions as candidates, whole, as events or as a JSON array."""
+"""Gemini's API: converts completions to candidates, whole, as events or a JSON array; requests: `gemini_requests`."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Gemini(ChatDialect):
     """The routes models/NAME:generateContent, :streamGenerateContent and :countTokens."""
 
     name: str
-    """The model's, from the path."""
+    """The name of the model, from the path."""
     method: str
     sse: bool = False
-    """A stream is one of events, and not a JSON array."""
+    """Stream server-sent events instead of a JSON array."""
 
     fields = GEMINI_FIELDS
     waiting = b"\n"
@@ -70,7 +70,7 @@ class Gemini(ChatDialect):
         }
 
     def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
-        """The response in parts: texts in pieces, each call whole, and with the last the reason of the end."""
+        """Return the response in chunks: texts in pieces, whole calls, and the finish reason with the last."""
         common = {name: value for name, value in response.items() if name not in ("candidates", "usageMetadata")}
         chunks = list[Json]()
         for candidate in response["candidates"]:

@@ -1,4 +1,4 @@
-"""Requests to Gemini's API as chat completions. Google takes names in snake_case and in camelCase."""
+"""Converts requests of Gemini's API to chat completions. Google accepts names in snake_case and camelCase."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ CONFIG_FIELDS: Fields = {
 """Every field of generationConfig."""
 
 SIGNED = b"ajet:"
-"""Prefix of thoughtSignatures made here. The reasoning follows, so that clients send it back without showing it."""
+"""Prefix of the thoughtSignatures made here, followed by the reasoning, which clients send back without showing it."""
 
 
 def read(body: Mapping[str, object], model: str, method: str) -> Json:
-    """The body of a chat completion. Raises RequestRefused."""
+    """Convert a request to the body of a chat completion. Raises RequestRefused."""
     request = camel(body, "the request")
     if method == "countTokens" and "generateContentRequest" in request:
         request = camel(request["generateContentRequest"], "generateContentRequest")
@@ -264,7 +264,7 @@ def _response_format(config: JsonView) -> Json:
 
 
 def _of_signature(value: object) -> list[str]:
-    """The reasoning in a signature of ours; nothing in another's."""
+    """The reasoning in a signature made here; empty for others."""
     try:
         data = base64.b64decode(re.sub(r"\s", "", str(value or "")).translate(_URL_SAFE))
     except (binascii.Error, ValueError):
@@ -276,22 +276,22 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 
 _WHOLE = frozenset(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"))
-"""Numbers of 64 bits, which Google's JSON spells as strings."""
+"""64-bit numbers, which Google's JSON writes as strings."""
 _SCHEMAS = {"defs": "$defs", "$defs": "$defs", "properties": "properties"}
 _DROPPED = frozenset(("example", "propertyOrdering", "nullable"))
 
 
 def camel(value: object, where: str) -> Json:
-    """An object with its names in camelCase: Google takes both. Raises RequestRefused where it is no object."""
+    """Convert the names of an object to camelCase. Raises RequestRefused if the value is no object."""
     if not isinstance(value, Mapping):
         raise RequestRefused(f"{where} must be an object (got {value!r:.100})", where)
     return {camel_case(name): item for name, item in value.items()}
 
 
 def json_schema(schema: object) -> Json:
-    """A JSON schema of one of Google's: types in upper case, `nullable`, numbers as strings.
+    """Convert a Google schema, with types in upper case, `nullable` and numbers as strings, to a JSON schema.
 
-    Names stand in the order they were given in, properties in that of `propertyOrdering`.
+    Names keep their order; properties are in the order of `propertyOrdering`.
     """
     source = camel(schema, "a schema")
     converted = Json()

@@ -1,4 +1,4 @@
-"""JSON of requests and responses, as bytes, fast."""
+"""Reads and writes the JSON of requests and responses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ajet_sdk.types import Json as Json
 from ajet_sdk.types import JsonView
 
 Stored = MutableMapping[str, Json]
-"""An open episode's responses and conversations, by their ids."""
+"""Responses and conversations of an open episode, by id."""
 
 
 def json_bytes(value: object) -> bytes:
-    """Compact JSON in UTF-8; lone surrogates (a reply cut inside a character) become escapes."""
+    """Encode as compact JSON in UTF-8; lone surrogates (of a reply cut inside a character) are escaped."""
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
@@ -24,7 +24,7 @@ def json_bytes(value: object) -> bytes:
 
 
 def event_bytes(event: JsonView) -> bytes:
-    """A server-sent event that has the name of its type."""
+    """Encode a server-sent event, named by its type."""
     return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"
 
 
@@ -32,30 +32,30 @@ def json_value(data: bytes | str) -> Any:
     """Parse JSON. Raises ValueError, RecursionError."""
     try:
         return from_json(data)
-    except ValueError:  # lone surrogates, deep nesting, UTF-16: the slower reader takes them
+    except ValueError:  # the slower parser accepts lone surrogates, deep nesting and UTF-16
         return json.loads(data)
 
 
 def json_text(value: object) -> str:
-    """JSON as written in tool calls: one call has one spelling, whatever dialect it comes from."""
+    """Encode the arguments of a tool call, equally for all dialects."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def joined(parts: list[Json]) -> str | list[Json]:
-    """The content of a message: the texts joined by newlines, or the parts where one is not text."""
+    """The content of a message: the texts joined by newlines, or the parts unless all are text."""
     if any(part["type"] != "text" for part in parts):
         return parts
     return "\n".join(part["text"] for part in parts)
 
 
 def assistant(texts: list[str], reasoning: str, calls: list[Json]) -> Json:
-    """A reply as a message."""
+    """Make the message of a reply."""
     message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
     return message | ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
 
 
 def arguments_of(function: JsonView) -> Json:
-    """A tool call's arguments as an object. Text that is no object becomes `INVALID_JSON`, as Anthropic names it."""
+    """Parse the arguments of a tool call; text that is no object is returned under `INVALID_JSON`, as by Anthropic."""
     try:
         value = json_value(function["arguments"] or "{}")
     except (ValueError, RecursionError):

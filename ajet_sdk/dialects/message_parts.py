@@ -1,6 +1,6 @@
-"""Messages of any dialect, taken apart and as text: chat, text completions, Anthropic's messages, OpenAI's responses.
+"""Splits messages of any dialect into parts and converts them to text: completions, Anthropic's Messages, Responses.
 
-What has no form that is known here is its JSON, so that nothing a model or a client wrote is left out.
+Unknown forms are shown as JSON, so that nothing is left out.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 _PRETTY = 1_000_000
-"""Characters of JSON that are parsed to be laid out anew."""
+"""Maximum characters of JSON to format."""
 _ONE_LINE = 64
 _LINK = 120
-"""Characters of a link that are shown."""
+"""Maximum characters of a link to show."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool that a model asked for."""
+    """A tool call of a model."""
 
     id: str
     name: str
     written: str
-    """The arguments as they were sent."""
+    """The arguments as sent."""
 
     @property
     def arguments(self) -> str:
-        """The arguments laid out to be read; what is no JSON stays as it was written."""
+        """The formatted arguments; unchanged if they are not JSON."""
         return lay_out(self.written)
 
 
@@ -41,18 +41,18 @@ class MessageParts:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     answers: str = ""
-    """For the result of a tool: the id of the call."""
+    """The id of the call, for the result of a tool."""
 
     @property
     def text(self) -> str:
-        """The whole message: reasoning, content, tool calls with their arguments as they were sent."""
+        """The whole message: reasoning, content, and tool calls with the arguments as sent."""
         reasoning = f"(reasoning) {self.reasoning}" if self.reasoning else ""
         calls = (f"→ {call.name}({call.written})" for call in self.tool_calls)
         return "\n".join(part for part in (reasoning, self.content, *calls) if part)
 
 
 def parts_of(raw: object) -> MessageParts:
-    """A message of any dialect, or an item of OpenAI's responses, taken apart."""
+    """Split a message of any dialect, or an item of OpenAI's Responses, into its parts."""
     if not isinstance(raw, Mapping):
         return MessageParts("?", pretty(raw))
     role = raw.get("role", "?" if "content" in raw and "type" not in raw else None)
@@ -83,7 +83,7 @@ def parts_of(raw: object) -> MessageParts:
 
 
 def _item(raw: Mapping[str, object]) -> MessageParts:
-    """An item of OpenAI's responses that is no message."""
+    """Split an item of OpenAI's Responses other than a message."""
     kind = raw.get("type")
     if kind == "function_call":
         call = ToolCall(_word(raw.get("call_id")), _word(raw.get("name")), _word(raw.get("arguments")))
@@ -101,7 +101,7 @@ _MEDIA = ("image", "audio", "video", "file", "document")
 
 
 def request_messages(request: Mapping[str, object]) -> list[object]:
-    """The messages of a request as they were sent, whatever its dialect."""
+    """Return the messages of a request of any dialect, as sent."""
     if "messages" in request:
         messages, system = request["messages"], request.get("system")
     elif "input" in request:
@@ -118,9 +118,9 @@ def request_messages(request: Mapping[str, object]) -> list[object]:
 
 
 def reply_messages(response: Mapping[str, object], *, failed: bool = False) -> list[object]:
-    """The messages of a reply: one, or the items of OpenAI's responses; none where nothing came.
+    """Return the messages of a reply: one, or the items of OpenAI's Responses; none without a reply.
 
-    `failed`: the call ended with an error, so that a reply without content is none.
+    `failed`: the call ended with an error, so that an empty reply counts as none.
     """
     reply = reply_of(response)
     content = reply.get("content")
@@ -145,7 +145,7 @@ def _joined(content: object) -> str:
 
 
 def _part(part: object) -> str:
-    """One part of a content as text; what is no text as a word."""
+    """A part of a content as text; media as a placeholder."""
     if isinstance(part, str):
         return part
     if isinstance(part, Mapping):
@@ -159,7 +159,7 @@ def _part(part: object) -> str:
 
 
 def _source(part: Mapping[str, object]) -> str:
-    """Where an image comes from, or its size and a digest that tells it from another; never its bytes."""
+    """The source of an image: its link, or its size with a digest to distinguish images."""
     texts = list(_strings(part))
     data = next((text for text in texts if text.startswith("data:")), None)
     if data is not None:
@@ -199,7 +199,7 @@ def _word(value: object) -> str:
 
 
 def lay_out(text: str) -> str:
-    """JSON laid out to be read; any other text as it is."""
+    """Format JSON text; return other text unchanged."""
     if len(text) > _PRETTY:
         return text
     try:
@@ -209,7 +209,7 @@ def lay_out(text: str) -> str:
 
 
 def pretty(value: object) -> str:
-    """A value as JSON to be read: on one line where it is short."""
+    """Format a value as JSON, on one line if it is short."""
     short = _json(value)
     return short if len(short) <= _ONE_LINE else _json(value, indent=2)
 
@@ -222,7 +222,7 @@ def _json(value: object, indent: int | None = None) -> str:
 
 
 def content_text(content: object) -> str:
-    """A message's content as text from which nothing is left out: of each part its text, else its JSON."""
+    """The complete content of a message as text: the text of each part, else its JSON."""
     return "\n".join(
         part
         if isinstance(part, str)
@@ -234,7 +234,7 @@ def content_text(content: object) -> str:
 
 
 def reply_of(response: Mapping[str, object]) -> Mapping[str, object]:
-    """The message that a response holds, whatever its dialect."""
+    """The message in a response of any dialect."""
     choices = response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
     if isinstance(first.get("message"), Mapping):

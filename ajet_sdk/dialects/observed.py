@@ -1,4 +1,4 @@
-"""Joins the streamed parts of another server's response."""
+"""Joins the streamed parts of a response from another server."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CUT = "the stream ended before the reply did"
 
 
 def join_events(text: str) -> Json:
-    """The response that a stream of server-sent events contains, as far as it was received.
+    """Join a stream of server-sent events to a response, as far as it was received.
 
     Completions, Anthropic's messages and Gemini's candidates are joined; OpenAI's Responses send the whole response in
-    the last event. `stream_error` says if the stream broke off or an event is not JSON.
+    the last event. `stream_error` is set if the stream broke off or an event is not JSON.
     """
     events, broken, done = list[Json](), "", False
     for data in _data(text):
@@ -37,7 +37,7 @@ def join_events(text: str) -> Json:
 
 
 def join_parts(parts: list[Json], *, done: bool = False) -> Json:
-    """Join the parts of a stream. `done` means that the stream sent its end mark."""
+    """Join the parts of a stream. `done`: the stream sent its end mark."""
     final = [part["response"] for part in parts if part.get("type") in FINAL and "response" in part]
     if final:
         return dict(final[-1])

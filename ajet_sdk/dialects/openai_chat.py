@@ -1,4 +1,4 @@
-"""OpenAI's API: requests as `Ask`s, and answers as responses and as server-sent events."""
+"""OpenAI's completions APIs: converts requests to `Ask`s, and answers to responses and server-sent events."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ajet_sdk.protocols import Answer, Ask, Choice, Sampling
 from ajet_sdk.types import Json, JsonView
 
 PIECE = 48
-"""Characters of one streamed piece of text."""
+"""Characters of a streamed piece of text."""
 
 MOST_CHOICES = 128
 MOST_ALTERNATIVES = 20
-"""For each token: the limit of OpenAI, and the default of vLLM."""
+"""Alternatives per token: OpenAI's limit and vLLM's default."""
 
 NUMBERS: dict[str, tuple[float | None, bool]] = {
     "max_completion_tokens": (1, True),
@@ -55,7 +55,7 @@ def _event(value: Json) -> bytes:
 
 
 class Completions:
-    """The route chat/completions, or with `chat` false completions."""
+    """The route chat/completions, or completions without `chat`."""
 
     media_type = "text/event-stream; charset=utf-8"
     waiting = b": waiting\n\n"
@@ -69,7 +69,7 @@ class Completions:
         return body
 
     def ask(self, body: Mapping[str, object], episode_id: str, agent: str) -> Ask:
-        """The request for an engine, with its sampling. Raises RequestRefused if it is malformed."""
+        """Convert a request for the engine, with its sampling. Raises RequestRefused if it is malformed."""
         route, needed = ("chat/completions", "messages") if self.chat else ("completions", "prompt")
         subject = body.get(needed)
         if not isinstance(subject, list if self.chat else (str, list)) or not subject:
@@ -81,7 +81,7 @@ class Completions:
                 (named if name in NAMED else options)[name] = value
         try:
             sampling = _sampling_of(marshal.dumps({**named, **options}, 2))
-        except ValueError:  # too deep to be spelt
+        except ValueError:  # nested too deeply
             sampling = read_sampling({**named, **options})
         wanted = options.get("logprobs")
         return Ask(
@@ -94,14 +94,14 @@ class Completions:
             options=options,
             named=named,
             route="chat/completions" if self.chat else "completions",
-            logprobs=wanted is not None and wanted is not False,  # of completions it is a number, 0 too
+            logprobs=wanted is not None and wanted is not False,  # a number for completions, possibly 0
         )
 
     def streams(self, body: Mapping[str, object]) -> bool:
         return bool(body.get("stream"))
 
     def completion(self, answer: Answer, ask: Ask, request_id: str) -> Json:
-        """The whole response, with ids and log-probabilities if they were requested."""
+        """Return the whole response, with ids and log-probabilities if requested."""
         response: Json = {
             "id": ("chatcmpl-" if self.chat else "cmpl-") + request_id,
             "object": "chat.completion" if self.chat else "text_completion",
@@ -118,7 +118,7 @@ class Completions:
         return completion
 
     def events(self, response: JsonView, body: JsonView) -> list[bytes]:
-        """The response as server-sent events: role, text, tool calls, finish, usage; the end mark is of the last."""
+        """Return the response as server-sent events: role, text, tool calls, finish, usage with the end mark."""
         base = {key: response[key] for key in ("id", "created", "model")}
         base["object"] = "chat.completion.chunk" if self.chat else "text_completion"
         with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
@@ -172,12 +172,12 @@ class ChatDialect:
 
 @lru_cache(maxsize=256)
 def _sampling_of(spelling: bytes) -> Sampling:
-    """Sampling of marshalled parameters; cached, as nearly all calls of a run have the same."""
+    """The sampling of marshalled parameters; cached, as most calls of a run have equal ones."""
     return read_sampling(marshal.loads(spelling))
 
 
 def read_sampling(body: Mapping[str, object]) -> Sampling:
-    """The sampling of a request. Raises RequestRefused for a parameter of a wrong type."""
+    """Read the sampling of a request. Raises RequestRefused for an invalid parameter."""
     named = Json()
     for name, (low, whole) in NUMBERS.items():
         value = body.get(name)
@@ -298,7 +298,7 @@ def _chat_logprobs(choice: Choice, top: int) -> Json | None:
     content = []
     for place, ((text, data), logprob) in enumerate(zip(_token_texts(choice), choice.logprobs, strict=True)):
         entry: Json = {"token": text, "logprob": float(logprob), "bytes": data}
-        # Where the engine knows no alternatives, the sampled token is all there is to show.
+        # Without alternatives of the engine, only the sampled token is shown.
         best = [entry] if choice.top is None else [
             {"token": token.decode("utf-8", "replace"), "logprob": value, "bytes": list(token)}
             for token, value in choice.top[place]

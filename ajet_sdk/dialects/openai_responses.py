@@ -1,4 +1,4 @@
-"""OpenAI's Responses: requests of items as chat completions, with the state that `previous_response_id` names."""
+"""OpenAI's Responses API: converts requests to chat completions, with the state of `previous_response_id`, and back."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Responses(ChatDialect):
         if tools:
             chat["tools"] = tools
         else:
-            chat.pop("parallel_tool_calls", None)  # it asks for nothing
+            chat.pop("parallel_tool_calls", None)  # without effect
         if "tool_choice" in chat:
             chat["tool_choice"] = _tool_choice(body["tool_choice"])
         text, reasoning = _object(body, "text"), _object(body, "reasoning")
@@ -81,7 +81,7 @@ class Responses(ChatDialect):
         return chat
 
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
-        """The whole response. Unless `store` is false, later requests of the episode can continue from it."""
+        """Return the whole response. Unless `store` is false, later requests of the episode can continue it."""
         choice, request_id = completion["choices"][0], completion["id"].partition("-")[2]
         output = items_of(choice, body, request_id)
         cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(choice["finish_reason"])
@@ -123,11 +123,11 @@ class Responses(ChatDialect):
         return deleted and {"id": response_id, "object": "response", "deleted": True}
 
     def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
-        """The response as events, created to completed."""
+        """Return the response as events, from created to completed."""
         return response_events(response)
 
     def error_event(self, error: Json) -> bytes:
-        """An error in the middle of a stream: the fields of the event, and the object that OpenAI's clients raise."""
+        """The event of an error in a stream, with the object that OpenAI's clients raise."""
         inner = error["error"]
         details = {name: inner.get(name) for name in ("code", "message", "param")}
         return event_bytes({"type": "error", **details, "error": inner, "sequence_number": 0})
@@ -181,7 +181,7 @@ def _messages(body: Mapping[str, object], stored: Mapping[str, Json]) -> list[Js
     if not isinstance(instructions, str):
         raise RequestRefused("instructions must be a string", "instructions")
     if messages and messages[0]["role"] == "system" and isinstance(messages[0]["content"], str):
-        # Many templates take one system message, the first.
+        # Many templates accept only one system message, the first.
         return [{"role": "system", "content": f"{instructions}\n\n{messages[0]['content']}"}, *messages[1:]]
     return [{"role": "system", "content": instructions}, *messages]
 
@@ -228,7 +228,7 @@ def _tool(tool: object, where: str) -> Json:
 
 
 CUSTOM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-"""The schema of a custom tool: its text is the only argument."""
+"""The schema of a custom tool, whose text is the only argument."""
 
 
 def _tool_choice(choice: object) -> object:
@@ -275,7 +275,7 @@ Event = Json
 
 
 def response_events(response: Json) -> list[bytes]:
-    """From `response.created` to `response.completed` (or `incomplete`), each with its sequence_number."""
+    """The events from `response.created` to `response.completed` (or `incomplete`), with sequence numbers."""
     begun = {**response, "status": "in_progress", "output": [], "usage": None, "completed_at": None}
     begun["incomplete_details"] = None
     events: list[Event] = [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
@@ -291,14 +291,14 @@ def response_events(response: Json) -> list[bytes]:
 
 
 def _deltas(kind: str, text: str, done: str, **common: object) -> Iterator[Event]:
-    """The text in pieces, with log-probabilities in one, then the whole text under the key `done`."""
+    """The text in pieces, or whole with log-probabilities, then the whole text under the key `done`."""
     for delta in [text] if common.get("logprobs") else pieces(text):
         yield {"type": f"{kind}.delta", **common, "delta": delta}
     yield {"type": f"{kind}.done", **common, done: text}
 
 
 def _parts(parts: Iterable[Json], name: str, kind: str, place: str) -> Iterator[Event]:
-    """A part of an item begins, grows and ends."""
+    """The events of the parts of an item: added, deltas, done."""
     for index, part in enumerate(parts):
         at = {place: index}
         logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
@@ -334,4 +334,4 @@ _EMPTY: dict[str, Json] = {
     "function_call": {"arguments": ""},
     "custom_tool_call": {"input": ""},
 }
-"""What is still to come of each type of item in its first event."""
+"""Fields that are empty in the first event of an item, by type."""

@@ -1,4 +1,4 @@
-"""The items of OpenAI's Responses: a request's as messages, and a reply's message as items."""
+"""Converts items of OpenAI's Responses to messages, and the message of a reply to items."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ItemReader:
         self._reply: Json | None = None
         """The last message, if it is a reply that further items can extend."""
         self._of: str | None = None
-        """Request id of that reply."""
+        """The request id of that reply."""
 
     def messages(self, items: Iterable[object]) -> list[Json]:
         for index, item in enumerate(items):
@@ -77,7 +77,7 @@ class ItemReader:
         self._reply = self._of = None
 
     def _begin_or_go_on(self, item: JsonView, *ended_by: str) -> None:
-        """Extend the last reply, or begin a new one if it has a field of `ended_by` or the item is of another reply."""
+        """Extend the last reply; begin a new one if it has a field of `ended_by` or the item belongs to another."""
         match = REPLY_ID.match(str(item.get("id")))
         of = match[1] if match else None
         another = of is not None and self._of is not None and of != self._of
@@ -118,7 +118,7 @@ def _part(part: JsonView, where: str) -> Json:
 
 
 def _reasoning(item: JsonView) -> str:
-    """The reasoning of an item: its content, else its summary, else the reasoning encrypted here."""
+    """The reasoning of an item: its content, its summary, or the reasoning encrypted here."""
     for name in ("content", "summary"):
         texts = [part.get("text") for part in item.get(name) or () if isinstance(part, Mapping)]
         if thought := "".join(text for text in texts if isinstance(text, str)):

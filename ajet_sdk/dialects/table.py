@@ -1,4 +1,4 @@
-"""The dialect of each route."""
+"""Maps routes to dialects."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ajet_sdk.types import Json
 class Dialect(Protocol):
     """The format of requests and responses of one API.
 
-    `body` is the JSON that the client sent, `request` the same in the format of OpenAI's completions. Engines, merging
-    and the trace read and write completions only.
+    `body` is the JSON from the client, `request` the same in the format of OpenAI's completions. Engines, merging and
+    the trace use the format of completions only.
     """
 
     @property
@@ -33,12 +33,12 @@ class Dialect(Protocol):
 
     @property
     def fields(self) -> Fields:
-        """How each field is treated; empty for completions."""
+        """The treatment of each field; empty for completions."""
 
     def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
-        """The request in the format of completions. Raises RequestRefused if it is malformed or can't be honoured.
+        """Convert a request to the format of completions. Raises RequestRefused.
 
-        `stored` has what `response` stored for earlier calls of the open episode.
+        `stored` has the data that `response` stored for earlier calls of the open episode.
         """
 
     def streams(self, body: Mapping[str, object]) -> bool: ...
@@ -46,7 +46,7 @@ class Dialect(Protocol):
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json: ...
 
     def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
-        """The response as server-sent events; the last one completes the reply."""
+        """Return the response as server-sent events; the last one completes the reply."""
 
     @property
     def media_type(self) -> str:
@@ -54,7 +54,7 @@ class Dialect(Protocol):
 
     @property
     def waiting(self) -> bytes:
-        """Keep-alive bytes of a stream, sent until the answer is there."""
+        """Keep-alive bytes of a stream, sent until the answer arrives."""
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> Json: ...
 
@@ -81,7 +81,7 @@ DIALECTS: dict[str, Dialect] = {
     "responses": RESPONSES,
     "messages": MESSAGES,
 }
-"""The routes that the policy serves. Gemini's are missing: they contain the model's name."""
+"""Routes that the policy serves, except for Gemini's, which contain the model's name."""
 
 COUNTERS: dict[str, Counter] = {"messages/count_tokens": COUNT, "responses/input_tokens": RESPONSES}
 """The routes that count the tokens of a request."""
@@ -108,7 +108,7 @@ _VERSION = re.compile(r"(?:v\d\w*/)+")
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
-    """The route that a request names, and its dialect."""
+    """The route of a request, and its dialect."""
 
     route: str
     """The path without a prefix such as a version or a deployment."""
@@ -120,7 +120,7 @@ class ApiRoute:
 
 @lru_cache(maxsize=4096)
 def endpoint(path: str, query: str = "") -> ApiRoute:
-    """The endpoint of a path with any version or prefix: `v1/chat/completions`, `v1/v1/messages`, …"""
+    """The route of a path with any version or prefix: `v1/chat/completions`, `v1/v1/messages`, …"""
     path = path.strip("/")
     match = _GEMINI.search(path)
     if match is not None:
@@ -157,4 +157,4 @@ FIELDS: dict[str, Fields] = {
     "Gemini": GEMINI_FIELDS,
     "Gemini's generationConfig": CONFIG_FIELDS,
 }
-"""How each field of a request is treated, by dialect."""
+"""The treatment of each field of a request, by dialect."""

@@ -1,4 +1,4 @@
-"""The cost of requests to models: prices, usage, and limits in calls, tokens or money."""
+"""Prices and usage of requests to models, and limits in calls, tokens or money."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ajet_sdk.errors import AjetError, ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Money for a million tokens, in the currency that the limit is in."""
+    """Price of a million tokens, in the currency of the limit."""
 
     input: float
     output: float
 
     @classmethod
     def parse(cls, text: str, named: str = "--price") -> Price:
-        """`0.15,0.60`: a million tokens of input and of output. Raises ConfigError, which says who `named` it."""
+        """Parse `0.15,0.60`, the prices of input and output. Raises ConfigError that names the option `named`."""
         parts = text.replace("/", ",").split(",")
         try:
             numbers = [float(part) for part in parts]
         except ValueError:
             numbers = []
-        if len(numbers) != 2 or not all(math.isfinite(one) and one >= 0 for one in numbers):
+        if len(numbers) != 2 or not all(math.isfinite(number) and number >= 0 for number in numbers):
             raise ConfigError(
                 f"{named} takes INPUT,OUTPUT, the price of a million tokens of each, such as 0.15,0.60 (got {text!r})"
             )
@@ -39,21 +39,21 @@ class Price:
 
 @dataclass(slots=True)
 class Usage:
-    """Requests that were sent and answered; replies from the cache cost nothing and are only counted."""
+    """Requests sent, their tokens and cost; replies from the cache are only counted."""
 
     calls: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
     cached: int = 0
     cost: float | None = None
-    """Money; None where no price is known."""
+    """Money; None without a price."""
 
     @property
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
 
     def add(self, other: Usage) -> None:
-        """Count what another request used."""
+        """Add the usage of another request."""
         self.calls += other.calls
         self.input_tokens += other.input_tokens
         self.output_tokens += other.output_tokens
@@ -63,14 +63,14 @@ class Usage:
 
 
 def tokens_of(content: object) -> int:
-    """About how many tokens a text or a list of messages is: four characters of Latin script each, or one of others."""
+    """Estimate the tokens of a text or messages: one per four Latin characters, or per character of other scripts."""
     if isinstance(content, str):
         wide = 0 if content.isascii() else sum(1 for character in content if ord(character) > 0x2E7F)
         return wide + math.ceil((len(content) - wide) / 4)
     if isinstance(content, dict):
         return 4 + sum(tokens_of(value) for value in content.values())
     if isinstance(content, list | tuple):
-        return sum(tokens_of(one) for one in content)
+        return sum(map(tokens_of, content))
     return 1
 
 
@@ -79,7 +79,7 @@ _meters: ContextVar[tuple[Usage, ...]] = ContextVar("ajet_meters", default=())
 
 @contextmanager
 def metered() -> Iterator[Usage]:
-    """Measures the usage of requests in the block and in tasks that begin in it, also of those that fail."""
+    """Measure the usage of requests in the block and in tasks started in it, including failed requests."""
     usage = Usage()
     token = _meters.set((*_meters.get(), usage))
     try:
@@ -89,12 +89,12 @@ def metered() -> Iterator[Usage]:
 
 
 class BudgetSpent(AjetError, RuntimeError):
-    """The next call would go past a limit of the budget; nothing was sent."""
+    """The next call would exceed the budget; nothing was sent."""
 
 
 @dataclass(eq=False, frozen=True)
 class Reservation:
-    """Tokens that a budget sets aside for a call under way."""
+    """Tokens that a budget reserves for a call in flight."""
 
     input_tokens: int
     output_tokens: int
@@ -107,11 +107,11 @@ class Reservation:
 
 @dataclass
 class Budget:
-    """Limits on what is spent from now on; None is no limit. With a limit it belongs to one event loop.
+    """Limits of calls, tokens or money; None is no limit. With a limit it belongs to one event loop.
 
-    A limit on calls is exact. How long a reply will be is not known before it is there, so a call sets aside its prompt
-    and the longest reply so far (before the first reply, the most it may say): the last calls can go past a limit on
-    tokens or money by what their replies are longer than that.
+    The limit of calls is exact. As the length of a reply is unknown in advance, a call reserves its prompt and the
+    longest reply so far (before the first reply, its limit); the last calls can exceed a limit of tokens or money if
+    their replies are longer.
     """
 
     calls: int | None = None
@@ -120,24 +120,24 @@ class Budget:
     price: Price | None = None
     spent: Usage = field(default_factory=Usage)
     whole: Budget | None = None
-    """The budget that this is a part of, whose limits hold."""
+    """The budget that this is a part of, and whose limits apply."""
 
     def __post_init__(self) -> None:
         if self.money is not None and self.price is None:
             raise ConfigError("a limit in money needs prices: --price INPUT,OUTPUT for a million tokens of each")
         self._reserved: set[Reservation] = set()
-        """For the calls under way."""
+        """Reservations of the calls in flight."""
         if self.price is not None:
             self.spent.cost = 0.0
         self._guessed = 0
-        """Input tokens that were guessed for the calls that are settled: how far to trust a guess."""
+        """Estimated input tokens of settled calls, to correct later estimates by the actual numbers."""
         self._longest: int | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
     def part(self, price: Price | None) -> Budget:
-        """A budget with a count and a price of its own; what is spent of it is spent of this one too.
+        """Return a budget with its own count and price, which also counts towards this budget.
 
-        Raises ConfigError where this one has a limit in money and the part no price.
+        Raises ConfigError if this budget has a limit in money and the part has no price.
         """
         if self.money is not None and price is None:
             raise ConfigError(
@@ -149,17 +149,17 @@ class Budget:
 
     @property
     def cost(self) -> float | None:
-        """Money spent; None where no price is known."""
+        """Money spent; None without a price."""
         return self.spent.cost
 
     def record_cached(self) -> None:
-        """A reply was there already."""
+        """Count a reply from the cache."""
         self._add(Usage(cached=1, cost=0.0 if self.price else None))
 
     async def admit(self, input_tokens: int, most_output: int) -> Reservation:
-        """A reservation for a call, to be given to `settle` or `release`.
+        """Reserve the tokens of a call, for `settle` or `release`.
 
-        Waits while calls under way may leave room. Raises BudgetSpent where there is none, and none can come.
+        Waits while calls in flight may leave room in the budget. Raises BudgetSpent if there is none.
         """
         return await (self.whole or self)._admit(input_tokens, most_output, self.price)
 
@@ -178,16 +178,16 @@ class Budget:
             await waiting
 
     def settle(self, call: Reservation, input_tokens: int, output_tokens: int) -> None:
-        """The call was answered, and used these tokens."""
+        """Charge an answered call."""
         root = self.whole or self
         root._guessed += call.input_tokens
-        if output_tokens:  # embeddings say nothing of how long a reply is
+        if output_tokens:  # not for embeddings
             root._longest = max(root._longest or 0, output_tokens)
         cost = call.price.of(input_tokens, output_tokens) if call.price is not None else None
         self._end(call, Usage(1, input_tokens, output_tokens, 0, cost))
 
     def release(self, call: Reservation) -> None:
-        """The call failed: it counts as a call, and no tokens are known of it."""
+        """Count a failed call, without tokens."""
         self._end(call, Usage(1))
 
     def _end(self, call: Reservation, usage: Usage) -> None:
@@ -210,7 +210,7 @@ class Budget:
         return text if self.cost is None else f"{text}, {self.cost:.4f} in money"
 
     def _limit_exceeded(self, call: Reservation) -> str | None:
-        """The limit that one more call would pass, in words."""
+        """The limit that one more call would exceed, in words."""
         under_way = [*self._reserved, call]
         trust = max(1.0, self.spent.input_tokens / self._guessed) if self._guessed else 1.0
         reserved = [Reservation(math.ceil(trust * c.input_tokens), c.output_tokens, c.price) for c in under_way]

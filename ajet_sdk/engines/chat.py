@@ -1,4 +1,4 @@
-"""`TokenEngine`: messages to ids, a sampler's continuation, and back to messages, for any chat template."""
+"""`TokenEngine`: converts messages to token ids, samples, and converts the new ids to a message, for any template."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPT_END = 64
 
 @dataclass(frozen=True)
 class Conversation:
-    """One request as tokens, ready to be continued."""
+    """A tokenized request."""
 
     ask: Ask
     prompt_ids: Sequence[int]
@@ -41,7 +41,7 @@ class Conversation:
 
 
 class Chat:
-    """The parts of an engine around sampling: validation, exact ids per episode and agent, parsing of replies."""
+    """An engine without its sampler: validation, exact ids per episode and agent, parsing of replies."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Chat:
         self.max_model_len = max_model_len or NO_LIMIT
         self._parser = tool_call_parser
         self._warned = False
-        """Whether the warning about a template without tools was printed."""
+        """Whether the warning about a template without tools was logged."""
         self._cuts: CutPoints | None = None
         self._tokens: defaultdict[str, dict[str, PromptBuilder]] = defaultdict(dict)
 
@@ -72,7 +72,7 @@ class Chat:
         return ChatTemplate.of(self.tokenizer.chat_template, self.tokenizer.variables)
 
     def begin(self, ask: Ask) -> Conversation:
-        """The request as tokens. Raises RequestRefused, ContextOverflow."""
+        """Tokenize a request. Raises RequestRefused, ContextOverflow."""
         ids, prompt = self._ids(ask)
         room = self.max_model_len - len(ids)
         if room < 1:
@@ -96,7 +96,7 @@ class Chat:
         return array("i", prompt.ids), prompt  # a buffer, which converts to an array by one copy
 
     def count(self, ask: Ask) -> int:
-        """Tokens of the prompt. Raises RequestRefused."""
+        """Count the tokens of the prompt. Raises RequestRefused."""
         return len(self._ids(ask)[0])
 
     def _prompt(self, ask: Ask) -> Prompt:
@@ -160,7 +160,7 @@ class Chat:
         raise RequestRefused("prompt must be a string or a list of token ids", "prompt")
 
     def choice(self, conversation: Conversation, sampled: Sampled, index: int) -> Choice:
-        """The choice for one continuation; its ids are kept for the conversation's next prompt."""
+        """Make the choice of a continuation; the conversation's next prompt reuses its ids."""
         ids = array("i", map(int, sampled.output_ids))
         wanted = conversation.ask.logprobs
         tokens = [self.tokenizer.token_bytes(i) for i in ids] if wanted else None
@@ -176,7 +176,7 @@ class Chat:
             return Choice(None, text, sampled.finish_reason, ids, sampled.logprobs, tokens, stop, top=top)
         logprobs, parsed = sampled.logprobs, self._read(conversation, text)
         if len(parsed.calls) > 1 and conversation.ask.options.get("parallel_tool_calls") is False:
-            # The reply ends after its first call; tokens after it are only counted.
+            # Cut after the first call; the tokens after it are only counted.
             kept_ids = self._until(ids, len(text) - parsed.behind_first)
             ids, logprobs, tokens = ids[:kept_ids], logprobs[:kept_ids], tokens and tokens[:kept_ids]
             parsed = replace(parsed, calls=parsed.calls[:1], ids=parsed.ids[:1])
@@ -215,7 +215,7 @@ class Chat:
         return parsed
 
     def _until(self, ids: Sequence[int], length: int) -> int:
-        """The number of ids that make up so many characters."""
+        """The number of ids that decode to `length` characters."""
         low, high = 1, len(ids)
         while low < high:
             middle = (low + high) // 2
@@ -251,15 +251,14 @@ class Chat:
         )
 
     def forget(self, episode_id: str) -> list[str]:
-        """Drop an episode; returns its agents."""
+        """Drop an episode and return its agents."""
         return list(self._tokens.pop(episode_id, ()))
 
 
 class TokenEngine:
-    """An engine made of a sampler and a tokenizer. `local` and `scripted` differ in the sampler only.
+    """An engine with a sampler and a tokenizer.
 
-    With `rescored` false the trainer cannot score tokens sampled under penalties, a bias and the like, so such requests
-    are refused.
+    Without `rescored`, requests with penalties, a bias and the like are refused, as the trainer cannot score them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`ModelClient`: a model at an endpoint, asked with bounded concurrency, retries, a rate, a cache and a budget."""
+"""`ModelClient`: requests to a model at an endpoint, with limited concurrency, retries, rate, cache and budget."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ajet_sdk.errors import AjetError, EngineError, EngineUnavailable, RequestRe
 T = TypeVar("T")
 Message = Mapping[str, Any]
 _OPTIONAL = ("response_format", "max_tokens", "temperature", "seed", "n")
-"""Parameters that a server may not know."""
+"""Parameters that some servers do not support."""
 
 
 class Halted(EngineError):
@@ -31,7 +31,7 @@ class Halted(EngineError):
 
 
 class Transport(Protocol):
-    """Posts JSON: an `Endpoint`, or what answers in this process."""
+    """Posts JSON: an `Endpoint`, or an engine in this process."""
 
     def post(self, route: str, body: Mapping[str, object]) -> Coroutine[Any, Any, dict[str, Any]]: ...
 
@@ -40,18 +40,18 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class TextReply:
-    """The text of a choice, and why it ended; `finish_reason` is the server's word."""
+    """The text of a choice and its finish reason, as the server sent it."""
 
     text: str
     finish_reason: str | None
 
 
 class ModelClient:
-    """Asks a model, at most `concurrency` requests at once; it may be awaited by any number of tasks.
+    """Sends requests to a model, at most `concurrency` at once; any number of tasks may use it.
 
-    Requests are sent and sent again as `Pace` says; 4xx never are, but for a parameter that the server refuses, which
-    is left out from then on. Every answer is charged to the budget, also where nothing can be read of it. With `cache`,
-    a reply is kept in that file by endpoint, model, messages and parameters, and costs nothing the second time.
+    Requests are paced and retried by `Pace`. 4xx are not retried, except without a parameter that the server refused,
+    which is left out from then on. Every answer is charged to the budget, even an unreadable one. `cache` is a file of
+    replies by endpoint, model, messages and parameters; cached replies cost nothing.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ModelClient:
         timeout: float = 600.0,
         transport: Transport | None = None,
     ) -> None:
-        """Where `concurrency` makes requests wait, the client belongs to one event loop. `patience`: see `Pace`."""
+        """If requests wait for `concurrency`, the client belongs to one event loop. `patience`: see `Pace`."""
         self.base_url: str = base_url.rstrip("/")
         self.model = model
         self.concurrency = concurrency
@@ -83,10 +83,10 @@ class ModelClient:
         self._pace = Pace(self.base_url, remedy, retries=retries, patience=patience, per_minute=per_minute)
         self._shared = Shared[list[str]]()
         self._unknown: set[str] = set()
-        """Of `_OPTIONAL`, and schemas (`json_schema`), those that the server refused."""
+        """Parameters of `_OPTIONAL`, and `json_schema`, that the server refused."""
 
     def counted_apart(self) -> ModelClient:
-        """The same client, its connections and limits, for another who asks it: what that one spends is counted."""
+        """Return a client with the same connections and limits, and its own count of the cost."""
         other = copy.copy(self)
         other.budget = self.budget.part(self.budget.price)
         return other
@@ -100,16 +100,16 @@ class ModelClient:
         max_tokens: int = 2048,
         seed: int | None = None,
     ) -> list[str]:
-        """The texts of `n` replies. Raises BudgetSpent, EngineError, CacheError.
+        """Return the texts of `n` replies. Raises BudgetSpent, EngineError, CacheError.
 
-        Equal requests under way at the same time are one request. Another `seed` makes it another.
+        Equal requests in flight are sent once; requests with different `seed` are not equal.
         """
         request = {"messages": list(map(dict, messages)), "n": n, "temperature": temperature,
                    "max_tokens": max_tokens, "seed": seed}  # fmt: skip
 
         async def ask() -> list[str]:
             texts: list[str] = []
-            while len(texts) < n:  # a server that knows no `n` is asked once for each
+            while len(texts) < n:  # for servers without `n`
                 replies = await self.reply(
                     messages, n=n - len(texts), temperature=temperature, max_tokens=max_tokens,
                     seed=None if seed is None else seed + len(texts),
@@ -129,7 +129,7 @@ class ModelClient:
         seed: int | None = None,
         response_format: Mapping[str, object] | None = None,
     ) -> list[TextReply]:
-        """The replies to one request, not kept; at least one. Raises BudgetSpent, EngineError."""
+        """Return the replies to a request, at least one, without the cache. Raises BudgetSpent, EngineError."""
         request = {"messages": [dict(message) for message in messages], "temperature": temperature,
                    "max_tokens": max_tokens,
                    **({"n": n} if n != 1 else {}), **({"seed": seed} if seed is not None else {}),
@@ -137,9 +137,9 @@ class ModelClient:
         return await self._request("chat/completions", request, messages, max_tokens * n, self._read_choices)
 
     async def embed(self, texts: Sequence[str]) -> list[str]:
-        """A vector for each text, by `embeddings`: its 32-bit floats in base64. Kept, paid for and raising as `chat`.
+        """Return an embedding of each text, as 32-bit floats in base64. Cached and charged as `chat`; raises the same.
 
-        An empty text is sent as a blank: some servers refuse it.
+        An empty text is sent as a blank, as some servers refuse it.
         """
         request = {"input": [text or " " for text in texts]}
         read = functools.partial(_vectors, where=self.base_url, count=len(texts))
@@ -151,9 +151,9 @@ class ModelClient:
         ask: Callable[[], Awaitable[list[str]]],
         kept_errors: tuple[type[AjetError], ...] = (),
     ) -> list[str]:
-        """The cached result of a request, or that of an equal one in flight, or else a new one, which is cached.
+        """Return the cached result of a request, the result of an equal one in flight, or a new one, which is cached.
 
-        Of `kept_errors` the message is kept too, which RequestRefused says the next time.
+        Messages of `kept_errors` are cached, too, and raised as RequestRefused the next time.
         """
         key = ReplyCache.key({"base_url": self.base_url, "model": self.model, **request})
 
@@ -184,18 +184,18 @@ class ModelClient:
             if self._cache is not None:
                 self._cache.put(key, texts)
         except CacheError as error:
-            self.halt(error)  # what can't be kept is not to be paid for
+            self.halt(error)  # without a cache, further replies would be paid again
             raise
 
     def keep_failures(self, errors: Sequence[AjetError]) -> None:
-        """Whoever asked went on without what failed: it fails again, without a request, when the run is repeated."""
+        """Cache failures that the caller skipped, so that a repeated run skips them without a request."""
         for error in errors:
             key = error.request if isinstance(error, EngineUnavailable | RequestRefused) else None
             if self._cache is not None and key is not None and self._cache.get(key) is None:
                 self._cache.put(key, str(error))
 
     def halt(self, why: AjetError | None = None) -> None:
-        """Send nothing more: requests that wait for their turn raise `why`, or Halted; those under way come back."""
+        """Send no further requests: waiting ones raise `why`, or Halted; those in flight complete."""
         self._pace.halt(why or Halted("not sent: the run is ending"))
 
     def describe_wait(self, slow: float = 10.0) -> str:
@@ -215,7 +215,7 @@ class ModelClient:
         most_output: int,
         read: Callable[[Mapping[str, object]], list[T]],
     ) -> list[T]:
-        """What `read` makes of one answer, which the budget admits and is charged for."""
+        """Send a request within the budget, charge it, and return its answer as read by `read`."""
         async with self._slots:
             self._pace.check_halted()
             guessed = tokens_of(prompt)
@@ -234,7 +234,7 @@ class ModelClient:
             return read(answer)
 
     async def _post(self, route: str, request: Mapping[str, object]) -> dict[str, Any]:
-        """One answer; a parameter that the server refuses is said otherwise, or left out, from then on."""
+        """Post a request, replacing or leaving out parameters that the server refuses, from then on."""
         while True:
             body = self._body(request)
             try:
@@ -252,12 +252,12 @@ class ModelClient:
         return body
 
     def _drop_parameter(self, refused: RequestRefused, body: Mapping[str, object]) -> bool:
-        """Whether the refusal names a parameter that can be said otherwise, or left out, from now on."""
+        """Whether the refusal names a parameter to replace or leave out, which is done from now on."""
         message = f"{refused.parameter} {refused}"
         sent = [name for name in _OPTIONAL if name in body]
         named = next((name for name in sent if refused.parameter == name or f"'{name}'" in message
                       or f"`{name}`" in message), None)  # fmt: skip
-        # servers of many makes say of a schema only that it is unexpected
+        # many servers only say that a schema is unexpected
         named = named or ("response_format" if "response_format" in sent else None)
         if named == "response_format" and "json_schema" not in self._unknown:
             named = "json_schema"
@@ -275,7 +275,7 @@ class ModelClient:
 
 
 def _guess_tokens(answer: Mapping[str, Any]) -> int:
-    """Tokens of the texts in an answer, whatever its shape; none of an embedding."""
+    """Estimate the tokens of the texts in an answer; 0 for embeddings and malformed answers."""
     try:
         contents = [choice["message"].get("content") or "" for choice in answer["choices"]]
     except (KeyError, TypeError, AttributeError):
@@ -284,7 +284,7 @@ def _guess_tokens(answer: Mapping[str, Any]) -> int:
 
 
 def _vectors(answer: Mapping[str, Any], where: str, count: int) -> list[str]:
-    """The vectors of an answer in the order of the texts, as base64."""
+    """The vectors of an answer as base64, in the order of the texts."""
     try:
         items = sorted(answer["data"], key=lambda item: item["index"])
         vectors = [array("f", item["embedding"]) for item in items]

@@ -40,17 +40,17 @@ _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "LICENSE
 
 
 def fetch_model(source: str, out: Path | None = None, show: Show = lambda stage, done, total: None) -> Path:
-    """The directory of a model, downloaded and converted where it is not there yet.
+    """Return the directory of a model, after downloading and converting it if needed.
 
     Args:
         source: a name of `NAMED_MODELS`, a name on the Hugging Face hub (`owner/name`), a GGUF file or a directory that
             contains one, or a directory with a checkpoint.
-        out: where to write the checkpoint. Default: ajet's cache, or the hub's for a model of the hub.
-        show: is told of the progress.
+        out: directory to write the checkpoint to. Default: ajet's cache, or the hub's for a model of the hub.
+        show: called with the progress.
 
     Raises:
-        ConfigError: there is no such model, it cannot be downloaded, its checksum differs, or `out` is taken.
-        MissingExtra: a package that is needed for it is not installed.
+        ConfigError: the model does not exist or cannot be downloaded, its checksum differs, or `out` exists.
+        MissingExtra: a required package is not installed.
     """
     if out is not None and out.exists():
         raise ConfigError(f"{out} exists already; nothing was fetched. Choose another directory (--out)")
@@ -72,7 +72,7 @@ def fetch_model(source: str, out: Path | None = None, show: Show = lambda stage,
 
 
 def fetched(model: NamedModel) -> Path | None:
-    """The directory of a model of the table; None if it is not downloaded yet."""
+    """The directory of a named model; None if it is not downloaded yet."""
     if model.hub is None:
         return model.directory if model.directory.is_dir() else None
     try:
@@ -85,9 +85,9 @@ def fetched(model: NamedModel) -> Path | None:
 
 
 def with_fetched_model(config: Config, show: Show | None = None) -> Config:
-    """The config with the directory of its model, where `model.path` is a name of `NAMED_MODELS`, fetched if need be.
+    """If `model.path` is a name of `NAMED_MODELS`, fetch the model and return the config with its directory.
 
-    Raises as `fetch_model`.
+    Raises the same errors as `fetch_model`.
     """
     source = config.model
     if not source.path or source.base_url or source.scripted or source.recipe or config.resolve(source.path).exists():
@@ -104,7 +104,7 @@ def with_fetched_model(config: Config, show: Show | None = None) -> Config:
 
 
 def _write(target: Path, make: Callable[[Path], object]) -> Path:
-    """Fill the directory `target` by `make`, through a draft; keep it if it exists."""
+    """Create the directory `target` by `make`, through a draft, unless it exists."""
     target = target.absolute()
     draft = target.with_name(f".{target.name}.part")
     with _locked(draft.with_suffix(".lock")):
@@ -124,7 +124,7 @@ def _write(target: Path, make: Callable[[Path], object]) -> Path:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Hold the lock file, exclusive among all processes of this machine."""
+    """Hold a lock file, exclusive among the processes of this machine."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = file.open("w")
@@ -193,7 +193,7 @@ def _check_packages() -> None:
 
 
 def _convert(file: Path, draft: Path, show: Show) -> None:
-    """Convert a GGUF file, and show the progress that transformers prints."""
+    """Convert a GGUF file in a process, and show its progress."""
     _check_packages()
     process = subprocess.Popen(
         [sys.executable, "-m", "ajet_sdk.engines.local.gguf", str(file.absolute()), str(draft)],
@@ -202,7 +202,7 @@ def _convert(file: Path, draft: Path, show: Show) -> None:
     assert process.stderr is not None
     lines: list[str] = []
     try:
-        for line in process.stderr:  # carriage returns of the bar end lines, too
+        for line in process.stderr:  # carriage returns of the progress bar end lines, too
             if step := re.search(r"tensors.*?(\d+)/(\d+) \[", line):
                 show("Converting, tensors", int(step[1]), int(step[2]))
             elif line.strip():
@@ -225,7 +225,7 @@ def _sha256(file: Path) -> str:
 
 
 def _from_hub(name: str, out: Path | None, show: Show) -> Path:
-    """Download a repository of the hub, checked against the checksums that the hub gives."""
+    """Download a repository of the hub and verify its checksums."""
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ConfigError(
             f"there is no model {name}: `ajet model list` prints the short names; else give a name on the Hugging Face "
@@ -245,7 +245,7 @@ def _from_hub(name: str, out: Path | None, show: Show) -> Path:
         path = Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
     except ConfigError:
         raise
-    except Exception as error:  # which ones depends on the HTTP client that the hub's library has
+    except Exception as error:  # depends on the HTTP client of the hub's library
         raise MissingResource(
             f"{name} could not be downloaded from the Hugging Face hub: {first_line(error)}"
         ) from error

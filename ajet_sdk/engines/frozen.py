@@ -1,7 +1,7 @@
-"""The models of other agents (opponents and debug models): opened once per run, never trained.
+"""The models of other agents (opponents and debug models), which are opened once per run and never trained.
 
-`opponent` and `debug_models` name them; `source_of` says which model a name means. Weights are sampled by transformers
-in this process; a model that is too large for that is served elsewhere and named by its endpoint.
+`opponent` and `debug_models` name them; `source_of` resolves the names. Weights are sampled by transformers in this
+process; larger models can be served elsewhere and named by their endpoint.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _OPEN = 6
 def source_of(
     named: str | ModelSource, config: Config, *, run_id: str = "", step: int = 0, draw: random.Random | None = None
 ) -> ModelSource | None:
-    """The model of an entry of `opponent` or `debug_models`; None for the policy.
+    """Resolve an entry of `opponent` or `debug_models`; None for the policy.
 
-    `run_id` and `step` are those of the episode, for `checkpoint@latest` and `checkpoint@any`; `draw` chooses among
-    the latter. Raises ConfigError where there is no such checkpoint, directory or endpoint.
+    `run_id` and `step` are those of the episode, for `checkpoint@latest` and `checkpoint@any`; `draw` chooses a step
+    of the latter. Raises ConfigError if the checkpoint, directory or endpoint does not exist.
     """
     if isinstance(named, ModelSource):
         path = named.path and str(config.resolve(named.path) if config.resolve(named.path).exists() else named.path)
@@ -71,7 +71,7 @@ def _own_checkpoint(
     if which == "0":
         return named, first_model(config)
     base = checkpoint_base(config)
-    if which not in _MOVING or not step:  # a number means an earlier run: this run's checkpoints are not there yet
+    if which not in _MOVING or not step:  # a number means an earlier run, as this run has no checkpoints yet
         path = _pick(named, "latest" if which in _MOVING else which, steps_of_experiment(base, but=run_id), base)
         return named, path
     saved = {0: None, **{s: p for s, p in saved_steps(base / run_id).items() if s < step}}
@@ -97,7 +97,7 @@ def _weights(config: Config, name: str, path: str) -> ModelSource:
 def check_frozen(config: Config, *, training: bool) -> None:
     """Raise ConfigError if a model for other agents does not exist.
 
-    In a `training`, checkpoint@latest and checkpoint@any are of that run; elsewhere they are of an earlier one.
+    In a `training`, checkpoint@latest and checkpoint@any refer to the run itself, else to an earlier run.
     """
     rollout = config.rollout
     for named in (*(rollout.opponent or ()), *(rollout.val_kwargs.opponent or ()), *rollout.debug_models.values()):
@@ -107,7 +107,7 @@ def check_frozen(config: Config, *, training: bool) -> None:
                 f"rollout.opponent: {named} needs backbone local; {config.backbone} stores checkpoints in another "
                 "format. Name checkpoint@0, policy, a directory, or a model served at an endpoint"
             )
-        if moving and training:  # of the run that is about to begin
+        if moving and training:  # refers to the run that is about to begin
             continue
         try:
             source_of(named, config)
@@ -124,8 +124,7 @@ def check_frozen(config: Config, *, training: bool) -> None:
 
 
 def before_training(config: Config) -> Config:
-    """The config for episodes with a model that a recipe is still making: it replaces the initial model as an
-    opponent."""
+    """The config for episodes while a recipe makes the model: the policy replaces the initial model as an opponent."""
 
     def now(named: str | ModelSource) -> str | ModelSource:
         is_policy = isinstance(named, str) and named in (f"{_OWN}@0", *(f"{_OWN}@{word}" for word in _MOVING))
@@ -140,7 +139,7 @@ def before_training(config: Config) -> Config:
 
 
 class FrozenModel:
-    """An engine that is opened at first use; it may be closed in between."""
+    """An engine that is opened on use and may be closed in between."""
 
     def __init__(self, of: FrozenModels, config: Config) -> None:
         self.model = config.model_name
@@ -148,7 +147,7 @@ class FrozenModel:
         """Count at its last use; number of calls that wait for it."""
         self._of, self._config = of, config
         self.engine: Engine | None = None
-        """None where it is closed."""
+        """None while closed."""
         self._opening = asyncio.Lock()
 
     async def open(self) -> Engine:
@@ -184,7 +183,7 @@ class FrozenModel:
 
 
 class FrozenModels:
-    """The frozen models of a run, by name; used in one event loop."""
+    """The frozen models of a run by their source, for use in one event loop."""
 
     def __init__(self) -> None:
         self.count = 0

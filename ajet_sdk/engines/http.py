@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint: JSON is posted, and errors are told apart."""
+"""`Endpoint`: posts JSON to an OpenAI-compatible endpoint and converts its errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 5.0
-"""That a connection is kept for the next request; servers close theirs after as long."""
+"""Seconds to keep an idle connection; servers close theirs after about as long."""
 
 _REMEDIES = {
     401: "check the API key: this endpoint does not accept {key}",
@@ -45,11 +45,11 @@ _REMEDIES = {
     404: "check the base URL {url} (most end in /v1) and the model's name {model!r}: one of them does not exist",
     **dict.fromkeys((405, 407, 410, 418, 451), "check the base URL {url}: no model answers there"),
 }
-"""What to do, by the HTTP status of an endpoint that no other request would fare better with."""
+"""Advice by the HTTP status of an endpoint that would refuse every request."""
 
 
 def is_loopback(url: str) -> bool:
-    """Whether `url` names this machine, so that no proxy may stand between."""
+    """Whether `url` names this machine, so that no proxy is needed."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -59,13 +59,13 @@ def is_loopback(url: str) -> bool:
 
 @functools.cache
 def without_certificates() -> ssl.SSLContext:
-    """An empty TLS context for plain HTTP: an HTTP client wants one, and to make each its own takes milliseconds."""
+    """An empty TLS context for plain HTTP, shared by all HTTP clients, as creating one takes milliseconds."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 @functools.cache
 def _with_certificates() -> ssl.SSLContext:
-    """The one TLS context of all endpoints: to read the certificates takes tens of milliseconds."""
+    """The TLS context of all endpoints; reading the certificates takes tens of milliseconds."""
     import httpx
 
     return httpx.create_ssl_context()
@@ -81,15 +81,15 @@ class _Response:
 
 
 def _no_response(url: str, reason: str, refused: bool = False) -> EngineUnavailable:
-    """A connection or a response that did not come to be; `refused`: there was no connection at all."""
+    """The error of a failed connection or a missing response; `refused`: no connection was made."""
     message = f"{url} could not be reached ({reason}); check the base URL and that the server runs"
     return EngineUnavailable(message, refused=refused)
 
 
 class _Direct:
-    """Requests by aiohttp, which takes a third of the processor time of httpx: no proxy, no captured agent.
+    """Sends requests by aiohttp, which takes a third of the processor time of httpx; without proxies.
 
-    Hooks see what is `of_agent`; an engine's request is part of a call that the gateway records.
+    Only requests `of_agent` pass the hooks; an engine's request is part of a call that the gateway records.
     """
 
     def __init__(self, base_url: str, headers: Mapping[str, str], timeout: float, of_agent: bool) -> None:
@@ -129,7 +129,7 @@ class _Direct:
             if not isinstance(error, aiohttp.ClientConnectorError):
                 raise _no_response(url, f"{type(error).__name__}: {error}") from error
             number = error.errno or 0
-            reason = os.strerror(number) if number in errno.errorcode else error.strerror  # not a failed look-up's
+            reason = os.strerror(number) if number in errno.errorcode else error.strerror  # a failed look-up has none
             raise _no_response(url, str(reason), True) from error
 
     async def aclose(self) -> None:
@@ -138,7 +138,7 @@ class _Direct:
 
 
 async def _close_with_loop(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
-    """Closes the session at its own end, or at the event loop's, which ends every generator that was begun in it."""
+    """Closes the session when this generator ends, which an event loop does at its own end."""
     try:
         yield
     finally:
@@ -146,7 +146,7 @@ async def _close_with_loop(session: aiohttp.ClientSession) -> AsyncGenerator[Non
 
 
 class _Httpx:
-    """Requests by httpx, which knows proxies, is given transports, and is captured where an agent asks its handle."""
+    """Sends requests by httpx, for proxies, custom transports, and handles, whose requests are captured."""
 
     def __init__(
         self, base_url: str, headers: Mapping[str, str], timeout: float, transport: httpx.AsyncBaseTransport | None
@@ -178,7 +178,7 @@ class _Httpx:
 
 
 def check_url(base_url: str) -> None:
-    """Raise ConfigError where an endpoint's address is no HTTP URL."""
+    """Raise ConfigError if an endpoint's address is no HTTP URL."""
     if urlsplit(base_url).scheme not in ("http", "https"):
         raise ConfigError(f"a base URL starts with http:// or https:// (got {base_url!r})")
 
@@ -191,7 +191,7 @@ def _has_proxy(url: str) -> bool:
 
 
 def _without_login(url: str) -> tuple[str, str | None]:
-    """A URL without user and password, and the header that says them."""
+    """Split user and password from a URL; returns the URL and the header for them."""
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
     if not at:
@@ -201,7 +201,7 @@ def _without_login(url: str) -> tuple[str, str | None]:
 
 
 class Endpoint:
-    """One base URL with a key, asked from any event loop: each has connections of its own."""
+    """A base URL with a key; each event loop that uses it has its own connections."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class Endpoint:
         of_agent: bool = True,
         key_source: str = "the API key",
     ) -> None:
-        """`of_agent`: a request in an active episode is the agent's, and captured; `key_source`: where the key is."""
+        """`of_agent`: requests in an active episode are captured; `key_source`: where the key is set, for errors."""
         check_url(base_url)
         self.base_url = base_url.rstrip("/")
         self._key_source = key_source
@@ -231,15 +231,15 @@ class Endpoint:
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Direct | _Httpx] = WeakKeyDictionary()
 
     def post(self, route: str, body: Mapping[str, object]) -> Coroutine[Any, Any, dict[str, Any]]:
-        """The JSON answer. Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError.
+        """Post JSON and return the answer. Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError.
 
-        EndpointMisconfigured is one of the last. An error with status 200 is taken for one of the status that
-        its code names, else 502.
+        EndpointMisconfigured is an EngineError. An error with status 200 counts as one of the status in its code, else
+        of 502.
         """
         return self._pace.send(partial(self._request, "POST", route, json_bytes(body), str(body.get("model") or "")))
 
     def get(self, route: str) -> Coroutine[Any, Any, dict[str, Any]]:
-        """The JSON at `route`, asked for once. Raises as `post` does."""
+        """Return the JSON at `route`, without retries. Raises the same errors as `post`."""
         return self._request("GET", route, None, "")
 
     async def _request(self, method: str, route: str, content: bytes | None, model: str) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class Endpoint:
             return EngineUnavailable(where, status=status, retry_after=response.headers.get("retry-after"))
         if error.get("code") == "context_length_exceeded" or (status == 400 and "maximum context length" in message):
             return ContextOverflow(message)
-        # OpenRouter's 403 is of what a request says, where its moderation flagged it.
+        # OpenRouter answers 403 to requests that its moderation flagged.
         flagged = status == 403 and "flagged_input" in (error.get("metadata") or {})
         if status in (400, 413, 422) or flagged:
             return RequestRefused(message, error.get("param"))
@@ -286,7 +286,7 @@ class Endpoint:
         return EngineError(where)
 
     async def aclose(self) -> None:
-        """Close every connection, each in the event loop that it belongs to."""
+        """Close every connection, each in its own event loop."""
         for loop, client in list(self._clients.items()):
             if loop is asyncio.get_running_loop():
                 await client.aclose()
@@ -296,6 +296,6 @@ class Endpoint:
 
 
 def _status_of(error: object) -> int:
-    """The HTTP status that an error in a response of status 200 stands for: that of its code, as OpenRouter's is."""
+    """The HTTP status of an error in a response with status 200: its code, as sent by OpenRouter, else 502."""
     code = str(error.get("code")) if isinstance(error, dict) else ""
     return int(code) if code.isdecimal() and 400 <= int(code) < 600 else 502

@@ -1,7 +1,7 @@
-"""Calls from other threads into an event loop, which many calls wake once, and calls in a new thread.
+"""Calls functions from other threads in an event loop, waking it once for many calls, and functions in a new thread.
 
-`call_soon_threadsafe` writes to the loop's socket for each call, and at each write another thread may take the
-interpreter: with hundreds of episodes in one process most of them go to a loop that is on its way already.
+`call_soon_threadsafe` writes to the loop's socket for each call, and each write may switch threads; with hundreds of
+episodes in a process most of these writes go to a loop that is already awake.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 def in_thread(function: Callable[[], T], name: str, outcome: Future[T] | None = None) -> Future[T]:
-    """Call a function in a daemon thread; returns a future (`outcome`), which cannot be cancelled.
+    """Call a function in a new daemon thread and return its future (`outcome`), which cannot be cancelled.
 
-    A hung call fills no pool, and does not keep the process from ending.
+    A call that hangs blocks no pool and does not keep the process alive.
     """
     future: Future[T] = Future() if outcome is None else outcome
     future.set_running_or_notify_cancel()
@@ -29,7 +29,7 @@ def in_thread(function: Callable[[], T], name: str, outcome: Future[T] | None = 
     def body() -> None:
         try:
             future.set_result(function())
-        except BaseException as error:  # noqa: BLE001  raised where it is waited for
+        except BaseException as error:  # noqa: BLE001  raised by the future
             future.set_exception(error)
 
     threading.Thread(target=body, name=name, daemon=True).start()
@@ -51,7 +51,7 @@ class LoopCalls:
         return cls._all.get(loop) or cls._all.setdefault(loop, cls(loop))
 
     def call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Have the loop call a function soon, in an empty context. Raises RuntimeError if the loop is closed."""
+        """Schedule a call in the loop, in an empty context. Raises RuntimeError if the loop is closed."""
         loop = self._loop()
         if loop is None or loop.is_closed():
             raise RuntimeError("the event loop is closed")
@@ -61,11 +61,11 @@ class LoopCalls:
             loop.call_soon_threadsafe(self._run, context=contextvars.Context())
 
     def _run(self) -> None:
-        self._woken = False  # before the first is taken: later calls wake the loop again
+        self._woken = False  # first, so that later calls wake the loop again
         while self._calls:
             function, arguments = self._calls.popleft()
             try:
                 function(*arguments)
-            except Exception as error:  # noqa: BLE001  # as for a loop's own calls: reported, and the next one runs
+            except Exception as error:  # noqa: BLE001  # reported, as for the loop's own calls
                 if (loop := self._loop()) is not None:
                     loop.call_exception_handler({"message": f"a call of {function} failed", "exception": error})

@@ -1,4 +1,4 @@
-"""Opens engines: `scripted`, `remote`, `local` and `vllm`. Each loads only what it needs."""
+"""Opens engines (scripted, remote, local, vLLM, Tinker) and imports only the packages that each needs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ log = logging.getLogger("ajet")
 AT_SERVICE = "tinker://"
 """Prefix of paths of weights at a training service."""
 LOCAL = "ajet_sdk.engines.local.loading"
-"""By name, since it loads torch."""
+"""Imported by name, as it loads torch."""
 
 
 def at_endpoint(config: Config) -> Config:
-    """The config with OPENAI_BASE_URL as the model's address, if it is set and `model.path` is not a path.
+    """The config with OPENAI_BASE_URL as the model's address, if it is set and `model.path` is not a local model.
 
-    A name without a directory here and without weights in the hub's cache is then one that the endpoint knows.
+    A local model is a path, or a name on the hub with weights in the hub's cache.
     """
     model, url = config.model, os.environ.get("OPENAI_BASE_URL")
     named = model.base_url or model.scripted or model.recipe or str(model.path).startswith(AT_SERVICE)
@@ -46,7 +46,7 @@ def at_endpoint(config: Config) -> Config:
 
 
 def open_engine(config: Config) -> Engine:
-    """The engine of `config.model`: a URL, a script, or weights. Raises ConfigError without one."""
+    """Open the engine of `config.model`: a script, an endpoint, or weights. Raises ConfigError without a model."""
     model = config.model
     if model.scripted:
         replies = load_object(model.scripted, relative_to=config.source.parent if config.source else None)
@@ -84,7 +84,7 @@ def open_engine(config: Config) -> Engine:
 
 
 async def ready(engine: Engine) -> None:
-    """Wait until an engine that ajet starts itself answers. Raises EngineError."""
+    """Wait until an engine's server, if ajet starts one, answers. Raises EngineError."""
     starting = getattr(getattr(engine, "sampler", None), "ready", None)
     if starting is not None:
         await starting()

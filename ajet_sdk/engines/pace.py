@@ -1,4 +1,4 @@
-"""`Pace`: when requests to an endpoint are sent, and sent again: its rate, its 429s, 5xx and lost connections."""
+"""`Pace`: paces requests to an endpoint by its rate, and retries them after 429, 5xx and lost connections."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from ajet_sdk.addresses import public
 from ajet_sdk.errors import AjetError, EngineUnavailable
 
 FIRST_WAIT = 0.5
-"""Seconds before the second attempt; doubled for each further one, up to 16 times."""
+"""Seconds before the second attempt; doubled for each further attempt, up to 16 times as much."""
 
 LONGEST_WAIT = 60.0
-"""Seconds; a longer Retry-After is cut to it."""
+"""Seconds; longer Retry-After values are cut to it."""
 
 _LOG_INTERVAL = 30.0
-"""Seconds between two lines about requests that are refused and sent again."""
+"""Seconds between two log lines about retries."""
 
 T = TypeVar("T")
 log = logging.getLogger("ajet")
 
 
 class Pace:
-    """Sends requests to one endpoint, again where it is busy or gone for a moment; several event loops may share it.
+    """Sends requests to an endpoint and retries them while it is busy or unreachable; several event loops may share it.
 
-    A 429 holds back every request, for as long as Retry-After says. 5xx and a lost connection hold back their own, with
-    exponential backoff. Where requests are sent again is logged at the first, then twice a minute.
+    A 429 delays all requests by its Retry-After. 5xx and lost connections delay their own request, with exponential
+    backoff. Retries are logged at the first, then twice a minute.
 
     Args:
         base_url: the endpoint, for the log.
-        remedy: the sentence that says how to ask for less.
-        retries: how often a request is sent again.
-        patience: seconds for which 429s are waited out; None: they count as other failures do.
-        per_minute: requests; None: no limit.
+        remedy: a sentence on how to send fewer requests, for the log and errors.
+        retries: maximum retries of a request.
+        patience: seconds after which 429s count as failure; None: they count as other failures do.
+        per_minute: maximum requests per minute; None: no limit.
     """
 
     def __init__(
@@ -57,28 +57,24 @@ class Pace:
         self._interval = 60.0 / per_minute if per_minute else 0.0
         self._halted: AjetError | None = None
         self._answered = False
-        """An endpoint that never did is not waited for as long as one that is gone for a moment."""
+        """Whether the endpoint has answered; one that never did gets fewer retries."""
         self._not_before = self._limited_until = 0.0
-        """When the next request may be sent; the second by a 429."""
+        """Earliest time of the next request; the second is set by 429s only."""
         self._waiting = 0
-        """Requests that wait because of a 429, or for the rate."""
+        """Requests that wait because of a 429 or the rate."""
         self._retried: dict[object, tuple[str, float]] = {}
-        """Requests that failed and are sent again: why, and when."""
+        """Failed requests that wait for a retry: the reason and the time."""
         self._sent: dict[object, float] = {}
-        """Requests under way, with the time at which each was sent."""
+        """Requests in flight, with the time of sending."""
         self._refusals, self._next_line = 0, 0.0
 
     async def send(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The result of `attempt`, retried as often as needed and allowed.
-
-        Raises what it raises; of EngineUnavailable the last.
-        """
+        """Return the result of `attempt`, with retries. Raises its errors, the last one for EngineUnavailable."""
         request, started, failed = object(), time.monotonic(), 0
         while True:
             if self._not_before or self._interval:
                 await self._wait_turn()
-            if self._halted is not None:
-                raise self._halted
+            self.check_halted()
             self._sent[request] = time.monotonic()
             try:
                 answer = await attempt()
@@ -94,16 +90,16 @@ class Pace:
                 self._sent.pop(request, None)
 
     def halt(self, error: AjetError) -> None:
-        """Send nothing more: requests that wait for their turn raise `error`; those under way come back."""
+        """Send no further requests: waiting ones raise `error`; those in flight complete."""
         self._halted = self._halted or error
 
     def check_halted(self) -> None:
-        """Raise what `halt` was given."""
+        """Raise the error of `halt`."""
         if self._halted is not None:
             raise self._halted
 
     def describe_wait(self, slow: float = 10.0) -> str:
-        """The reason why requests wait: a rate limit, a retry, a reply of more than `slow` seconds; else empty."""
+        """Why requests wait: a rate limit, a retry, or replies that take more than `slow` seconds; else empty."""
         now, waits = time.monotonic(), list[str]()
         waiting, retried, sent = self._waiting, list(self._retried.values()), list(self._sent.values())
         if waiting:
@@ -117,7 +113,7 @@ class Pace:
         return "; ".join(waits)
 
     async def _wait_turn(self) -> None:
-        """Wait for what a 429 said, and for the rate."""
+        """Wait for the delay of a 429 and for the rate."""
         while (wait := self._not_before - time.monotonic()) > 0:
             self._waiting += 1
             try:
@@ -128,7 +124,7 @@ class Pace:
             self._not_before = max(self._not_before, time.monotonic()) + self._interval
 
     async def _pause(self, error: EngineUnavailable, failed: int, elapsed: float, request: object) -> None:
-        """Until the request may be sent again. Raises the error, with the number of attempts, where it may not."""
+        """Wait until the retry. Raises the error, with the number of attempts, if there is none."""
         wait, limited = pause(failed - 1, error.retry_after), error.status == 429
         if limited and self._patience is not None:
             given_up = elapsed + wait > self._patience or "exceeded your current quota" in str(error)
@@ -167,7 +163,7 @@ class Pace:
 
 
 def pause(attempt: int, retry_after: str | None) -> float:
-    """Seconds to wait: what the server says, else FIRST_WAIT · 2^attempt, both with up to a quarter of jitter."""
+    """Seconds to wait: the server's Retry-After, else FIRST_WAIT · 2^attempt, with up to a quarter of jitter."""
     seconds = FIRST_WAIT * min(2.0**attempt, 16.0)
     if retry_after:
         with contextlib.suppress(TypeError, ValueError):

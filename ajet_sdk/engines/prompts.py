@@ -1,18 +1,18 @@
-"""Messages and tools to token ids, reusing the exact ids of earlier calls of the episode.
+"""Converts messages and tools to token ids, reusing the exact ids of earlier calls of the episode.
 
-A chat template renders a conversation anew at every call, and the same text can be tokenised in more than one way, so
-ids that were sampled must be kept and never made again from text. For a call c let F(c) be the template's text of its
-prompt and out(c) the ids that were sampled for it. Then:
+A chat template renders the whole conversation for every call, and a text can be tokenized in more than one way, so
+sampled ids must be reused and not encoded again. For a call c let F(c) be the rendered text of its prompt and out(c)
+its sampled ids. Then:
 
-1. ids(c) = ids(p) + out(p) + new(c) where c goes on from an earlier call p, else ids(c) = new(c) = encode(F(c)).
-2. c goes on from p only if F(c) starts with F(p) and continues with p's reply as decode(out(p)) spells it, up to
-   blanks, JSON escapes and the spelling of numbers; new(c) encodes the rest of F(c). So a sampled end of turn is never
-   doubled and one that was not sampled (a truncated reply) is never lost. Which p are tried is decided by what messages
-   mean (`template.meaning`); an earlier tool call is rendered as p had it, everything else as the client sent it.
-3. Only the template makes text: no marker of any template is known here.
+1. ids(c) = ids(p) + out(p) + new(c) if c continues an earlier call p, else ids(c) = new(c) = encode(F(c)).
+2. c continues p only if F(c) starts with F(p) and continues with decode(out(p)), up to blanks, JSON escapes and the
+   notation of numbers; new(c) encodes the rest of F(c). So a sampled end of turn is never doubled, and one that was not
+   sampled (a truncated reply) is never lost. Candidates for p are calls whose messages have the same meaning
+   (`template.meaning`); an earlier tool call is rendered as in p, everything else as the client sent it.
+3. Only the template makes text; this module knows no markers of templates.
 
-Every call renders the whole conversation (a later message may change how the template shows an earlier one), but each
-token is encoded once and each text is compared once.
+Every call renders the whole conversation (a later message may change the rendering of an earlier one), but each token
+is encoded once and each text is compared once.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from ajet_sdk.tokens.template import ChatTemplate, Message, clean, meaning
 
 @dataclass(eq=False)
 class Prompt:
-    """The prompt of one call: give `ids` to the engine, then the prompt and what was sampled to `commit`."""
+    """The prompt of a call. The engine samples after `ids`; the prompt and the sampled ids then go to `commit`."""
 
     ids: list[int]
-    """The exact ids: those of the call it goes on from, its sampled ids, and the newly encoded rest."""
+    """The exact ids: those of the continued call, its sampled ids, and the newly encoded rest."""
     reused: int
-    """How many of the leading ids come from an earlier call."""
+    """Number of leading ids from an earlier call."""
     cause: str | None
-    """Why it does not go on from the deepest earlier call that its messages extend (a key of `splits.HINTS`)."""
+    """Why it does not continue the deepest earlier call that its messages extend (a key of `splits.HINTS`)."""
     call: _Call = field(repr=False)
 
     @property
     def text(self) -> str:
-        """The template's text of the whole prompt."""
+        """The rendered text of the whole prompt."""
         return self.call.text_of_prompt()
 
 
@@ -59,22 +59,22 @@ class Prompt:
 class _Call:
     side: Side
     formed: list[Message]
-    """The messages as the template reads them, earlier tool calls in our own spelling."""
+    """The messages in the form for the template, with earlier tool calls as first rendered."""
     keys: list[bytes]
-    """keys[i] identifies what messages[: i + 1] say, whatever form the client gave them."""
+    """keys[i] identifies the meaning of messages[: i + 1]."""
     text: str | None
-    """F(call); None once the text of a later call, `holder`, starts with it."""
+    """F(call); None if the text of a later call, `holder`, starts with it."""
     size: int
     holder: _Call | None = None
     parent: _Call | None = None
     new_ids: array[int] = field(default_factory=partial(array, "i"))
     output_ids: array[int] = field(default_factory=partial(array, "i"))
     decoded: str | None = None
-    """`sampled`, until a later call goes on from this one: others will seldom ask."""
+    """`sampled`; dropped once a later call continues this one, as it is rarely needed then."""
     formed_reply: Message | None = None
     decode: Callable[[Sequence[int]], str] = str
     begun: Message | None = None
-    """The assistant message that the reply goes on with: the last of the request's, which `formed` and `keys` lack."""
+    """The assistant message that the reply continues: the last message of the request, not in `formed` and `keys`."""
 
     @property
     def sampled(self) -> str:
@@ -99,7 +99,7 @@ class _Call:
 
 @dataclass(eq=False)
 class _Request:
-    """The messages of one request: as sent (a copy), cleaned, as the template reads them, and identified."""
+    """The messages of a request: a copy, cleaned, in the form for the template, and their keys."""
 
     raw: list[object]
     cleaned: list[Message]
@@ -111,11 +111,11 @@ class _Request:
 
 
 class PromptBuilder:
-    """The token ids of one episode's calls, of all its agents: `prompt` before the engine is asked, `commit` after.
+    """Builds the token ids of an agent's calls in an episode: `prompt` before sampling, `commit` after it.
 
-    Calls may overlap in any order and come from any thread. A prompt that is never committed is never gone on from.
-    The template is compiled once per tokenizer; the time that a template may ask for is fixed when the episode begins,
-    so that it does not change under way. Episodes of one tokenizer may share its `cuts`.
+    Calls may overlap in any order and come from any thread. A prompt that is not committed cannot be continued. The
+    template is compiled once per tokenizer; the current time for templates is fixed when the episode begins. Episodes
+    with the same tokenizer may share its `cuts`.
     """
 
     def __init__(self, tokenizer: Tokenizer, cuts: CutPoints | None = None) -> None:
@@ -124,14 +124,14 @@ class PromptBuilder:
         self._at = datetime.now()
         self._lock = threading.Lock()
         self._answered: dict[bytes, list[_Call]] = {}
-        """By messages and reply: the calls that a request beginning so may go on from."""
+        """Calls by the key of their messages with the reply, which a request may continue."""
         self._seen: dict[bytes, _Call] = {}
-        """By messages: the latest call whose messages, with its reply, begin so."""
+        """The latest call for each key of its messages, with and without its reply."""
         self._last: _Call | None = None
         self._recent: deque[_Request] = deque(maxlen=8)
         self._tools: list[Shown] = []
         self._spelling: bytes | None = None
-        """The tools of the last request that had some, to the letter."""
+        """The exact encoding of the last request's tools."""
 
     def prompt(
         self,
@@ -141,10 +141,10 @@ class PromptBuilder:
         continue_last: bool = False,
         **template_kwargs: Any,
     ) -> Prompt:
-        """The ids of a request. With `continue_last` the reply goes on with the last message, which ends nothing.
+        """Build the ids of a request. With `continue_last` the reply continues the last message.
 
-        Raises ConfigError where the tokenizer has no chat template, RequestRefused where the template refuses the
-        messages (roles out of order, say).
+        Raises ConfigError without a chat template, RequestRefused if the template refuses the messages (for example
+        roles out of order).
         """
         template = self._template
         with self._lock:
@@ -169,9 +169,9 @@ class PromptBuilder:
     def commit(
         self, prompt: Prompt, output_ids: Sequence[int], reply_message: Mapping[str, object], stop: Sequence[str] = ()
     ) -> None:
-        """Note what was sampled after a prompt (until one of `stop`), and the message that the agent was given for it.
+        """Store the ids sampled after a prompt (until one of `stop`), and the message that the agent got for them.
 
-        A prompt of which several choices were sampled is committed once for each.
+        A prompt with several choices is committed once per choice.
         """
         reply = clean(reply_message)
         with self._lock:
@@ -195,17 +195,17 @@ class PromptBuilder:
         return ChatTemplate.of(self._tokenizer.chat_template, self._tokenizer.variables)
 
     def _known(self, tools: Sequence[Mapping[str, object]] | None) -> list[Shown] | None:
-        """The tools, as of the last request where they are the same: a template's spelling of them is kept."""
+        """The tools; those of the last request if they are identical, with their cached rendering."""
         if tools is None:
             return None
-        # Equal is not the same: Python's 1 is True, and its objects have no order.
+        # Compared by encoding: in Python 1 equals True, and dictionaries compare without order.
         spelling = marshal.dumps([dict(tool) for tool in tools], 2)
         if spelling != self._spelling:
             self._spelling, self._tools = spelling, [Shown(_copy(tool)) for tool in tools]
         return self._tools
 
     def _form(self, template: ChatTemplate, messages: Sequence[Mapping[str, object]]) -> _Request:
-        """Clean, form and identify the messages; an echo of a recent request is compared and not done again."""
+        """Clean, form and identify the messages; those that repeat a recent request are reused."""
         known = ((_common(messages, request.raw), request) for request in self._recent)
         echoed, recent = max(known, key=itemgetter(0), default=(0, None))
         if recent is None:
@@ -223,9 +223,9 @@ class PromptBuilder:
         return request
 
     def _candidates(self, request: _Request) -> list[_Call]:
-        """The calls that a request goes on from by what it says, the deepest first.
+        """The calls that a request may continue by the meaning of its messages, the deepest first.
 
-        Of replies that mean the same, those come first of which the client repeats the ids and the spelling.
+        Of replies with equal meaning, those whose ids and spelling the client repeats come first.
         """
         candidates: list[_Call] = []
         for n in range(len(request.keys) - 1, -1, -1):
@@ -237,7 +237,7 @@ class PromptBuilder:
         return candidates
 
     def _continue(self, call: _Call, text: str, candidates: list[_Call]) -> str | None:
-        """Find the call that this one goes on from and encode the rest, else encode all; why it is not the deepest."""
+        """Find the call to continue and encode the rest, else encode all; returns why it is not the deepest."""
         for parent in candidates:
             if not text.startswith(parent.text_of_prompt()):
                 continue
@@ -255,9 +255,9 @@ class PromptBuilder:
     def _after(self, parent: _Call, tail: str) -> list[int]:
         """The ids of text that follows a call's sampled ids.
 
-        Text is not tokenised at the start of a text as it is further on (SentencePiece puts a blank before it), and a
-        special token may eat the blanks after it: so the tail is encoded behind what it follows, and what was
-        encoded is checked to decode to the tail. Where no way decodes so (the tokenizer normalises), the first is it.
+        Tokenizers encode the start of a text differently (SentencePiece adds a blank), and a special token may absorb
+        the blanks after it. So the tail is encoded after the preceding text in several ways, until one decodes to the
+        tail. If none does (the tokenizer normalizes text), the first is used.
         """
         if not tail:
             return []
@@ -272,7 +272,7 @@ class PromptBuilder:
 
     def _ways(self, before: list[int], shown: str, tail: str) -> Iterator[list[int]]:
         special = bool(before) and self._tokenizer.is_special(before[-1])
-        # Behind a special token that stands alone, text is not at the start of a text.
+        # After a single special token, text is not at the start.
         for prefix in (self._tokenizer.decode(before[-1:]) if special else shown, self._cuts.anchor):
             way = self._encoder.behind(prefix, tail) if prefix else None
             if way is not None:
@@ -280,7 +280,7 @@ class PromptBuilder:
         yield self._tokenizer.encode(tail)
 
     def _cause(self, call: _Call, text: str, candidates: list[_Call]) -> str | None:
-        """Why a call does not go on from the deepest earlier call that its messages extend; None for a first call."""
+        """Why a call does not continue the deepest earlier call that its messages extend; None for a first call."""
         before = next((self._seen[k] for k in reversed(call.keys) if k in self._seen), self._last)
         old = candidates[0] if candidates else before
         if old is None:
@@ -291,7 +291,7 @@ class PromptBuilder:
 
 
 def _copy(value: object) -> Any:
-    """A copy of JSON that shares texts, and nothing which may change."""
+    """Copy a JSON value."""
     if isinstance(value, Mapping):
         return {key: _copy(item) for key, item in value.items()}
     return [_copy(item) for item in value] if isinstance(value, list) else value
@@ -313,29 +313,29 @@ def _calls_of(message: Message) -> list[object]:
 
 
 def _id_of(call: object) -> str | None:
-    """The id of a tool call; None where it has none."""
+    """The id of a tool call, or None."""
     call_id = call.get("id") if isinstance(call, Mapping) else None
     return call_id if isinstance(call_id, str) else None
 
 
 def _spelling(message: Message) -> list[tuple[str | None, Any]]:
-    """The ids of a message's tool calls, and how their arguments are written."""
+    """The ids and the written arguments of a message's tool calls."""
     arguments = [call["function"]["arguments"] if isinstance(call, Mapping) else call for call in _calls_of(message)]
     written = [getattr(argument, "spelling", argument) for argument in arguments]
     return list(zip(map(_id_of, _calls_of(message)), written, strict=True))
 
 
 def _likeness(spelt: Sequence[list[tuple[str | None, object]]], call: _Call) -> tuple[int, int]:
-    """How many messages of an earlier call have the ids of these, and how many their spelling too."""
+    """Number of an earlier call's messages with the same ids, and with the same spelling, too."""
     spelt_before = [_spelling(message) for message in [*call.formed, call.formed_reply or {}]]
     ids = sum([i for i, _ in a] == [i for i, _ in b] for a, b in zip(spelt, spelt_before, strict=True))
     return ids, sum(a == b for a, b in zip(spelt, spelt_before, strict=True))
 
 
 def _respell(messages: list[Message], earlier: Sequence[Message]) -> list[Message]:
-    """The messages with the tool calls of the first ones as `earlier` has them, and results under the ids of these.
+    """Replace tool calls by those of `earlier`, and the ids of their results accordingly.
 
-    Everything else stays as the client sent it, for the template to show or to ignore.
+    Everything else stays as the client sent it.
     """
     ids: dict[str | None, str | None] = {}
     for i, message in enumerate(messages):

@@ -1,4 +1,4 @@
-"""`RemoteEngine`: any OpenAI-compatible URL, with token ids where the server gives them, as vLLM does."""
+"""`RemoteEngine`: any OpenAI-compatible endpoint, with token ids if the server returns them, as vLLM does."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ log = logging.getLogger("ajet")
 class RemoteEngine:
     """Forwards requests to an endpoint, without streaming.
 
-    429, 5xx and connection loss are tried again with exponential backoff, or when Retry-After says; other 4xx never
-    are. Token ids and log-probabilities are asked for until the server refuses them or leaves them out;
-    `with_ids=False` never asks. Ids that do not add up to `usage.completion_tokens` are not believed. Servers report
-    log-probabilities of the model's own distribution, so they are recorded only where that was the one sampled from
-    (temperature 1, no limits, penalties or bias); an agent that asks for them gets them in any case. The policy version
-    is not known: another process owns the weights.
+    429, 5xx and lost connections are retried with exponential backoff or after Retry-After; other 4xx are not. Token
+    ids and log-probabilities are requested until the server refuses or omits them, or never with `with_ids=False`. Ids
+    are ignored if their number differs from `usage.completion_tokens`. Servers report log-probabilities of the model's
+    own distribution, so they are recorded only if the call sampled from it (temperature 1, no limits, penalties or
+    bias); an agent that requests them gets them in any case. The policy version is unknown.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class RemoteEngine:
         with_ids: bool = True,
         key_source: str = "the API key",
     ) -> None:
-        # Now, and not while agents run: openai looks for httpx in sys.modules, and half imported it has no Timeout.
+        # Imported before agents run: openai looks for httpx in sys.modules and fails on a half-imported one.
         import httpx  # noqa: F401
 
         check_url(base_url)
@@ -48,9 +47,9 @@ class RemoteEngine:
         self.model = model
         self.policy_version: int | None = None
         self._ids_given: bool | None = None if with_ids else False
-        """None: not yet known."""
+        """None: unknown."""
         self._newer_limit = False
-        """The server wants `max_completion_tokens`."""
+        """The server requires `max_completion_tokens`."""
         self._endpoint = Endpoint(
             base_url, api_key, timeout=timeout, retries=retries, of_agent=False, key_source=key_source
         )
@@ -68,7 +67,7 @@ class RemoteEngine:
         return self._answer(ask, reply, route)
 
     async def _second_try(self, ask: Ask, wants_ids: bool, refused: RequestRefused) -> dict[str, Any]:
-        """Once more, without what a server of another make does not know; else the refusal stands."""
+        """Retry without parameters that the server does not support; else raise the refusal."""
         said = f"{refused.parameter} {refused}"
         if not self._newer_limit and "max_completion_tokens" in said and "max_completion_tokens" not in ask.named:
             self._newer_limit = True
@@ -93,7 +92,7 @@ class RemoteEngine:
                 body.pop(name, None)
         limit = "max_completion_tokens" if self._newer_limit or "max_completion_tokens" in ask.named else "max_tokens"
         body["temperature"] = sampling.temperature
-        if sampling.top_p != 1.0 or "top_p" in ask.named:  # some models refuse any value of it
+        if sampling.top_p != 1.0 or "top_p" in ask.named:  # some models refuse any value
             body["top_p"] = sampling.top_p
         if sampling.top_k > 0:
             body["top_k"] = sampling.top_k
@@ -107,7 +106,7 @@ class RemoteEngine:
             body[limit] = sampling.max_tokens
         if with_ids:
             body["return_token_ids"] = True
-            # A vLLM server takes what is left out from the model's generation_config: say it all.
+            # A vLLM server takes omitted parameters from the model's generation_config.
             body.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
             for name, neutral in (("repetition_penalty", 1.0), ("min_p", 0.0)):
                 body.setdefault(name, neutral)
@@ -137,14 +136,14 @@ class RemoteEngine:
         return Answer(tuple(choices), read.model or self.model, prompt, self.policy_version, usage)
 
     async def count(self, ask: Ask) -> int:
-        """As the server counts: it is asked for one token. Raises as `answer` does."""
+        """Count by requesting one token from the server. Raises the same errors as `answer`."""
         usage = (await self.answer(replace(ask, sampling=replace(ask.sampling, max_tokens=1, n=1)))).usage
         if "prompt_tokens" not in usage:
             raise EngineError(f"{self.base_url} does not report the length of prompts (usage.prompt_tokens)")
         return int(usage["prompt_tokens"])
 
     def forget(self, episode_id: str) -> None:
-        """Nothing is kept."""
+        """Does nothing."""
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -154,10 +153,10 @@ class RemoteEngine:
 def _choice(
     choice: ReplyChoice, message: Mapping[str, object] | None, ids: list[int] | None, wanted: bool, known: bool
 ) -> Choice:
-    """`message` as it came, whose other keys are the agent's too."""
+    """`message` is the message as received, as the agent may read any of its keys."""
     whole = bool(choice.values) and None not in choice.values
     shown = wanted and whole
-    # Without ids, what the agent asked for is passed on as it came, and not recorded.
+    # Without ids, log-probabilities are passed on to the agent, but not recorded.
     recorded = whole and ids is not None and known
     return Choice(
         message=None if message is None else {key: value for key, value in message.items() if value is not None},

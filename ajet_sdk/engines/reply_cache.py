@@ -1,4 +1,4 @@
-"""Replies that were paid for, kept so that no request is paid for twice; equal requests under way are one request."""
+"""Caches replies, so that no request is paid twice, and joins equal requests in flight."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ajet_sdk.errors import AjetError
 
 T = TypeVar("T")
 IN_MEMORY = Path(":memory:")
-"""A `ReplyCache` of this process alone."""
+"""The path of a `ReplyCache` in memory."""
 
 
 class CacheError(AjetError, RuntimeError):
-    """The file of replies cannot be read or written."""
+    """The cache's file cannot be read or written."""
 
 
 class ReplyCache:
-    """Texts by the content of the request: endpoint, model, messages and parameters.
+    """Texts of replies by the content of the request: endpoint, model, messages and parameters.
 
-    Each reply is on disk before it is used: a process that is killed has lost none. Several processes may share a file.
+    Replies are on disk before they are used, so a killed process loses none. Several processes may share a file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class ReplyCache:
         return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
     def get(self, key: str) -> list[str] | str | None:
-        """The texts; a string is why the request failed, where that was kept; None where nothing is."""
+        """The cached texts, or the message of a cached failure as a string; None if the request is not cached."""
         with self._explained():
             row = self._file.execute("SELECT texts FROM replies WHERE key = ?", (key,)).fetchone()
         texts = None if row is None else json.loads(row[0])
@@ -69,17 +69,17 @@ class ReplyCache:
 
 
 class _Abandoned(Exception):
-    """Whoever made the request was cancelled; another who waits for it makes it again."""
+    """The task that sent the request was cancelled; a task that waits for it sends it again."""
 
 
 class Shared(Generic[T]):
-    """Requests under way, by key. It may be used in several event loops; what is shared, is so within one."""
+    """Requests in flight by key, shared among the tasks of an event loop; several loops may use it."""
 
     def __init__(self) -> None:
         self._under_way: dict[tuple[int, str], asyncio.Future[T]] = {}
 
     async def get(self, key: str, ask: Callable[[], Awaitable[T]]) -> tuple[T, bool]:
-        """The result of `ask`, and whether it was asked before. Raises what `ask` raises."""
+        """The result of `ask`, and whether another task asked. Raises the errors of `ask`."""
         loop = asyncio.get_running_loop()
         mine = (id(loop), key)
         while (pending := self._under_way.get(mine)) is not None:
@@ -93,7 +93,7 @@ class Shared(Generic[T]):
             return future.result(), False
         except BaseException as error:
             future.set_exception(_Abandoned() if isinstance(error, asyncio.CancelledError) else error)
-            future.exception()  # seen, also where nobody else waits for it
+            future.exception()  # marks it as retrieved
             raise
         finally:
             del self._under_way[mine]

@@ -1,8 +1,8 @@
-"""The schema of a model's reply: one for the JSON of an endpoint and for the answer of any engine.
+"""Validates replies of models: the JSON of endpoints, the answers of engines, and replies passed through to an agent.
 
-What does not fit is an infrastructure fault of the call: another shape, an error beside or in place of a choice, a
-finish reason that is none, a reply that is empty where nothing says that a token was sampled. Read leniently, it would
-be an empty message that is judged and trained on, or an exception somewhere in the agent.
+An invalid reply is an infrastructure fault of the call: a wrong shape, an error beside or instead of a choice, an
+unknown finish reason, or an empty reply without a sampled token. Otherwise it would become an empty message that is
+judged and trained on, or an exception in the agent.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ajet_sdk.protocols import Answer, Ask, Choice
 
 LARGEST_ID = 2**31 - 1
 LARGEST_LOGPROB = 1e-3
-"""A log-probability is at most 0; what rounding adds is far less than this."""
+"""A log-probability is at most 0, up to rounding, which adds far less than this."""
 LOWEST_LOGPROB = float(np.finfo(np.float32).min)
 SHOWN = 300
 """Characters of a reply that an error quotes."""
 
 TokenId = Annotated[int, Field(strict=True)]
-"""The range is checked of all at once, which takes a third of the time."""
+"""The range of all ids is checked at once, in a third of the time."""
 LogProb = Annotated[float, Field(ge=LOWEST_LOGPROB, le=LARGEST_LOGPROB, allow_inf_nan=False)]
 
 
@@ -46,14 +46,14 @@ class _ToolCall(BaseModel):
 
 
 class _CustomToolCall(BaseModel):
-    """A call of OpenAI's custom tools, which only the agent and its endpoint know."""
+    """A call of one of OpenAI's custom tools, which only the agent and its endpoint know."""
 
     type: Literal["custom"]
     custom: dict[str, object]
 
 
 TOOL_CALL = '{"id": "call_1", "type": "function", "function": {"name": "search", "arguments": "{\\"q\\": \\"…\\"}"}}'
-"""The shape that is expected, for errors."""
+"""The expected shape, for error messages."""
 
 
 class _Message(BaseModel):
@@ -64,23 +64,23 @@ class _Message(BaseModel):
     function_call: _Function | None = None
 
 
-class _TokenLogprob(TypedDict, total=False):  # there is one for each token, and models take four times as long
+class _TokenLogprob(TypedDict, total=False):  # one per token; a model would take four times as long
     token: str
     logprob: LogProb | None
 
 
 class _Logprobs(BaseModel):
-    """In either dialect's shape."""
+    """Log-probabilities in the shape of chat completions or completions."""
 
     content: list[_TokenLogprob] | None = None
     tokens: list[str] | None = None
     token_logprobs: list[LogProb | None] | None = None
     top_logprobs: list[dict[str, float] | None] | None = None
-    """What could not be drawn is minus infinity."""
+    """May contain minus infinity."""
 
 
 class ReplyChoice(BaseModel):
-    """One of a reply's choices."""
+    """A choice of a reply."""
 
     message: _Message | None = None
     text: str | None = None
@@ -93,7 +93,7 @@ class ReplyChoice(BaseModel):
 
     @cached_property
     def values(self) -> list[float | None]:
-        """The log-probability of each token, None where the endpoint leaves it out; empty where it gives none."""
+        """The log-probability of each token, None for omitted ones; empty without log-probabilities."""
         logprobs = self.logprobs
         if logprobs is None:
             return []
@@ -104,7 +104,7 @@ class ReplyChoice(BaseModel):
 
     @property
     def tokens(self) -> list[str]:
-        """The text of each token, as far as the endpoint gives it."""
+        """The text of each token, empty for omitted ones."""
         if self.logprobs is not None and self.logprobs.content is not None:
             return [entry.get("token", "") for entry in self.logprobs.content]
         tokens = self.logprobs.tokens if self.logprobs is not None else None
@@ -112,7 +112,7 @@ class ReplyChoice(BaseModel):
 
 
 class ReplyJson(BaseModel):
-    """The JSON of `chat/completions` or `completions`, as far as it is read. What else is in it passes."""
+    """The validated fields of `chat/completions` or `completions`; other fields are ignored."""
 
     choices: list[ReplyChoice] = Field(min_length=1)
     model: str | None = None
@@ -121,7 +121,7 @@ class ReplyJson(BaseModel):
 
 
 def read_reply(reply: Mapping[str, Any], route: str, source: str) -> ReplyJson:
-    """The reply of `source` to a request of `route`. Raises EngineUnavailable, which quotes what does not fit."""
+    """Validate the reply of `source` to a request of `route`. Raises EngineUnavailable that quotes the invalid part."""
     if failed := reply.get("error") or reply.get("stream_error"):
         raise _misfit(source, route, f"it says an error: {failed!s:.{SHOWN}}", reply)
     try:
@@ -152,9 +152,9 @@ def read_reply(reply: Mapping[str, Any], route: str, source: str) -> ReplyJson:
 
 
 def tool_calls_fault(calls: object) -> str | None:
-    """What is wrong with the tool calls of a message that a template is to render, and what is expected; else None.
+    """Return the error in the tool calls of a message for a template, with the expected shape; None if they are valid.
 
-    Arguments may be an object here, as templates take them.
+    Arguments may be an object here, as templates accept both.
     """
     for index, call in enumerate(calls if isinstance(calls, list) else [calls]):
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -167,14 +167,14 @@ def tool_calls_fault(calls: object) -> str | None:
 
 
 def has_content(message: object) -> bool:
-    """Whether a text or a message says anything: text, reasoning, a tool call, a refusal, whatever it is called."""
+    """Whether a text or a message has any content: text, reasoning, a tool call, a refusal."""
     if isinstance(message, Mapping):
         return any(value for name, value in message.items() if name != "role")
     return bool(message)
 
 
 def _wrong(error: ValidationError, within: str) -> str:
-    """What does not fit, and for a tool call what would have."""
+    """The first validation error, with the expected shape of a tool call."""
     first = error.errors(include_url=False, include_input=False)[0]
     location = [part for part in first["loc"] if part not in ("_ToolCall", "_CustomToolCall")]
     if "tool_calls" not in location:
@@ -199,10 +199,10 @@ def _misfit(source: str, route: str, wrong: str, reply: Mapping[str, object]) ->
 
 
 def checked_answer(answer: Answer, ask: Ask, source: str) -> Answer:
-    """The answer, its ids as read-only int32 arrays. Raises EngineUnavailable where it is none.
+    """Validate an engine's answer and convert its ids to read-only int32 arrays. Raises EngineUnavailable.
 
-    Whatever engine gave it: as many choices as were asked for, a message or a text and a known finish reason in each,
-    ids from 0 to 2^31 - 1, finite log-probabilities, one for each id.
+    Valid is an answer with `n` choices, a message or text and a known finish reason in each, ids from 0 to 2^31 - 1,
+    and a finite log-probability per id.
     """
     if not isinstance(answer, Answer):
         raise EngineUnavailable(f"{source} answered {ask.route} with a {type(answer).__name__}, not an Answer")
@@ -240,7 +240,7 @@ def _checked_choice(choice: Choice, route: str, where: str) -> Choice:
 
 def _ids(values: Sequence[int], where: str) -> Any:
     if isinstance(values, array) and values.typecode == "i" and values:
-        ids_N: npt.NDArray[np.generic] = np.frombuffer(values, dtype=np.int32)  # the engine's own, not held twice
+        ids_N: npt.NDArray[np.generic] = np.frombuffer(values, dtype=np.int32)  # without a copy
     else:
         ids_N = np.array(values)
     whole = ids_N.ndim == 1 and (ids_N.dtype.kind in "iu" or not ids_N.size)
@@ -261,9 +261,9 @@ def _check_logprobs(values: Sequence[float], where: str) -> None:
 
 
 def fault_in(route: str, request: Mapping[str, object], response: Mapping[str, object], source: str) -> str | None:
-    """Why a response with status 200 is not a valid reply; None if it is, or is not from a model.
+    """Why a response with status 200 is not a valid reply; None if it is valid, or not from a model.
 
-    Other routes may end like a vendor's (`threads/…/messages`); the request tells whether a model was asked.
+    Other routes may end like a vendor's (`threads/…/messages`); the fields of the request distinguish them.
     """
     if route == "chat/completions" or (route == "completions" and ("choices" in response or "prompt" in request)):
         try:
@@ -281,7 +281,7 @@ def fault_in(route: str, request: Mapping[str, object], response: Mapping[str, o
 
 
 def _message(message: Mapping[str, object], request: Mapping[str, object]) -> str | None:
-    """Anthropic's Messages."""
+    """Validate a reply of Anthropic's Messages."""
     blocks, usage = message.get("content"), message.get("usage")
     if not isinstance(blocks, list) or not all(isinstance(block, Mapping) and block.get("type") for block in blocks):
         return "content is no list of blocks"
@@ -297,7 +297,7 @@ def _message(message: Mapping[str, object], request: Mapping[str, object]) -> st
 
 
 def _response(response: Mapping[str, object], request: Mapping[str, object]) -> str | None:
-    """OpenAI's Responses."""
+    """Validate a reply of OpenAI's Responses."""
     status, items = response.get("status"), response.get("output")
     if request.get("background") and status in ("queued", "in_progress"):
         return None
@@ -329,7 +329,7 @@ def _response(response: Mapping[str, object], request: Mapping[str, object]) -> 
 
 
 def _candidates(response: Mapping[str, object], request: Mapping[str, object]) -> str | None:
-    """Gemini's."""
+    """Validate a reply of Gemini."""
     candidates, usage = response.get("candidates"), response.get("usageMetadata")
     if not candidates and finish_of(_field(response.get("promptFeedback"), "blockReason")):
         return None  # the prompt was filtered

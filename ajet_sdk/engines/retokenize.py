@@ -1,7 +1,7 @@
-"""Recorded calls as another tokenizer and chat template would have made them tokens.
+"""Tokenizes recorded calls again, with another tokenizer and chat template.
 
-Prompts go through `PromptBuilder`, as an engine's do, with the recorded replies as what was sampled: by their own ids
-where the tokenizer is the one that made them, else encoded from the text that the template gives the reply.
+Prompts are built by `PromptBuilder`, as in an engine, with the recorded replies as sampled tokens: their recorded ids
+if this tokenizer made them, else the encoded text that the template renders for the reply.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def calls_of(
     *,
     begin: int = 0,
 ) -> list[Call]:
-    """Each assistant message from place `begin` on as the call that was answered with it, still without token ids."""
+    """Make a call of each assistant message from index `begin` on, with the messages before it, without token ids."""
     at = now()
     offered = {"tools": list(tools)} if tools else {}
     spoken = [i for i, message in enumerate(messages) if i >= begin and message["role"] == "assistant"]
@@ -48,7 +48,7 @@ def calls_of(
 
 
 def by_request(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
-    """The choices of each request that a workflow made, in the order in which they began; a judge's are left out."""
+    """Group the calls of the workflow by request, in order of their start; calls of judges are left out."""
     grouped: dict[str, list[Call]] = {}
     for call in sorted(calls, key=lambda c: (c.started_at, c.index)):
         if call.phase == "rollout":
@@ -57,11 +57,11 @@ def by_request(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
 
 
 def retokenise(calls: Sequence[Call], tokenizer: Tokenizer) -> list[Call]:
-    """The calls of one episode with the ids that this tokenizer gives them, in the order in which they began.
+    """Tokenize the calls of an episode with another tokenizer; returned in order of their start.
 
-    Their log-probabilities are zeros: those under another tokenizer are not known. Calls of judges, calls that were not
-    asked by messages or a prompt (another dialect), and calls without a reply are left out. Raises RequestRefused where
-    the template does not take a request, ConfigError where there is no template, or one that does not parse.
+    Log-probabilities are zeros, as they are unknown for these tokens. Calls of judges, calls without messages or a
+    prompt (another dialect) and calls without a reply are left out. Raises RequestRefused if the template refuses a
+    request, ConfigError without a valid template.
     """
     work = _Work(tokenizer)
     for choices in by_request(calls):
@@ -79,7 +79,7 @@ class _Work:
         self._same: bool | None = None
 
     def take(self, choices: Sequence[Call]) -> None:
-        """Make one request and its replies tokens; replies that had come when it began are gone on from."""
+        """Tokenize a request and its replies; it may continue replies that ended before it began."""
         answered = [call for call in choices if _reply(call) is not None]
         body = choices[0].request
         chat, plain = isinstance(body.get("messages"), list), isinstance(body.get("prompt"), str)
@@ -114,7 +114,7 @@ class _Work:
         self.calls.append(call.model_copy(update={**ids, "logprobs": np.zeros(len(output), dtype=np.float32)}))
 
     def _recorded_ids(self, call: Call) -> list[int] | None:
-        """The recorded ids, where this tokenizer made them: they decode to the reply, and the first prompt to its."""
+        """The recorded ids, if this tokenizer made them: they decode to the reply, and so does the first prompt's."""
         if call.prompt_ids is None or call.output_ids is None:
             return None
         if self._same is None:
@@ -143,7 +143,7 @@ class _Work:
         options: Json,
         finish: str | None,
     ) -> list[int]:
-        """The ids of a reply as the template writes it behind its generation prompt, up to the end of the turn."""
+        """The ids of a reply as the template renders it after the generation prompt, up to the end of the turn."""
         ends = [text for i in sorted(self.tokenizer.eos_ids) if (text := self.tokenizer.decode([i]))]
         formed = [self.template.form(message) for message in [*messages, reply]]
         try:
@@ -151,7 +151,7 @@ class _Work:
         except RequestRefused:
             whole = ""
         body = whole[len(head) :] if whole.startswith(head) else None
-        if body is None:  # the template does not keep its generation prompt
+        if body is None:  # the template drops its generation prompt
             body = str(clean(reply)["content"]) + (ends[0] if ends else "")
         stops = [(body.rindex(end), end) for end in ends if end in body]
         if stops:
@@ -161,7 +161,7 @@ class _Work:
 
 
 def _reply(call: Call) -> Mapping[str, object] | None:
-    """The message that a call was answered with; None where there is none of these dialects."""
+    """The reply message of a call; None without one, or in another dialect."""
     choices = call.response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(first, Mapping):
@@ -173,7 +173,7 @@ def _reply(call: Call) -> Mapping[str, object] | None:
 
 
 def _options(body: Json) -> Json:
-    """The template's arguments, as an engine reads them from a request."""
+    """The template's arguments from a request, as in an engine."""
     template_options = body.get("chat_template_kwargs")
     options = dict(template_options) if isinstance(template_options, Mapping) else {}
     if body.get("reasoning_effort") is not None:

@@ -1,6 +1,6 @@
-"""`ScriptedEngine`: deterministic replies with ids, for tests, demonstrations and replays; with its `ByteTokenizer`.
+"""`ScriptedEngine`: deterministic replies with token ids, for tests, demonstrations and replays.
 
-`InProcess` puts it, or any engine, where a connection to an endpoint is expected.
+`InProcess` lets an engine take the place of an endpoint's connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Reply = str | Mapping[str, object]
 Replies = Callable[[Ask], Any] | Sequence[Reply]
 
 MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls")
-"""What a scripted message may have."""
+"""Keys of a scripted message."""
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
 
@@ -46,7 +46,7 @@ TEMPLATE = """\
 
 
 class ByteTokenizer:
-    """One id per byte, and six specials from 256 on: a real tokenizer with a chat template, and nothing to load."""
+    """A tokenizer with a chat template and nothing to load: one id per byte, and six special tokens from 256 on."""
 
     chat_template: str | None = TEMPLATE
     variables: Mapping[str, object] = {"bos_token": "", "eos_token": "<|im_end|>"}
@@ -79,13 +79,13 @@ class ByteTokenizer:
 
 
 class ScriptedEngine:
-    """Says what it is told to say.
+    """Returns scripted replies.
 
-    `replies` is a function of the `Ask`, or a sequence that each agent of each episode goes through from the start. A
-    sync function is called in a thread of its own for each request, several at once, so that one that blocks holds up
-    no other. A reply is a string, an assistant message (dict; its tool calls are spelt as the template does),
-    or from a function a list with one of these for each of the `n` choices. An exception that the function raises is
-    the engine's. `logprob` is every token's log-probability, or a function of the ids.
+    `replies` is a function of the `Ask`, or a sequence, which starts anew for each agent of each episode. A sync
+    function runs in a new thread per request, so that a blocking one delays no other request. A reply is a string, an
+    assistant message (a dict, whose tool calls are rendered by the template), or from a function a list of these for
+    the `n` choices. Exceptions of the function are raised as the engine's. `logprob` is the log-probability of every
+    token, or a function of the ids.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ScriptedEngine:
         return self.chat.tokenizer
 
     async def answer(self, ask: Ask) -> Answer:
-        """Raises EngineError where the script is at its end, and what the function raises."""
+        """Raises EngineError at the end of the script, and the function's errors."""
         conversation = self.chat.begin(ask)
         replies = await self._reply_to(ask)
         sampled = [self._sampled(conversation, replies[min(i, len(replies) - 1)]) for i in range(ask.sampling.n)]
@@ -165,7 +165,7 @@ class ScriptedEngine:
         return Sampled(ids, list(logprobs), "stop" if finish == "stop" else "length", self.policy_version, cut)
 
     def _spelt(self, message: Mapping[str, object]) -> str:
-        """An assistant message as the template writes it after its generation prompt."""
+        """An assistant message as the template renders it after its generation prompt."""
         template = ChatTemplate.of(self.tokenizer.chat_template, self.tokenizer.variables)
         turns = [template.form(m) for m in ({"role": "user", "content": "-"}, {"role": "assistant", **message})]
         head, whole = template.render(turns[:1]), template.render(turns, add_generation_prompt=False)
@@ -185,7 +185,7 @@ class ScriptedEngine:
 
 
 def _check_message(reply: Mapping[str, object]) -> None:
-    """Raise EngineError for a message of which a template would leave something out, or write `null`."""
+    """Raise EngineError for a message that a template would render incompletely or with `null`."""
     unknown = [name for name, value in reply.items() if value and name not in MESSAGE_KEYS]
     calls = reply.get("tool_calls")
     wrong = tool_calls_fault(calls) if calls else None
@@ -198,21 +198,21 @@ def _check_message(reply: Mapping[str, object]) -> None:
 
 
 async def _in_a_thread(replies: Callable[[Ask], object], ask: Ask) -> Any:
-    """What a sync function says, from a daemon thread: a hung one keeps neither the loop nor the process."""
+    """Call a sync function in a daemon thread, so that a hung one blocks neither the loop nor the process's end."""
 
     def call() -> Any:
         try:
             return replies(ask)
-        except StopIteration:  # which no future takes; `lambda ask: next(replies)` raises it
+        except StopIteration:  # futures refuse it; `lambda ask: next(replies)` raises it
             raise EngineError(f"the script has ended, but agent {ask.agent!r} asked for more") from None
 
     return await asyncio.wrap_future(in_thread(call, "ajet-scripted"))
 
 
 class InProcess:
-    """Posts requests of `chat/completions` to an engine.
+    """Posts requests for `chat/completions` to an engine.
 
-    `limited`: `max_tokens` holds for the engine, and its count of tokens is one to charge.
+    `limited`: pass `max_tokens` to the engine and report its usage.
     """
 
     def __init__(self, engine: Engine, *, limited: bool) -> None:
@@ -220,7 +220,7 @@ class InProcess:
         self._requests = 0
 
     async def post(self, route: str, body: Mapping[str, object]) -> dict[str, object]:
-        """The reply as JSON of OpenAI's API. Raises what the engine raises."""
+        """Return the reply as JSON of OpenAI's API. Raises the engine's errors."""
         self._requests += 1
         episode = f"request-{self._requests}"
         limits = () if self._limited else ("max_tokens", "max_completion_tokens")

@@ -29,16 +29,16 @@ _NO_FEEDBACK = "The environment gave no feedback; give valid input and try again
 
 
 class GymEnv:
-    """One environment of one episode. Its calls block; a run creates and releases it.
+    """An environment instance of an episode. Its calls block; a run creates and releases it.
 
-    What its methods raise, or those of a subclass, is an infrastructure fault of the episode. After a step or an
-    evaluation that failed every other fails too, and the episode has no reward, whatever became of the exception.
+    Exceptions of its methods, or those of a subclass, are infrastructure faults of the episode. After a failed step or
+    evaluation all later ones fail, and the episode has no reward, even if the agent catches the exception.
 
     Args:
-        service_url: the address of an environment service, or several: an instance starts at one chosen by its id, and
-            goes on to the next where that does not answer or is full.
-        env_type: the service's name for the kind of environment.
-        task_id: the service's name for the task.
+        service_url: the address of an environment service, or several; the instance's id selects the first to try, and
+            the next ones are tried if it does not answer or is full.
+        env_type: the service's name of the environment.
+        task_id: the service's name of the task.
         instance_id: the name of this instance; None: a new one.
         timeout: seconds to wait for each answer.
     """
@@ -61,17 +61,17 @@ class GymEnv:
         self._urls = urls[first:] + urls[:first]
         self.service_url: str = self._urls[0]
         self.fault: EnvironmentUnavailable | None = None
-        """Why a step or an evaluation failed."""
+        """The error of a failed step or evaluation."""
         self._http: httpx.Client | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Another process opens its own connection."""
+        """Pickle without the connection."""
         return {**self.__dict__, "_http": None}
 
     def create(self, params: JsonView | None = None) -> list[Json]:
         """Start the environment and return its first state as messages.
 
-        Where every service is full it waits for a place, `timeout` seconds at most. Raises EnvironmentUnavailable.
+        If all services are full, it waits up to `timeout` seconds. Raises EnvironmentUnavailable.
         """
         data = self._created(params or {})
         state = data.get("state") if isinstance(data, Mapping) else None
@@ -103,18 +103,18 @@ class GymEnv:
             time.sleep(0.5 * min(tries, 4))
 
     def step(self, action: Mapping[str, object]) -> tuple[str, float, bool, Json]:
-        """Act: `{"role": "assistant", "content": "..."}` to observation, reward, terminate, info.
+        """Send an action, `{"role": "assistant", "content": "..."}`; returns observation, reward, terminated, info.
 
-        A message may have `tool_calls`; then `info["messages"]` has the answer to each. A step changes the environment,
-        so it is asked once. Raises EnvironmentUnavailable, and SignatureError where the action is no message or cannot
-        be sent, which is the agent's own fault.
+        A message may have `tool_calls`; then `info["messages"]` has the result of each. A step is not retried, as it
+        changes the environment. Raises EnvironmentUnavailable, and SignatureError, a fault of the agent, if the action
+        is no message or cannot be encoded.
         """
         if not isinstance(action, Mapping):
             raise SignatureError(f"env.step takes a message, {{'role': …, 'content': …}} (got {action!r:.100})")
         message = {**action, "content": _text_of(action.get("content"))}
         try:
             json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
-        except (TypeError, ValueError, RecursionError) as error:  # half of a surrogate pair, NaN, an object
+        except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate, NaN, an object
             raise SignatureError(f"env.step takes a message that JSON can hold: {error}") from error
         with self._faults():
             return self._stepped(message)
@@ -138,7 +138,7 @@ class GymEnv:
         return observation, float(reward), bool(data.get("is_terminated")), dict(info)
 
     def evaluate(self, uuid: str | None = None, params: Mapping[str, object] | None = None) -> float:
-        """The environment's score. `uuid` is ignored. Raises EnvironmentUnavailable."""
+        """Return the environment's score. `uuid` is ignored. Raises EnvironmentUnavailable."""
         with self._faults():
             value = self._ask("evaluate", params=params, tries=_TRIES)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -146,7 +146,7 @@ class GymEnv:
             return float(value)
 
     def info(self, params: Mapping[str, object] | None = None) -> Any:
-        """Information on the environment, for example its tools. Raises EnvironmentUnavailable."""
+        """Return information on the environment, for example its tools. Raises EnvironmentUnavailable."""
         return self._ask("get_info", params=params, tries=_TRIES)
 
     def release(self) -> None:
@@ -190,10 +190,7 @@ class GymEnv:
 
 
 def task_ids(service_url: str | Sequence[str], env_type: str, split: str) -> list[str]:
-    """The task ids of a split; of several services, the first that answers.
-
-    Raises EnvironmentUnavailable.
-    """
+    """Return the task ids of a split from the first service that answers. Raises EnvironmentUnavailable."""
     body = {"env_type": env_type, "task_id": None, "instance_id": None, "messages": {}, "params": {"split": split}}
     url, *further = _urls(service_url)
     with _client([url, *further]) as http:
@@ -211,7 +208,7 @@ def task_ids(service_url: str | Sequence[str], env_type: str, split: str) -> lis
 
 
 def service_health(url: str) -> Json:
-    """The health report of a service; `{"status": "ok"}` from other implementations. Raises EnvironmentUnavailable."""
+    """Return a service's health report; `{"status": "ok"}` for other services. Raises EnvironmentUnavailable."""
     with _client([url]) as http:
         health = _request(http, "GET", url.rstrip("/"), "healthz", None, 5.0, 1)
     return health if isinstance(health, dict) else {"status": "ok"}
@@ -225,7 +222,7 @@ def _urls(service_url: str | Sequence[str]) -> list[str]:
 def _client(urls: Sequence[str]) -> httpx.Client:
     import httpx
 
-    # Without TLS there are no certificates to load, which would cost more than the request.
+    # Without TLS no certificates are loaded, which would cost more than the request.
     secure = any(url.startswith("https:") for url in urls)
     key = os.environ.get("AJET_ENV_KEY")
     return httpx.Client(trust_env=secure, verify=secure, headers={"authorization": f"Bearer {key}"} if key else None)
@@ -241,7 +238,7 @@ def _post(http: httpx.Client, url: str, endpoint: str, body: Json, timeout: floa
 def _request(
     http: httpx.Client, method: str, url: str, endpoint: str, body: dict[str, object] | None, timeout: float, tries: int
 ) -> Any:
-    """The response as JSON, else as text. Raises EnvironmentUnavailable."""
+    """The response as JSON; None for a GET without JSON. Raises EnvironmentUnavailable."""
     import httpx
 
     for remaining in reversed(range(tries)):

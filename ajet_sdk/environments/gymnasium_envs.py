@@ -1,7 +1,7 @@
-"""Gymnasium's environments: `gymnasium:FrozenLake-v1`, or made by a user's function. A task id is a seed.
+"""Gymnasium environments: `gymnasium:FrozenLake-v1`, or made by a user's function. A task id is a seed.
 
-The agent acts and sees in text. An action is its number, its name where names are given, or JSON; an observation is
-what the environment renders as text (`render_mode: ansi`), else its value as JSON.
+Actions and observations are text. An action is its number, its name if names are given, or JSON; an observation is
+the environment's text rendering (`render_mode: ansi`), else its value as JSON.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def load(name: str, spec: Spec) -> Callable[[str], Played]:
-    """Makes the environment registered under a name. Raises ImportError, WrongTarget."""
+    """Return a function that makes the environment registered under a name. Raises ImportError, WrongTarget."""
     import gymnasium
 
     try:
         gymnasium.spec(name)
-    except gymnasium.error.Error as error:  # with the names that are alike
+    except gymnasium.error.Error as error:  # its message suggests similar names
         raise WrongTarget(f"gymnasium has no environment {name}: {error}") from error
 
     def create(task_id: str) -> Played:
@@ -61,8 +61,8 @@ class Played:
     def step(self, message: Mapping[str, object]) -> Json:
         try:
             action = self._read(str(message.get("content") or "").strip())
-        except Exception:  # noqa: BLE001  whatever a space makes of a text, RecursionError and OverflowError too
-            # The agent's mistake, from which it may learn: the environment stays as it is.
+        except Exception:  # noqa: BLE001  a space may raise anything for a text
+            # A mistake of the agent, from which it can learn: the environment does not change.
             return answer(f"Not an action. {self._expected()}", 0.0, False, {"invalid": True})
         observation, reward, terminated, truncated, info = self._env.step(action)
         self._total += float(reward)

@@ -1,10 +1,10 @@
-"""Environments of any kind as tasks and instances.
+"""Loads environments of any kind, with their tasks.
 
-This module and its neighbours `process`, `gymnasium_envs`, `mcp`, `openenv` and `verifiers` run in the processes of the
-environment, whose interpreter may have neither ajet nor what ajet needs: they import the standard library and, inside
-functions, the package that they adapt.
+This module, `process`, `gymnasium_envs`, `mcp`, `openenv` and `verifiers` run in the processes of the environment,
+whose interpreter may lack ajet and its dependencies: they import only the standard library and, inside functions, the
+package that they adapt.
 
-A class of a user's own:
+An environment class of a user:
 
     class Counter:
         @staticmethod
@@ -12,12 +12,12 @@ A class of a user's own:
         def __init__(self, task_id): ...
         def reset(self): ...               # the first observation: text, a message, or a list of messages
         def step(self, action): ...        # observation, reward, terminated, info; or as gymnasium's, with truncated
-        def evaluate(self): ...            # optional: the score; without it the sum of the rewards
-        def info(self): ...                # optional: anything that JSON can hold, e.g. {"tools": [...]}
+        def evaluate(self): ...            # optional: the score; by default the sum of the rewards
+        def info(self): ...                # optional: any JSON value, e.g. {"tools": [...]}
         def close(self): ...               # optional
 
-`step` gets the text of the agent's message, or the whole message where its parameter is called `message`. `evaluate`
-and `info` may take `params`. Each may be async.
+`step` gets the text of the agent's message, or the whole message if its parameter is called `message`. `evaluate` and
+`info` may take `params`. All methods may be async.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class Hosted:
 
     spec: Spec
     create: Callable[[str], Any]
-    """The environment of a task, with `reset`, `step`, `evaluate`, `info` and `close`. Raises UnknownTask.
+    """Makes the environment of a task, with `reset`, `step`, `evaluate`, `info` and `close`. Raises UnknownTask.
 
-    `reset` and `step` say `{state, reward, is_terminated, info}`; `state` is a list of messages.
+    `reset` returns messages, `step` the result of `answer`.
     """
     own_tasks: Callable[[str], object] | None = None
 

@@ -1,4 +1,4 @@
-"""The instances of a service: a process each, with limits, ended when idle."""
+"""Runs the instances of an environment service: one process each, with limits; idle ones are ended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class InstanceLimits:
     timeout: float = 60.0
     """Seconds per request; an instance that takes longer is ended."""
     idle: float = 1800.0
-    """Seconds without a request after which an instance is ended; its rollout has died without releasing it."""
+    """Seconds without a request after which an instance is ended, as its rollout has probably died."""
     start: float = 300.0
     """Seconds to load the environment."""
     memory: int | None = None
@@ -60,7 +60,7 @@ class _Instance:
     steps: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: str | None = None
-    """Why the instance has ended."""
+    """The reason why the instance ended."""
 
 
 class Instances:
@@ -70,7 +70,7 @@ class Instances:
         self.limits = limits
         self.created = 0
         self.lost: dict[str, str] = {}
-        """Why instances ended before they were released, by id."""
+        """Reasons why instances ended before their release, by id."""
         self._template = _Template(spec, limits, python)
         self._instances: dict[str, _Instance] = {}
         self._starting = 0
@@ -79,7 +79,7 @@ class Instances:
     async def start(self) -> None:
         """Load the environment. Raises ConfigError with the environment's message if that fails.
 
-        Names of actions are tried on an instance of the first task: what a function makes is known once it has made it.
+        Names of actions are checked on an instance of the first task.
         """
         await self._template.start()
         spec = self._template.spec
@@ -136,7 +136,7 @@ class Instances:
             self._starting -= 1
         instance = self._instances[name] = _Instance(task_id, process, now, now)
         self.created += 1
-        async with instance.lock:  # it is no idle instance, however long it takes
+        async with instance.lock:  # so that it does not count as idle
             try:
                 request = {"what": "create", "task_id": task_id, "params": dict(params)}
                 return await self._ask(process, request, f"the creation of task {task_id!r}")
@@ -147,7 +147,7 @@ class Instances:
                 instance.last_used = time.monotonic()
 
     async def ask(self, name: str, request: Json) -> Any:
-        """An instance's answer to a request; requests are answered one after the other. Raises Refused."""
+        """Send a request to an instance, which answers them one by one. Raises Refused."""
         instance = self._instances.get(name)
         if instance is None:
             raise Refused(410 if name in self.lost else 404, self.lost.get(name) or f"there is no instance {name}")
@@ -159,7 +159,7 @@ class Instances:
             try:
                 return await self._ask(instance.process, request, f"{request['what']} of task {instance.task_id!r}")
             except Refused as refused:
-                # After a step that failed nobody knows what state it is in: its score would be of something else.
+                # After a failed step the state is unknown, and a score would be meaningless.
                 if request["what"] == "step" or not instance.process.alive:
                     self._lose(name, instance, str(refused))
                 raise
@@ -172,7 +172,7 @@ class Instances:
         if instance is None:
             return False
         async with instance.lock:
-            with suppress(Refused):  # what it says on its way out changes nothing for the rollout
+            with suppress(Refused):  # a failure does not matter any more
                 await self._ask(instance.process, {"what": "close"}, "close", timeout=_CLOSING)
             self._end(name, instance)
         return True
@@ -206,7 +206,7 @@ class Instances:
             process.kill()
             raise Refused(410, f"{name} took longer than {seconds:g} s; its process was killed") from None
         except asyncio.CancelledError:
-            process.kill()  # its answer would be taken for the next request's
+            process.kill()  # else its answer would count as that of the next request
             raise
         except (OSError, EOFError, ValueError) as error:
             process.kill()
@@ -241,7 +241,7 @@ class _Process(asyncio.StreamReaderProtocol):
     async def ask(self, request: dict[str, object] | None) -> Json:
         """Send a request and return the answer. Raises EOFError if the process has died."""
         line = b""
-        with suppress(ConnectionError):  # it has died, which is said below
+        with suppress(ConnectionError):  # handled below
             if request is not None:
                 self._writer.write(json.dumps(request).encode() + b"\n")
                 await self._writer.drain()
@@ -252,9 +252,9 @@ class _Process(asyncio.StreamReaderProtocol):
         return answer
 
     def kill(self) -> None:
-        """End the process and what it started; where it cannot be reached it sees the socket close.
+        """Kill the process and its children; closing the socket ends it as well.
 
-        It is also called as soon as the process has ended by itself: later its id may be another process's.
+        It is also called when the process has ended by itself, as its id may be reused later.
         """
         if not self.alive:
             return
@@ -281,11 +281,11 @@ class _Template:
         self.kill()
         self._process, self._control = self._spawned()
         try:
-            line = await asyncio.wait_for(asyncio.to_thread(_first_of, self._control), self._limits.start)
+            line = await asyncio.wait_for(asyncio.to_thread(self._control.makefile("rb").readline), self._limits.start)
         except asyncio.TimeoutError:
             self.kill()
             raise ConfigError(f"loading {self.spec.target} took longer than {self._limits.start:g} s") from None
-        if not line:
+        if not line.endswith(b"\n"):
             raise ConfigError(
                 f"{self.spec.target} exited {self._python} while it was being loaded; see its output above"
             )
@@ -309,7 +309,7 @@ class _Template:
         return process, ours
 
     async def fork(self) -> _Process:
-        """A process for an instance. The template is started anew where it died. Raises Refused."""
+        """Fork a process for an instance; a dead template is started anew. Raises Refused."""
         ours, theirs = socket.socketpair()
         with theirs:
             async with self._lock:
@@ -338,10 +338,3 @@ class _Template:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-
-def _first_of(connection: socket.socket) -> bytes:
-    """The first line that arrives; empty where the other end closes before."""
-    with connection.makefile("rb") as lines:
-        line = lines.readline()
-    return line if line.endswith(b"\n") else b""

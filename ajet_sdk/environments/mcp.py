@@ -1,11 +1,11 @@
 """The tools of an MCP server as an environment: `mcp:COMMAND` starts the server, one for each instance.
 
-An action is a message with tool calls, or one whose text is `{"name": ..., "arguments": {...}}`; the observation has an
-answer to each call. `info()["tools"]` has the tools as an OpenAI request takes them. There is no reward of the server's
-own; where it has a tool for the score, `--arg evaluate=TOOL` names it, and the agent can neither see nor call it.
+An action is a message with tool calls, or with the text `{"name": ..., "arguments": {...}}`; the observation has the
+result of each call. `info()["tools"]` has the tools in OpenAI's format. MCP has no rewards; `--arg evaluate=TOOL` names
+a tool that returns the score, which is hidden from the agent.
 
-What a tool answers, an error of its own too, is an observation. A server that dies, does not answer in time or breaks
-the protocol has failed, which is raised.
+Results of tools, including their errors, are observations. If the server dies, times out or breaks the protocol, the
+step fails.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from ajet_sdk.types import Json, JsonView
 
 _INVALID_PARAMS = -32602
-"""The JSON-RPC error that arguments have which do not fit the tool's schema."""
+"""The JSON-RPC error for arguments that do not match the tool's schema."""
 
 _LONGEST_LINE = 2**28
-"""Bytes of one message of a server."""
+"""Maximum bytes of a server's message."""
 
 _CLOSING = 2.0
-"""Seconds that a server has to end once its input is closed."""
+"""Seconds for a server to end once its input is closed."""
 
 
 def load(name: str, spec: Spec) -> Callable[[str], _Tools]:
     """Raises WrongTarget without a command, ImportError without the package `mcp`."""
-    import mcp  # noqa: F401  said now and not when the first instance is asked for
+    import mcp  # noqa: F401  fails here, not at the first instance
 
     command = shlex.split(name)
     if not command:
@@ -47,20 +47,20 @@ def load(name: str, spec: Spec) -> Callable[[str], _Tools]:
 
 
 class _Tools:
-    """A server under way. It is told the task in its environment, as AJET_TASK_ID."""
+    """A running server, which gets the task id in the environment variable AJET_TASK_ID."""
 
     def __init__(self, command: list[str], task_id: str, scoring: str | None) -> None:
         self._command = command
         self._task_id = task_id
         self._scoring = scoring
-        """The tool that gives the score, which is not the agent's."""
+        """The tool that returns the score, hidden from the agent."""
         self._offered: dict[str, Json] = {}
         """The agent's tools by name."""
         self._stack = AsyncExitStack()
         self._session: ClientSession
 
     async def reset(self) -> list[Json]:
-        """No messages: the task says what is asked. Raises WrongTarget where the server has no such scoring tool."""
+        """Return no messages, as the task has the prompt. Raises WrongTarget without the scoring tool."""
         environment = {**os.environ, "AJET_TASK_ID": self._task_id}
         self._session = await self._stack.enter_async_context(_session(self._command, environment))
         await self._session.initialize()
@@ -78,7 +78,7 @@ class _Tools:
         return answer(replies, 0.0, False, {})
 
     async def evaluate(self, params: JsonView) -> float:
-        """The score, of the tool that gives it. Raises LookupError without one, ValueError where it is no number."""
+        """Return the score of the scoring tool. Raises LookupError without one, ValueError if it is no number."""
         if self._scoring is None:
             raise LookupError("an MCP server returns no score; name a tool that does: --arg evaluate=TOOL")
         text, failed = await self._call(self._scoring, {})
@@ -89,13 +89,17 @@ class _Tools:
 
     async def info(self, params: JsonView) -> Json:
         await self._list()
-        return {"tools": [_as_function(tool) for tool in self._offered.values()]}
+        functions = [
+            {"name": tool["name"], "description": tool.get("description", ""), "parameters": tool["inputSchema"]}
+            for tool in self._offered.values()
+        ]
+        return {"tools": [{"type": "function", "function": function} for function in functions]}
 
     async def close(self) -> None:
         await self._stack.aclose()
 
     async def _list(self) -> dict[str, Json]:
-        """All tools of the server by name, from every page of its list; those of the agent are kept."""
+        """List all tools of the server by name, and store those of the agent."""
         import mcp.types
 
         tools: dict[str, Json] = {}
@@ -118,23 +122,26 @@ class _Tools:
         return {"role": "tool", "tool_call_id": call.get("id", ""), "content": text}
 
     async def _observation(self, name: object, raw: object) -> str:
-        """What a call of the agent comes to. Raises what the server did wrong."""
+        """The observation of a tool call. Raises the errors of the server."""
         if not isinstance(name, str) or name not in self._offered:
-            await self._list()  # a server may add tools as it goes
+            await self._list()  # a server may add tools
         if not isinstance(name, str) or name not in self._offered:
             return f"There is no tool {name!r:.100}. Tools: {', '.join(self._offered) or 'none'}."
         try:
-            arguments = _arguments_of(raw)
-        except (ValueError, TypeError, RecursionError) as error:  # the agent's mistake
+            arguments = json.loads(raw) if isinstance(raw, str) and raw else raw or {}
+            if not isinstance(arguments, Mapping):
+                raise TypeError(f"{arguments!r:.100}")
+            json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()  # lone surrogates cannot be sent
+        except (ValueError, TypeError, RecursionError) as error:  # a mistake of the agent
             return f"The arguments of {name} are not a JSON object: {error}"
-        text, _ = await self._call(name, arguments, checks=True)
+        text, _ = await self._call(name, dict(arguments), checks=True)
         return text
 
     async def _call(self, name: str, arguments: Json, *, checks: bool = False) -> tuple[str, bool]:
-        """The text of a tool's result, and whether the tool says that it failed.
+        """Call a tool; returns the text of its result, and whether the tool reports a failure.
 
-        With `checks`, the server's refusal of arguments is such a result too. Raises RuntimeError for every other error
-        of the protocol, whose cause is the server: the connection is closed, the server failed within.
+        With `checks`, the server's refusal of the arguments counts as a result. Raises RuntimeError for all other
+        errors of the protocol, such as a closed connection.
         """
         import mcp
 
@@ -152,10 +159,10 @@ class _Tools:
 
 @asynccontextmanager
 async def _session(command: list[str], environment: dict[str, str]) -> AsyncIterator[ClientSession]:
-    """A session with a server that is started for it.
+    """Start a server and open a session with it.
 
-    The server stays in this process's group and so ends with it, however that ends: `mcp.client.stdio` starts it in a
-    session of its own, where one that hangs would go on.
+    The server stays in this process's group, so that it always ends with it; `mcp.client.stdio` would start it in a new
+    session, where a hanging server survives.
     """
     import anyio
     from mcp import ClientSession
@@ -174,15 +181,15 @@ async def _session(command: list[str], environment: dict[str, str]) -> AsyncIter
     write, leaving = anyio.create_memory_object_stream[SessionMessage](0)
 
     async def receive() -> None:
-        async with arrived:  # its end is the connection's
+        async with arrived:  # its end closes the connection
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 async for line in stdout:
-                    with suppress(ValueError):  # a line of a log
+                    with suppress(ValueError):  # a log line
                         await arrived.send(SessionMessage(messages.validate_json(line)))
 
     async def send() -> None:
         async with leaving:
-            with suppress(ConnectionError):  # it has died, which `receive` sees
+            with suppress(ConnectionError):  # the server has died; `receive` ends
                 async for message in leaving:
                     stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                     await stdin.drain()
@@ -203,7 +210,7 @@ async def _session(command: list[str], environment: dict[str, str]) -> AsyncIter
 
 
 def _calls_of(message: JsonView) -> list[JsonView]:
-    """The tool calls of a message, or the one that its text spells; what is no call is one without a name."""
+    """The tool calls of a message, or the call in its text; invalid calls become calls without a name."""
     calls = message.get("tool_calls")
     if calls:
         return [call if isinstance(call, Mapping) else {} for call in (calls if isinstance(calls, list) else [calls])]
@@ -212,17 +219,3 @@ def _calls_of(message: JsonView) -> list[JsonView]:
     except (ValueError, RecursionError):
         return []
     return [{"function": spelt}] if isinstance(spelt, dict) and "name" in spelt else []
-
-
-def _arguments_of(raw: object) -> Json:
-    """Raises ValueError, TypeError or RecursionError where these are no JSON object that can be sent."""
-    arguments = json.loads(raw) if isinstance(raw, str) and raw else raw or {}
-    if not isinstance(arguments, Mapping):
-        raise TypeError(f"{arguments!r:.100}")
-    json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()  # half of a surrogate pair cannot be sent
-    return dict(arguments)
-
-
-def _as_function(tool: JsonView) -> Json:
-    function = {"name": tool["name"], "description": tool.get("description", ""), "parameters": tool["inputSchema"]}
-    return {"type": "function", "function": function}

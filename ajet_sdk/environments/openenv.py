@@ -1,7 +1,7 @@
-"""OpenEnv's environments by the name of their installed package: `openenv:echo_env`. A task id is a seed.
+"""OpenEnv environments by the name of their installed package: `openenv:echo_env`. A task id is a seed.
 
-An action is the JSON of its class's fields, or plain text where the class asks for one text. An observation is the JSON
-of its fields, or plain text where it has one.
+An action is the JSON of its class's fields, or plain text if the class requires a single text. An observation is the
+JSON of its fields, or plain text if it has a single text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def load(name: str, spec: Spec) -> Callable[[str], _Episode]:
-    """Raises WrongTarget where the package holds no environment or several, ImportError where it is not installed."""
+    """Raises WrongTarget unless the package has exactly one environment, ImportError if it is not installed."""
     from openenv.core.env_server.interfaces import Environment
 
     package = _package(name)
@@ -45,7 +45,7 @@ def load(name: str, spec: Spec) -> Callable[[str], _Episode]:
 
 
 def _package(name: str) -> ModuleType:
-    """The package `echo_env` of `echo_env`, `echo-env`, `openenv-echo` or `echo`."""
+    """Import the package `echo_env` for `echo_env`, `echo-env`, `openenv-echo` or `echo`."""
     plain = name.removeprefix("openenv-").replace("-", "_")
     for module in (plain, f"{plain}_env"):
         if importlib.util.find_spec(module) is not None:
@@ -54,7 +54,7 @@ def _package(name: str) -> ModuleType:
 
 
 def _environments(package: ModuleType, base: type) -> Iterator[type]:
-    """The environment classes that the package's own modules define, those of `server` first of all."""
+    """The environment classes defined in the package's `server` modules."""
     server = importlib.import_module(f"{package.__name__}.server")
     names = [f"{server.__name__}.{info.name}" for info in pkgutil.iter_modules(server.__path__) if info.name != "app"]
     for module in [server, *map(importlib.import_module, names)]:
@@ -81,7 +81,7 @@ class _Episode:
         try:
             action = self._read(str(message.get("content") or ""))
         except Exception as error:  # noqa: BLE001  a validator of the action's class may raise anything
-            # The agent's mistake, from which it may learn: the environment stays as it is.
+            # A mistake of the agent, from which it can learn: the environment does not change.
             return answer(f"Not an action: {error}", 0.0, False, {"invalid": True})
         observation = await resolved(self._env.step(action))
         self._rewarded |= observation.reward is not None
@@ -91,7 +91,7 @@ class _Episode:
         return answer(_shown(observation), reward, bool(observation.done), dict(observation.metadata or {}))
 
     def evaluate(self, params: Mapping[str, object]) -> float:
-        """The sum of the rewards. Raises LookupError where the episode is over without any."""
+        """The sum of the rewards. Raises LookupError if the episode ended without any."""
         if self._over and not self._rewarded:
             raise LookupError("the environment ended the episode without a reward")
         return self._total
@@ -103,7 +103,7 @@ class _Episode:
         self._env.close()
 
     def _read(self, text: str) -> object:
-        """Raises ValueError where the text is no action."""
+        """Parse an action. Raises ValueError."""
         required = [name for name, field in self._action.model_fields.items() if field.is_required()]
         if (
             len(required) == 1

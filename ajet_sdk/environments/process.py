@@ -1,8 +1,8 @@
-"""The processes that environments run in.
+"""The processes of environments.
 
-A template process loads the environment once and forks a process for each instance, which costs milliseconds where
-loading costs seconds. An instance answers requests, one JSON object a line, on a socket of its own. Where the other end
-of that socket closes, because the instance is released or the service died, it ends with every process that it started.
+A template process loads the environment once and forks a process for each instance, which takes milliseconds instead
+of the seconds of loading. An instance answers requests, one JSON object per line, on its own socket. When the other end
+closes, because the instance was released or the service died, it ends with all its child processes.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ START = (
     "import sys, types; package = sys.modules['ajet_sdk'] = types.ModuleType('ajet_sdk'); "
     "package.__path__ = [sys.argv[1]]; from ajet_sdk.environments.process import main; main(int(sys.argv[2]))"
 )
-"""The program of `python -c`: it makes `ajet_sdk` importable and nothing else of ajet's environment."""
+"""The program of `python -c`: it makes `ajet_sdk` importable without adding ajet's environment to the path."""
 
 
 def main(control: int) -> None:
-    """The template process; `control` is a Unix socket. The spec comes on stdin.
+    """Run the template process; `control` is a Unix socket, and the spec comes on stdin.
 
-    It writes one line, `{"ok": null}` or `{"error": ...}`, then takes one instance's socket after the other.
+    It writes one line, `{"ok": null}` or `{"error": ...}`, then forks for each socket that it receives.
     """
     settings = json.loads(sys.stdin.readline())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what an environment prints goes to the service's stderr
+    os.dup2(2, 1)  # output of the environment goes to the service's stderr
     server = socket.socket(fileno=control)
     try:
         hosted = load(Spec(**settings["spec"]))
-    except BaseException as error:  # noqa: BLE001  handed to the service, which says it
-        plain = isinstance(error, (ImportError, WrongTarget))  # its message says what to do
+    except BaseException as error:  # noqa: BLE001  reported by the service
+        plain = isinstance(error, (ImportError, WrongTarget))  # the message suffices
         server.sendall(_line({"error": _described(error, whole=not plain)}))
         return
     server.sendall(_line({"ok": None}))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the system
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles Ctrl-C
     while True:
         data, sockets, _, _ = socket.recv_fds(server, 1, 1)
         if not data:
@@ -60,25 +60,25 @@ def main(control: int) -> None:
 
 
 def _run(connection: socket.socket, hosted: Hosted, memory: int | None) -> None:
-    """An instance's process, from its fork to its end."""
+    """Run an instance after the fork, to its end."""
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if memory is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         asyncio.run(_Answers(connection, hosted).run())
-    except BaseException:  # noqa: BLE001  a forked process must not go on in the template's code
+    except BaseException:  # noqa: BLE001  a forked process must not continue in the template's code
         traceback.print_exc()
     _end()
 
 
 def _end() -> None:
-    """End this process and all that it started."""
+    """Kill this process and its children."""
     os.killpg(0, signal.SIGKILL)
 
 
 class _Answers:
-    """The requests of one instance, in their order."""
+    """Answers the requests of an instance in order."""
 
     def __init__(self, connection: socket.socket, hosted: Hosted) -> None:
         self._connection = connection
@@ -101,7 +101,7 @@ class _Answers:
             self._connection.sendall(line)
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread of its own, so that a request that hangs does not outlive the service."""
+        """Read in a thread, so that a process with a hanging request ends with the service."""
         with self._connection.makefile("rb") as lines:
             for line in lines:
                 loop.call_soon_threadsafe(self._requests.put_nowait, json.loads(line))
@@ -124,12 +124,12 @@ class _Answers:
 def _line(value: object) -> bytes:
     try:
         return json.dumps(value, default=_plain, allow_nan=False).encode() + b"\n"
-    except ValueError as error:  # NaN and infinity too
+    except ValueError as error:  # also for NaN and infinity
         raise ValueError(f"the environment returned a value that is not JSON: {error}") from None
 
 
 def _plain(value: object) -> object:
-    """Arrays and scalars of numpy as numbers; what JSON does not know otherwise as text."""
+    """Convert numpy's arrays and scalars to numbers, and other values to text."""
     for method in ("tolist", "model_dump"):
         if hasattr(value, method):
             return getattr(value, method)()

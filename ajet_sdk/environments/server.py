@@ -1,8 +1,8 @@
 """The environment service: a web application over the instances of one environment.
 
 Every endpoint is a POST of `{env_type, task_id, instance_id, messages, params}` and answers `{"success": true, "data":
-...}`, or an HTTP status with `{"detail": ...}`: 404 for what there is not, 410 for an instance that was ended, 503
-where all are in use, 500 for an error in the environment.
+...}`, or an HTTP status with `{"detail": ...}`: 404 for unknown tasks and instances, 410 for an ended instance, 503 if
+all instances are in use, 500 for an error in the environment.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ajet_sdk.types import Json, new_id
 log = logging.getLogger("ajet.environments")
 
 _UNNAMED = "default"
-"""What AgentJet's client gives in place of a name once an instance is created."""
+"""The name that AgentJet's client sends once an instance is created."""
 
 _LOOKS = 30
-"""Looks for idle instances within the time that one may be idle."""
+"""Checks for idle instances per idle limit."""
 
 
 class _RequestBody(BaseModel):
@@ -41,10 +41,10 @@ class _RequestBody(BaseModel):
 
 
 def service_app(instances: Instances, env_type: str, api_key: str | None = None) -> Starlette:
-    """The application; started instances are ended when it shuts down.
+    """Return the application; its instances are ended when it shuts down.
 
-    `env_type` is the name that requests give; a request for another environment is refused, one without a name is not.
-    With `api_key` only who sends it (`Authorization: Bearer KEY`) is answered.
+    `env_type` is the environment's name; requests for another name are refused, requests without a name are not. With
+    `api_key`, requests must send it (`Authorization: Bearer KEY`).
     """
 
     async def ask(what: str, body: _RequestBody) -> object:

@@ -1,9 +1,9 @@
-"""Environments of verifiers by the name of their installed package: `verifiers:gsm8k-v1`, of its stack `verifiers.v1`.
+"""Environments of `verifiers.v1` by the name of their installed package: `verifiers:gsm8k-v1`.
 
-A verifiers environment asks a model; here the agent is asked in its place. Its episode runs with verifiers' own harness
-`null`, whose model is a server in this process: a request is an observation, and the agent's next action its answer.
-So tools, several turns and scoring are the environment's own. A task id is a position in its tasks; `--arg` gives keys
-of the taskset's config. The harness starts its program with `uv`, which must be on the path.
+A verifiers environment sends requests to a model; here the agent answers them. The episode runs with verifiers' harness
+`null`, whose model is a server in this process: a request is an observation, and the agent's next action is the reply.
+Tools, turns and scoring are those of the environment. A task id is an index into its tasks; `--arg` sets keys of the
+taskset's config. The harness starts its program with `uv`, which must be on the path.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def load(name: str, spec: Spec) -> Callable[[str], _Conversation]:
-    """Raises ImportError where verifiers or the package is not installed, ValueError where its config does not fit."""
+    """Raises ImportError if verifiers or the package is not installed, ValueError for an invalid config."""
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.configs.env import EnvConfig
     from verifiers.v1.utils.generic import concrete_type
     from verifiers.v1.utils.loaders import environment_class, import_taskset, load_environment
 
-    import_taskset(name)  # an unknown name is an error here
+    import_taskset(name)  # raises for an unknown name
     config_class: Any = concrete_type(environment_class(name), EnvConfig) or EnvConfig
     agents = [key for key, field in config_class.model_fields.items() if field.annotation is AgentConfig]
     default = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
@@ -45,7 +45,7 @@ def load(name: str, spec: Spec) -> Callable[[str], _Conversation]:
 
 
 class _Conversation:
-    """One episode of verifiers' under way, and the requests of its model."""
+    """A running episode of verifiers, with the requests to its model."""
 
     def __init__(self, env: Any, task: Any) -> None:
         self._env = env
@@ -77,7 +77,7 @@ class _Conversation:
         return answer(messages, 0.0, False, {})
 
     async def evaluate(self, params: JsonView) -> float:
-        """The episode's reward. Where the agent stopped before the end, it says nothing until the episode is over."""
+        """Return the episode's reward. If the agent stopped early, empty actions are sent until the episode ends."""
         while self._pending is not None:
             await self.step({"content": ""})
         return self._reward()
@@ -91,7 +91,7 @@ class _Conversation:
         await self._stack.aclose()
 
     async def _observe(self) -> list[Json] | None:
-        """The messages that the next request adds to the last; None where the episode is over."""
+        """The messages that the next request adds to the last one; None if the episode is over."""
         request = asyncio.create_task(self._asked.get())
         await asyncio.wait([request, self._episode], return_when=asyncio.FIRST_COMPLETED)
         if not request.done():
@@ -104,7 +104,7 @@ class _Conversation:
         return [message for message in new if message["role"] != "assistant"]
 
     def _reward(self) -> float:
-        """Raises what went wrong in the episode, which has no reward then."""
+        """The reward of the episode. Raises the episode's errors."""
         episode = self._episode.result()
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if not episode.ok or errors:
@@ -112,7 +112,7 @@ class _Conversation:
         return float(sum(trace.reward for trace in episode.traces))
 
     async def _listen(self) -> str:
-        """The base URL of a server on loopback that asks the agent; it ends with the stack."""
+        """Start a server on loopback that forwards requests to the agent; returns its base URL."""
         from aiohttp import web
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -138,7 +138,7 @@ class _Conversation:
 
 
 def _completion(key: str, message: JsonView) -> Json:
-    """An OpenAI completion whose one choice has the agent's message under `message`, or as one `delta`."""
+    """An OpenAI completion with the agent's message as the only choice, under `message` or `delta`."""
     reply: Json = {"role": "assistant", "content": message.get("content") or ""}
     calls = message.get("tool_calls") or []
     if calls:

@@ -1,8 +1,8 @@
-"""The running batch: conversations in the rows of one key-value block, all advanced by one forward pass per token.
+"""The running batch: conversations in the rows of a key-value block, all advanced by one forward pass per token.
 
-New requests are prefilled in groups of like length and join the running rows at the next token; a request whose prompt
-begins like a row that is there, of its own session or another's, computes only what differs. Nothing here knows of
-threads or event loops. Shapes: B rows of a pass, T tokens each, V the vocabulary.
+New requests are prefilled in groups of similar length and join the running rows at the next token. A prompt that shares
+a prefix with a row, of its own session or another, computes only the rest. This module is independent of threads and
+event loops. Shapes: B rows of a pass, T tokens each, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _PREFILL_TOKENS = 8192
 """Tokens of one prefill pass, padding included."""
 _PADDING = 256
-"""Padding tokens that cost less than another pass."""
+"""Padding tokens that take less time than another pass."""
 _Places = npt.NDArray[np.int64]
 
 
@@ -64,7 +64,7 @@ class RunningBatch:
         self._changed()
 
     def clear(self) -> None:
-        """Forget every conversation, and free the memory, also what a trainer has freed."""
+        """Drop all conversations and free the memory, also that freed by a trainer."""
         if self._cache.rows:
             self._cache.drop()
         return_freed()
@@ -105,7 +105,7 @@ class RunningBatch:
     # Joining and leaving
 
     def admit(self, continuations: Sequence[Continuation]) -> list[Continuation]:
-        """Prefill the prompts and sample a first token of each; returns finished continuations."""
+        """Prefill the prompts and sample the first token of each; returns finished continuations."""
         known: set[tuple[str, bytes]] = set()
         first: list[Continuation] = []
         later: list[Continuation] = []
@@ -158,7 +158,7 @@ class RunningBatch:
         return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
 
     def _prefill(self, joiners: Sequence[_Joiner]) -> torch.Tensor:
-        """Compute the prompts' missing tokens; the logits behind the last token of each, [B, V]."""
+        """Compute the prompts' missing tokens; returns the logits after the last token of each, [B, V]."""
         table = self._table
         rows = np.array([joiner.row for joiner in joiners])
         begin = np.array([joiner.begin for joiner in joiners])
@@ -182,7 +182,7 @@ class RunningBatch:
         return logits
 
     def _decode(self) -> torch.Tensor:
-        """Advance every running row by the token sampled last; the logits behind it, [B, V]."""
+        """Advance every running row by the token sampled last; returns the logits after it, [B, V]."""
         table, rows = self._table, self._rows
         window = int(table.length[rows].max()) + 1
         table.reserve(window + 1)
@@ -192,7 +192,7 @@ class RunningBatch:
         places = table.length[batch]
         ids = table.ids[batch, places].astype(np.int64)[:, None]
         write = self._tensor(batch * self._cache.capacity + places)
-        # Where dense, rows in between that do not run are computed, too; the result is ignored.
+        # If dense, idle rows in between are computed, too, and ignored.
         self._cache.extend(write, slice(first, behind) if dense else self._tensor(rows), window)
         places_B1 = self._tensor(places[:, None])
         logits = self._forward(self._tensor(ids), places_B1, causal_mask(places_B1, window, self._dtype), None)
@@ -277,7 +277,7 @@ class RunningBatch:
 
 
 def _groups(joiners: Sequence[_Joiner]) -> list[list[int]]:
-    """Joiners in groups to prefill at once: fresh ones apart, and none padded far."""
+    """Group joiners for prefill: fresh ones separately, with little padding."""
     order = sorted(range(len(joiners)), key=lambda i: (joiners[i].begin > 0, joiners[i].todo))
     groups: list[list[int]] = []
     real = 0

@@ -1,13 +1,11 @@
-"""Who sits in which row of the key-value block, and what its tokens are.
+"""The key-value cache of many conversations: a block of memory per layer, and the table of its rows.
 
-A row is free, resting (a conversation between two turns) or running. R is the number of rows. Arrays with one element
-per row stand side by side, so that a step over many rows is a few numpy calls; the sizes of the block follow from here.
+A row is free, resting (a conversation between two turns) or running. The table has an array per property, so that a
+step over many rows takes a few numpy calls; it also sizes the block.
 
-Keys and values of many conversations in one block of memory per layer, read and written by rows.
-
-R rows, each a conversation of up to C tokens; a row's tokens lie at positions 0, 1, 2, ... with no padding, so a
-row is extended, shortened or copied by numbers alone. Shapes: keys and values of a layer are [R, C, H, D] (H key heads
-of size D); a model hands in and gets back [B, H, T, D].
+The block has R rows, each for a conversation of up to C tokens at positions 0, 1, 2, ... without padding, so that rows
+can be extended, shortened or copied by indices alone. Keys and values of a layer are [R, C, H, D] (H key heads of size
+D); a model passes and gets [B, H, T, D].
 """
 
 from __future__ import annotations
@@ -27,28 +25,28 @@ D = TypeVar("D", bound=np.generic)
 FREE, RESTING, RUNNING = 0, 1, 2
 
 _SHARE_AT_LEAST = 16
-"""Shared tokens below which copying another row's keys and values does not pay."""
+"""Minimum number of shared tokens for which copying keys and values is worth it."""
 
 _ROWS_EACH = 4
-"""Rows at most, for each continuation that may run: those that rest are searched for shared prefixes."""
+"""Maximum rows per concurrent continuation; resting ones are searched for shared prefixes."""
 
 _Index = npt.NDArray[np.int64] | slice
 
 
 class CacheRows:
-    """The table of rows over a `RowCache`, whose memory it sizes.
+    """The table of the rows of a `RowCache`, whose size it sets.
 
-    Without `share` no row outlives its reply: which of them are still there at the next turn depends on what else came
-    in between, and a prompt that is computed whole has other last bits than one that is extended.
+    Without `share` a row is freed after its reply, for reproducible results: otherwise it depends on other requests
+    whether a prompt is computed whole or extended, which rounds differently.
     """
 
     state: npt.NDArray[np.int8]
     length: npt.NDArray[np.int64]
-    """Tokens whose keys and values are there; the id of one more may be known."""
+    """Tokens with computed keys and values; the id of one more may be known."""
     limit: npt.NDArray[np.int64]
-    """Where the reply must end."""
+    """Maximum length, including the reply."""
     start: npt.NDArray[np.int64]
-    """Where the reply begins."""
+    """Length of the prompt."""
     used: npt.NDArray[np.int64]
     temperature: npt.NDArray[np.float32]
     top_p: npt.NDArray[np.float32]
@@ -74,8 +72,8 @@ class CacheRows:
     # Joining and leaving
 
     def seat(self, continuation: Continuation) -> tuple[int, int, int]:
-        """Give a continuation a row. Returns (row, source, shared): the row, and the row from which its first
-        `shared` tokens are to be copied (-1: none, or they are in place already)."""
+        """Assign a row to a continuation. Returns (row, source, shared): copy the first `shared` tokens from the row
+        `source` (-1: nothing to copy)."""
         request = continuation.request
         source, shared = self._find(request.prompt, request.session)
         stays = source >= 0 and shared == self.length[source] and self.state[source] == RESTING
@@ -96,14 +94,14 @@ class CacheRows:
         return row, source, shared
 
     def park(self, row: int) -> None:
-        """A running row becomes a resting one, or free where its session was forgotten meanwhile."""
+        """Change a running row to resting, or to free if its session was forgotten meanwhile."""
         self._tick += 1
         self.state[row], self.used[row], self.continuations[row] = RESTING, self._tick, None
         if self._owner[row] is None or not self._share:
             self._release(row)
 
     def forget(self, session: str) -> None:
-        """Free a session's rows: at once where they rest, when they end where they run."""
+        """Free a session's rows: resting ones at once, running ones at their end."""
         for row in list(self._sessions.get(session, ())):
             self._assign(row, None)
             if self.state[row] == RESTING:
@@ -123,13 +121,13 @@ class CacheRows:
         if session is not None:
             self._sessions[session].add(row)
 
-    # Finding what is computed already
+    # Shared prefixes
 
     def _find(self, prompt: npt.NDArray[np.int32], session: str) -> tuple[int, int]:
-        """The row that shares most tokens with the prompt, and how many; (-1, 0) where none shares enough.
+        """The row that shares most tokens with the prompt, and their number; (-1, 0) if none shares enough.
 
-        The prompt's last token is never shared: its logits are what is asked for. A row that the prompt extends whole
-        is preferred, since it can be taken over where it lies.
+        The prompt's last token is never shared, as its logits are needed. A row that the prompt extends completely is
+        preferred, since it can be used in place.
         """
         most = len(prompt) - 1
         rows = self._sessions.get(session, ())
@@ -154,7 +152,7 @@ class CacheRows:
         return (best, best_shared) if best_shared >= min(_SHARE_AT_LEAST, most) else (-1, 0)
 
     def _shared_lengths(self, ids: npt.NDArray[np.int32], rows: _Index) -> npt.NDArray[np.int64]:
-        """How many first tokens each of the rows has in common with `ids`, as far as they are computed."""
+        """Number of computed tokens at the start of each row that equal `ids`."""
         length_B = self.length[rows]
         width = min(len(ids), int(length_B.max()))
         if not width:
@@ -178,18 +176,18 @@ class CacheRows:
         return int(oldest)
 
     def _oldest(self) -> npt.NDArray[np.int64]:
-        """Resting rows, the one that rests longest first."""
+        """Resting rows, least recently used first."""
         resting = np.flatnonzero(self.state == RESTING)
         return resting[self.used[resting].argsort()]
 
     def _most(self, capacity: int) -> int:
-        """How many rows the memory allowed can hold, but never fewer than may run."""
+        """Number of rows that fit the memory limit, but at least as many as may run."""
         per_row = self._cache.bytes_per_token * capacity
         affordable = self._kv_bytes // per_row if per_row else 0
         return max(self._at_least, min(affordable, self._at_least * _ROWS_EACH))
 
     def reserve(self, length: int) -> None:
-        """Make rows long enough for `length` tokens; what rests gives way where memory is short."""
+        """Extend rows to `length` tokens; resting rows are freed if memory is short."""
         if length <= self._cache.capacity:
             return
         capacity = -(-max(length, int(self._cache.capacity * 1.5)) // 64) * 64
@@ -213,7 +211,7 @@ class CacheRows:
 
 
 _COLUMNS = {name: get_args(get_args(hint)[1])[0] for name, hint in get_type_hints(CacheRows).items()}
-"""The arrays of `CacheRows` with one element per row, and their types."""
+"""The types of the arrays of `CacheRows` with one element per row."""
 
 
 def _grow(array: npt.NDArray[D], rows: int, shape: tuple[int, ...]) -> npt.NDArray[D]:
@@ -223,11 +221,10 @@ def _grow(array: npt.NDArray[D], rows: int, shape: tuple[int, ...]) -> npt.NDArr
 
 
 class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
-    """A transformers cache whose batch is any choice of its rows.
+    """A transformers cache whose batch is any selection of its rows.
 
-    `fresh` and `extend` say which rows the next forward pass is about, and at which positions it writes. It has no
-    layers of transformers' own, so it is empty where a mask is built: a fresh pass has a plain causal mask, and the
-    others bring their own.
+    `fresh` and `extend` set the rows of the next forward pass, and the positions it writes. It has no layers of
+    transformers, which therefore builds a plain causal mask for a fresh pass; other passes have their own mask.
     """
 
     def __init__(self) -> None:
@@ -240,11 +237,11 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         self._window = 0
 
     def fresh(self, write: torch.Tensor) -> None:
-        """The next pass begins its rows: tokens see only the tokens of the same pass. `write`: flat places, B * T."""
+        """Set a pass whose tokens attend only to tokens of the same pass. `write`: flat positions, B * T."""
         self._write, self._read = write, None
 
     def extend(self, write: torch.Tensor, rows: torch.Tensor | slice, window: int) -> None:
-        """The next pass extends `rows`, and sees their first `window` places; a slice of rows is read in place."""
+        """Set a pass that extends `rows` and attends to their first `window` positions; a slice is read in place."""
         self._write, self._read, self._window = write, rows, window
 
     def update(
@@ -259,7 +256,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         return (key_states, value_states) if self._read is None else (self._seen(keys), self._seen(values))
 
     def _seen(self, block: torch.Tensor) -> torch.Tensor:
-        """The rows and places that the pass sees."""
+        """The rows and positions that the pass attends to."""
         read, block = self._read, block[:, : self._window]
         return (block[read] if isinstance(read, slice) else block.index_select(0, read)).transpose(1, 2)
 
@@ -273,7 +270,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         block.view(-1, width).index_copy_(0, self._write, states.transpose(1, 2).reshape(-1, width))
 
     def resize(self, rows: int, capacity: int) -> None:
-        """Make room, keeping what is there. New places hold zeros: a masked place must still be a number."""
+        """Resize the block, keeping its content. New positions are zero, as masked positions must be finite."""
         for blocks in (self._keys, self._values):
             for i, old in enumerate(blocks):
                 new = old.new_zeros(rows, capacity, *old.shape[2:])
@@ -283,7 +280,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         self.rows, self.capacity = rows, capacity
 
     def copy_rows(self, source: torch.Tensor, target: torch.Tensor, length: int) -> None:
-        """Copy the first `length` places of each row of `source` to the row of `target` beside it."""
+        """Copy the first `length` positions of each row of `source` to the corresponding row of `target`."""
         for block in (*self._keys, *self._values):
             block[target, :length] = block[source, :length]
 

@@ -1,8 +1,8 @@
-"""One forward pass over rows of a `RowCache`: through the model itself, or, for the Llama family, in far fewer steps.
+"""Forward passes over rows of a `RowCache`: by the model itself, or for the Llama family with far fewer operations.
 
-On a small model, and on any model at a small batch, the time of a pass is the number of its operations; transformers
-spends about four times as many as the arithmetic needs. `forward_of` takes the short way only where it gives the same
-logits on a trial. Shapes: B rows, T tokens each, N = B * T, W places seen, H heads of size D, V the vocabulary.
+For small models or small batches the time of a pass depends on the number of operations, of which transformers uses
+about four times as many as needed. `forward_of` chooses the fast pass only if it computes the same logits in a trial.
+Shapes: B rows, T tokens each, N = B * T, W visible positions, H heads of size D, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ModelForward:
 
 
 def vocabulary(model: PreTrainedModel) -> int:
-    """How many token ids the model has embeddings of."""
+    """Number of token embeddings of the model."""
     embeddings: Any = model.get_input_embeddings()
     return int(embeddings.num_embeddings)
 
@@ -83,7 +83,7 @@ def cache_name(model: PreTrainedModel) -> str:
 
 
 def causal_mask(places_BT: torch.Tensor, window: int, dtype: torch.dtype) -> torch.Tensor:
-    """Additive mask of the first `window` positions that each token attends to: 0, else -inf; [B, 1, T, window]."""
+    """Additive causal mask over the first `window` positions: 0 if visible, else -inf; [B, 1, T, window]."""
     hidden = torch.arange(window, device=places_BT.device) > places_BT[:, :, None]
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
 
@@ -92,9 +92,9 @@ def causal_mask(places_BT: torch.Tensor, window: int, dtype: torch.dtype) -> tor
 class _Layer:
     norm: torch.Tensor
     projections: list[tuple[torch.Tensor, torch.Tensor | None]]
-    """Weight and bias of query, key and value; one pair where they are fused."""
+    """Weight and bias of query, key and value; a single pair if fused."""
     head_norm: torch.Tensor | None
-    """The scale of the norm of query and key heads, [heads of both, D]."""
+    """Scales of the norms of query and key heads, [heads of both, D]."""
     out: tuple[torch.Tensor, torch.Tensor | None]
     mlp_norm: torch.Tensor
     gates: list[torch.Tensor]
@@ -211,7 +211,7 @@ class LlamaForward:
         key, value = self._cache.update(key, value, index)
         query = qk[:, : self._heads].view(batch, length, self._kv, group, self._size)
         if mask is not None:
-            # The queries that share a key head are stacked, so that no key is copied.
+            # Queries that share a key head are stacked, to avoid copies of the keys.
             query = query.permute(0, 2, 3, 1, 4).reshape(batch, self._kv, group * length, self._size)
             out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
             out = out.view(batch, self._kv, group, length, self._size).permute(0, 3, 1, 2, 4)
@@ -256,8 +256,8 @@ def _is_llama_family(model: PreTrainedModel) -> bool:
         return False  # an adapter of the embedding or the head
     if all(type(m) is nn.Linear for m in linears):
         return True
-    # Adapters are merged into a copy of the weights, which `refresh` renews: of a small model, and where its products
-    # need a copy anyway. Weights in bfloat16 would round away what an adapter has learnt.
+    # Adapters are merged into a copy of the weights, which `refresh` renews: for small models, and if the products need
+    # a copy anyway. Weights in bfloat16 would round away the changes of an adapter.
     mergeable = all(isinstance(m, nn.Linear) or hasattr(m, "get_delta_weight") for m in linears)
     copied = _small(model) or products_of(model) != model.dtype
     return mergeable and copied and bool(model.dtype == torch.float32)
@@ -289,7 +289,7 @@ def forward_of(model: PreTrainedModel, cache: RowCache) -> LlamaForward | ModelF
 
 
 def unsupported_reason(config: PretrainedConfig) -> str | None:
-    """Why a model's layers do not attend to the whole context, according to its config; None if they do."""
+    """Why a model's layers do not attend to the whole context, by its config; None if they do."""
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
         return "layers of type " + ", ".join(sorted(kinds))
@@ -299,17 +299,17 @@ def unsupported_reason(config: PretrainedConfig) -> str | None:
 
 
 def rope_kinds(text_config: PretrainedConfig) -> list[tuple[str, dict[str, object]]]:
-    """The kinds of rotary embedding that a model has, with their parameters."""
+    """The kinds of rotary embedding of a model, with their parameters."""
     rope = getattr(text_config, "rope_parameters", None) or {}
     nested = [value for value in rope.values() if isinstance(value, dict)]
     return [(str(parameters.get("rope_type", "")), parameters) for parameters in (rope, *nested)]
 
 
 def check_rope(config: PretrainedConfig, max_model_len: int) -> None:
-    """Refuse lengths at which a model changes the angles of its rotary embedding.
+    """Refuse lengths at which a model changes the angles of its rotary embedding. Raises ConfigError.
 
-    Dynamic NTK and LongRoPE choose the angles by the longest conversation of a pass. What was cached before it passed
-    that length, and what shares a batch with it, would not be the model's. Raises ConfigError.
+    Dynamic NTK and LongRoPE choose the angles by the longest conversation of a pass, which would make earlier keys and
+    those of other conversations in the batch wrong.
     """
     text = config.get_text_config()
     for kind, rope in rope_kinds(text):
@@ -325,19 +325,18 @@ def check_rope(config: PretrainedConfig, max_model_len: int) -> None:
 
 
 def tolerance(model: PreTrainedModel) -> float:
-    """Largest `distance` of logits that were computed in another order.
+    """Largest `distance` of logits due to another order of computation.
 
-    Rounding adds up over layers: to 1.5 % in bfloat16 and to 1e-6 in float32 over 24 of them. A token too many or too
-    few in view is worth tens of per cent.
+    Rounding accumulates over 24 layers to 1.5 % in bfloat16 and to 1e-6 in float32. A wrongly masked token changes them
+    by tens of percent.
     """
     return {torch.float32: 5e-3, torch.float16: 2e-2}.get(model.dtype, 0.1)
 
 
 def distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """The root mean square of their difference over the spread of what is expected.
+    """The root mean square of the difference, relative to the spread of the expected logits.
 
-    A bound on the difference itself would depend on how sharp the model is: one with logits of 20 is off by 0.5 for its
-    rounding alone.
+    An absolute difference would depend on the scale of the logits: at 20, rounding alone causes 0.5.
     """
     off, spread = (logits - expected).float(), expected.float().std()
     return float(off.square().mean().sqrt() / spread.clamp_min(1e-12))

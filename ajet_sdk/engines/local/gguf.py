@@ -1,7 +1,7 @@
-"""GGUF to a checkpoint of transformers, run as a program: `python -m ajet_sdk.engines.local.gguf FILE DIRECTORY`.
+"""Converts GGUF to a transformers checkpoint, as a program: `python -m ajet_sdk.engines.local.gguf FILE DIRECTORY`.
 
-transformers reads the file and takes its quantization away. A process of its own, because transformers prints its
-progress and needs the memory of the model twice.
+transformers reads and dequantizes the file. It runs in its own process, as transformers prints its progress and needs
+twice the memory of the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def convert(file: Path, directory: Path) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
     )
-    # the weights are plain tensors by now; with these two, transformers refuses to write a model that it read from GGUF
+    # the weights are plain tensors now; with these attributes, transformers refuses to write the model
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

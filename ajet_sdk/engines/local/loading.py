@@ -1,4 +1,4 @@
-"""Loads a causal language model from a directory or a name, and makes an engine of it."""
+"""Loads a causal language model from a directory or by name, and makes an engine of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config.schema import Lora
 
 _SMALL = 20_000_000
-"""Parameters below which one thread beats several."""
+"""Parameters below which a single thread is faster."""
 
 
 def load_model(
@@ -42,11 +42,11 @@ def load_model(
     lora: Lora | None = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """The model at `path`, ready to sample.
+    """Load the model at `path`, ready to sample.
 
     dtype `auto` is float32 on a CPU and bfloat16 on a GPU; `bfloat16` on a CPU keeps the weights in float32 and
-    multiplies in bfloat16. A directory that holds a LoRA adapter loads its base model and the adapter; `lora` (r,
-    alpha, target_modules) adds a new one to train. Raises ConfigError.
+    multiplies in bfloat16. For a directory with a LoRA adapter, the base model is loaded with the adapter; `lora` (r,
+    alpha, target_modules) adds a new adapter to train. Raises ConfigError.
     """
     target = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     kind = (torch.bfloat16 if target.type == "cuda" else torch.float32) if dtype == "auto" else _dtype(dtype)
@@ -85,7 +85,7 @@ def load_model(
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """transformers' progress bar would disturb ours."""
+    """Disable the progress bar of transformers, which would disturb ajet's."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -115,13 +115,13 @@ def add_adapter(model: PreTrainedModel, rank: int, alpha: float, targets: str | 
     """The model with a new LoRA adapter to train. Raises MissingExtra."""
     peft = _peft()
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=targets)
-    with warnings.catch_warnings():  # peft uses names that transformers will take away
+    with warnings.catch_warnings():  # peft uses deprecated names of transformers
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         return peft.get_peft_model(model, config)
 
 
 def local_engine(config: Config) -> TokenEngine:
-    """An engine over the model of `config.model` in this process, for sampling only."""
+    """Return an engine over `config.model` in this process, for sampling only."""
     spec = config.model
     if spec.path is None:
         raise ConfigError("model.path is not set: the local engine needs a local directory or a Hugging Face name")

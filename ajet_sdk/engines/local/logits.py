@@ -1,8 +1,8 @@
 """Logits processors of a request: grammar masks, bias, forbidden words, minimum length, penalties.
 
-The sampler and the trainer go through the same `processors`, so a token is scored under the distribution that it was
-drawn from. The order is vLLM's: what forbids and the bias, then penalties, and behind them temperature, min_p, top_k
-and top_p (`requests.draw`, `losses.score`). Shapes: K rows, V the vocabulary.
+The sampler and the trainer use the same `processors`, so a token is scored under the distribution that it was drawn
+from. The order is vLLM's: masks and bias, then penalties, then temperature, min_p, top_k and top_p (`requests.draw`,
+`losses.score`). Shapes: K rows, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.tokens.grammars import Matcher
 
 LogitsProcessor = Callable[[torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor]
-"""Changes the logits of one reply: (logits_KV, output_ids, places_K) to logits with those of forbidden tokens at -inf.
+"""Changes the logits of a reply, given (logits_KV, output_ids, places_K); forbidden tokens get -inf.
 
-A new one is made for each reply that is sampled or scored. Row k predicts token `places_K[k]` of the reply, whose
-tokens before it are `output_ids[: places_K[k]]`. Places rise, within a call and from call to call, so that state may be
-kept.
+Each sampled or scored reply has its own processors. Row k predicts token `places_K[k]` of the reply, after the tokens
+`output_ids[: places_K[k]]`. Places increase, within a call and between calls, so that processors may have state.
 """
 
 
@@ -52,9 +51,9 @@ def process(
 
 
 class _GrammarMask:
-    """Forbids what a grammar does not allow next.
+    """Forbids tokens that a grammar does not allow next.
 
-    Where one token is allowed its log-probability is exactly 0 and has no gradient.
+    A token that is the only one allowed has log-probability 0 and no gradient.
     """
 
     def __init__(self, grammar: str, tokenizer: Tokenizer) -> None:
@@ -93,7 +92,7 @@ class _Bias:
 
 @dataclass(frozen=True, slots=True)
 class _MinTokens:
-    """Forbids tokens that end a reply up to a minimum length; end-of-turn ids even under `ignore_eos`, as vLLM."""
+    """Forbids tokens that end a reply before its minimum length; end-of-turn ids even with `ignore_eos`, as in vLLM."""
 
     least: int
     ends: tuple[int, ...]
@@ -121,7 +120,7 @@ class _BadWords:
 
 
 def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The ids of each word at the start of a text, and after a blank if they are as many; vLLM's rule."""
+    """The ids of each word at the start of a text, and after a blank if their number is equal, as in vLLM."""
     spellings: list[tuple[int, ...]] = []
     for word in words:
         first, inner = (tuple(tokenizer.encode(blank + word.lstrip())) for blank in ("", " "))
@@ -132,7 +131,7 @@ def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
 
 
 class _Penalties:
-    """Lowers tokens that occurred: in the reply for presence and frequency, in the prompt too for repetition.
+    """Lowers tokens that occurred: in the reply for presence and frequency, also in the prompt for repetition.
 
     The repetition penalty is that of Keskar et al. (2019, arXiv:1909.05858, section 4.1), the others are OpenAI's.
     """
@@ -155,7 +154,7 @@ class _Penalties:
 def _counts(output_ids: Sequence[int], places_K: Sequence[int], like_KV: torch.Tensor) -> torch.Tensor:
     places = torch.tensor([int(i) for i in places_K])
     ids = torch.tensor([int(i) for i in output_ids[: int(places_K[-1])]], dtype=torch.long)
-    rows = torch.searchsorted(places, torch.arange(len(ids)), right=True)  # the first row that has it before its place
+    rows = torch.searchsorted(places, torch.arange(len(ids)), right=True)  # the first row after the token
     counts_KV = torch.zeros_like(like_KV)
     at = (rows.to(like_KV.device), ids.to(like_KV.device))
     counts_KV.index_put_(at, torch.ones(len(ids), dtype=like_KV.dtype, device=like_KV.device), accumulate=True)

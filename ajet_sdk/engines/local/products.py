@@ -1,8 +1,8 @@
-"""Matrix products in bfloat16 over weights in float32, on a CPU that has instructions for them.
+"""Computes matrix products in bfloat16 over weights in float32, on CPUs with instructions for them.
 
-A lower type of the weights would round what is added up over the layers, too. Here only the products of the layers are
-rounded, as under PyTorch's autocast; weights, sums, attention and the head stay in float32. The head because its
-rounding is what sampler and trainer disagree by most (MiniMax-M1, arXiv:2506.13585, section 3.2).
+Weights in bfloat16 would also round the sums over the layers. Here only the products of the layers are rounded, as
+under PyTorch's autocast; weights, sums, attention and the head stay in float32. Rounding of the head causes most of the
+difference between sampler and trainer (MiniMax-M1, arXiv:2506.13585, section 3.2).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 
 
 def instructions() -> str | None:
-    """The processor's instructions for products in bfloat16, by PyTorch's name; None where it has none."""
+    """PyTorch's name of the processor's instructions for products in bfloat16; None without them."""
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return next((name for name in _INSTRUCTIONS if capabilities.get(name)), None)
 
@@ -36,7 +36,7 @@ def multiply_in(model: PreTrainedModel, products: torch.dtype) -> None:
     """Let the layers of a model, adapters included, multiply in `products`."""
     body: Any = inner_model(model).base_model
     body.products = products
-    body.forward = MethodType(_forward, body)  # a method, for a copy of the model gets one of its own
+    body.forward = MethodType(_forward, body)  # a method, so that a copy of the model gets its own
 
 
 def _forward(self: PreTrainedModel, *arguments: object, **named: object) -> object:
@@ -46,14 +46,14 @@ def _forward(self: PreTrainedModel, *arguments: object, **named: object) -> obje
 
 
 def products_of(model: PreTrainedModel) -> torch.dtype:
-    """The type in which the layers of a model multiply."""
+    """The type of the products in the layers of a model."""
     products: torch.dtype = getattr(inner_model(model).base_model, "products", model.dtype)
     return products
 
 
 @contextmanager
 def exact_products(model: PreTrainedModel) -> Iterator[None]:
-    """Products in the type of the weights, to compare two ways of computing the same without their rounding."""
+    """Compute products in the type of the weights, to compare two computations without their rounding."""
     products = products_of(model)
     if products == model.dtype:
         yield

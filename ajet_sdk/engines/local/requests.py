@@ -49,7 +49,7 @@ def uniform(seeds_B: npt.NDArray[np.uint64], places_B: npt.NDArray[np.int64]) ->
 
 
 class TokenDraw:
-    """The sampling parameters of the rows of one batch, prepared once and used for many steps."""
+    """The sampling parameters of a batch's rows, prepared once for many steps."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class TokenDraw:
 def limit(logits_BV: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor, min_p_B: torch.Tensor) -> torch.Tensor:
     """Mask of the tokens that can be drawn, of shape (B, V).
 
-    Those are the `top_k` most likely ones that have at least `min_p` of the most likely one's probability, and of them
-    the smallest set of the most likely whose probability reaches `top_p`. No gradient goes through it.
+    These are the `top_k` most likely tokens with at least `min_p` of the highest probability, and of them the smallest
+    set of most likely tokens whose probability reaches `top_p`. It has no gradient.
     """
     ordered, order = logits_BV.detach().sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[-1], device=ordered.device)
@@ -110,9 +110,9 @@ def most_likely(logits_BV: torch.Tensor, how: TokenDraw, count: int) -> tuple[to
 
 
 def draw(logits_BV: torch.Tensor, how: TokenDraw, uniform_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and their log-probabilities under the distribution drawn from, each of shape B.
+    """Draw tokens; returns them and their log-probabilities under the distribution drawn from, each of shape B.
 
-    Greedy rows (temperature 0) report the model's own log-probability (temperature 1): a point mass would say 0.
+    Greedy rows (temperature 0) report the log-probability at temperature 1, as that of a point mass would be 0.
     """
     logits = _drawn_from(logits_BV, how)
     logprobs = torch.log_softmax(logits, -1)
@@ -121,17 +121,17 @@ def draw(logits_BV: torch.Tensor, how: TokenDraw, uniform_B: torch.Tensor) -> tu
     else:
         cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)
         tokens = torch.searchsorted(cdf, (uniform_B * cdf[:, -1])[:, None], right=True)[:, 0]
-        tokens = tokens.clamp(max=cdf.shape[-1] - 1)  # beyond only where logits are no numbers, which the caller sees
+        tokens = tokens.clamp(max=cdf.shape[-1] - 1)  # exceeded only if logits are NaN, which the caller detects
         if how.greedy_B is not None:
             tokens = torch.where(how.greedy_B, logits.argmax(-1), tokens)
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
 
 
 class StopWatch:
-    """Finds the first stop string in a growing reply, wherever token boundaries fall, or an id that ends it.
+    """Finds the first stop string in a growing reply, regardless of token boundaries, or an id that ends it.
 
-    It compares bytes, so that a stop string may begin inside one token and end inside another, and no token is
-    decoded twice. A stop string within the first `least` tokens ends nothing.
+    It compares bytes, so that a stop string may span parts of tokens, and decodes each token once. Stop strings within
+    the first `least` tokens are ignored.
     """
 
     def __init__(
@@ -143,14 +143,14 @@ class StopWatch:
         ignore_eos: bool = False,
     ) -> None:
         self.ignore_eos = ignore_eos
-        """End-of-turn ids do not end the reply."""
+        """Whether end-of-turn ids are ignored."""
         self._ids, self._least, self._begin = frozenset(ids), least, 0
         self._stops = [text.encode() for text in stop if text]
         self._longest = max(map(len, self._stops), default=0)
         self._token_bytes = token_bytes
         self._seen = bytearray()
         self.text: str | None = None
-        """The text before the stop string, once one was found."""
+        """The text before the stop string, once found."""
 
     def feed(self, token_id: int) -> bool:
         """Add a token; True if it ends the reply."""
@@ -171,7 +171,7 @@ class StopWatch:
 
 @dataclass(eq=False, slots=True)
 class SamplingRequest:
-    """One call of `sample`: a prompt, and a future that gets `n` continuations."""
+    """A call of `sample`: the prompt, and a future for its `n` continuations."""
 
     prompt: npt.NDArray[np.int32]
     sampling: Sampling

@@ -1,9 +1,7 @@
-"""The sampler: a worker thread that owns the model, with a queue of requests and futures for results.
+"""`LocalSampler`: a worker thread that samples with a model in this process; and a copy of a model under training.
 
 Requests come from any event loop. The worker drains its queue into the running batch before every token, so a new
-request waits for one token of the others and never for the end of a reply.
-
-A copy of a model to sample from while the model itself is being trained.
+request waits for one token of the others, not for the end of a reply.
 """
 
 from __future__ import annotations
@@ -40,9 +38,9 @@ _log = logging.getLogger(__name__)
 class LocalSampler:
     """Implements `protocols.Sampler` over a transformers model in this process.
 
-    `policy_version` is stamped on every reply; a trainer changes it, and the weights, inside `exclusive()`. With
-    `apart` the weights are a copy, so that a trainer may use and change the model's own at any time: the copy takes
-    them over as `exclusive()` ends.
+    Every reply has the `policy_version`; a trainer changes it, and the weights, inside `exclusive()`. With `apart` the
+    weights are a copy, so that a trainer may use and change the model at any time; the copy is updated when
+    `exclusive()` ends.
     """
 
     def __init__(
@@ -99,9 +97,9 @@ class LocalSampler:
     # The asyncio side
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
-        """`sampling.n` continuations of the prompt. Raises ContextOverflow, RequestRefused, EngineUnavailable.
+        """Sample `sampling.n` continuations. Raises ContextOverflow, RequestRefused, EngineUnavailable.
 
-        Cancelled, it ends after the token that is being computed, with SamplingCancelled.
+        If cancelled, it ends after the current token with SamplingCancelled.
         """
         request = self._request(prompt_ids, sampling, session)
         with self._condition:
@@ -115,12 +113,12 @@ class LocalSampler:
             self._order(lambda: self._cancel(request))
             with suppress(EngineUnavailable):
                 await request.future
-            raise SamplingCancelled(sum(len(one.output) for one in request.continuations)) from None
+            raise SamplingCancelled(sum(len(each.output) for each in request.continuations)) from None
 
     def _request(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> SamplingRequest:
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         max_new = room_for_reply(prompt_ids, sampling, self.model, self.max_model_len)
-        if prompt.view(np.uint32).max() >= self._vocabulary:  # a negative one is large
+        if prompt.view(np.uint32).max() >= self._vocabulary:  # negative ids are large as unsigned
             raise RequestRefused(f"token ids of the prompt must be less than the model's {self._vocabulary}", "prompt")
         if any(not 0 <= token < self._vocabulary for token, _ in sampling.logit_bias):
             raise RequestRefused(
@@ -145,7 +143,7 @@ class LocalSampler:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Exclusive use of the model: running calls finish first, new ones wait, and the KV cache is dropped."""
+        """Use the model exclusively: running calls finish first, new ones wait, and the KV cache is dropped."""
         gate = _Gate()
         with self._condition:
             if self._closed:
@@ -173,15 +171,15 @@ class LocalSampler:
             self._orders.append(order)
             self._condition.notify()
 
-    # The worker's side
+    # In the worker's thread
 
     def _work(self) -> None:
-        torch.set_num_threads(self._threads)  # each thread has a number of its own
+        torch.set_num_threads(self._threads)  # a setting of each thread
         with torch.inference_mode():
             while self._next():
                 try:
                     self._advance()
-                except Exception as error:  # noqa: BLE001  (kept and handed to every caller that it concerns)
+                except Exception as error:  # noqa: BLE001  (raised to every affected caller)
                     _log.exception(
                         "Sampling failed; running calls get the error, and all cached keys and values are dropped."
                     )
@@ -223,7 +221,7 @@ class LocalSampler:
         self._deliver(self._batch.step())
 
     def _half_started(self) -> bool:
-        """Whether the next continuation's request is already running, so that it must not wait for other weights."""
+        """Whether the next continuation's request is already running, so that it needs the current weights."""
         return bool(self._waiting) and self._waiting[0].request.started
 
     def _admit(self, continuations: list[Continuation]) -> None:
@@ -236,7 +234,7 @@ class LocalSampler:
         self._joining = []
 
     def _pass_gate(self) -> bool:
-        """Let the first exclusive user in or out; False while it is inside."""
+        """Let the first exclusive user in or out; False while it uses the model."""
         gate = self._gates[0]
         if gate.released:
             self._gates.popleft()
@@ -278,7 +276,7 @@ class LocalSampler:
 
 
 class _Gate:
-    """One use of `exclusive`."""
+    """A use of `exclusive`."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -292,7 +290,7 @@ def _resolve(requests: Sequence[SamplingRequest]) -> None:
 
 
 def _settle(future: asyncio.Future[Any], value: object) -> None:
-    """Give a future its result or error, unless whoever waited for it is gone."""
+    """Set the result or error of a future, unless it was cancelled."""
     if future.done():
         return
     if isinstance(value, Exception):
@@ -309,7 +307,7 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *argum
 
 
 def kv_budget(device: torch.device) -> int:
-    """Bytes for keys and values: 1 GiB on a CPU, three tenths of what is free on a GPU."""
+    """Bytes for keys and values: 1 GiB on a CPU, 30 % of the free memory on a GPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.3)
     return 1 << 30
@@ -318,8 +316,8 @@ def kv_budget(device: torch.device) -> int:
 class SamplingCopy:
     """A second model that shares the frozen weights, with a copy of the trained ones that `catch_up` updates.
 
-    Two threads may not use one module at once: training mode, hooks on its layers and a switched-off adapter are
-    seen by both. A model of which all weights are trained is held twice; of a LoRA model only the adapter is.
+    Two threads cannot use one module at once, as both would see its training mode, hooks and disabled adapters. Only
+    trained weights are in memory twice: of a LoRA model, the adapter.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

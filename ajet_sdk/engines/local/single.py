@@ -1,7 +1,7 @@
-"""One conversation at a time, through the model's own cache.
+"""Samples one conversation at a time with the model's own cache.
 
-For models whose layers are not all plain attention (sliding windows, state spaces, ...). Correct for all of them and
-much slower than `slots`.
+For models with layers other than full attention (sliding windows, state spaces, ...). It works with all models and is
+much slower than `batch`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Conversation:
 
 
 class SingleConversation:
-    """`RunningBatch` for one conversation at a time; a finished session's cache is kept for its next turn."""
+    """`RunningBatch` for one conversation at a time; the cache of a session is kept for its next turn."""
 
     def __init__(self, model: PreTrainedModel, *, eos_ids: Iterable[int], keep: int) -> None:
         self.model, self._eos, self._keep = model, frozenset(eos_ids), keep
@@ -72,7 +72,7 @@ class SingleConversation:
         return [running for running, conversation in [*self._running.values()] if self._advance(running, conversation)]
 
     def _logits(self, conversation: _Conversation, known: list[int]) -> torch.Tensor:
-        """The logits behind the last id, [1, V]."""
+        """The logits after the last id, [1, V]."""
         fresh = known[len(conversation.ids) :] if self._cached else known
         ids = torch.tensor([fresh], device=self._device)
         cache = {cache_name(self.model): conversation.cache} if self._cached else {}
@@ -122,15 +122,12 @@ class SingleConversation:
         done = stopped or len(continuation.output) >= continuation.request.max_new
         if done:
             continuation.reason = "stop" if stopped else "length"
-            self._park(continuation, conversation)
+            del self._running[id(continuation)]
+            self._resting[continuation.request.session] = conversation
+            self._resting.move_to_end(continuation.request.session)
+            while len(self._resting) > self._keep:
+                self._resting.popitem(last=False)
         return done
-
-    def _park(self, continuation: Continuation, conversation: _Conversation) -> None:
-        del self._running[id(continuation)]
-        self._resting[continuation.request.session] = conversation
-        self._resting.move_to_end(continuation.request.session)
-        while len(self._resting) > self._keep:
-            self._resting.popitem(last=False)
 
     def cancel(self, continuations: Iterable[Continuation]) -> None:
         for continuation in continuations:

@@ -1,4 +1,4 @@
-"""`TinkerSampler`: continues token ids with a service's weights, and an engine over it."""
+"""`TinkerSampler`: samples with weights at a training service; and an engine over it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class TinkerSampler:
-    """Implements `protocols.Sampler` over the weights of a service.
+    """Implements `protocols.Sampler` over weights at a service.
 
-    A trainer sets `policy_version` inside `exclusive()`; as that ends, `publish` gives the weights of that version.
-    Calls under way keep the ones they began with, and say which.
+    A trainer sets `policy_version` inside `exclusive()`; at its end, `publish` returns the weights of that version.
+    Calls in flight keep their weights and version.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TinkerSampler:
             )
         _refuse(sampling)
         ids = [*([] if sampling.ignore_eos else sorted(self._tokenizer.eos_ids)), *sampling.stop_token_ids]
-        # The API takes ids or strings; with strings the service ends replies at the end of a turn by its text.
+        # The API takes either ids or strings; with strings, ends of turn are given as text.
         stop = [*sampling.stop, *(self._tokenizer.decode([token]) for token in ids)] if sampling.stop else ids
         weights, version = self._current
         replies = await weights.sample(
@@ -83,7 +83,7 @@ class TinkerSampler:
         return Sampled(reply.output_ids, reply.logprobs, "stop" if reply.stopped else "length", version, text)
 
     def forget(self, session: str) -> None:
-        """The service keeps its own prefix cache."""
+        """Does nothing: the service manages its prefix cache."""
 
     async def aclose(self) -> None:
         if self._close is not None:
@@ -108,7 +108,7 @@ def tinker_engine(config: Config) -> TokenEngine:
     except TrainingError:
         if config.model.name is None:
             raise
-        base = config.model.name  # where the service cannot tell, the name is the base model's
+        base = config.model.name  # the service does not tell; the name is that of the base model
     tokenizer = HFTokenizer(str(config.resolve(base)) if config.resolve(base).exists() else base)
     sampler = TinkerSampler(
         session.weights(path),

@@ -1,4 +1,4 @@
-"""A training service, by the official SDK of the Tinker API (the package `tinker`, 0.22 and later).
+"""Uses a training service through the official SDK of the Tinker API (the package `tinker`, 0.22 and later).
 
 The SDK retries lost requests (429, 5xx, broken connections) under the same number, so that the service applies them
 once. Its telemetry is off unless the config enables it.
@@ -46,7 +46,7 @@ U = TypeVar("U")
 _PAUSE = 0.25
 """Seconds between two attempts to reach a service that has not started yet."""
 _OF_THE_MODEL = ("forward", "forward_backward", "optim_step", "save_state", "save_weights_for_sampler", "sampling")
-"""Requests to which a 404 says that the service no longer has the model."""
+"""Requests for which a 404 means that the service no longer has the model."""
 _BILLED = {"sampling_prefill": "prefill", "sampling_sample": "sample", "training": "train"}
 """Prices by the kind of a billed event."""
 _LOCAL_KEY = "tml-local"
@@ -59,7 +59,7 @@ class Session:
     def __init__(self, config: Config) -> None:
         if sys.version_info < (3, 11):
             raise ConfigError(
-                f"backbone tinker needs Python 3.11 or later, for the package tinker does (this is "
+                f"backbone tinker needs Python 3.11 or later, as does the package tinker (this is "
                 f"{sys.version_info.major}.{sys.version_info.minor})"
             )
         settings = config.tinker
@@ -76,18 +76,17 @@ class Session:
         self.tinker: ModuleType = tinker
         logging.getLogger("tinker.lib.retry_handler").setLevel(logging.CRITICAL)  # its errors are raised, and reported
         self.lost = ""
-        """The error by which the service said that the session, its model, or a request of it is gone."""
+        """The service's error if the session, its model, or one of its requests is gone."""
         self._reach()
         where = self._where = {"base_url": self.url, "api_key": key or _LOCAL_KEY}
         self.client = self.call("opening a session", lambda: tinker.ServiceClient(**where))
         self.newer = hasattr(getattr(tinker, "RestClient", None), "get_server_capabilities")
-        """The SDK of 0.38: a REST client needs no session, and adapters are given file by file."""
+        """The SDK is 0.38 or later: a REST client needs no session, and adapters are downloaded file by file."""
         connect = (lambda: tinker.RestClient(**where)) if self.newer else self.client.create_rest_client
         self.rest = self.call("opening a connection", connect)
 
     def _reach(self) -> None:
-        """Wait until the service answers. The SDK would wait for it under a process-wide lock, which would block all
-        other sessions."""
+        """Wait until the service answers. The SDK would wait under a process-wide lock and block other sessions."""
         if self.url is None:
             return
         deadline = time.monotonic() + self.stall
@@ -111,7 +110,7 @@ class Session:
         return public(self.url) if self.url else "the hosted service"
 
     def call(self, action: str, function: Callable[[], object]) -> Any:
-        """Call the SDK and wait, in a context without an episode: its requests are not an agent's."""
+        """Call the SDK and wait, in a context without an episode, as its requests are not an agent's."""
         started = in_thread(lambda: _future(contextvars.Context().run(function)).result(), f"ajet-tinker {action}")
         try:
             return wait(started, self.stall, action)
@@ -140,14 +139,14 @@ class Session:
         return TrainingError(self.describe(action, error))
 
     def describe(self, action: str, error: Exception) -> str:
-        """What failed; sets `lost`."""
+        """The error message of a failed action; sets `lost` if the session is gone."""
         message = f"{self.name} failed at {action}: {type(error).__name__}: {error}"
         if _is_lost(action, error):
             self.lost = self.lost or message
         return message
 
     def served(self, model: str) -> tuple[str, int | None]:
-        """The service's name of a model, which may call a directory by another path, and its context length.
+        """The service's name of a model, which may be another path of a directory, and its context length.
 
         Raises ConfigError if the service does not have the model.
         """
@@ -163,8 +162,10 @@ class Session:
         return name, getattr(known.get(name), "max_context_length", None)
 
     def billed_rates(self, model: str) -> Prices:
-        """Dollars per million tokens of a model, by what the service billed in the last 14 days; zeros unless they tell
-        all but that of cached tokens (for which the key must be allowed to read bills)."""
+        """Dollars per million tokens of a model, as billed by the service in the last 14 days.
+
+        Zeros if the key may not read bills, or a price other than that of cached tokens is missing.
+        """
         if not hasattr(self.tinker, "AdminClient"):  # older SDKs
             return Prices()
         now = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
@@ -188,7 +189,7 @@ class Session:
         return str(info.base_model)
 
     def weights(self, path: str | None = None) -> SdkWeights:
-        """Weights at the service, or those of the base model, to sample from."""
+        """Weights at the service, by default of the base model, to sample from."""
         return SdkWeights(self, self.sampling(path), path)
 
     def sampling(self, path: str | None) -> SamplingClient:
@@ -196,12 +197,12 @@ class Session:
         return self.call(f"opening {path or self.model}", lambda: self.client.create_sampling_client(**which))
 
     def renew(self) -> None:
-        """Open another session in place of one that is lost."""
+        """Open a new session in place of a lost one."""
         self.client = self.call("opening a session", lambda: self.tinker.ServiceClient(**self._where))
         self.lost = ""
 
     def close(self) -> None:
-        """End the session; the service may be gone, or know no such call."""
+        """End the session; errors are ignored."""
         close = getattr(self.client, "close", None)  # not in older SDKs
         if close is not None:
             try:
@@ -211,11 +212,11 @@ class Session:
 
 
 class SdkService:
-    """One LoRA adapter in training. Work is done in the order of the calls.
+    """A LoRA adapter in training. The service works in the order of the calls.
 
     Methods that return a Future return at once, so that calls can be pipelined; others block. Do not call them from a
-    thread with a running event loop. All raise TrainingError if the service fails. `max_model_len`: tokens of prompt
-    and reply together; None if unknown.
+    thread with a running event loop. All raise TrainingError if the service fails. `max_model_len` limits prompt and
+    reply together; None if unknown.
     """
 
     def __init__(self, session: Session) -> None:
@@ -228,14 +229,14 @@ class SdkService:
         self._training: TrainingClient = session.call("create_model", lambda: create(**adapter))
 
     def forward(self, data: Sequence[Datum]) -> Future[list[Floats]]:
-        """Log-probabilities of each datum's targets."""
+        """Compute the log-probabilities of each datum's targets."""
         batch = [self._datum(datum, "cross_entropy") for datum in data]
         return self._session.send("forward", lambda: self._training.forward(batch, "cross_entropy"), _logprobs)
 
     def forward_backward(
         self, data: Sequence[Datum], loss: Loss, bounds: tuple[float, float] | None = None
     ) -> Future[list[Floats]]:
-        """As `forward`; adds the loss's gradient to that of the next `optim_step`; `bounds` of the ratio."""
+        """As `forward`, and add the loss's gradient to the next `optim_step`; `bounds` are those of the ratio."""
         batch = [self._datum(datum, loss) for datum in data]
         settings: dict[str, float] | None
         settings = dict(zip(("clip_low_threshold", "clip_high_threshold"), bounds, strict=True)) if bounds else None
@@ -244,7 +245,7 @@ class SdkService:
         )
 
     def optim_step(self, adam: Adam) -> Future[Mapping[str, float]]:
-        """Apply the gradient and clear it. Returns the service's metrics."""
+        """Apply the gradient, clear it, and return the service's metrics."""
         parameters = self._tinker.AdamParams(
             learning_rate=adam.lr, beta1=adam.betas[0], beta2=adam.betas[1], eps=1e-8,
             weight_decay=adam.weight_decay, grad_clip_norm=adam.grad_clip,
@@ -254,12 +255,12 @@ class SdkService:
         )
 
     def publish(self) -> SdkWeights:
-        """The current weights, to sample from."""
+        """Return the current weights, to sample from."""
         sampling = self._session.call("save_weights_for_sampler", self._training.save_weights_and_get_sampling_client)
         return SdkWeights(self._session, sampling)
 
     def base(self) -> SdkWeights:
-        """The weights without an adapter."""
+        """Return the weights without an adapter."""
         return self._session.weights()
 
     def save(self, name: str) -> str:
@@ -267,7 +268,7 @@ class SdkService:
         return str(self._session.call("save_state", lambda: self._training.save_state(name)).path)
 
     def load(self, path: str) -> None:
-        """Restore the state that `save` saved."""
+        """Restore a state saved by `save`."""
         create = self._session.client.create_training_client_from_state_with_optimizer
         try:
             self._training = self._session.call("loading a state", lambda: create(path))
@@ -321,7 +322,7 @@ class SdkService:
             raise self._session.failed(f"downloading {path}", error) from error
 
     def delete(self, path: str) -> None:
-        """Delete what `save`, `keep_sampler` or `download` left at the service."""
+        """Delete a checkpoint of `save`, `keep_sampler` or `download` at the service."""
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
         self._session.call(f"deleting {path}", lambda: self._session.rest.delete_checkpoint(run, checkpoint))
 
@@ -342,10 +343,10 @@ class SdkService:
 
 
 class SdkWeights:
-    """Weights that the service samples from; they never change."""
+    """Immutable weights at the service, to sample from."""
 
     def __init__(self, session: Session, sampling: SamplingClient, path: str | None = None) -> None:
-        """`path`: where the service keeps the weights, so that another session can sample from them, too."""
+        """`path`: the weights' path at the service, for sampling in another session."""
         self._session, self._sampling, self._tinker, self._path = session, sampling, session.tinker, path
         self._lost: SamplingClient | None = None
         self._renewing = threading.Lock()
@@ -392,10 +393,10 @@ class SdkWeights:
                 self._sampling = self._session.sampling(self._path)
 
     def logprobs(self, token_ids: Sequence[int]) -> Future[Floats]:
-        """Of all tokens but the first, length T - 1, at temperature 1."""
+        """Compute the log-probabilities of all tokens but the first, length T - 1, at temperature 1."""
         prompt = self._tinker.ModelInput.from_ints([int(i) for i in token_ids])
 
-        def read(values: Sequence[float | None]) -> Floats:  # some servers omit the first, which has no value
+        def read(values: Sequence[float | None]) -> Floats:  # some servers omit the first value, which is None
             return np.array(list(values)[-(len(token_ids) - 1) :], np.float32)
 
         return self._session.send("compute_logprobs", lambda: self._sampling.compute_logprobs(prompt), read)
@@ -418,6 +419,6 @@ def _logprobs(answer: tinker.ForwardBackwardOutput) -> list[Floats]:
 
 
 def _is_lost(action: str, error: Exception) -> bool:
-    """Whether an error says that the session is gone: 410, or 404 to a request to its model."""
+    """Whether an error means that the session is gone: 410, or 404 to a request to its model."""
     status = {getattr(each, "status_code", None) for each in (error, error.__cause__)}
     return 410 in status or (404 in status and action in _OF_THE_MODEL)

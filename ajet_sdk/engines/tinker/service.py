@@ -20,23 +20,23 @@ T = TypeVar("T")
 
 Loss = Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]
 """The losses of the Tinker API that ajet uses: -weight · new, -ratio · A, -min(ratio · A, clip(ratio) · A), and
--stop_gradient(clip(ratio)) · A · new, with ratio = exp(new - sampled). A request's tokens are added up."""
+-stop_gradient(clip(ratio)) · A · new, with ratio = exp(new - sampled), summed over the tokens of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """One sequence. Of its T tokens the first T - 1 are the input and the last T - 1 the targets."""
+    """A sequence of T tokens; the first T - 1 are the input and the last T - 1 the targets."""
 
     token_ids: Sequence[int]
     weights: Floats
     """Factor of each target's loss, length T - 1: advantages of policy losses, weights of cross_entropy."""
     logprobs: Floats | None = None
-    """Of each target under the weights that sampled it, length T - 1; None for cross_entropy."""
+    """Log-probability of each target under the weights that sampled it, length T - 1; None for cross_entropy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """One step of AdamW."""
+    """The settings of an AdamW step."""
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.95)
@@ -58,11 +58,11 @@ class Continued:
 
 
 def wait(future: Future[T], seconds: float, action: str) -> T:
-    """The result of a future. Raises TrainingError, which names `action`, if it takes longer."""
+    """Wait for a future's result. Raises TrainingError that names `action` after `seconds`."""
     try:
         return future.result(seconds)
     except FutureTimeout as error:
-        if future.done():  # a time-out of the service's own
+        if future.done():  # a time-out of the service
             raise TrainingError(f"the service failed at {action}: {error}") from error
         raise TrainingError(
             f"the service has not answered {action} for {seconds:g} s (tinker.stall_timeout); look at its status, and "
@@ -71,7 +71,7 @@ def wait(future: Future[T], seconds: float, action: str) -> T:
 
 
 class Costs:
-    """Counts tokens; calls come from several threads. `prices` are dollars per million tokens."""
+    """Counts tokens; thread-safe. `prices` are dollars per million tokens."""
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
@@ -82,28 +82,28 @@ class Costs:
         self._lock = threading.Lock()
 
     def sampled(self, prompt: int, replies: Sequence[int], cached: int = 0) -> None:
-        """A request over a prompt of that many tokens, `cached` of them from the prefix cache."""
+        """Count a request with a prompt of `prompt` tokens, `cached` of them from the prefix cache."""
         self.add(prefilled=max(0, prompt - cached), cached=cached, sampled=sum(replies))
 
     def add(self, **tokens: int) -> None:
-        """Count tokens by kind: a forward pass costs as a prefill does, one with a backward pass is `trained`."""
+        """Count tokens by kind: those of forward passes are `prefilled`, with a backward pass `trained`."""
         with self._lock:
             for name, count in tokens.items():
                 self.tokens[name] += count
 
     def resume(self, tokens: Mapping[str, int]) -> None:
-        """Count what a run had processed before it was resumed, unless that is counted already."""
+        """Count the tokens of a run before it was resumed, unless they are counted already."""
         self.tokens |= {name: max(count, self.tokens[name]) for name, count in tokens.items()}
         self._before = self.dollars
 
     @property
     def dollars(self) -> float:
-        """Cost by the prices; 0 without any."""
+        """The cost by the prices; 0 without prices."""
         prices = (self.prices.prefill, self.prices.cached, self.prices.sample, self.prices.train)
         return sum(tokens * price for tokens, price in zip(self.tokens.values(), prices, strict=True)) / 1e6
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the run so far; called once after each step."""
+        """Return the metrics of the run so far; called once after each step."""
         self.step, self._before = max(self.step, self.dollars - self._before), self.dollars
         priced = {"cost/dollars": self.dollars} if self.prices.known else {}
         return {f"cost/{name}_tokens": float(count) for name, count in self.tokens.items()} | priced

@@ -1,4 +1,4 @@
-"""Requests to and responses of vLLM's completions route, with token ids in and out."""
+"""Makes requests to vLLM's completions route and reads its responses, with token ids in both."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def request_body(
     eos_ids: Iterable[int],
     drawn_from: int | str,
 ) -> dict[str, object]:
-    """The request as JSON, with every parameter, since the server chooses those left out.
+    """Return the request as JSON with every parameter, as the server chooses the omitted ones.
 
-    `drawn_from` is what the seed is made of where `sampling` has none. A greedy request asks for one choice, whatever
-    `sampling.n` is. Raises ContextOverflow, RequestRefused.
+    The seed is derived from `drawn_from` if `sampling` has none. A greedy request has one choice, regardless of
+    `sampling.n`. Raises ContextOverflow, RequestRefused.
     """
     prompt = [int(i) for i in prompt_ids]
     room = room_for_reply(prompt, sampling, model, max_model_len)
     greedy = sampling.temperature == 0
-    # Scrambled, for vLLM seeds choice i of a request with seed + i: seeds in a row would repeat each other.
+    # Scrambled: vLLM seeds choice i of a request with seed + i, so successive seeds would repeat choices.
     seed = random.Random(drawn_from if sampling.seed is None else sampling.seed).getrandbits(62)
     return {
         "model": model,
@@ -52,7 +52,7 @@ def request_body(
         "seed": seed,
         "stop": list(sampling.stop),
         "stop_token_ids": sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)}),
-        "ignore_eos": True,  # for the ids that end a turn are those above, and no others
+        "ignore_eos": True,  # only the ids above end a turn
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
         "logprobs": sampling.top_logprobs,
@@ -63,7 +63,7 @@ def request_body(
 
 
 def choices_of(reply: Mapping[str, object], version: int | None, n: int) -> list[Sampled]:
-    """`n` continuations; the one choice of a greedy request stands for all. Raises EngineError, EngineUnavailable."""
+    """Return `n` continuations; a greedy request's choice is repeated. Raises EngineError, EngineUnavailable."""
     sampled = [_sampled(choice, version) for choice in read_reply(reply, "completions", "vLLM").choices]
     return sampled * n if len(sampled) == 1 else sampled
 
@@ -82,7 +82,7 @@ def _sampled(choice: ReplyChoice, version: int | None) -> Sampled:
 
 
 def _alternatives(choice: ReplyChoice) -> list[list[tuple[int, float]]] | None:
-    """The most likely tokens at each position, the likeliest first; None if the server sends no ids."""
+    """The most likely tokens at each position, most likely first; None if the server sends no ids."""
     places = choice.logprobs.top_logprobs if choice.logprobs is not None else None
     if not places or not all(token.startswith(_ID) for alternatives in places for token in alternatives or ()):
         return None

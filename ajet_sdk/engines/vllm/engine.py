@@ -1,4 +1,4 @@
-"""vLLM as the sampler of `local` and `debug`: a server process with exact ids and changing weights."""
+"""vLLM as the sampler of backbones `local` and `debug`: its settings, and an engine for sampling only."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 ALONE, SHARED = 0.85, 0.5
-"""Share of a GPU's memory without and with a trainer on it."""
+"""Fraction of a GPU's memory without and with a trainer on it."""
 
 
 def samples_with_vllm(config: Config) -> bool:
-    """Whether `rollout.name` means vLLM here. Raises ConfigError if it is required and not installed."""
+    """Whether vLLM samples, by `rollout.name`. Raises ConfigError if it is required and not installed."""
     engine = config.rollout.name
     if engine == "transformers":
         return False
@@ -41,9 +41,9 @@ def samples_with_vllm(config: Config) -> bool:
 
 
 def gpus_for(wanted: int, count: int, trainer: int | None) -> tuple[int, ...]:
-    """The GPUs of a server that wants so many of `count`: others than the trainer's where there are enough.
+    """Choose `wanted` of `count` GPUs for a server, without the trainer's if there are enough.
 
-    Empty without a GPU. Raises ConfigError where there are not enough at all.
+    Empty without a GPU. Raises ConfigError if there are fewer than `wanted`.
     """
     if not count:
         return ()
@@ -56,7 +56,7 @@ def gpus_for(wanted: int, count: int, trainer: int | None) -> tuple[int, ...]:
 def settings_of(
     config: Config, model: str | Path, *, dtype: str, max_model_len: int, lora_rank: int | None, trained: bool
 ) -> Settings:
-    """The settings of a server for this run. `trained`: its weights change, and a trainer runs beside it."""
+    """The settings of a server for this run. `trained`: a trainer changes the weights."""
     import torch
 
     rollout, debugging = config.rollout, config.backbone == "debug"
@@ -88,15 +88,15 @@ def settings_of(
 
 
 def _adapter(path: Path) -> dict[str, Any]:
-    """The config of the LoRA adapter at `path`; empty if it is none."""
+    """The config of the LoRA adapter at `path`; empty if there is none."""
     file = path / "adapter_config.json"
     return dict(json.loads(file.read_text())) if file.is_file() else {}
 
 
 def vllm_engine(config: Config) -> TokenEngine:
-    """An engine over a server of the model of `config.model`, for sampling only.
+    """Return an engine over a server of `config.model`, for sampling only.
 
-    The server starts while this returns; `engines.ready` waits for it.
+    The server starts in the background; `engines.open.ready` waits for it.
     """
     from transformers import AutoConfig
 

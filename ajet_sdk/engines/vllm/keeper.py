@@ -1,9 +1,9 @@
-"""Runs a server as its only child and ends it, with all that it started, when the process that wanted it is gone.
+"""Runs a server as its only child and ends it, with all its processes, when the parent process is gone.
 
     python keeper.py PARENT DIRECTORY... -- COMMAND...
 
-A program of its own and of the standard library alone: it has to outlive a `kill -9` of the run. It ends with the
-server's exit code; SIGTERM makes it end the server first. The directories are removed when the parent is gone.
+A separate program of the standard library only, as it has to survive a `kill -9` of the run. It exits with the server's
+exit code; on SIGTERM it ends the server first. The directories are removed when the parent is gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from types import FrameType
 
 GRACE = 10.0
-"""Seconds between the polite signal and the other one."""
+"""Seconds between SIGTERM and SIGKILL."""
 TICK = 0.2
 
 
@@ -36,7 +36,7 @@ def main() -> int:
         time.sleep(TICK)
     if server.poll() is None:
         end(server)
-    with contextlib.suppress(ProcessLookupError):  # what a server that died has left behind
+    with contextlib.suppress(ProcessLookupError):  # remaining processes of a dead server
         os.killpg(server.pid, signal.SIGKILL)
     if os.getppid() != parent:
         for directory in directories:

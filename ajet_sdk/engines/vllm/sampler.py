@@ -1,7 +1,7 @@
-"""`VllmSampler`: continues token ids with a vLLM server that it starts, restarts, and updates with new weights.
+"""`VllmSampler`: samples with a vLLM server that it starts, restarts, and updates with new weights.
 
-Everything that happens to the server happens in one thread with an event loop of its own; `sample` may be awaited in
-any other. What a call gets is of one version of the weights: they change between calls, never under one.
+The server is controlled in a thread with its own event loop; `sample` may be awaited in any other. A call uses one
+version of the weights, which change only between calls.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ T = TypeVar("T")
 RESTARTS = 3
 """Maximum restarts of a dead server per run."""
 _NOT_LOADED = re.compile(r"were not loaded from checkpoint|(?<!RotaryEmbedding): Failed to load weights")
-"""What vLLM says of old weights that it kept. The tables of rotary embeddings are computed and are in no file."""
+"""vLLM's log lines on weights that it did not load. Rotary embeddings are computed and are in no file."""
 _DYING = 5.0
-"""Seconds after a broken connection in which the server may turn out dead."""
+"""Seconds to check for a dead server after a broken connection."""
 
 
 class VllmSampler:
-    """Implements `protocols.Sampler` over a server of its own.
+    """Implements `protocols.Sampler` over a vLLM server.
 
-    `write` puts the trainer's weights into a directory: all of them, or with `adapter` those of a LoRA adapter, which
-    the server then loads beside its own. Whoever changes the weights does so inside `exclusive()` and sets
-    `policy_version`; the server samples on with the old ones until that ends. It begins with `settings.model`, or, with
-    `written`, with what `write` writes first. `first` is an adapter that nobody trains; `policy_version` is None then.
+    `write` writes the trainer's weights to a directory: all of them, or with `adapter` those of a LoRA adapter, which
+    the server loads beside its base model. A trainer changes the weights inside `exclusive()` and sets
+    `policy_version`; the server uses the old ones until the block ends. It starts with `settings.model`, or with
+    `written` with the weights of a first `write`. `first` is an adapter that is not trained; `policy_version` is then
+    None.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class VllmSampler:
         first: Path | None = None,
         policy_version: int | None = 0,
     ) -> None:
-        # Now, and not while agents run: openai looks for httpx in sys.modules, and half imported it has no Timeout.
+        # Imported before agents run: openai looks for httpx in sys.modules and fails on a half-imported one.
         import httpx  # noqa: F401
 
         self.model = settings.name
@@ -66,7 +67,7 @@ class VllmSampler:
         self._write, self._adapter, self._written = write, adapter, written
         directory.mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm-", dir=directory.resolve()))
-        """Of the weights' versions. The server's keeper removes it if this process cannot."""
+        """The directory of the versions of the weights. The server's keeper removes it if this process cannot."""
         self._weights_path, self._served = first, policy_version
         self._ordinal = count()
         self._restarts = self._running = 0
@@ -84,16 +85,16 @@ class VllmSampler:
     def pid(self) -> int | None:
         return self._server.pid if self._server is not None else None
 
-    # What any event loop may call
+    # Called from any event loop
 
     async def ready(self) -> None:
         """Wait until the server answers. Raises EngineError if it does not start."""
         await self._there(self._until_open())
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
-        """`sampling.n` continuations of the prompt. Raises ContextOverflow, RequestRefused, EngineUnavailable.
+        """Sample `sampling.n` continuations. Raises ContextOverflow, RequestRefused, EngineUnavailable.
 
-        A server that dies is waited for and asked once more; to the caller that is a long call.
+        If the server dies, the call waits for its restart and is retried once.
         """
         body = request_body(
             prompt_ids,
@@ -111,8 +112,8 @@ class VllmSampler:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """The weights to oneself. Where they were changed, calls that run are finished at its end, new ones wait, the
-        server loads the weights, and all keys and values are dropped. Raises EngineError where it cannot.
+        """Change the weights within the block. If `policy_version` changed, at its end running calls finish, new ones
+        wait, and the server loads the weights and clears its prefix cache. Raises EngineError if that fails.
         """
         yield
         if self._write is None or self.policy_version == self._served:
@@ -122,7 +123,7 @@ class VllmSampler:
         await self._there(self._change(directory, version))
 
     def _write_version(self, version: int | None) -> Path:
-        """The trainer's weights in a directory that is whole or absent. Raises EngineError."""
+        """Write the trainer's weights to a directory, which is complete or absent. Raises EngineError."""
         assert self._write is not None
         directory = self._scratch / f"version_{version}"
         fresh = directory.with_name(f".{directory.name}")
@@ -154,14 +155,14 @@ class VllmSampler:
     # Requests
 
     async def _ask(self, body: dict[str, object]) -> tuple[dict[str, object], int | None]:
-        """The reply, and the version of its weights."""
+        """Return the reply and the version of its weights."""
         try:
             return await self._ask_once(body)
         except EngineUnavailable as error:
             if error.status is not None and error.status < 500:
                 raise
             server, first = self._server, error
-        # Not before the server is known to live or is another: else the second try would meet the same death.
+        # The retry has to wait until the server is known to be alive or is restarted.
         if server is not None and await server.gone(_DYING):
             await self._revive(server)
         elif first.status is not None:
@@ -187,10 +188,10 @@ class VllmSampler:
         return reply, version
 
     def _name(self, version: int | None) -> str:
-        """The model that a request asks for: an adapter bears its version in its name."""
+        """The model name of a request; the name of an adapter has its version."""
         return f"{self.model}@{version}" if self._adapter else self.model
 
-    # The server's life, in the sampler's loop
+    # Start, restart and failure of the server, in the sampler's loop
 
     async def _live(self) -> None:
         try:
@@ -205,11 +206,11 @@ class VllmSampler:
                     await self._revive(server)
         except EngineError as error:
             await self._fail(error)
-        except Exception as error:  # noqa: BLE001  (kept, and told to every caller)
+        except Exception as error:  # noqa: BLE001  (stored, and raised to every caller)
             await self._fail(EngineError(f"vLLM could not be restarted: {type(error).__name__}: {error}"))
 
     async def _start(self) -> None:
-        """A server with the newest weights, ready. Raises EngineError."""
+        """Start a server with the newest weights and wait until it is ready. Raises EngineError."""
         model = self.settings.model if self._adapter or self._weights_path is None else str(self._weights_path)
         log.info("Starting vLLM with %s; log file: %s", model, self.settings.log)
         server = self._server = Server(self.settings, model, self._scratch)
@@ -219,7 +220,7 @@ class VllmSampler:
         self._open.set()
 
     async def _until_open(self) -> None:
-        while not self._open.is_set():  # it may have been closed again before a waiter had its turn
+        while not self._open.is_set():  # may be cleared again before this task runs
             await self._open.wait()
         if self._failure is not None:
             raise self._failure.with_traceback(None)
@@ -227,14 +228,14 @@ class VllmSampler:
             raise EngineUnavailable(f"the sampler of {self.model} is closed")
 
     async def _fail(self, error: EngineError) -> None:
-        """From now on there is no server, and every call is told why."""
+        """Stop the server for good; every further call raises `error`."""
         self._failure = error
         self._open.set()
         if self._server is not None:
             await self._server.stop()
 
     async def _revive(self, dead: Server) -> None:
-        """Start the server anew unless someone has; after too many deaths there is none. Raises EngineUnavailable."""
+        """Restart a dead server unless another task did; after too many restarts, fail. Raises EngineUnavailable."""
         async with self._changing:
             if self._server is dead and self._failure is None and not self._closed:
                 await self._start_again(dead)
@@ -256,7 +257,7 @@ class VllmSampler:
     # New weights
 
     async def _change(self, directory: Path, version: int | None) -> None:
-        """Have the server sample with the weights in `directory` from now on. Raises EngineError."""
+        """Load the weights in `directory` into the server. Raises EngineError."""
         async with self._changing:
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
@@ -273,19 +274,15 @@ class VllmSampler:
                     await _reload(server, directory)
                 self._open.set()
             except EngineError as error:
-                await self._after_failed_change(server, error)
+                if await server.gone(_DYING):  # started again, with the new weights
+                    await self._start_again(server)
+                else:
+                    message = f"vLLM could not load the weights of version {self._served}: {error}"
+                    await self._fail(EngineError(f"{message}\nIts log: {self.settings.log}"))
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
         if old is not None and old.parent == self._scratch:
             await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
-
-    async def _after_failed_change(self, server: Server, error: EngineError) -> None:
-        """A server that died over it is started with the new weights; one that lives cannot be trusted any more."""
-        if await server.gone(_DYING):
-            await self._start_again(server)
-        else:
-            message = f"vLLM could not load the weights of version {self._served}: {error}"
-            await self._fail(EngineError(f"{message}\nIts log: {self.settings.log}"))
 
     async def _load_adapter(self, server: Server, directory: Path, version: int | None) -> None:
         await server.control("v1/load_lora_adapter", {"lora_name": self._name(version), "lora_path": str(directory)})
@@ -296,21 +293,21 @@ class VllmSampler:
         if self._server is not None:
             await self._server.stop()
         pending = asyncio.all_tasks() - {asyncio.current_task()}
-        if pending:  # calls that run find out by themselves that there is no server
+        if pending:  # running calls fail by themselves without a server
             _, stuck = await asyncio.wait(pending, timeout=2 * _DYING)
             for task in stuck:
                 task.cancel()
 
 
 async def _reload(server: Server, directory: Path) -> None:
-    """Load other weights in place. Raises EngineError where one of them did not come along."""
+    """Load other weights in place. Raises EngineError if one of them was not loaded."""
     begun = server.logged()
     await server.control("pause?mode=wait")
     await server.control("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}})
     unloaded = [line for line in server.log_text(begun).splitlines() if _NOT_LOADED.search(line)]
     if unloaded:
         raise EngineError(f"it kept some of the old ones: {unloaded[0][-500:]}")
-    for _ in range(20):  # blocks of a call that has just ended may be held for a moment
+    for _ in range(20):  # a call that has just ended may hold its blocks for a moment
         if '"success":true' in await server.control("reset_prefix_cache"):
             break
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""One vLLM server process: its command and environment, its start, its end, and what its log says of both."""
+"""A vLLM server process: its command and environment, its start and end, and the errors in its log."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     import httpx
 
 START_SECONDS = 1800.0
-"""How long a start may take: large weights are read, or downloaded, in it."""
+"""Time limit of a start, in which large weights are read or downloaded."""
 _REPLY_SECONDS = 24 * 3600.0
-"""Longest wait for a reply. Episodes have time limits of their own, and a server that dies closes its connections."""
+"""Time limit of a reply. Episodes have their own limits, and a dead server closes its connections."""
 _CONTROL_SECONDS = 600.0
 _TICK = 0.2
 _LEAST_BATCH = 2048
-"""Tokens of one pass."""
+"""Minimum tokens of a pass."""
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM makes room for."""
+"""Maximum LoRA ranks that vLLM supports."""
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|\.error): \S")
 _HOLLOW = ("See root cause above", "Engine core initialization failed", "Worker failed", "WorkerProc init")
 _PREFIX = re.compile(r"^\([^)]*pid=\d+\) (?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]*\] )?")
@@ -54,27 +54,27 @@ class Settings:
     seed: int = 0
     tensor_parallel_size: int = 1
     memory_share: float = 0.5
-    """Of each GPU's memory."""
+    """Fraction of each GPU's memory."""
     gpus: tuple[int, ...] | None = None
-    """Those that it sees, by their numbers in this process; None: all. Empty on a CPU."""
+    """Visible GPUs, numbered as in this process; None: all. Empty on a CPU."""
     prefix_cache: bool = True
     lora_rank: int | None = None
     """Serves adapters up to this rank; None: none."""
     changing: bool = False
-    """Weights are reloaded, so vLLM's own routes for that are open."""
+    """Weights are reloaded, through vLLM's development routes."""
     port: int | None = None
-    """A port of 127.0.0.1; None: a socket in a directory that is this user's alone."""
+    """A port of 127.0.0.1; None: a socket in a private directory."""
 
 
 class Server:
-    """A process from its start to its end. It never runs twice: to start again, make another."""
+    """A server process. To restart it, make a new one."""
 
     def __init__(self, settings: Settings, model: str, scratch: Path) -> None:
         if settings.port:
             _refuse_taken(settings.port)
         self.settings = settings
         self._room = Path(tempfile.mkdtemp(prefix="ajet-"))
-        """Of this server: its socket, and its working directory. Short, for a socket's path has 107 bytes at most."""
+        """The working directory, with the socket. Its path is short, as a socket's path has at most 107 bytes."""
         self._socket = self._room / "vllm.sock"
         self._url = f"http://127.0.0.1:{settings.port}" if settings.port else "http://localhost"
         settings.log.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the process that holds the server; its only child is vLLM."""
+        """Process id of the keeper, whose only child is vLLM."""
         return self._process.pid
 
     @property
@@ -104,7 +104,7 @@ class Server:
         return self._process.poll() is None
 
     async def ready(self) -> None:
-        """Wait until it answers. Raises EngineError with what its log says where it ends instead."""
+        """Wait until it answers. Raises EngineError with the cause in its log if it ends instead."""
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until:
             if not self.alive:
@@ -124,14 +124,14 @@ class Server:
             return False
 
     async def gone(self, within: float) -> bool:
-        """Whether it has ended, or does so within some seconds."""
+        """Whether it has ended, or ends within some seconds."""
         until = time.monotonic() + within
-        while self.alive and time.monotonic() < until:  # noqa: ASYNC110  (a process tells nobody that it ends)
+        while self.alive and time.monotonic() < until:  # noqa: ASYNC110  (there is no event for a process's end)
             await asyncio.sleep(_TICK)
         return not self.alive
 
     async def control(self, route: str, body: Mapping[str, object] | None = None) -> str:
-        """POST to one of the server's own routes, over a connection of its own. Raises EngineError."""
+        """POST to a control route of the server, over a new connection. Raises EngineError."""
         import httpx
 
         try:
@@ -144,7 +144,7 @@ class Server:
         return response.text
 
     def log_text(self, since: int | None = None) -> str:
-        """Its log, from its start or from a position that `logged` returned."""
+        """Its log, from the server's start or from a position returned by `logged`."""
         with self.settings.log.open("rb") as file:
             file.seek(self._log_from if since is None else since)
             return file.read().decode(errors="replace")
@@ -153,13 +153,13 @@ class Server:
         return self.settings.log.stat().st_size
 
     def cause(self) -> str:
-        """Why it ended, by its exit code and its log, and where the whole log is."""
+        """Why it ended, by exit code and log, with the path of the log."""
         code = self._process.poll()
         ended = "" if code is None else f"exit code {code}; " if code < 128 else f"killed by signal {code - 128}; "
         return f"{ended}{cause_in(self.log_text())}\nLog file: {self.settings.log}"
 
     async def stop(self) -> None:
-        """End it and everything that it started, at once where it does not end by itself."""
+        """End the server and its processes."""
         if self.alive:
             self._process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(self._process.wait)
@@ -190,7 +190,7 @@ def command(settings: Settings, model: str, socket_path: Path) -> list[str]:
         "--enable-prefix-caching" if settings.prefix_cache else "--no-enable-prefix-caching",
     ]  # fmt: skip
     if settings.gpus == ():
-        # A prompt that is read in parts ends the CPU build: it cannot wind a request's generator back.
+        # Chunked prefill crashes the CPU build, which cannot rewind a request's generator.
         whole = max(settings.max_model_len, settings.max_num_seqs, _LEAST_BATCH)
         arguments += ["--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", str(whole)]
     else:
@@ -202,7 +202,7 @@ def command(settings: Settings, model: str, socket_path: Path) -> list[str]:
 
 
 def environment(settings: Settings, variables: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment: the run's own, with what the server needs; what the user has set of it stays."""
+    """The server's environment: the run's, with variables for vLLM; some of them the user may override."""
     needed = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",  # else a connection may be closed while a request is on its way
@@ -215,17 +215,13 @@ def environment(settings: Settings, variables: Mapping[str, str]) -> dict[str, s
     elif settings.gpus is not None:
         visible = [device for device in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
         needed["CUDA_VISIBLE_DEVICES"] = ",".join(visible[i] if visible else str(i) for i in settings.gpus)
-    if (plugins := _plugins()) is not None:
-        usual["VLLM_PLUGINS"] = plugins
-    return {**usual, **variables, **needed}
-
-
-def _plugins() -> str | None:
-    """The plug-ins of vLLM but Trinity-RFT's, which needs the vLLM that it was made for; None: all of them."""
+    # Trinity-RFT's plug-in needs the vLLM version that it was made for.
     groups = [group for group in entry_points().groups if group.startswith("vllm.")]
     plugins = [plugin for group in groups for plugin in entry_points(group=group)]
     names = [plugin.name for plugin in plugins if not plugin.value.startswith("trinity.")]
-    return None if len(names) == len(plugins) else ",".join(names)
+    if len(names) < len(plugins):
+        usual["VLLM_PLUGINS"] = ",".join(names)
+    return {**usual, **variables, **needed}
 
 
 def _refuse_taken(port: int) -> None:
@@ -240,7 +236,7 @@ def _refuse_taken(port: int) -> None:
 
 
 def cause_in(text: str) -> str:
-    """The first error of a log that names a cause, and its last lines."""
+    """The first error in a log that names a cause, else its last lines."""
     lines = [_PREFIX.sub("", line).rstrip() for line in text.splitlines()]
     lines = [line for line in lines if line.strip()]
     errors = [line for line in lines if _ERROR.match(line) and not any(h in line for h in _HOLLOW)]
