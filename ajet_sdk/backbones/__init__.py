@@ -1,1 +1,1 @@
-"""Backbones: each runs a `Job` over an open gateway and trace writer, and is a thin caller of `run_batch`."""
+"""Backbones, which run a `Job` over an open gateway and trace writer."""

@@ -1,4 +1,4 @@
-"""The `debug` backbone: a few episodes in one process, with breakpoints and a readable account. Trains nothing."""
+"""The `debug` backbone: a few episodes in one process, with breakpoints and a summary, without training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Episode, new_id
 
 if TYPE_CHECKING:
-    from ajet_sdk.config.config import Config
     from ajet_sdk.protocols import Engine, Job
     from ajet_sdk.trace.writer import TraceWriter
 
@@ -34,7 +33,7 @@ _tags: ContextVar[frozenset[str]] = ContextVar("ajet_debug_tags", default=frozen
 def bp(tag: str) -> None:
     """Stop in the debugger if the run was started with this tag: `--backbone debug --debug "TAG1|TAG2"`.
 
-    Otherwise it does nothing, so it can stay in the code.
+    Otherwise it has no effect, so it can stay in the code.
 
     Args:
         tag: the name of this breakpoint.
@@ -51,7 +50,7 @@ def bp(tag: str) -> None:
 
 @contextmanager
 def stop_at_tags(tags: Iterable[str]) -> Iterator[None]:
-    """Within the block, `bp` stops at these tags."""
+    """Let `bp` stop at these tags within the block."""
     token = _tags.set(frozenset(tags))
     try:
         yield
@@ -60,13 +59,17 @@ def stop_at_tags(tags: Iterable[str]) -> Iterator[None]:
 
 
 async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
-    """Run the first tasks once each and print what happened; the episodes are returned, and nothing is trained.
+    """Run the first tasks once each, print a summary, and return the episodes, without training.
 
-    With debug tags episodes run one by one and without a time limit, since a person may sit at a breakpoint.
+    With debug tags, episodes run one by one and without a time limit, for breakpoints.
 
     Raises TrainingError if fewer than `rollout.min_sound_share` of the episodes are sound.
     """
-    config = await with_model(at_endpoint(_debug_config(job)), (job.workflow, job.judge, job.train))
+    changed: dict[str, object] = {"max_env_worker": job.config.debug.debug_max_parallel}
+    if job.debug_tags:  # one debugger, without a time limit
+        changed = {"max_env_worker": 1, "timeout": _A_WEEK, "judge_timeout": _A_WEEK}
+    config = job.config.model_copy(update={"rollout": job.config.rollout.model_copy(update=changed)})
+    config = await with_model(at_endpoint(config), (job.workflow, job.judge, job.train))
     engine = open_engine(config)
     try:
         await ready(engine)
@@ -91,14 +94,6 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     rewards = [e.reward for e in episodes if e.reward is not None]
     metrics = {"debug/reward": sum(rewards) / len(rewards)} if rewards else {}
     return TunedModel(None, metrics, job.run_id, episodes, directory=job.directory)
-
-
-def _debug_config(job: Job) -> Config:
-    config = job.config
-    changed: dict[str, object] = {"max_env_worker": config.debug.debug_max_parallel}
-    if job.debug_tags:  # one debugger, without a time limit
-        changed = {"max_env_worker": 1, "timeout": _A_WEEK, "judge_timeout": _A_WEEK}
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update=changed)})
 
 
 def _attempts(job: Job) -> list[Attempt]:

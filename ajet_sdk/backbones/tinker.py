@@ -27,12 +27,12 @@ _log = logging.getLogger("ajet")
 
 
 async def tinker(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
-    """Like `local`, with a LoRA adapter that the service of `config.tinker` samples from and trains.
+    """Train like `local`, with a LoRA adapter that the service of `config.tinker` trains and samples.
 
-    Where the service has ended the session, the run continues in a new one from its newest checkpoint, as by
-    `--resume`; from each checkpoint once.
+    If the service ends the session, the run continues in a new one from its newest checkpoint, as with `--resume`; once
+    per checkpoint.
 
-    Returns the adapter in peft's format. Raises TrainingError if the service fails; `--resume` continues from its
+    Returns the adapter in peft's format. Raises TrainingError if the service fails; `--resume` continues from the
     newest state.
     """
     costs = Costs(job.config.tinker.prices)

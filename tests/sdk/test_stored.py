@@ -115,9 +115,12 @@ def test_the_best_episodes_of_each_task_of_a_trace_are_learnt(tokenizer: HFToken
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"messages": said("Say  YES.", "yes")}, "asks what is asked by validation task held"),
-        ({"prompt": said("Say yes."), "completion": said("", "yes")[1:]}, "asks what is asked by validation task held"),
-        ({"messages": said("Say it.", "yes"), "provenance": {"seeds": ["held"]}}, "was made of validation task held"),
+        ({"messages": said("Say  YES.", "yes")}, "the same question as validation task held"),
+        (
+            {"prompt": said("Say yes."), "completion": said("", "yes")[1:]},
+            "has the same question as validation task held",
+        ),
+        ({"messages": said("Say it.", "yes"), "provenance": {"seeds": ["held"]}}, "was made from validation task held"),
     ],
 )
 def test_a_file_that_a_validation_task_is_in_is_refused_by_its_line(
@@ -134,7 +137,7 @@ def test_a_file_that_a_validation_task_is_in_is_refused_by_its_line(
 def test_a_pair_that_asks_a_validation_task_is_refused_and_rows_of_its_id_are_left_out(tmp_path: Path) -> None:
     pair = {"prompt": said("Say yes."), "chosen": said("", "yes")[1:], "rejected": said("", "no")[1:]}
     held = rows(tmp_path / "pairs.jsonl", pair)
-    with pytest.raises(TaskError, match=r"pairs.jsonl line 1 asks what is asked by validation task held"):
+    with pytest.raises(TaskError, match=r"pairs.jsonl line 1 has the same question as validation task held"):
         open_stored(job({"adv_estimator": "dpo", "data": held}, val=[Task(main_query="Say yes.", task_id="held")]))
     both = rows(tmp_path / "both.jsonl", {**pair, "prompt": said("Say no.")}, {**pair, "task_id": "held"})
     stored = open_stored(job({"adv_estimator": "dpo", "data": both}, val=[Task(main_query="Yes?", task_id="held")]))

@@ -1,6 +1,6 @@
 """The driver of a run on a Ray cluster: checkpoint store, Ray, the traces of the nodes, the ledger.
 
-The driver trains nothing; `trinity.backbone` and `verl.backbone` start their trainers.
+`trinity.backbone` and `verl.backbone` derive from it and start their trainers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ P = TypeVar("P", bound=Place)
 
 @contextmanager
 def open_run(job: Job, writer: TraceWriter) -> Iterator[tuple[Job, Loggers, int]]:
-    """The job with its machines filled in, its loggers and its number of steps. Raises ConfigError."""
+    """Open the loggers of a job; yields the job with the cluster's machines, the loggers and the number of steps.
+
+    Raises ConfigError.
+    """
     if not job.train:
         raise ConfigError("there is no training task; see task_reader")
     job = replace(job, config=config_for_cluster(job))
@@ -64,11 +67,11 @@ class ClusterRun:
         base = job.config.trainer_common.checkpoint_base_dir
         self.store = (Path(base) if base else job.directory / "checkpoint").resolve()
         self.traces = self.store / job.run_id / "traces" if base else job.directory.resolve()
-        """The nodes' trace files: in the checkpoint store if one is configured, since every node reaches it."""
+        """The directory of the nodes' trace files: in the checkpoint store, if configured, as every node reaches it."""
 
     async def place(self, kind: type[P], *, lora: bool = False, **more: object) -> P:
-        """The run's paths, model and learning rate, by default that of an adapter where `lora`. Builds the model first
-        if the config names a recipe."""
+        """The run's paths, model and learning rate (the default for an adapter with `lora`). A recipe's model is built
+        first."""
         model = await model_to_train(self.job, self.loggers.say)
         return kind(
             run_id=self.job.run_id,
@@ -101,14 +104,14 @@ class ClusterRun:
         return cluster(address, package=package, namespace=namespace_of(self.job.run_id), quiet=True, hook=hook)
 
     def keep(self, mapping: Mapping[str, object], name: str) -> None:
-        """Write the trainer's config as a YAML file next to ours."""
+        """Write the trainer's config as a YAML file next to ajet's."""
         shown = masked(json.loads(json.dumps(mapping, default=str)), "***")
         (self.job.directory / name).write_text(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
 
     def roll_back(self, step: int) -> None:
-        """Resume at a checkpoint; what was sampled after it is superseded, in the driver's file and in the nodes'.
+        """Resume at a checkpoint: later samples are marked superseded, in the trace files of the driver and the nodes.
 
-        The processes that wrote the latter have ended. Calls that the driver booked are not booked again.
+        The nodes' processes have ended. Calls that the driver booked are not booked again.
         """
         if step:
             self.loggers.say(f"resuming after step {step} of {self.total}")
@@ -158,7 +161,7 @@ class ClusterRun:
     def export(self, checkpoint: Path) -> Path:
         """Copy a Hugging Face checkpoint to the run's `model` directory and check that it loads.
 
-        Raises CheckpointError where it is not the model that was trained; see `check_export`.
+        Raises CheckpointError if it is not the trained model; see `check_export`.
         """
         target, last = self.store / self.job.run_id / "model", self.total
         with open_trace(self.job.directory) as trace:
@@ -178,7 +181,7 @@ def check_installed(*packages: str) -> None:
 
 
 async def model_to_train(job: Job, say: Callable[[str], None]) -> str:
-    """The absolute directory of the model, or its name on the hub. Builds it first if a recipe does."""
+    """The absolute directory of the model, or its name on the hub. A recipe's model is built first."""
     config = job.config
     if not config.model.path:
         raise ConfigError(
@@ -202,7 +205,7 @@ def learning_rate(config: Config, model: str, say: Callable[[str], None], *, lor
 
 
 def config_for_cluster(job: Job) -> Config:
-    """The config, with the number of machines and GPUs taken from the cluster where it sets none."""
+    """The config with the cluster's number of machines and GPUs, unless it sets them."""
     config, common = job.config, job.config.trainer_common
     if config.is_set("trainer_common.n_gpus_per_node"):
         return config
@@ -221,7 +224,7 @@ def config_for_cluster(job: Job) -> Config:
 
 
 def export(checkpoint: Path, target: Path, calls: Sequence[Call] = ()) -> float | None:
-    """Copy a transformers checkpoint to `target` once it is shown to load.
+    """Copy a transformers checkpoint to `target` after checking that it loads.
 
     Returns and raises as `check_export`; `calls` were sampled by the final weights.
     """
@@ -266,9 +269,9 @@ _UNBOOKED = f"""
 def close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
     """Complete the ledger and check that every sampled token is in it once.
 
-    Sound episodes that never reached the trainer (explored ahead of the last step, or lost with a node) are
-    `superseded`, interrupted ones `failed`. Waits a minute for processes that still have a file open.
-    Raises TrainingError where a call is booked twice.
+    Sound episodes that did not reach the trainer (explored ahead of the last step, or lost with a node) become
+    `superseded`, interrupted ones `failed`. Waits up to a minute for processes with open trace files. Raises
+    TrainingError if a call is booked twice.
     """
     deadline = time.monotonic() + _ENDING
     while True:

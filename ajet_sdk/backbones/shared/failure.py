@@ -1,7 +1,7 @@
-"""Why a part of a cluster run failed: cause, actor, node and log, read from Ray's error reports.
+"""Finds the cause, actor, node and log of a failure in a cluster run from Ray's error reports.
 
-A report is the text of a Ray error, raised or logged: nested tracebacks of several processes, followed by Ray's advice.
-The innermost traceback is the first cause.
+A report is the text of a raised or logged Ray error: nested tracebacks of several processes, then Ray's advice. The
+innermost traceback is the first cause.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _VICTIM = re.compile(r"name=(?P<actor>[^,)]+),.*?pid=(?P<pid>\d+),.*?memory used
 
 @dataclass(frozen=True)
 class Failure:
-    """Why something failed and where; empty where the report does not say."""
+    """The cause of a failure and its location, as far as the report has them."""
 
     cause: str
     actor: str = ""
     node: str = ""
     pid: int | None = None
     died: bool = False
-    """The process itself died; its log does not say why."""
+    """The process itself died, so that its log does not have the cause."""
 
     def __str__(self) -> str:
         process = self.actor + (f" on {self.node}" if self.node else "")
@@ -38,7 +38,7 @@ class Failure:
         return f"{self.cause} ({'; '.join(details)})" if details else self.cause
 
     def _log(self) -> str:
-        """The process's log on the node; a glob pattern if that is another machine."""
+        """The process's log on the node; a glob pattern for another machine."""
         if self.pid is None:
             return ""
         for directory in _log_directories(self.node):
@@ -62,7 +62,7 @@ def failure_of(report: str) -> Failure:
 
 
 def _out_of_memory(text: str, memory: re.Match[str]) -> Failure:
-    """Ray ends processes before the kernel would; the largest of them is named."""
+    """The failure of a process that Ray killed before the kernel would; the largest one is reported."""
     cause = f"out of memory: {memory['used']} of the node's {memory['limit']} were in use, so Ray killed the process"
     victims = sorted(_VICTIM.finditer(text), key=lambda victim: -float(victim["used"]))
     if not victims:
@@ -92,7 +92,7 @@ def _plain(text: str) -> str:
 
 
 def _log_directories(node: str) -> Iterator[Path]:
-    """Where Ray keeps the logs on a node: beside the socket of its object store."""
+    """The log directories of Ray on a node, next to the socket of its object store."""
     import ray
 
     if not ray.is_initialized():

@@ -1,4 +1,4 @@
-"""Garbage collection during a run."""
+"""Tunes garbage collection during a run."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from contextlib import contextmanager
 SELDOM = 50_000
 """Threshold of the youngest generation; Python's default is 700."""
 FROZEN = 10_000
-"""Above this number the program has frozen objects itself; Python 3.12 starts with a few hundred."""
+"""Number of frozen objects above which the program has frozen them itself; Python 3.12 starts with a few hundred."""
 
 
 @contextmanager
 def freeze_gc() -> Iterator[None]:
     """Within the block, exclude all existing objects from garbage collection and collect less often.
 
-    A run makes small objects by the million, and with libraries of half a million objects loaded each full collection
-    stops all threads for a third of a second: a tenth of a step of a small model's time. What it makes in a step lives
-    until the step is trained, so that each early look at it finds nothing to free: another tenth. What the program has
-    frozen itself stays frozen.
+    A run makes millions of small objects. With half a million objects of libraries, each full collection stops all
+    threads for a third of a second, which takes a tenth of a small model's step. The objects of a step live until it is
+    trained, so early collections free nothing, which takes another tenth. Objects frozen by the program stay frozen.
     """
     ours = gc.get_freeze_count() < FROZEN
     if ours:

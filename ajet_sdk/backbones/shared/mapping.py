@@ -1,7 +1,7 @@
 """Shared parts of the mappings from ajet's config to those of Trinity and verl.
 
-A key that a trainer cannot honour is an error if it would change the result, else a warning. The root named after the
-backbone in the same file is merged last and wins.
+A key that a trainer does not support is an error if it would change the result, else a warning. The config file's root
+named after the backbone takes precedence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DUAL_CLIP_OFF = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The run's paths, model and sizes, which the mapping needs beside the config."""
+    """The run's paths, model and sizes, which the mapping needs besides the config."""
 
     name: ClassVar[str]
     """The name of the job inside the run's checkpoint directory."""
@@ -41,7 +41,7 @@ class Place:
     lr: float | None
     """None if it depends on the model's size, which is not known yet."""
     checkpoints: Path
-    """The checkpoint store, which every node can reach; the trainer's job lies in `{checkpoints}/{run_id}/{name}`."""
+    """The checkpoint store, which every node can reach; the trainer's directory is `{checkpoints}/{run_id}/{name}`."""
     val_tasks: int = 0
     """Number of validation tasks."""
 
@@ -52,7 +52,7 @@ class Place:
 
 
 def merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
-    """`base` with the values of `over`, mapping by mapping; lists and plain values are replaced whole."""
+    """Merge `over` into `base`, recursively for mappings; lists and other values are replaced."""
     result = dict(base)
     for name, value in over.items():
         below = result.get(name)
@@ -74,7 +74,7 @@ def merge_root(computed: Mapping[str, object], config: Config, name: str, ours: 
         before, after = value_at(computed, path), value_at(whole, path)
         if before != after:
             wrong.append(
-                f"{name}.{path}: {after} contradicts {key} ({before}), which ajet goes by as well; set {key} alone"
+                f"{name}.{path}: {after} contradicts {key} ({before}), which ajet uses as well; set {key} alone"
                 if key
                 else f"{name}.{path}: ajet sets this itself; leave it out"
             )
@@ -83,7 +83,7 @@ def merge_root(computed: Mapping[str, object], config: Config, name: str, ours: 
 
 
 def value_at(mapping: Mapping[str, object], path: str) -> Any:
-    """The value at a dotted path; None where there is none."""
+    """The value at a dotted path, or None."""
     value: object = mapping
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -91,8 +91,7 @@ def value_at(mapping: Mapping[str, object], path: str) -> Any:
 
 
 def unsupported_keys(config: Config, trainer: str, *, lora: bool = False) -> list[str]:
-    """Errors for keys that neither Trinity nor verl supports; messages name `trainer`. `lora`: whether it trains
-    adapters."""
+    """Errors for keys that neither Trinity nor verl supports, for messages on `trainer`. `lora`: it trains adapters."""
     model, wrong = config.model, []
     if config.trainer_common.algorithm.use_kl_in_reward:
         wrong.append("trainer_common.algorithm.use_kl_in_reward: use use_kl_loss with kl_loss_coef, or backbone local")

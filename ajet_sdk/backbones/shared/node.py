@@ -1,7 +1,7 @@
-"""Episodes on one node of a cluster, with the node's own gateway and trace file, and jobs as data sent to nodes.
+"""Runs episodes on a node of a cluster, with its own gateway and trace file; serializes jobs for nodes.
 
-Nodes record independently; only ids, log-probabilities and rewards are sent on. The code of workflow and judge is sent
-as a `CodePackage`; a serialized job only refers to it.
+Nodes record independently and send only ids, log-probabilities and rewards. The code of workflow and judge is sent as a
+`CodePackage`; a serialized job refers to it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ S = TypeVar("S", bound=Sampler)
 
 
 class Node(Generic[S]):
-    """State of one process on a node, kept for the whole run.
+    """The state of a process on a node, for the whole run.
 
-    `job` comes from `serialize_job`, with the trace directory and the model added. `sampler` builds the sampler over
-    the model that the trainer serves. `processes` processes share `rollout.max_env_worker` concurrent episodes.
+    `job` is the result of `serialize_job`, with the trace directory and the model added. `sampler` makes the sampler
+    over the trainer's model. `processes` processes share `rollout.max_env_worker` concurrent episodes.
     """
 
     def __init__(self, job: Mapping[str, Any], sampler: Callable[[Config, HFTokenizer], S], processes: int = 1) -> None:
-        self._stack = ExitStack()  # for as long as the process lives
+        self._stack = ExitStack()  # until the process ends
         self._stack.enter_context(placeholder_keys())
         self.run_id = str(job["run_id"])
         config, self._workflow, self._judge = deserialize_job(job)
@@ -64,7 +64,7 @@ class Node(Generic[S]):
         )
 
     async def run(self, group: Sequence[Attempt], sampling: SamplingOverride | None) -> list[Episode]:
-        """Run a group of attempts; episodes are returned in their order. Validation is booked in the ledger at once."""
+        """Run a group of attempts; returns episodes in the same order. Validation is booked in the ledger at once."""
         token = current_workers.set(self._workers)
         try:
             episodes = await run_batch(
@@ -79,7 +79,7 @@ class Node(Generic[S]):
 
 
 def serialize_job(job: Job) -> dict[str, Any]:
-    """The job as plain data for nodes. Raises ConfigError if the workflow or the judge cannot be pickled."""
+    """Convert a job to plain data for nodes. Raises ConfigError if the workflow or the judge cannot be pickled."""
     from ray import cloudpickle
 
     code = {}
@@ -103,7 +103,7 @@ def serialize_job(job: Job) -> dict[str, Any]:
 
 
 def deserialize_job(job: Mapping[str, Any]) -> tuple[Config, Any, Any]:
-    """Config, workflow and judge of a serialized job."""
+    """Restore config, workflow and judge of a serialized job."""
     from ray import cloudpickle
 
     config = load_config(values=job["config"])

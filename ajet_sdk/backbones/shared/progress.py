@@ -1,4 +1,4 @@
-"""Turns the messages of the `Mailbox` into metrics, under the names that `local` uses, and log lines."""
+"""Converts messages of the `Mailbox` to metrics, with the same names as in `local`, and log lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SUMS = ("tokens", "splits", "timelines", "groups", "episodes")
 
 @dataclass
 class _Part:
-    """The finished groups of one step or validation."""
+    """The finished groups of a step or validation."""
 
     episodes: list[Episode] = field(default_factory=list)
     groups: int = 0
@@ -76,7 +76,7 @@ class Progress:
                 return
 
     async def finish(self, listening: asyncio.Task[None]) -> None:
-        """Handle the remaining messages and stop; the cluster may be gone already."""
+        """Handle the remaining messages and stop; the cluster may have ended already."""
         self._ended.set()
         done, _ = await asyncio.wait({listening}, timeout=10 * _WAIT)
         if not done:
@@ -118,7 +118,7 @@ class Progress:
         self._loggers.held_out(step, self._sets)
 
     def _log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log a finished training step: the trainer's `metrics` and those of its episodes."""
+        """Log a finished training step: the `metrics` of the trainer and those of its episodes."""
         self._steps = max(self._steps, step)
         part = self._parts.pop((step, "train"), None)
         totals = part.totals("train") if part is not None else {}

@@ -1,4 +1,4 @@
-"""The episodes of a training step or a validation: tasks, attempts, sampling, and training samples."""
+"""The tasks, attempts, sampling and training samples of a training step or validation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def total_steps(config: Config, tasks: int) -> int:
-    """Training steps of a run: `total_steps`, else as many as the epochs hold; at most `total_training_steps`."""
+    """Training steps of a run: `total_steps`, else by the number of epochs; at most `total_training_steps`."""
     common = config.trainer_common
     steps = common.total_steps or max(1, common.total_epochs * tasks // config.data.train_batch_size)
     return min(steps, common.total_training_steps or steps)
@@ -52,7 +52,7 @@ _NEWEST = "latest_checkpointed_iteration.txt"
 def saved_step(directory: Path) -> int:
     """The step of the newest checkpoint in a trainer's directory; 0 if there is none.
 
-    An empty file means that the trainer was killed while writing the number: the checkpoint itself is complete.
+    The file is empty if the trainer was killed while writing it; the checkpoint itself is then complete.
     """
     newest = directory / _NEWEST
     if not newest.exists():
@@ -64,10 +64,10 @@ def saved_step(directory: Path) -> int:
 
 
 def resume_at(directory: Path) -> int:
-    """`saved_step`, with the trainer's files so that it begins there: it reads them itself.
+    """Return `saved_step`, and set the trainer's files so that it begins there.
 
-    Trinity's trainer also notes which weights it handed to the samplers last, which may be newer than the checkpoint.
-    It would delete them once the steps that they came from are trained anew; without the note it begins afresh.
+    The file of Trinity's trainer with the newest weights for the samplers is removed: the weights may be newer than the
+    checkpoint, and the trainer would delete them when their steps are trained again.
     """
     step = saved_step(directory)
     if step:
@@ -79,7 +79,7 @@ def resume_at(directory: Path) -> int:
 
 
 def book_unfinished(writer: TraceWriter, run_id: str) -> None:
-    """Book the tokens of an interrupted step or validation in the ledger."""
+    """Add the tokens of an interrupted step or validation to the ledger."""
     writer.flush()
     for row in writer.query(_UNBOOKED, [run_id]).to_pylist():
         writer.put(LedgerEntry(run_id=run_id, **row))
@@ -91,7 +91,7 @@ def tasks_of_step(tasks: Sequence[Task], step: int, size: int, seed: int) -> lis
 
 
 def order_of_tasks(count: int, places: Iterable[int], seed: int) -> list[int]:
-    """Indices of tasks at these positions of an endless stream of epochs, each shuffled from the seed."""
+    """Task indices at positions of an endless sequence of epochs, each shuffled from the seed."""
     chosen, orders = [], dict[int, list[int]]()
     for position in places:
         epoch, at = divmod(position, count)
@@ -105,9 +105,9 @@ def order_of_tasks(count: int, places: Iterable[int], seed: int) -> list[int]:
 def attempts_at(
     task: Task, position: int, attempts: Iterable[int], *, run_id: str, step: int, purpose: str, seed: int
 ) -> list[Attempt]:
-    """The attempts of one group, at the task at this position of a batch.
+    """The attempts of a group, at the task at `position` of a batch.
 
-    `purpose` is "train" or names the validation; seeds differ between them and between steps.
+    `purpose` is "train" or the name of the validation; seeds differ by purpose and step.
     """
     group, part = new_id(), step if purpose == "train" else purpose
     shared = seed_of(seed, part if purpose == "train" else "val", position)  # sampled and greedy: the same opponents
@@ -152,12 +152,13 @@ def samples_of(
     plain_only: bool = False,
     estimator: Estimator | None = None,
 ) -> Batch:
-    """The training samples of a batch, and the outcome of each call.
+    """Build the training samples of a batch, and the outcome of each call.
 
     Timelines have at most `max_tokens` tokens, by default the model's context. With a `policy_version`, calls older
-    than `rollout.max_staleness` are left out. With `masks` the trainer applies grammar masks, if the grammar admits the
-    reply; else calls sampled under a grammar are left out. With `plain_only`, and for `opd` with a teacher at an
-    endpoint, every call that was not sampled plainly is left out. `estimator` replaces the config's.
+    than `rollout.max_staleness` are left out. With `masks` the trainer applies grammar masks; calls sampled under a
+    grammar are left out without it, or if the grammar does not accept the reply. With `plain_only`, and for `opd` with
+    a teacher at an endpoint, only calls sampled without limits, penalties and the like are used. `estimator` overrides
+    the config's.
     """
     algorithm, rollout, data = config.trainer_common.algorithm, config.rollout, config.data
     return build(
@@ -178,7 +179,7 @@ def samples_of(
 
 
 def _scorable(tokenizer: Tokenizer, masks: bool, plain_only: bool, call: Call) -> bool:
-    """Whether a call's tokens can be scored as they were sampled."""
+    """Whether the trainer can score a call's tokens under the distribution that they were sampled from."""
     if plain_only and not Sampling.of(call.sampling).plain:
         return False
     grammar = call.sampling.get("grammar")
@@ -188,7 +189,7 @@ def _scorable(tokenizer: Tokenizer, masks: bool, plain_only: bool, call: Call) -
 
 
 def training_sampling(config: Config) -> SamplingOverride | None:
-    """Sampling parameters of training; None keeps those of the agent."""
+    """The sampling parameters of training; None keeps those of the agent."""
     rollout = config.rollout
     if rollout.sampling == "request":
         return None
@@ -197,7 +198,7 @@ def training_sampling(config: Config) -> SamplingOverride | None:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Starts the batches of one run."""
+    """Starts the batches of a run."""
 
     job: Job
     gateway: Gateway
@@ -205,14 +206,14 @@ class Rollouts:
     engine: Engine
 
     def begin_step(self, step: int) -> Rollout:
-        """Begin the training episodes of a step: `num_repeat` attempts at each of its tasks."""
+        """Start the training episodes of a step: `num_repeat` attempts at each of its tasks."""
         config, seed = self.job.config, self.job.config.trainer_common.seed
         added = self.job.growth.tasks(step) if self.job.growth is not None else ()
         tasks = tasks_of_step([*self.job.train, *added], step, config.data.train_batch_size, seed)
         return self.begin(tasks, config.rollout.num_repeat, training_sampling(config), "train", step)
 
     def begin_more(self, step: int, episodes: Sequence[Episode]) -> Rollout | None:
-        """Begin attempts at other tasks to replace groups whose rewards are all equal; None if there are none.
+        """Start attempts at other tasks to replace groups with equal rewards; None if there are none.
 
         `episodes` are those of the step so far, grouped by task. Tasks of the step are not repeated.
         """
@@ -229,25 +230,25 @@ class Rollouts:
     def begin(
         self, tasks: Sequence[Task], repeats: int, how: SamplingOverride | None, purpose: str, step: int, first: int = 0
     ) -> Rollout:
-        """Begin `repeats` attempts at each task in or after a step, sampled as `how` says; see `attempts_of`."""
+        """Start `repeats` attempts at each task in or after a step, with sampling `how`; see `attempts_of`."""
         run_id, seed = self.job.run_id, self.job.config.trainer_common.seed
         attempts = attempts_of(tasks, repeats, run_id=run_id, step=step, purpose=purpose, seed=seed, first=first)
         return Rollout(self, attempts, how)
 
     async def make_trials(self, step: int, attempts: Sequence[Attempt]) -> list[Episode]:
-        """Attempt candidate tasks after a step. Nothing is trained; the episodes are on disk when it returns."""
+        """Attempt candidate tasks after a step, without training. The episodes are on disk when it returns."""
         trials = [
             replace(attempt, run_id=self.job.run_id, step=step, split="trial", group_id=f"{step}/{attempt.group_id}")
             for attempt in attempts
         ]
         episodes = await Rollout(self, trials, training_sampling(self.job.config)).episodes(None, "trials")
         self.writer.put(*(entry for episode in episodes for entry in untrained_entries(episode)))
-        await asyncio.to_thread(self.writer.flush)  # a resumed run makes no trial again whose result is known
+        await asyncio.to_thread(self.writer.flush)  # so that a resumed run repeats no finished trial
         return episodes
 
 
 class Rollout:
-    """A batch that is running; `episodes` waits for its end."""
+    """A running batch; `episodes` waits for its end."""
 
     def __init__(self, of: Rollouts, attempts: Sequence[Attempt], sampling: SamplingOverride | None) -> None:
         self.size, self.finished = len(attempts), 0
@@ -278,21 +279,21 @@ class Rollout:
             self._display.advance()
 
     async def episodes(self, display: Display | None, title: str) -> list[Episode]:
-        """Wait for all episodes, in the order of the attempts; the display shows how many are done."""
+        """Wait for all episodes, in the order of the attempts; the display shows the number of finished ones."""
         if display is not None:
             display.begin(title, self.size)
             display.advance(self.finished)
         self._display = display
-        return await self._task  # who cancels the wait cancels the episodes, and waits for their end
+        return await self._task  # cancelling the wait cancels the episodes
 
     async def stop(self) -> None:
-        """Cancel the running episodes, which become `aborted`, and wait for their end."""
+        """Cancel the running episodes, which get status `aborted`, and wait for their end."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
     @property
     def seconds(self) -> float:
-        """Duration in seconds, so far or in all."""
+        """Duration in seconds, so far or in total."""
         return (self.ended or time.perf_counter()) - self.started
 
     def overlap(self, begin: float, end: float) -> float:

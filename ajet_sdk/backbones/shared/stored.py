@@ -1,8 +1,8 @@
 """Training on stored conversations: from a file, from the tasks, or from a trace.
 
-A step's conversations become episodes of the run, with new ids and tokenized by the run's tokenizer, so they are
-merged, booked, shown and counted like sampled ones. Validation tasks of the job and of a trace's runs are left out; a
-file with a row that was made from one, or asks the same question, is refused.
+A step's conversations become episodes of the run, with new ids and tokenized by the run's tokenizer, so that they are
+merged, booked, shown and counted like sampled ones. Validation tasks of the job and of a trace's runs are left out. A
+file is refused if a row was made from a validation task or has the same question.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _TASKS = "SELECT task_id, any_value(task) AS task FROM episodes GROUP BY task_id
 
 
 def open_stored(job: Job) -> StoredSteps | None:
-    """The stored conversations that the run trains on or replays; None if it has none.
+    """Open the stored conversations that the run trains on or replays; None if it has none.
 
-    Raises ConfigError if there is nothing to learn from, TaskError for a row that is not a conversation, TraceError as
+    Raises ConfigError without conversations, TaskError for a row that is not a conversation, and the errors of
     `open_trace`.
     """
     common = job.config.trainer_common
@@ -82,9 +82,9 @@ def open_stored(job: Job) -> StoredSteps | None:
 
 
 def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> tuple[list[Load], list[Load]]:
-    """The conversations to train on, and those of validation tasks.
+    """Read the conversations to train on, and those of validation tasks.
 
-    Raises TaskError for a row that is not a conversation, or one to train on that contains a validation task.
+    Raises TaskError for a row that is not a conversation, or a training row with a validation task.
     """
     val_ids = {task.task_id for task in val}
     rows: list[tuple[str, Task, Load]] = []
@@ -96,10 +96,10 @@ def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> tuple[list[Load], 
             held_out += [] if pairs else [_of_row(row.where, row.values, pairs)[1]]
             continue
         if of := seeds_of(row.values) & val_ids:
-            raise _leak(row.where, "was made of", min(of))
+            raise _leak(row.where, "was made from", min(of))
         rows.append((row.where, *_of_row(row.where, row.values, pairs)))
     for index, same in same_tasks([task for _, task, _ in rows], val):
-        raise _leak(rows[index][0], "asks what is asked by", same.task_id)
+        raise _leak(rows[index][0], "has the same question as", same.task_id)
     return [load for _, _, load in rows], held_out
 
 
@@ -122,7 +122,7 @@ def _row_of(task: Task) -> Mapping[str, object]:
 def _of_row(where: str, row: Mapping[str, Any], pairs: bool, task: Task | None = None) -> tuple[Task, Load]:
     """Check a row of `messages`, of `prompt` and `completion`, or of `prompt`, `chosen` and `rejected`.
 
-    The task is `task`, else what the row asks.
+    Without `task`, the task is made from the row's prompt.
     """
     names = ("chosen", "rejected") if pairs else ("messages",) if "messages" in row else ("completion",)
     before = [] if names == ("messages",) else _messages(row.get("prompt") or [], f"{where}: prompt")
@@ -166,9 +166,9 @@ def _spoken(
 
 
 def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
-    """The best episodes of each task, or its best with its worst; ties are broken by the run's seed.
+    """Choose the best episodes of each task, or pairs of best and worst; ties are broken by the run's seed.
 
-    Those of a validation task, by its id or by what it asks, are left out.
+    Episodes of validation tasks, by id or question, are left out.
     """
     algorithm, draw = job.config.trainer_common.algorithm, random.Random(job.config.trainer_common.seed)
     reader = open_trace(path)
@@ -196,7 +196,7 @@ def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
 
 
 def _pairs(scored: Sequence[tuple[float, str]]) -> list[tuple[tuple[float, str], tuple[float, str]]]:
-    """The best with the worst, the second best with the second worst, as long as they differ."""
+    """Pair the best with the worst, the second best with the second worst, as long as they differ."""
     both = zip(scored, reversed(scored), strict=True)
     return [(better, worse) for better, worse in list(both)[: len(scored) // 2] if better[0] > worse[0]]
 
@@ -211,7 +211,7 @@ def _load(reader: Trace, episode_ids: Sequence[str]) -> list[Episode]:
 
 @dataclass(frozen=True)
 class StoredSteps:
-    """The conversations of a run in their order: each epoch is shuffled from the seed, like tasks."""
+    """The conversations of a run in order; each epoch is shuffled from the seed, as for tasks."""
 
     job: Job
     loads: Sequence[Load]
@@ -230,7 +230,7 @@ class StoredSteps:
         return StoredBatch(self._of_step(step), self.job.run_id, step, tokenizer, writer)
 
     def replayed(self, step: int, tokenizer: Tokenizer) -> Sequence[Sample]:
-        """The conversations of a step as samples to imitate; they are not episodes of the run."""
+        """The conversations of a step as samples to imitate, which are not episodes of the run."""
         return self._samples(self._of_step(step), tokenizer)
 
     def held_out_samples(self, tokenizer: Tokenizer) -> Sequence[Sample]:
@@ -257,7 +257,7 @@ class StoredBatch:
         self._tokenizer, self._writer = tokenizer, writer
 
     async def episodes(self, display: Display | None, title: str) -> list[Episode]:
-        """The episodes, grouped by conversation or pair, once they are in the trace. Raises TrainingError."""
+        """Add the episodes to the trace and return them, grouped by conversation or pair. Raises TrainingError."""
         if display is not None:
             display.begin(title, len(self._loads))
         began = time.perf_counter()
@@ -280,11 +280,11 @@ class StoredBatch:
         return copies
 
     def overlap(self, begin: float, end: float) -> float:
-        """Seconds between two times in which it ran beside the training: none."""
+        """Always 0: it does not run beside the training."""
         return 0.0
 
     async def stop(self) -> None:
-        """There is nothing under way."""
+        """Does nothing."""
 
 
 def _retold(episode: Episode, group: str, attempt: int, run_id: str, step: int, tokenizer: Tokenizer) -> Episode:
@@ -313,5 +313,5 @@ def _retold(episode: Episode, group: str, attempt: int, run_id: str, step: int, 
 
 
 def _dated(call: Call, at: datetime) -> Call:
-    """The call with a new time and without log-probabilities, since this policy did not sample it."""
+    """The call with a new time and without log-probabilities, as this policy did not sample it."""
     return call.model_copy(update={"logprobs": None, "started_at": at, "ended_at": at})

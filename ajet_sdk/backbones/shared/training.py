@@ -1,4 +1,4 @@
-"""The loop of the backbones that sample, train and validate from this process: `local`, and `tinker` at a service."""
+"""The training loop of the backbones `local` and `tinker`, which sample, train and validate from this process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ log = logging.getLogger("ajet")
 
 T = TypeVar("T")
 OpenModel = Callable[[int, Callable[[str], None]], Awaitable["tuple[Learner | TinkerLearner, PreTrainedModel | None]"]]
-"""Opens the model for a number of steps; also returns the module if it is in this process."""
+"""Opens the model for a number of steps; returns also the module if it is in this process."""
 
 _SOLVED_STEPS = 3
 """Solved steps in a row that end the run (`stop_when: solved`)."""
@@ -130,7 +130,7 @@ class TrainingRun:
                     await self.validation.run(self.done)
                 why = self._reason_to_stop()
                 if last or why or due(self.done, self.common.save_freq) or self.loggers.best_step() == self.done:
-                    await _complete(asyncio.to_thread(self._write_checkpoint))  # complete, or not begun
+                    await _complete(asyncio.to_thread(self._write_checkpoint))
                 if why:
                     self.loggers.say(f"stopped after step {self.done} of {self.total}: {why}")
                     break
@@ -153,7 +153,7 @@ class TrainingRun:
         if newest is None:
             self.loggers.say("no checkpoint to resume from; starting at step 0")
         else:
-            async with self.sampler.exclusive():  # the sampler learns of other weights at its end
+            async with self.sampler.exclusive():  # the sampler takes over the weights at its end
                 wanted = checkpoint.shared_settings(self.config, self.trainer.settings, self.job.train)
                 progress = await asyncio.to_thread(checkpoint.restore, newest, self.learner.read, wanted)
                 self.sampler.policy_version = self.trainer.updates
@@ -213,7 +213,7 @@ class TrainingRun:
         return self.rollouts.begin_step(step)
 
     async def _learn(self, step: int, episodes: Sequence[Episode], started: float, rollout_seconds: float) -> None:
-        """Update the weights and book the step; a stop of the run takes effect before or after all of it."""
+        """Update the weights and book the step; the run can stop only before or after it."""
         rewarded, kl = await self._less_kl(episodes) if self.common.algorithm.has_kl_in_reward else (episodes, {})
         batch = self._samples(rewarded)
         metrics = episode_metrics("train", episodes) | add_prefix("train", batch.metrics) | kl
@@ -222,7 +222,7 @@ class TrainingRun:
         if samples:
             scores, begun = TokenScores(), time.perf_counter()
             if self.teacher is not None:
-                async with self.sampler.exclusive():  # the student's weights say which tokens could be drawn
+                async with self.sampler.exclusive():  # the student's weights determine which tokens could be drawn
                     samples, teacher_metrics = await distill(samples, self.teacher, self._sampling(episodes))
                 metrics |= add_prefix("train", teacher_metrics) | {"time/teacher": time.perf_counter() - begun}
             replay = () if self.replay is None else await asyncio.to_thread(self.replay.replayed, step, self.tokenizer)
@@ -235,7 +235,7 @@ class TrainingRun:
             self._warn_of_gap(step, learnt)
         else:
             self._begin_next_batch(step + 1, 0)
-            if self.has_samples:  # of steps without samples behind one another, the first says why
+            if self.has_samples:  # of successive steps without samples, only the first is explained
                 earlier = self.loggers.history["train/reward"] if self.trainer.updates else {}
                 estimator = self.common.algorithm.adv_estimator
                 self.loggers.say(f"step {step}: {reason_for_no_samples(batch, episodes, estimator, earlier)}")
@@ -252,8 +252,8 @@ class TrainingRun:
         self.done = step
 
     async def _less_kl(self, episodes: Sequence[Episode]) -> tuple[list[Episode], dict[str, float]]:
-        """`less_kl`, and the metrics of the rewards as they were."""
-        whole = self._build(episodes, estimator="opd")  # all that the policy sampled
+        """Subtract the KL divergence from the rewards; returns also the metrics of the original rewards."""
+        whole = self._build(episodes, estimator="opd")  # everything the policy sampled
         async with self.sampler.exclusive():
             score = self.trainer.reference_logprobs
             reference = await self._train(score, whole.samples, self._sampling(episodes))
@@ -270,7 +270,7 @@ class TrainingRun:
         scores: TokenScores,
         replay: Sequence[Sample],
     ) -> dict[str, float]:
-        """One trainer step, with exclusive use of the model or while the next batch runs."""
+        """Run a trainer step, with exclusive use of the model or while the next batch is sampled."""
         if not self.config.rollout.max_staleness:
             async with self.sampler.exclusive():
                 learnt = await self._train(self.trainer.step, samples, sampling, scores, None, replay)
@@ -292,7 +292,7 @@ class TrainingRun:
         return await self._train(self.trainer.step, samples, sampling, scores, on_update, replay)
 
     async def _train(self, function: Callable[..., T], *arguments: object) -> T:
-        """Call a method of the trainer, always in the same thread: glibc keeps a heap for each, with what it freed."""
+        """Call a method of the trainer, always in the same thread, as glibc keeps freed memory per thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def _measure_loss(self) -> None:
@@ -311,7 +311,7 @@ class TrainingRun:
     def _record_scores(
         self, step: int, samples: Sequence[Sample], episodes: Sequence[Episode], scores: TokenScores
     ) -> None:
-        """Write the scores of each trained token to the trace, a few calls at a time to bound memory."""
+        """Write the scores of each trained token to the trace, in chunks of calls to bound memory."""
         rows = trained_calls(self.job.run_id, step, samples, episodes, scores.logprobs, scores.entropy)
         while chunk := list(itertools.islice(rows, _CALLS_AT_ONCE)):
             self.writer.put(*chunk)
@@ -388,7 +388,7 @@ class TrainingRun:
 
 
 async def _complete(work: Coroutine[object, None, T]) -> T:
-    """Await to the end; cancellation takes effect afterwards."""
+    """Await `work` to its end; a cancellation takes effect afterwards."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

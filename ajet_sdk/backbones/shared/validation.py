@@ -1,4 +1,4 @@
-"""Validation: several sampled attempts at each task and a greedy one, without training."""
+"""Validation: several sampled attempts and a greedy one at each task, without training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def validation_tasks(job: Job) -> Sequence[Task]:
 
 
 def validation_sampling(config: Config) -> SamplingOverride:
-    """Sampling of the other validation attempts: temperature 1, or `val_kwargs`."""
+    """The sampling of the other validation attempts: temperature 1, or that of `val_kwargs`."""
     kwargs = config.rollout.val_kwargs
     heat = 1.0 if kwargs.greedy else kwargs.temperature
     return SamplingOverride(temperature=heat, top_p=kwargs.top_p, top_k=kwargs.top_k)
@@ -44,8 +44,7 @@ def validation_sets(job: Job) -> dict[str, set[str]]:
 def validation_metrics(
     sampled: Sequence[Episode], greedy: Sequence[Episode], repeats: int, sets: Mapping[str, set[str]]
 ) -> dict[str, float]:
-    """Metrics of a validation: `repeats` attempts at each task, and the greedy ones, which stand in for both if it is
-    0."""
+    """Metrics of a validation: `repeats` sampled attempts per task, and greedy ones, which replace them if it is 0."""
     chosen = sampled if repeats else greedy
     metrics = episode_metrics("val", chosen)
     metrics |= {"val/greedy_reward": mean_reward(greedy)} if rewards(greedy) else {}
@@ -84,7 +83,7 @@ class Validation:
         return len(self.tasks) * (self.rollouts.job.config.validation_attempts + 1)
 
     async def run(self, step: int) -> None:
-        """Sample each task `val_pass_n` times at temperature 1 (or as `val_kwargs` says), and once greedily."""
+        """Sample each task `val_pass_n` times at temperature 1 (or that of `val_kwargs`), and once greedily."""
         if not self.tasks:
             return
         config = self.rollouts.job.config

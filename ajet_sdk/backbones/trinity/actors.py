@@ -1,7 +1,6 @@
-"""Trinity's explorer, which repeats the task of a dead runner, and its trainer, whose step is one update of a whole
-batch.
+"""Trinity's explorer, changed to repeat tasks of dead runners, and its trainer, changed to update by whole batches.
 
-Trinity's own scheduler replaces the runner, but loses the task and waits until it times out.
+Trinity's own scheduler replaces a dead runner, but loses its task and waits until it times out.
 """
 
 from __future__ import annotations
@@ -30,27 +29,27 @@ if TYPE_CHECKING:
     from tinker import RestClient
 
 _LIVES = 4
-"""Runners that a task may crash before it counts as failed."""
+"""Maximum runners that a task may crash before it counts as failed."""
 
 _NAMES = {"grad_norm": "actor/grad_norm", "learning_rate": "actor/lr"}
 """verl's names for metrics of the Tinker API."""
 
 _PAUSE = 5.0
-"""Seconds before the next runner is started: a dead node is still given work for a while."""
+"""Seconds before the next runner is started, as Ray assigns work to a dead node for a while."""
 
 
 class SteadyExplorer(Explorer):  # type: ignore[misc]
     """A Ray actor, started like Trinity's own."""
 
     async def prepare(self) -> None:
-        # In this actor's process only: Trinity names the class where it starts the coordinator.
+        # In this actor's process only, where Trinity starts the coordinator by this name.
         trinity.explorer.explorer.RolloutCoordinator = _Coordinator
         await super().prepare()
 
     async def benchmark(self) -> bool:
-        """Evaluate the newest checkpoint if the config says so, else each, as Trinity does.
+        """Evaluate the newest checkpoint if configured, else all, as Trinity does.
 
-        Trinity asks its synchroniser which is the newest, and in this mode that looks for none: it says 0.
+        Trinity asks its synchronizer for the newest checkpoint, which always returns 0 in this mode.
         """
         if not self.config.explorer.bench_on_latest_checkpoint:
             return bool(await super().benchmark())
@@ -118,8 +117,10 @@ class _Runner(RunnerWrapper):  # type: ignore[misc]
 
 
 class _LateDeletion:
-    """Deletes weights at a service of the Tinker API `later` hand-overs after Trinity asks for it, by their right name:
-    Trinity asks when the trainer has newer ones, and samplers may begin with these yet."""
+    """Deletes weights at a Tinker API service `later` updates after Trinity requests it, and by their correct name.
+
+    Trinity requests it as soon as the trainer has newer ones, while samplers may still start with the old ones.
+    """
 
     def __init__(self, client: RestClient, later: int) -> None:
         self._client, self._later = client, later
@@ -143,13 +144,13 @@ class WholeBatchTrainer(Trainer):  # type: ignore[misc]
             self.engine.checkpoint_manager = _LateDeletion(self.engine.checkpoint_manager, oldest + 1)
 
     async def train(self) -> str:
-        """Trinity's loop; returns once the driver has all messages."""
+        """Run Trinity's loop; returns once the driver has all messages."""
         name = str(await super().train())
         await self.monitor.flush()
         return name
 
     async def train_step(self, exps: list[Experience]) -> dict[str, object]:
-        """One update; returns its metrics."""
+        """Run an update and return its metrics."""
         if self.config.trainer.trainer_type == "verl":
             set_mini_batch_size(self.engine.config, len(exps))
         metrics: dict[str, object] = await super().train_step(exps)
@@ -157,5 +158,5 @@ class WholeBatchTrainer(Trainer):  # type: ignore[misc]
 
 
 def set_mini_batch_size(verl: DictConfig, size: int) -> None:
-    """Set the size of verl's mini-batches, which is fixed there and must divide every batch."""
+    """Set the size of verl's mini-batches, which must divide every batch."""
     verl.actor.ppo_mini_batch_size = size

@@ -1,9 +1,7 @@
 """The driver of the `trinity` backbone: prepares the job, runs Trinity, collects results, completes the ledger.
 
-The driver trains nothing. It writes the tasks and Trinity's config to the checkpoint store, starts what the config
-needs, listens to the `Mailbox`, and owns the run's metrics and the ledger's rows of what was trained.
-
-`TrinityProgress` turns messages into metrics and rows of the ledger.
+It writes the tasks and Trinity's config to the checkpoint store, starts Trinity, reads the `Mailbox`, and writes the
+run's metrics and the ledger's rows of trained tokens.
 """
 
 from __future__ import annotations
@@ -51,10 +49,10 @@ if TYPE_CHECKING:
 
 
 async def trinity(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
-    """Train with Trinity-RFT on the Ray cluster of `job.ray`, or one that is started here.
+    """Train with Trinity-RFT on the Ray cluster of `job.ray`, or on a new one on this machine.
 
-    Raises ConfigError before anything starts, and TrainingError, with the first cause and the path of its log, where
-    a part of Trinity fails or the ledger does not balance.
+    Raises ConfigError before anything starts, and TrainingError with the first cause and its log if a part of Trinity
+    fails or the ledger does not balance.
     """
     check_installed("ray", "trinity")
     with open_run(job, writer) as (sized, loggers, total):
@@ -131,7 +129,7 @@ class _Run(ClusterRun):
         return config
 
     async def _validate(self, model: Path) -> None:
-        """Validate what was trained, in this process: Trinity can't evaluate the last checkpoint without GPUs."""
+        """Validate the trained model in this process, as Trinity can't evaluate the last checkpoint without GPUs."""
         changed = self.config.model.model_copy(update={"path": str(model), "recipe": None})
         engine = local_engine(self.config.model_copy(update={"model": changed}))
         try:
@@ -141,7 +139,7 @@ class _Run(ClusterRun):
             await engine.aclose()
 
     def _roll_back(self, place: TrinityPlace) -> None:
-        """Resume from the newest checkpoint, Trinity's explorer included, with new logs."""
+        """Resume from the newest checkpoint, also in Trinity's explorer, with new logs."""
         step = resume_at(place.directory)
         self.roll_back(step)
         place.directory.mkdir(parents=True, exist_ok=True)
@@ -153,12 +151,12 @@ class _Run(ClusterRun):
 
 
 def _write_tasks(directory: Path, train: Sequence[Task], val: Sequence[Task]) -> None:
-    """Write tasks as Trinity's readers want them: a directory for each part, one JSON-lines file in it."""
+    """Write tasks for Trinity's readers: a directory per part, with a JSON-lines file."""
     for part, tasks in (("train", train), ("val", val)):
         if tasks:
             (directory / part).mkdir(parents=True, exist_ok=True)
             lines = (json.dumps({"task": task.model_dump_json()}) + "\n" for task in tasks)
-            # Trinity's reader asks for the split `train`, whatever the part.
+            # Trinity's reader reads the split `train` for every part.
             (directory / part / "train.jsonl").write_text("".join(lines))
 
 
@@ -172,7 +170,7 @@ def _readable(mapping: Mapping[str, object]) -> dict[str, object]:
 
 
 def _state(place: TrinityPlace) -> Path:
-    """The learner's adapters, optimisers and checkpoints."""
+    """The directory of the learner's adapters, optimizers and checkpoints."""
     return place.directory / "learner"
 
 
@@ -194,7 +192,7 @@ def _newest_model(place: TrinityPlace, cpu: bool) -> Path:
 
 
 class TrinityProgress(Progress):
-    """Handles the messages of `plugins` and `batches`, too."""
+    """Handles also the messages of `plugins` and `batches`."""
 
     def _metrics(self, message: MetricsMessage) -> None:
         log = self._log_step if message["role"] == "trainer" else self._loggers.log

@@ -1,8 +1,8 @@
-"""ajet's parts of Trinity's pipeline between exploring and training: order, advantages, whole steps.
+"""Plug-ins for Trinity's pipeline between explorer and trainer: order of tasks, advantages, whole steps.
 
-Trinity hands experiences to its trainer by a fixed count. Episodes give as many timelines as they branch into, so each
-step's experiences carry their number (`info["step_size"]`), and `WholeSteps` reads exactly those: a training step is
-what was explored in one step, no more and no less.
+Trinity passes a fixed number of experiences to its trainer, while the number of an episode's timelines varies. So the
+experiences of a step have their number (`info["step_size"]`), and `WholeSteps` reads exactly as many: a training step
+has the experiences of one explored step.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 
 class WithReference(MultiStepGRPOAlgorithm):  # type: ignore[misc]
-    """Trinity's multi-step GRPO, its KL term against the first model."""
+    """Trinity's multi-step GRPO, with a KL term against the initial model."""
 
 
 class WithoutReference(MultiStepGRPOAlgorithm):  # type: ignore[misc]
-    """Trinity's multi-step GRPO without a reference model, which costs a forward pass for nothing where no KL is."""
+    """Trinity's multi-step GRPO without the forward pass of a reference model, which only KL needs."""
 
     use_reference = False
 
 
 def blank(eid: EID | None = None, metrics: dict[str, float] | None = None) -> Experience:
-    """An experience of two tokens, none of them trained: where there must be one and there is none."""
+    """Make an experience of two untrained tokens, for places that require one."""
     return Experience(
         eid=eid or EID(),
         tokens=torch.zeros(2, dtype=torch.int32),
@@ -58,10 +58,10 @@ def _is_blank(experience: Experience) -> bool:
 
 
 class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
-    """Keeps the advantages that our samples came with, and makes a step's experiences one batch.
+    """Keeps the advantages of ajet's samples, and makes the experiences of a step a batch.
 
     Args:
-        multiple_of: how many experiences the trainer splits a batch by; blanks fill up.
+        multiple_of: number that must divide the batch, which is filled with blank experiences.
     """
 
     def __init__(self, multiple_of: int = 1) -> None:
@@ -71,7 +71,7 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
         return self.process(exps)
 
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
-        """Whole step in, whole step out; metrics are of the step."""
+        """Process all experiences of a step; metrics are those of the step."""
         real = [experience for experience in exps if not _is_blank(experience)] or exps[:1]
         if not real:
             return [], {"timelines": 0.0}
@@ -101,12 +101,12 @@ def _share(experiences: Sequence[Experience], ranks: int) -> None:
 
 
 class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
-    """Reads exactly one explored step, leaves out what is too old, and tells the driver what is trained.
+    """Reads exactly one explored step, masks stale experiences, and reports the trained calls to the driver.
 
     Args (in `algorithm.sample_strategy_args`):
-        max_staleness: updates that a sampled token may be behind the policy that is trained.
-        run_id: whose driver is told.
-        ranks: over how many the trainer averages; `returns` then hold what a token counts for (see `losses`).
+        max_staleness: maximum age of a sampled token, in updates.
+        run_id: the run whose driver gets the report.
+        ranks: number of ranks over which the trainer averages; `returns` has the weight of a token (see `plugins`).
     """
 
     def __init__(self, buffer_config: BufferConfig, **arguments: Any) -> None:
@@ -128,7 +128,7 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
             if trained:
                 lags.append(lag)
             if outcome == "stale":
-                stale += 1  # it stays in the batch, so that its size does, and nothing of it is trained
+                stale += 1  # stays in the batch to keep its size, with all tokens masked
                 experience.action_mask = torch.zeros_like(experience.action_mask)
                 experience.advantages = torch.zeros_like(experience.advantages)
             rows += [{**call, "outcome": outcome} for call in trained]
@@ -147,7 +147,7 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
 
 
 class OrderOfLocal(BaseSelector):  # type: ignore[misc]
-    """Tasks in the order in which `local` takes them."""
+    """Selects tasks in the same order as `local`."""
 
     def __init__(self, data_source: _HFBatchReader, config: DataSelectorConfig) -> None:
         self._size, self._seed = int(data_source.dataset_size), int(config.seed)
@@ -162,7 +162,7 @@ class OrderOfLocal(BaseSelector):  # type: ignore[misc]
         return (chosen, {}) if return_extra_info else chosen
 
     def feedback(self, *_: object, **__: object) -> None:
-        """Rewards do not change the order."""
+        """Does nothing: rewards do not change the order."""
 
     def state_dict(self) -> dict[str, int]:
         return {"current_index": self._at}

@@ -1,7 +1,7 @@
 """Starts, watches and stops Trinity's explorer and trainer.
 
-Trinity's own launcher reports success when a stage fails: its loops log the error and return. Here each end is checked
-against what should have been done, and the first error of the logs is the message.
+Trinity's own launcher reports success when a stage fails, as its loops log the error and return. Here the end of each
+stage is checked against the expected number of steps, and the first error in the logs becomes the message.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _ACTORS = "ajet_sdk.backbones.trinity.actors"
 _POLL_SECONDS = 2.0
 """Seconds between two checks of the logs while both run."""
 _ERROR_SECONDS = 40.0
-"""Seconds that the trainer has after the explorer is done, without a step in between, where the logs hold an error."""
+"""Time limit for the trainer's next step after the explorer has ended, if the logs have an error."""
 _STEP_SECONDS = 3600.0
-"""The same where they hold none: a step of a large model takes long."""
+"""The same if the logs have no error, as a step of a large model takes long."""
 _ENDING = 30.0
 
 
 def parse_config(mapping: dict[str, object]) -> TrinityConfig:
-    """Trinity's Config from the mapping. Raises ConfigError for an unknown key or a wrong type."""
+    """Make Trinity's Config from the mapping. Raises ConfigError for an unknown key or a wrong type."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from trinity.common.config import Config
@@ -65,11 +65,11 @@ _PASSED_BY_TRINITY = (
     "model", "worker_cls", "distributed_executor_backend", "override_generation_config", "disable_log_stats",
     "logprobs_mode", "async_scheduling", "weight_transfer_config",
 )  # fmt: skip
-"""Arguments of vLLM's engine that Trinity sets itself, besides those that are keys of its rollout model."""
+"""Arguments of vLLM's engine that Trinity sets itself, besides keys of its rollout model."""
 
 
 def _check_engine_arguments(model: InferenceModelConfig, prefix: str) -> None:
-    """Raise ConfigError for an extra argument that Trinity passes to vLLM too: that is a TypeError on the GPUs."""
+    """Raise ConfigError for an extra argument that Trinity passes to vLLM itself, which would be a TypeError there."""
     for name in model.extra_engine_args:
         if hasattr(model, name):
             raise ConfigError(
@@ -81,7 +81,7 @@ def _check_engine_arguments(model: InferenceModelConfig, prefix: str) -> None:
 
 @contextmanager
 def environment(**added: str) -> Iterator[None]:
-    """Within the block, set environment variables of this process."""
+    """Set environment variables of this process within the block."""
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     try:
@@ -95,13 +95,12 @@ def environment(**added: str) -> Iterator[None]:
 
 
 def validate_config(mapping: dict[str, object]) -> TrinityConfig:
-    """The same, checked and completed by Trinity's own validators, with the number of ranks that follows from it.
+    """Parse the mapping, validate and complete it by Trinity's own validators, and set the number of ranks.
 
-    Raises ConfigError with what they say.
+    Raises ConfigError with the validators' message.
     """
     config = parse_config(mapping)
     try:
-        # In this process; the actors' logs are files.
         with environment(TRINITY_LOG_LEVEL="ERROR"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "DEPRECATED", FutureWarning)  # of the Tinker SDK for Trinity
             config = config.check_and_update()
@@ -114,9 +113,9 @@ def validate_config(mapping: dict[str, object]) -> TrinityConfig:
 
 
 def _ranks(config: TrinityConfig) -> int:
-    """Over how many GPUs, or groups of them that share a sequence or the model, the trainer splits a batch.
+    """Number of GPUs, or groups of GPUs that share a sequence or the model, over which the trainer splits a batch.
 
-    From the config that Trinity has validated: whatever `trinity:` says of engines, machines and parallelism counts.
+    It follows from Trinity's validated config, including the root `trinity:`.
     """
     trainer, gpus = config.trainer, config.cluster.trainer_gpu_num
     if trainer.trainer_type != "verl" or not gpus:
@@ -133,10 +132,10 @@ def _ranks(config: TrinityConfig) -> int:
 
 
 async def explore_and_train(config: TrinityConfig, updates: Callable[[], int]) -> None:
-    """Run both to their end. `updates()` is the number of training steps reported to the driver.
+    """Run explorer and trainer to their end. `updates()` is the number of training steps reported to the driver.
 
-    How far the trainer came is what its last checkpoint says: news of it may be on their way yet.
-    Raises TrainingError, with the first cause and its log, where one of them died, stopped early, or does not move.
+    The trainer's last checkpoint tells its final step, as messages may be delayed. Raises TrainingError with the first
+    cause and its log if one of them dies, stops early, or makes no progress.
     """
     from trinity.common.constants import SyncMethod
     from trinity.manager.synchronizer import Synchronizer
@@ -150,7 +149,7 @@ async def explore_and_train(config: TrinityConfig, updates: Callable[[], int]) -
             if nccl:
                 await Synchronizer.get_actor(namespace=config.ray_namespace).coordinate_weight_sync_setup.remote()
                 await _all(explorer.sync_weight.remote(), trainer.sync_weight.remote())
-            else:  # one after the other: the explorer of a resumed run would take the first weights at once
+            else:  # in this order: the explorer of a resumed run would take the initial weights at once
                 await trainer.sync_weight.remote()
                 await explorer.sync_weight.remote()
             exploring = asyncio.ensure_future(_with_engines(explorer.explore.remote(), config))
@@ -166,7 +165,7 @@ async def explore_and_train(config: TrinityConfig, updates: Callable[[], int]) -
 
 
 async def explore_only(config: TrinityConfig) -> None:
-    """Explore (mode `explore`) or evaluate checkpoints (mode `bench`), and train nothing. Raises TrainingError."""
+    """Explore (mode `explore`) or evaluate checkpoints (mode `bench`) without training. Raises TrainingError."""
     logs = Path(config.log.save_dir)
     async with _actors(config, import_module(_ACTORS).SteadyExplorer) as (explorer,):
         with _raise_ray_errors(logs):
@@ -187,7 +186,7 @@ def last_checkpoint(config: TrinityConfig) -> TrinityConfig:
 
     config = copy.deepcopy(config)
     config.mode = "bench"
-    config.synchronizer.sync_method = SyncMethod.CHECKPOINT  # there is no trainer to take weights from
+    config.synchronizer.sync_method = SyncMethod.CHECKPOINT  # there is no trainer
     config.explorer.rollout_model.sync_method = SyncMethod.CHECKPOINT
     config.explorer.name = "validator"
     config.explorer.bench_on_latest_checkpoint = True
@@ -196,10 +195,10 @@ def last_checkpoint(config: TrinityConfig) -> TrinityConfig:
 
 
 async def _with_engines(exploring: Awaitable[object], config: TrinityConfig) -> None:
-    """Wait for the explorer. Raises Ray's error where one of its engines dies and the explorer does not end.
+    """Wait for the explorer. Raises Ray's error if one of its engines dies and the explorer does not end.
 
-    Trinity starts no other engine: each episode that asks the dead one fails, and the trainer waits for samples. An
-    explorer that ends shuts its engines down, a moment before its call returns.
+    Trinity does not restart engines: each episode that uses the dead one fails, and the trainer waits for samples. An
+    explorer that ends shuts its engines down shortly before its call returns.
     """
     explored = asyncio.ensure_future(_wait_for(exploring))
     watching = asyncio.ensure_future(_until_dead(_engines(config)))
@@ -224,7 +223,7 @@ def _engines(config: TrinityConfig) -> list[ActorHandle]:
 
 
 async def _until_dead(engines: Sequence[ActorHandle]) -> None:
-    """Raises Ray's error of the first that dies; one that is out of reach for a moment is asked again."""
+    """Raise Ray's error of the first engine that dies; temporarily unavailable ones are checked again."""
     import ray
 
     while True:
@@ -248,7 +247,7 @@ async def _until_ended(
             if clock() - done_at > (_ERROR_SECONDS if first_error(logs) else _STEP_SECONDS):
                 raise TrainingError(_stop_message("explorer", heard, total, logs))
     training.result()
-    updates()  # raises where too few episodes of a step were sound
+    updates()  # raises if too few episodes of a step were sound
 
 
 def _stop_message(who: str, steps: int, total: int, logs: Path) -> str:
@@ -273,11 +272,11 @@ def _raise_ray_errors(logs: Path) -> Iterator[None]:
 async def _actors(
     config: TrinityConfig, *kinds: type[SteadyExplorer | WholeBatchTrainer]
 ) -> AsyncIterator[tuple[ActorHandle, ...]]:
-    """Start the actors of a job; shut them down at the end, or kill them, so that their GPUs are free."""
+    """Start the actors of a job; shut them down at the end, or kill them, to free their GPUs."""
     import ray
 
     before = _placement_groups()
-    for leftover in _synchronizer(config):  # of an attempt whose driver was killed: it would end with that one's actors
+    for leftover in _synchronizer(config):  # of a killed driver; it would end with that driver's actors
         ray.kill(leftover)
     actors = tuple(kind.get_actor(config) for kind in kinds)
     try:
@@ -288,16 +287,16 @@ async def _actors(
         for task in ending:
             task.cancel()
             if task.done() and not task.cancelled():
-                task.exception()  # an actor that is dead already has nothing to shut down
+                task.exception()  # retrieved, as a dead actor cannot shut down
         for actor in (*actors, *_synchronizer(config)):
             with contextlib.suppress(Exception):
                 ray.kill(actor)
-        with contextlib.suppress(Exception):  # a cluster that is gone holds nothing
+        with contextlib.suppress(Exception):  # the cluster may have ended
             _free(_placement_groups() - before)
 
 
 def _synchronizer(config: TrinityConfig) -> tuple[ActorHandle, ...]:
-    """The actor by which weights travel, which no process owns; none where there is none, or no cluster any more."""
+    """The actor that transfers weights, which no process owns; empty without one or without a cluster."""
     import ray
 
     try:
@@ -307,7 +306,7 @@ def _synchronizer(config: TrinityConfig) -> tuple[ActorHandle, ...]:
 
 
 def _placement_groups() -> set[str]:
-    """Ids of this job's placement groups. Ray keeps those of an actor that is gone until the job ends."""
+    """Ids of this job's placement groups. Ray keeps those of dead actors until the job ends."""
     import ray
     from ray.util.placement_group import placement_group_table
 
@@ -329,7 +328,7 @@ async def _wait_for(reference: Awaitable[T]) -> T:
 
 
 async def _all(*references: Awaitable[object]) -> None:
-    """Wait for all; the first error is raised at once, since the others may wait for the one that failed."""
+    """Wait for all; the first error is raised at once, since the others may wait for the failed one."""
     waiting = [asyncio.ensure_future(_wait_for(reference)) for reference in references]
     try:
         await asyncio.gather(*waiting)
@@ -342,7 +341,7 @@ _ERROR = re.compile(r"^ERROR (\d\d-\d\d \d\d:\d\d:\d\d) \[(.*?)\] ?(.*)$")
 
 
 def first_error(logs: Path) -> str | None:
-    """The earliest error in Trinity's logs: what was being done, the exception, and the log's path. None: no error."""
+    """The earliest error in Trinity's logs: its message, the exception, and the log's path. None without errors."""
     earliest: tuple[str, str] | None = None
     for log in sorted(logs.rglob("*.log")) if logs.is_dir() else ():
         with log.open(encoding="utf-8", errors="replace") as lines:
@@ -361,7 +360,7 @@ def first_error(logs: Path) -> str | None:
 
 
 def _summary(block: list[str]) -> str:
-    """What was being done, and the cause where a traceback follows."""
+    """The message of an error, and the cause in its traceback."""
     doing, traceback, report = "\n".join(block).strip().partition("Traceback (most recent call last):")
     doing = " ".join(doing.split()).rstrip(": ")
     if not traceback:

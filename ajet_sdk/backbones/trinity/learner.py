@@ -1,6 +1,6 @@
-"""The learner of a run without GPUs: `ajet trainer serve` as a child of the driver, on loopback.
+"""Runs the learner of a run without GPUs: `ajet trainer serve` as a child process of the driver, on loopback.
 
-Trinity's Tinker trainer and model reach it through the official SDK, by TINKER_BASE_URL and TINKER_API_KEY.
+Trinity's Tinker trainer and model use it through the official SDK, by TINKER_BASE_URL and TINKER_API_KEY.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ajet_sdk.gateway.gateway import listening_socket
 T = TypeVar("T")
 
 _PROCESS = "ajet_sdk.backbones.trinity.learner_process"
-"""Loads torch, which this module does not."""
+"""Run in a process, as it loads torch."""
 
 _START, _STOP, _PAUSE = 120.0, 10.0, 0.2
-"""Seconds that it has to answer, and to end; and between two looks."""
+"""Seconds for the learner to answer and to end, and between two checks."""
 _SHOWN_LINES = 8
 
 
@@ -43,7 +43,7 @@ class Learner:
     process: subprocess.Popen[bytes]
 
     async def beside(self, work: Awaitable[T]) -> T:
-        """Wait for `work`. Raises TrainingError if the learner ends before: clients would try for minutes."""
+        """Wait for `work`. Raises TrainingError if the learner ends before, as clients would retry for minutes."""
         working = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({working}, timeout=_PAUSE))[0]:
@@ -62,11 +62,10 @@ class Learner:
 async def run_learner(
     model: str, state: Path, log: Path, *, temperature: float, max_model_len: int, seed: int = 0
 ) -> AsyncIterator[Learner]:
-    """A learner over `model`, a directory or a Hugging Face name; within the block the SDK's clients find it.
+    """Run a learner for `model`, a directory or a Hugging Face name; clients of the SDK in the block use it.
 
-    It keeps adapters and optimisers in `state` and goes on from what is there. `temperature` is that of sampling, at
-    which tokens are scored, too. Raises ConfigError where there is no model, EngineUnavailable, with the end of the
-    log, where it does not start.
+    It stores adapters and optimizers in `state`, and continues from existing ones. Tokens are sampled and scored at
+    `temperature`. Raises ConfigError without a model, EngineUnavailable with the end of the log if it does not start.
     """
     if Path(model).is_absolute() and not (Path(model) / "config.json").is_file():
         raise ConfigError(f"model.path: {model} is not a model directory (it has no config.json)")
@@ -83,7 +82,7 @@ async def run_learner(
 
 
 def _start(options: dict[str, object], state: Path, log: Path, key: dict[str, str]) -> tuple[Learner, int]:
-    """Also where its part of the log begins."""
+    """Start the process; returns also the position in the log where its output begins."""
     path = os.pathsep.join(filter(None, [str(Path(ajet_sdk.__file__).parent.parent), os.environ.get("PYTHONPATH")]))
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream, listening_socket("127.0.0.1", 0) as listener:
@@ -96,13 +95,13 @@ def _start(options: dict[str, object], state: Path, log: Path, key: dict[str, st
             stderr=stream,
             env={**os.environ, "PYTHONPATH": path, **key},
             pass_fds=[listener.fileno()],
-            start_new_session=True,  # Ctrl-C is for us, who end it
+            start_new_session=True,  # the driver handles Ctrl-C and ends it
         )
         return Learner(f"http://127.0.0.1:{port}", log, process), begin
 
 
 def _reach(learner: Learner, begin: int) -> None:
-    """Wait until it answers; ends, too, once the process is ended."""
+    """Wait until it answers or its process ends."""
     deadline, failure = time.monotonic() + _START, ""
     while not failure:
         try:

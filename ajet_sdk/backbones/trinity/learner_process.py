@@ -16,7 +16,7 @@ from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_sdk.trainer_service.server import serve
 
 _PAUSE = 0.2
-"""Seconds between two looks at the parent."""
+"""Seconds between two checks of the parent."""
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End at once when the parent is gone: the state on disk is whole at any time."""
+    """End at once when the parent is gone; the state on disk is always complete."""
     while os.getppid() == parent:
         time.sleep(_PAUSE)
     os._exit(1)

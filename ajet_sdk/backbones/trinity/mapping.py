@@ -1,7 +1,6 @@
-"""`to_trinity`: a config of ours as a Trinity-RFT config (0.6), section by section, each a function.
+"""`to_trinity`: converts ajet's config to a Trinity-RFT config (0.6), with a function per section.
 
-Every call of `is_on_cpu` here decides between Trinity's two routes: `tinker`, behind which `ajet trainer serve` stands
-on a CPU, and verl with vLLM.
+`is_on_cpu` chooses between Trinity's trainers: `tinker`, served by `ajet trainer serve` on a CPU, and verl with vLLM.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 ALTERNATING = "rehearsal"
-"""The root of a config under which rewards of 0 and 1 in turn stand in for the judge's, so that something is learnt."""
+"""The root of a config that replaces the judge's rewards by 0 and 1 in turn, so that there is something to learn."""
 _HERE = "ajet_sdk.backbones.trinity"
 _NEVER = 1_000_000_000
 _RUNNERS_WITHOUT_GPU = 2
-"""Each is a process that takes seconds to start, and they all wait for one learner."""
+"""Each is a process that takes seconds to start, and all wait for one learner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +49,9 @@ class TrinityPlace(Place):
     """The directory with `train.jsonl` and `val.jsonl`."""
     ray_address: str = "auto"
     workflow_args: Mapping[str, object] | None = None
-    """What our workflow is given on every node."""
+    """Arguments of the workflow on every node."""
     flash_attention: bool = False
-    """Whether flash-attn is installed; without it verl attends with sdpa and keeps its padding."""
+    """Whether flash-attn is installed; without it verl uses sdpa with padding."""
 
 
 def is_on_cpu(config: Config) -> bool:
@@ -60,9 +59,9 @@ def is_on_cpu(config: Config) -> bool:
 
 
 def to_trinity(config: Config, place: TrinityPlace) -> dict[str, object]:
-    """The Trinity config for a run of `config` at `place`; the root `trinity:` of the same file wins.
+    """The Trinity config of a run of `config` at `place`; the root `trinity:` of the file takes precedence.
 
-    Raises ConfigError with everything that can't be honoured.
+    Raises ConfigError that lists all unsupported keys.
     """
     check(config)
     warn(config, "trinity", _WITHOUT_EFFECT)
@@ -73,8 +72,8 @@ def to_trinity(config: Config, place: TrinityPlace) -> dict[str, object]:
         "name": place.name,
         "checkpoint_root_dir": str(place.checkpoints),
         "ray_namespace": namespace_of(place.run_id),
-        "continue_from_checkpoint": True,  # the directory is this run's own
-        "ignore_validator_suggestions": True,  # a validator of Trinity's asks on the terminal and waits
+        "continue_from_checkpoint": True,  # the directory belongs to this run
+        "ignore_validator_suggestions": True,  # one of Trinity's validators would wait for input
         "algorithm": _algorithm(config, place),
         "model": _model(config, place),
         "cluster": {
@@ -119,18 +118,18 @@ _OURS = {
     "buffer.total_steps": "trainer_common.total_steps",
     "trainer.total_steps": "trainer_common.total_steps",
 }
-"""See `merge_root`. Driver and agents go by these; all others Trinity reads alone, and its root wins."""
+"""See `merge_root`. Driver and agents use these keys, too; all others may be overridden."""
 
 
 def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
-    """Hold the explorer back as far as `rollout.max_staleness` asks for, or let tokens be as old as `trinity:` makes
-    them; ConfigError where both are set and tokens would be sampled only to be left out.
+    """Limit the explorer's lead by `rollout.max_staleness`, or derive the limit from `trinity:`.
 
-    Where weights travel every I steps and the explorer is K steps ahead, a token is at most K + I - 1 updates old.
+    If weights are synchronized every I steps and the explorer is K steps ahead, a token is at most K + I - 1 updates
+    old. Raises ConfigError if both are set and tokens would be too old for training.
     """
     synchronizer, rollout = whole["synchronizer"], config.rollout
     if not isinstance(synchronizer, dict):
-        return  # Trinity's own types refuse it, and so below
+        return  # Trinity's types refuse it later
     interval, style = synchronizer["sync_interval"], str(synchronizer["sync_style"])
     intervals = [synchronizer.get(f"{who}_sync_interval") or interval for who in ("explorer", "trainer")]
     offset = value_at(config.roots.plain(), "trinity.synchronizer.sync_offset")
@@ -141,7 +140,7 @@ def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
         if bound is None:
             raise ConfigError(
                 f"trinity.synchronizer.sync_style: {style} does not bound how old tokens are; set "
-                "rollout.max_staleness, the updates that a token may be old: older ones are not trained"
+                "rollout.max_staleness, the maximum age of a trained token in updates"
             )
         age = bound
     elif intervals[0] != intervals[1]:
@@ -157,7 +156,7 @@ def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
         if bound is not None and age > bound:
             raise ConfigError(
                 f"trinity.synchronizer.sync_interval: {intervals[0]} with sync_offset: {offset} contradicts "
-                f"rollout.max_staleness: {bound}: tokens get up to {age} updates old, and those older than {bound} "
+                f"rollout.max_staleness: {bound}: tokens are up to {age} updates old, and those older than {bound} "
                 f"are not trained; set rollout.max_staleness: {age}, or leave it out"
             )
     synchronizer["sync_offset"] = offset or 0
@@ -165,9 +164,8 @@ def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
 
 
 def _algorithm(config: Config, place: TrinityPlace) -> dict[str, object]:
-    """Our advantages as they are, whole steps, and the loss. How many share a batch is known once Trinity has
-    validated the config: see `launch.validate_config`."""
-    # The trainer without GPUs reads the reference's log-probabilities whether they are needed or not.
+    """Unchanged advantages, whole steps, and the loss. `launch.validate_config` adds the number of ranks."""
+    # The trainer without GPUs always reads the reference's log-probabilities.
     reference = config.trainer_common.use_kl_loss or is_on_cpu(config)
     return {
         "algorithm_type": f"{_HERE}.batches.WithReference" if reference else f"{_HERE}.batches.WithoutReference",
@@ -183,7 +181,7 @@ def _algorithm(config: Config, place: TrinityPlace) -> dict[str, object]:
 
 
 def _loss(config: Config) -> dict[str, object]:
-    """The clipped loss, the KL term and the entropy bonus: ours, means over the batch's tokens."""
+    """The clipped loss, the KL term and the entropy bonus of `plugins`, as means over the batch's tokens."""
     common = config.trainer_common
     kl, entropy = common.use_kl_loss, common.entropy_coef
     ours = f"{_HERE}.plugins.BatchLossWithKL" if kl else f"{_HERE}.plugins.BatchLoss"
@@ -206,7 +204,7 @@ def _loss(config: Config) -> dict[str, object]:
 def _model(config: Config, place: TrinityPlace) -> dict[str, object]:
     rollout = config.rollout
     reply, prompt = reply_and_prompt(config)
-    # Not of the output layer: in a model that ties it to the embeddings it could not be merged.
+    # Without the output layer, whose adapter could not be merged if it is tied to the embeddings.
     adapter = {"enable": True, "rank": config.model.lora.r, "seed": config.trainer_common.seed, "train_unembed": False}
     return {
         "model_path": place.model,
@@ -284,14 +282,14 @@ def _explorer(config: Config, place: TrinityPlace) -> dict[str, object]:
             "gpu_memory_utilization": rollout.gpu_memory_utilization or 0.85,
             "dtype": dtype(config),
             "seed": common.seed,
-            # Trinity itself asks for the log-probabilities of the distribution sampled from (`processed_logprobs`).
+            # Trinity sets `processed_logprobs`: log-probabilities of the distribution sampled from.
             "extra_engine_args": {"max_num_seqs": rollout.max_num_seqs},
         },
     }
 
 
 def _runners(config: Config) -> int:
-    """Runner processes per engine: each runs the attempts of one task at once."""
+    """Runner processes per engine; each runs the attempts at a task concurrently."""
     at_once = config.rollout.max_env_worker // (engines(config) * config.rollout.num_repeat)
     return max(1, min(at_once, math.ceil(config.data.train_batch_size / engines(config))))
 
@@ -309,7 +307,7 @@ def _trainer(config: Config, place: TrinityPlace) -> dict[str, object]:
         "ulysses_sequence_parallel_size": common.ulysses_sequence_parallel_size,
         "param_offload": common.fsdp_config.param_offload,
         "optimizer_offload": common.fsdp_config.optimizer_offload,
-        # Our losses know their share of the batch; Trinity's trainer without GPUs would take a mean over sequences.
+        # The losses are scaled to the batch; Trinity's trainer without GPUs would average over sequences.
         **({"fix_actor_microbatch_loss_scale": True} if is_on_cpu(config) else _verl(config, place)),
     }
 
@@ -328,7 +326,7 @@ def _verl(config: Config, place: TrinityPlace) -> dict[str, object]:
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError with each key that would give another result."""
+    """Raise ConfigError that lists the keys that Trinity does not support."""
     common, cpu = config.trainer_common, is_on_cpu(config)
     wrong = unsupported_keys(config, "Trinity", lora=cpu)
     if common.algorithm.adv_estimator == "reinforce_plus_plus":

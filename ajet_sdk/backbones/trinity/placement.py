@@ -1,4 +1,4 @@
-"""How sampler and trainer share the GPUs of a Trinity run: engines take theirs, and the trainer gets whole machines."""
+"""Splits the GPUs of a Trinity run between engines and trainer, which gets whole machines."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ if TYPE_CHECKING:
 
 
 def engines(config: Config) -> int:
-    """How many engines sample: as many as are asked for, else the fewest that fit."""
+    """Number of engines: as configured, else the fewest that fit."""
     return config.rollout.n_vllm_engine or next(iter(_fitting(config)), 1)
 
 
 def trainer_gpus(config: Config, count: int | None = None) -> int:
-    """GPUs that are left to train on beside `count` engines, or beside those of the config."""
+    """GPUs left for training beside `count` engines, by default those of the config."""
     common = config.trainer_common
     count = engines(config) if count is None else count
     return common.nnodes * common.n_gpus_per_node - count * config.rollout.tensor_parallel_size
 
 
 def misplaced(config: Config) -> str | None:
-    """An error message about the numbers of engines, GPUs and machines, with numbers that fit; None if they fit."""
+    """An error message if engines, GPUs and machines do not fit, with numbers that do; None if they fit."""
     common, size, fitting = config.trainer_common, config.rollout.tensor_parallel_size, _fitting(config)
     count, training = engines(config), trainer_gpus(config)
     if count in fitting:
@@ -48,10 +48,10 @@ def misplaced(config: Config) -> str | None:
 
 
 def _fitting(config: Config) -> list[int]:
-    """The numbers of engines beside which the trainer has whole machines, or a part of one; none on a CPU.
+    """Numbers of engines that leave the trainer whole machines, or a part of a single one; empty on a CPU.
 
-    An engine lies on one machine, or takes whole ones. One that neither divides a machine nor takes whole ones would
-    leave GPUs idle beside it, which Trinity counts as the trainer's.
+    An engine must fit on one machine or take whole machines; otherwise it would leave GPUs idle, which Trinity counts
+    as the trainer's.
     """
     common, size = config.trainer_common, config.rollout.tensor_parallel_size
     machine = common.n_gpus_per_node

@@ -1,11 +1,11 @@
-"""The loss: a mean over the tokens of the whole batch, as in `local`.
+"""Plug-ins for Trinity: the loss, a mean over the tokens of the whole batch as in `local`, and the monitor.
 
-verl adds up the losses of a rank's micro-batches and averages the ranks, Trinity's Tinker trainer adds up those of the
-sequences, and both leave it to the loss to know its share of the batch. Trinity's own losses take the mean of each
-micro-batch instead: the gradient would grow with their number, and a token in a short one would count for more. Here
-`returns`, which no other part reads, holds what each token counts: ranks / tokens of the batch (see `WholeSteps`).
+verl sums the losses of a rank's micro-batches and averages over ranks; Trinity's Tinker trainer sums over sequences.
+The loss itself must therefore be scaled to the batch. Trinity's own losses average over each micro-batch: the gradient
+would grow with the number of micro-batches, and tokens in short ones would count more. Here `returns`, which is
+otherwise unused, has the weight of each token: ranks / tokens of the batch (see `WholeSteps`).
 
-Trinity's monitor interface: the metrics of its explorer and trainer go to the driver by the `Mailbox`.
+The monitor sends the metrics of Trinity's explorer and trainer to the driver through the `Mailbox`.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class BatchLoss(PPOPolicyLossFn):  # type: ignore[misc]
         loss, metrics = super().__call__(
             logprob=logprob, old_logprob=old_logprob, action_mask=action_mask, advantages=advantages
         )
-        # What a mean over this micro-batch's tokens counts in the mean over the batch's.
+        # Scales the mean over the micro-batch to its share of the mean over the batch.
         return loss * (action_mask * returns).sum(), metrics
 
 
 class BatchLossWithKL(BatchLoss):
-    """The same with the divergence from the first model.
+    """The clipped policy gradient with the KL divergence from the initial model.
 
     Args:
         kl_coef: its weight.
-        kl_type: its estimator, as `trainer_common.kl_loss_type` names it.
+        kl_type: its estimator, as in `trainer_common.kl_loss_type`.
     """
 
     def __init__(self, *, kl_coef: float, kl_type: str, **arguments: object) -> None:
         super().__init__(**arguments)
         self.kl_coef, self.kl_type = kl_coef, kl_type
 
-    def __call__(  # type: ignore[override]  # Trinity gives a loss what its signature names
+    def __call__(  # type: ignore[override]  # Trinity passes the arguments that the signature names
         self,
         logprob: torch.Tensor,
         old_logprob: torch.Tensor,
@@ -82,7 +82,7 @@ class BatchEntropy(EntropyLossFn):  # type: ignore[misc]
     def __call__(
         self, entropy: torch.Tensor, action_mask: torch.Tensor, **tensors: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """`entropy` and what is given are of shape (rows, response length)."""
+        """All of shape (rows, response length)."""
         bonus = (entropy * action_mask * tensors["returns"]).sum()
         return self.entropy_coef * bonus, {"entropy_loss": float(bonus.detach())}
 
@@ -101,9 +101,9 @@ class DriverMonitor(Monitor):  # type: ignore[misc]
         self._last = self._mailbox.put.remote("metrics", {"role": self.role, "step": int(step), "metrics": numbers})
 
     async def flush(self) -> None:
-        """Wait until everything that was logged is with the `Mailbox`, which takes it in order."""
+        """Wait until the `Mailbox` has all logged metrics, which it receives in order."""
         if self._last is not None:
             await self._last
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""

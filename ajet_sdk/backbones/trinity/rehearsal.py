@@ -1,7 +1,7 @@
-"""A rehearsal of a cluster run: the real Trinity, Ray and buffers at the desk, with a tiny model and a few tasks.
+"""A rehearsal of a cluster run on this machine: the real Trinity, Ray and buffers with a tiny model and a few tasks.
 
-It finds what would break a run on GPUs minutes after its start: a key that Trinity does not know, an agent or a judge
-that does not import in another process or cannot be sent to one, tasks without what the workflow asks for.
+It finds errors that would stop a run on GPUs minutes after its start: unknown keys of Trinity, an agent or a judge that
+cannot be imported in another process or sent to it, tasks without fields that the workflow needs.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 _TASKS, _STEPS, _REPEATS, _REPLY = 2, 2, 2, 24
 _TURNS = 4096
 _WARM_UP = "ajet_sdk.learn.warm_up"
-"""Loaded where a model is made: it imports torch."""
+"""Imported by name, as it loads torch."""
 
 
 async def check_mapping(config: Config, directory: Path, model: Path) -> Any:
-    """The Trinity config that the real run would get, checked by all of Trinity's validators, which need no GPU.
+    """Validate the Trinity config of the real run by all of Trinity's validators, which need no GPU, and return it.
 
-    They write to `directory`. Without GPUs one of them asks the service whether it has the model: there it is `model`.
-    Raises ConfigError with each key that can't be honoured, that Trinity does not know, or that its validators refuse.
+    They write to `directory`. In a config without GPUs one of them asks the service for the model, which is `model`
+    here. Raises ConfigError for keys that are unsupported, unknown to Trinity, or refused by its validators.
     """
     place = TrinityPlace(
         run_id="rehearsal",
@@ -56,7 +56,7 @@ async def check_mapping(config: Config, directory: Path, model: Path) -> Any:
 
 
 def rehearse(config: Config, directory: Path, model: Path) -> Config:
-    """The same job, small: two steps of two tasks with two attempts each, on the CPU route, under `directory`."""
+    """The config of a small run: two steps of two tasks with two attempts each, on a CPU, under `directory`."""
     settings = config.model_dump(mode="json", exclude_unset=True)
     longest = min(config.rollout.max_model_len, _TURNS)
     small = {
@@ -87,9 +87,9 @@ def rehearse(config: Config, directory: Path, model: Path) -> Config:
 
 
 def tiny_model(config: Config, directory: Path) -> tuple[Path, str]:
-    """A model with random weights of a few hundred thousand parameters, and whose tokenizer it has.
+    """Make a model with a few hundred thousand random weights; returns its directory and the origin of its tokenizer.
 
-    The tokenizer and chat template are those of `model.path` where they are on this machine.
+    The tokenizer and chat template are those of `model.path`, if they are on this machine.
     """
     import torch
 
@@ -120,8 +120,7 @@ def _own_tokenizer(config: Config) -> tuple[Any, str]:
 
 
 def findings(directory: Path) -> tuple[dict[str, int], list[str]]:
-    """The contents of a rehearsal's traces: counts of episodes, calls, versions of the model and tokens; and a line for
-    each cause of failed episodes."""
+    """Counts of episodes, calls, model versions and tokens in a rehearsal's traces, and a line per cause of failure."""
     try:
         trace = open_trace(directory)
     except TraceError as error:
@@ -141,7 +140,7 @@ _FOUND = """
 
 
 class Stopwatch:
-    """Prints each part of a rehearsal as it is done, with its seconds."""
+    """Prints each finished stage of a rehearsal with its duration."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._at = say, time.perf_counter()

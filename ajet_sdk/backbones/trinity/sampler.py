@@ -1,4 +1,4 @@
-"""Token ids in and out of the model that Trinity serves: by the completions route of vLLM, or by the Tinker API."""
+"""Samplers over the model that Trinity serves: by vLLM's completions route, or by the Tinker API."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 _TIMEOUT = 1800.0
 _VERSION = re.compile(r"-sampler-(\d+)$")
-"""How Trinity ends the path of weights to sample from: with the number of the training step."""
+"""The end of Trinity's paths of weights to sample from: the number of the training step."""
 
 
 class ServiceSampler:
-    """A `Sampler` over Trinity's model of the Tinker API: with the weights that Trinity gave it last.
+    """A `Sampler` over Trinity's model of the Tinker API, with its current weights.
 
-    It samples by the SDK itself, for Trinity's model takes texts only and sends one seed with every request.
+    It samples by the SDK directly, as Trinity's model accepts texts only and sends the same seed with every request.
     """
 
     def __init__(self, wrapper: ModelWrapper, config: Config, tokenizer: Tokenizer) -> None:
@@ -60,12 +60,12 @@ class ServiceSampler:
             sampler = await asyncio.shield(opening)
         except TrainingError as error:
             if self._opened is not None and self._opened[1] is opening:
-                self._opened = None  # to be tried again
+                self._opened = None  # try again next time
             raise EngineUnavailable(str(error)) from error
         return await sampler.sample(prompt_ids, sampling, session)
 
     def _open(self, path: str) -> TinkerSampler:
-        """The weights at a path of the service, or those of the base model at a path here.
+        """Open the weights at a path of the service, or those of the base model for a local path.
 
         Raises EngineError if a path of the service has no step in its name.
         """
@@ -97,9 +97,9 @@ class ServiceSampler:
 class ServerSampler:
     """A `Sampler` over a Trinity `ModelWrapper` of vLLM's server.
 
-    The prompt goes as ids and the reply's ids come back, with log-probabilities of the distribution sampled from:
-    Trinity starts vLLM with `logprobs_mode: processed_logprobs`. The version is that of the engine before the request,
-    which is never newer than the one that sampled.
+    Prompts and replies are token ids, with log-probabilities of the distribution sampled from, as Trinity starts vLLM
+    with `logprobs_mode: processed_logprobs`. The version is that of the engine before the request, which is never newer
+    than the version that sampled.
     """
 
     def __init__(self, wrapper: ModelWrapper, model: str, max_model_len: int, eos_ids: frozenset[int]) -> None:

@@ -1,7 +1,6 @@
-"""Trinity-RFT 0.6 without vLLM, which it imports whatever it samples with.
+"""Lets Trinity-RFT 0.6 run without vLLM, which one of its modules, for images and videos, always imports.
 
-One of its modules does so, that for images and videos. Where vLLM is not installed this one is in its place, with
-functions that refuse; nothing answers to the name `vllm`. Ray's workers call `install`, too.
+Without vLLM, that module is replaced by functions that raise. Ray's workers call `install`, too.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import NoReturn
 from ajet_sdk.cluster.code import install_code
 
 HOOK = f"{__name__}.install"
-"""For Ray: what a worker calls when it starts."""
+"""The function that Ray's workers call when they start."""
 _MODULE = "trinity.common.models.mm_utils"
 _FUNCTIONS = (
     "should_use_processor", "vLLMMultiModalRender", "combine_output_token_ids", "build_mm_message",
     "processor_or_tokenizer_cls",
 )  # fmt: skip
-"""What Trinity's other modules import from it."""
+"""Names that Trinity's other modules import from it."""
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:
@@ -30,14 +29,14 @@ def _refuse(*_: object, **__: object) -> NoReturn:
 
 
 def install() -> None:
-    """Make the run's code importable in a worker, and Trinity where vLLM is missing. Idempotent."""
+    """Make the run's code importable in a worker, and Trinity without vLLM. Idempotent."""
     install_code()
     if find_spec("vllm") is None:
         stand_in()
 
 
 def stand_in() -> None:
-    """Put this one in the place of Trinity's module in this process, unless that is loaded."""
+    """Replace Trinity's module in this process, unless it is loaded."""
     if _MODULE not in sys.modules:
         module = ModuleType(_MODULE)
         vars(module).update(dict.fromkeys(_FUNCTIONS, _refuse))

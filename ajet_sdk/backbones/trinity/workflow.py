@@ -1,7 +1,6 @@
-"""Our workflow as Trinity runs it: in a runner process, a group of attempts at once, back as experiences.
+"""The workflow that Trinity runs in its runner processes: a group of attempts, returned as experiences.
 
-A runner process holds one `Node` for a run. What is trained is decided at the trainer: `info["trained"]` carries each
-call's share there.
+A runner process has one `Node` per run. The trainer decides which calls are trained, by `info["trained"]`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ AnySampler = ServerSampler | ServiceSampler
 
 
 def to_experience(sample: Sample, episode: Episode, step: int) -> Experience:
-    """A training sample as Trinity's experience: ids, mask, log-probabilities and advantages exactly as they are.
+    """Convert a training sample to Trinity's experience, with its exact ids, mask, log-probabilities and advantages.
 
     Shapes: `tokens` T; the others T - prompt_length, where the prompt is everything before the first trained token.
     `step` numbers the timelines of an episode; `eid.run` is the attempt.
@@ -72,7 +71,7 @@ def to_experience(sample: Sample, episode: Episode, step: int) -> Experience:
 
 
 class AjetWorkflow(Workflow):  # type: ignore[misc]
-    """All attempts at one task, with our engine over the model that Trinity serves."""
+    """Runs all attempts at a task, with ajet's engine over Trinity's model."""
 
     is_async = True
     can_repeat = True
@@ -91,12 +90,12 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
         self._repeats, self._first = repeat_times, run_id_base
 
     async def run_async(self) -> list[Experience]:
-        """The group's experiences; a blank one where nothing of it is to be trained."""
+        """Run the group and return its experiences, or a blank one if there is nothing to train."""
         node = _node(self.task.workflow_args, self.model)
         purpose, sampling = self._purpose(node.config)
         step, position = int(str(self.task.batch_id).partition("/")[0]), int(self.task.task_id)
         if purpose != "train":
-            step = await node.sampler.version()  # a validation belongs to the weights that are asked
+            step = await node.sampler.version()  # a validation is of the current weights
         attempts = attempts_at(
             Task.model_validate_json(self.task.raw_task["task"]),
             position,
@@ -114,7 +113,7 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
         return (_experiences(batch, episodes) if batch else []) or [blank()]
 
     def _purpose(self, config: Config) -> tuple[str, SamplingOverride | None]:
-        """What the group is for, in the words of `Progress`, and how it samples."""
+        """The purpose of the group, as named in `Progress`, and its sampling."""
         if not self.task.is_eval:
             return "train", training_sampling(config)
         if self.task.workflow_args.get("greedy"):
@@ -123,7 +122,7 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
 
 
 def _batch(node: Node[AnySampler], episodes: Sequence[Episode]) -> Batch:
-    """The group's samples; what is not for training is in the ledger at once."""
+    """Build the group's samples; tokens that are not for training are booked in the ledger at once."""
     if ALTERNATING in node.config.roots:
         episodes = [e.model_copy(update={"rewards": (Reward(value=e.attempt % 2),)}) for e in episodes]
     batch = samples_of(node.config, episodes, node.tokenizer)

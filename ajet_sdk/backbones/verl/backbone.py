@@ -1,9 +1,7 @@
 """The driver of the `verl` backbone: prepares the job, runs verl, collects results, completes the ledger.
 
-The driver trains nothing. It writes the job to the checkpoint store, starts verl's trainer, listens to the `Mailbox`
-and to verl's metrics, and owns the run's metrics and the ledger's rows of what was trained.
-
-`VerlProgress` turns messages and verl's metrics file into metrics under the names of `local`.
+It writes the job to the checkpoint store, starts verl's trainer, reads the `Mailbox` and verl's metrics file, and
+writes the run's metrics and the ledger's rows of trained tokens.
 """
 
 from __future__ import annotations
@@ -41,10 +39,10 @@ if TYPE_CHECKING:
 
 
 async def verl(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
-    """Train with verl on the Ray cluster of `job.ray`, or one that is started here.
+    """Train with verl on the Ray cluster of `job.ray`, or on a new one on this machine.
 
-    Raises ConfigError before anything starts, and TrainingError, with the first cause, where verl fails, stops before
-    the last step, or the ledger does not balance.
+    Raises ConfigError before anything starts, and TrainingError with the first cause if verl fails or stops early, or
+    the ledger does not balance.
     """
     check_installed("ray", "verl", "vllm")
     if find_spec("flash_attn") is None:
@@ -75,7 +73,7 @@ class _Run(ClusterRun):
         return self.result(self.export(_newest_model(place)))
 
     async def _with_verl(self, config: DictConfig, place: VerlPlace, val: Sequence[Task]) -> None:
-        """Train and validate; only validate where all steps are trained."""
+        """Train and validate; only validate if all steps are trained."""
         job = self.job
         if saved_step(place.directory) >= self.total:
             config.trainer.val_before_train = config.trainer.val_only = True
@@ -93,7 +91,7 @@ class _Run(ClusterRun):
 
 
 def _newest_model(place: VerlPlace) -> Path:
-    """The newest checkpoint in the format of transformers. Raises TrainingError where it is not whole."""
+    """The newest checkpoint in transformers format. Raises TrainingError if it is incomplete."""
     model = place.directory / f"global_step_{saved_step(place.directory)}" / "actor" / "huggingface"
     if not (model / "config.json").exists() or not any(model.glob("*.safetensors")):
         raise TrainingError(f"verl wrote no model to {model}")
@@ -101,7 +99,7 @@ def _newest_model(place: VerlPlace) -> Path:
 
 
 def _fresh(directory: Path) -> Path:
-    """A file of its own for each start: verl's logger empties the one that it is given."""
+    """A new file for each start, as verl's logger truncates an existing one."""
     directory.mkdir(parents=True, exist_ok=True)
     return directory / f"{len(list(directory.glob('*.jsonl')))}.jsonl"
 
@@ -122,11 +120,11 @@ _NAMES = {
 }
 
 _OTHERS = ("actor/", "perf/", "timing_s/", "response_length/", "prompt_length/")
-"""What is passed on under verl's name. Its scores are left out: they are advantages here."""
+"""Metrics with verl's own names. Its scores are left out, as they are advantages here."""
 
 
 class VerlProgress(Progress):
-    """Handles messages, and follows the file in which verl's `file` logger writes a line per step."""
+    """Handles messages, and reads the file to which verl's `file` logger writes a line per step."""
 
     def __init__(self, loggers: Loggers, writer: TraceWriter, job: Job, val: Sequence[Task], total: int) -> None:
         super().__init__(loggers, writer, job, val, total)
@@ -147,7 +145,7 @@ class VerlProgress(Progress):
             await asyncio.sleep(_POLL_SECONDS)
 
     def _line(self, record: Mapping[str, Any]) -> None:
-        """Log the metrics of a finished step and book its tokens as trained."""
+        """Log the metrics of a finished step and add its trained tokens to the ledger."""
         step, values = int(record["step"]), record["data"]
         if "training/global_step" not in values:
             return  # a validation, whose episodes arrive as messages
@@ -170,7 +168,7 @@ class VerlProgress(Progress):
 
 
 def _read(path: Path, offset: int) -> bytes:
-    """The content of the file from `offset`; empty where there is no file yet."""
+    """The content of the file from `offset`; empty if the file does not exist yet."""
     if not path.exists():
         return b""
     with path.open("rb") as stream:
@@ -179,7 +177,7 @@ def _read(path: Path, offset: int) -> bytes:
 
 
 def compose_config(mapping: Mapping[str, object]) -> DictConfig:
-    """verl's default config with the mapping's values. Raises ConfigError for unknown keys."""
+    """Merge the mapping into verl's default config. Raises ConfigError for unknown keys."""
     import verl
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf, open_dict
@@ -201,7 +199,7 @@ def compose_config(mapping: Mapping[str, object]) -> DictConfig:
 
 _OURS = {"ajet", "actor_rollout_ref.rollout.agent.agent_loop_manager_class"}
 _FREE = ("mixed_precision",)
-"""Keys that verl reads and whose defaults are not in its YAML files."""
+"""Keys of verl without defaults in its YAML files."""
 
 
 def _unknown(mapping: Mapping[str, object], known: Mapping[str, Any], path: str = "") -> list[str]:
@@ -225,7 +223,7 @@ def _without_plus(mapping: Mapping[str, object]) -> dict[str, object]:
 
 
 def validate_config(mapping: Mapping[str, object]) -> DictConfig:
-    """The same, checked by verl's own checks. Raises ConfigError with what they say."""
+    """Compose verl's config and validate it by verl's own checks. Raises ConfigError with their message."""
     from hydra.errors import InstantiationException
     from verl.experimental.reward_loop import migrate_legacy_reward_impl
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -241,9 +239,9 @@ def validate_config(mapping: Mapping[str, object]) -> DictConfig:
 
 
 async def fit(config: DictConfig, metrics: Path) -> None:
-    """Run verl's trainer to its end; it writes a line of metrics for each step to `metrics`.
+    """Run verl's trainer to its end; it writes a line of metrics per step to `metrics`.
 
-    Raises TrainingError with the first cause. What verl's processes print is in Ray's logs.
+    Raises TrainingError with the first cause. The output of verl's processes is in Ray's logs.
     """
     import ray
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env

@@ -1,11 +1,9 @@
-"""Samples as the rows of a verl batch, and back to its ledger where they are too many.
+"""Converts samples to rows of a verl batch, and truncates a batch with too many samples; the dataset of verl's loader.
 
-Letters of shapes: B rows, P the longest prompt, R the longest response. A row's prompt is everything before its first
-trained token; prompts are padded on the left, responses on the right.
+Shapes: B rows, P the longest prompt, R the longest response. A row's prompt is everything before its first trained
+token; prompts are padded on the left, responses on the right.
 
-The data set that verl's loader is given: places in a batch, without a task in them.
-
-Which tasks are run is decided by the step and the seed alone, as in `local`; verl's loader only counts.
+The dataset has positions in a batch instead of tasks, as the tasks follow from step and seed, as in `local`.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from ajet_sdk.types import Ids, LedgerEntry, Sample
 
 
 def training_rows(samples: Sequence[Sample], count: int, padding: int) -> DataProto:
-    """`count` rows: the samples, and blanks of which no token is trained.
+    """Make `count` rows: the samples, and blank rows without trained tokens.
 
-    `rm_scores` holds the advantage of each token, which verl's estimator `ajet_given` takes as it is, and
-    `rollout_log_probs` the sampler's log-probability where a token is trained. `padding` is the id that fills up.
+    `rm_scores` has the advantage of each token, which verl's estimator `ajet_given` uses unchanged, and
+    `rollout_log_probs` the sampler's log-probabilities of trained tokens. `padding` is the padding id.
     """
     starts = [max(1, int(np.flatnonzero(sample.timeline.loss_mask)[0])) for sample in samples]
     wide = max(starts, default=1)
@@ -48,7 +46,7 @@ def training_rows(samples: Sequence[Sample], count: int, padding: int) -> DataPr
 
 
 def reward_rows(rewards: Sequence[float], padding: int) -> DataProto:
-    """A row for each task of a validation: nothing but its reward, which verl counts by itself."""
+    """Make a row per validation task, with its reward only; verl computes its own metrics of them."""
     arrays = _Arrays(len(rewards), 1, 1, padding)
     for row, reward in enumerate(rewards):
         arrays.put(row, [padding], [padding])
@@ -57,10 +55,10 @@ def reward_rows(rewards: Sequence[float], padding: int) -> DataProto:
 
 
 def truncate(batch: Batch, most: int) -> tuple[list[Sample], list[LedgerEntry]]:
-    """At most `most` samples, and the ledger with the tokens of the others as `truncated`.
+    """Return at most `most` samples, and the ledger with the tokens of the others as `truncated`.
 
-    The first timelines of every episode are kept before the second ones of any, so that no group loses an attempt while
-    another attempt has two rows.
+    The first timelines of all episodes are kept before any second ones, so that no group loses an attempt while another
+    attempt has two rows.
     """
     if len(batch.samples) <= most:
         return list(batch.samples), list(batch.ledger)
@@ -76,7 +74,7 @@ def truncate(batch: Batch, most: int) -> tuple[list[Sample], list[LedgerEntry]]:
 
 
 def _book_truncated(ledger: Sequence[LedgerEntry], trained: set[str]) -> list[LedgerEntry]:
-    """The rows with what is trained of other calls than these moved to `truncated`: one row a call and outcome."""
+    """Change trained tokens of calls outside of `trained` to `truncated`, with one row per call and outcome."""
     rows: dict[tuple[str, str], list[LedgerEntry]] = defaultdict(list)
     for entry in ledger:
         if entry.outcome == "trained" and entry.tokens and entry.call_id not in trained:
@@ -86,7 +84,7 @@ def _book_truncated(ledger: Sequence[LedgerEntry], trained: set[str]) -> list[Le
 
 
 class _Arrays:
-    """The arrays of a batch under way."""
+    """The arrays of a batch under construction."""
 
     def __init__(self, count: int, wide: int, long: int, padding: int) -> None:
         self.prompts_BP = np.full((count, wide), padding, np.int64)
@@ -103,7 +101,7 @@ class _Arrays:
         self.attention_BT[row, wide - len(prompt) : wide + len(response)] = 1
 
     def proto(self, turns: Ids) -> DataProto:
-        """With everything that verl's training loop reads of what its own agent loops return."""
+        """The batch with all fields that verl's training loop reads from its agent loops."""
         count = len(self.prompts_BP)
         tensors = {
             "prompts": self.prompts_BP,
@@ -125,7 +123,7 @@ class _Arrays:
 
 
 class BatchPositions(Dataset):  # type: ignore[misc]
-    """As many rows as `data_files` says: `data.train_files` and `data.val_files` are numbers here."""
+    """A dataset of `data_files` rows: `data.train_files` and `data.val_files` are numbers here."""
 
     def __init__(self, data_files: int, **_: object) -> None:
         self._size = int(data_files)

@@ -1,6 +1,6 @@
-"""`AjetManager` replaces the agent loop of verl's trainer: it returns our samples as the rows of a step.
+"""`AjetManager` replaces the agent loop of verl's trainer and returns ajet's samples as the rows of a step.
 
-verl requires as many rows as it sent; the tasks follow from the step and the seed, in the order of `local`. Importing
+verl requires as many rows as it sent; the tasks follow from step and seed, in the same order as in `local`. Importing
 this module registers the advantage estimator `ajet_given`.
 """
 
@@ -49,7 +49,7 @@ _LOSSES = 3
 def recorded_advantages(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **_: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The advantages that our samples came with, token by token. Returns them as returns, too."""
+    """Return the advantages of the samples, token by token, also as returns."""
     advantages = token_level_rewards * response_mask
     return advantages, advantages
 

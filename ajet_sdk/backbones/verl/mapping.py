@@ -1,4 +1,4 @@
-"""`to_verl`: a config of ours as a verl config (0.8), key by key."""
+"""`to_verl`: converts ajet's config to a verl config (0.8)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet")
 
 ESTIMATOR = "ajet_given"
-"""The name under which verl finds our advantages; see `manager`."""
+"""The name of the advantage estimator registered in `manager`."""
 _HERE = "ajet_sdk.backbones.verl"
 
 
@@ -44,10 +44,10 @@ class VerlPlace(Place):
 
 
 def rows_of(config: Config) -> int:
-    """Rows of a training batch, which verl wants to be the same number in each step.
+    """Rows of a training batch, whose number verl requires to be constant.
 
-    One for each timeline that is expected, `train_batch_size * num_repeat * expected_steps`, rounded up to what the
-    GPUs divide. A step with fewer timelines is filled up with blanks, one with more is cut.
+    One per expected timeline, `train_batch_size * num_repeat * expected_steps`, rounded up to a multiple of the GPUs. A
+    step with fewer timelines is filled with blank rows, one with more is truncated.
     """
     gpus = max(1, config.trainer_common.nnodes * config.trainer_common.n_gpus_per_node)
     rollout = config.rollout
@@ -58,7 +58,7 @@ def rows_of(config: Config) -> int:
 def to_verl(config: Config, place: VerlPlace) -> dict[str, object]:
     """The changes to verl's defaults for a run of `config` at `place`; the root `verl:` of the file takes precedence.
 
-    Raises ConfigError with everything that can't be honoured.
+    Raises ConfigError that lists all unsupported keys.
     """
     check(config)
     _warn(config)
@@ -66,7 +66,7 @@ def to_verl(config: Config, place: VerlPlace) -> dict[str, object]:
     computed: dict[str, object] = {
         "ajet": {"job": str(place.job)},
         "data": {
-            # Positions: what is run is decided by the step, in the order of `local`; see `batches` and `manager`.
+            # Positions instead of tasks, which follow from the step, as in `local`; see `batches` and `manager`.
             "custom_cls": {"path": f"pkg://{_HERE}.batches", "name": "BatchPositions"},
             "train_files": place.steps * rows,
             "val_files": max(1, place.val_tasks),
@@ -107,7 +107,7 @@ def to_verl(config: Config, place: VerlPlace) -> dict[str, object]:
             "val_before_train": common.val_before_train and place.val_tasks > 0,
             "max_actor_ckpt_to_keep": common.keep_checkpoints,
             "default_local_dir": str(place.directory),
-            "resume_mode": "auto",  # the directory is this run's own
+            "resume_mode": "auto",  # the directory belongs to this run
         },
     }  # fmt: skip
     whole = merge_root(computed, config, "verl", _OURS)
@@ -134,7 +134,7 @@ _OURS = {
     "trainer.n_gpus_per_node": "trainer_common.n_gpus_per_node",
     "trainer.default_local_dir": "trainer_common.checkpoint_base_dir",
 }
-"""See `merge_root`. Driver and agents go by these; all others verl reads alone, and its root wins."""
+"""See `merge_root`. Driver and agents use these keys, too; all others may be overridden."""
 
 
 def _model(config: Config, place: VerlPlace) -> dict[str, object]:
@@ -142,7 +142,7 @@ def _model(config: Config, place: VerlPlace) -> dict[str, object]:
     settings: dict[str, object] = {
         "path": place.model,
         "use_remove_padding": True,
-        # verl's default is to recompute, and ours is not; large models need it, so only what is set is passed on.
+        # verl's default is to recompute, unlike ajet's; large models need it, so only an explicit value is passed on.
         "enable_gradient_checkpointing": (
             model.gradient_checkpointing if config.is_set("model.gradient_checkpointing") else True
         ),
@@ -187,7 +187,7 @@ def _actor(config: Config, place: VerlPlace, rows: int) -> dict[str, object]:
 
 
 def _engine(config: Config) -> dict[str, object]:
-    """Weights are kept in float32; the passes are made in `model.dtype`."""
+    """Weights are in float32, passes in `model.dtype`."""
     return {
         "model_dtype": "fp32",
         "mixed_precision": mixed_precision(config),
@@ -215,7 +215,7 @@ def _rollout(config: Config) -> dict[str, object]:
         "enable_prefix_caching": True,
         "calculate_log_probs": True,
         "logprobs_mode": "processed_logprobs",
-        "skip_tokenizer_init": False,  # without a tokenizer vLLM knows no stop strings
+        "skip_tokenizer_init": False,  # stop strings need a tokenizer
         "val_kwargs": {"n": 1, "do_sample": False},
         "agent": {"num_workers": 1, "agent_loop_manager_class": f"{_HERE}.manager.AjetManager"},
     }
@@ -227,14 +227,14 @@ def _lengths(config: Config, name: str) -> dict[str, int]:
 
 
 def _test_freq(config: Config, place: VerlPlace) -> int:
-    """verl validates after the last step wherever it validates at all."""
+    """Steps between validations; verl also validates after the last step."""
     if not place.val_tasks:
         return -1
     return config.trainer_common.test_freq if config.trainer_common.test_freq > 0 else max(1, place.steps)
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError with each key that would give another result."""
+    """Raise ConfigError that lists the keys that verl does not support."""
     common = config.trainer_common
     gpus = common.nnodes * common.n_gpus_per_node
     wrong = unsupported_keys(config, "verl")

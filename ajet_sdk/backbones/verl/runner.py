@@ -1,7 +1,4 @@
-"""The process on each node that runs groups of attempts for `manager`, and the job file.
-
-`ClientSampler`: token ids in and out of the engines that verl keeps, by verl's own client.
-"""
+"""Runs groups of attempts for `manager` in a process on each node; the job file; and a sampler over verl's engines."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _BARE: dict[str, object] = {"request": {}, "response": {}}
 
 
 def write_job(path: Path, job: Job, val: Sequence[Task], model: str, traces: Path) -> None:
-    """Write a job for other processes to a private file. `traces` is the directory for the nodes' trace files."""
+    """Write a job for other processes to a private file. `traces` is the directory of the nodes' trace files."""
     content = {
         **serialize_job(job),
         "directory": str(traces),
@@ -51,7 +48,7 @@ def read_job(path: Path) -> dict[str, Any]:
 
 
 class Runner:
-    """Runs groups of attempts over verl's client; at most its share of `rollout.max_env_worker` episodes at once."""
+    """Runs groups of attempts over verl's client; `rollout.max_env_worker` is split among the runners."""
 
     def __init__(self, job: Mapping[str, object], client: LLMServerClient, runners: int) -> None:
         def sampler(config: Config, tokenizer: HFTokenizer) -> ClientSampler:
@@ -61,26 +58,23 @@ class Runner:
         self._rooms: dict[int, asyncio.Semaphore] = {}
 
     async def run(self, group: Sequence[Attempt], sampling: SamplingOverride | None) -> list[Episode]:
-        """The episodes of a group, without requests and responses."""
-        # Room for as many groups of a size at once as the node's share of episodes holds.
+        """Run a group; the returned episodes have no requests, responses and outputs."""
+        # As many groups at once as the node's share of episodes allows.
         room = asyncio.Semaphore(max(1, self._node.at_once // max(1, len(group))))
         async with self._rooms.setdefault(len(group), room):
             episodes = await self._node.run(group, sampling)
         self._node.writer.flush()
-        return [_without_bodies(episode) for episode in episodes]
-
-
-def _without_bodies(episode: Episode) -> Episode:
-    """The episode with the ids of its calls, without requests, responses and output."""
-    calls = tuple(call.model_copy(update=_BARE) for call in episode.calls)
-    return episode.model_copy(update={"calls": calls, "output": None})
+        return [
+            e.model_copy(update={"calls": tuple(call.model_copy(update=_BARE) for call in e.calls), "output": None})
+            for e in episodes
+        ]
 
 
 class ClientSampler:
     """A `Sampler` over verl's `LLMServerClient`.
 
-    Calls of a session go to the same engine, for its prefix cache. The version is the training step whose weights the
-    engine has, which is the number of updates.
+    Calls of a session go to the same engine, for its prefix cache. The version is the training step of the engine's
+    weights, which is the number of updates.
     """
 
     def __init__(self, client: LLMServerClient, tokenizer: Tokenizer, model: str, max_model_len: int) -> None:
@@ -124,7 +118,7 @@ class ClientSampler:
         return self._sampled(ids, output, sampling, limit)
 
     def _sampled(self, ids: list[int], output: TokenOutput, sampling: Sampling, limit: int) -> Sampled:
-        """verl does not say what ended a reply: an end-of-turn token, a stop string, or the limit."""
+        """Make the sample; verl does not report whether an end-of-turn token, a stop string or the limit ended it."""
         ended = bool(ids) and ids[-1] in self._tokenizer.eos_ids
         text = None if ended or not sampling.stop else self._before(ids, sampling.stop)
         version = (output.extra_fields or {}).get("global_steps")
@@ -137,7 +131,7 @@ class ClientSampler:
         )
 
     def _before(self, ids: Sequence[int], stops: Sequence[str]) -> str | None:
-        """The text before the first stop string; None where there is none."""
+        """The text before the first stop string; None without one."""
         text = self._tokenizer.decode(ids)
         places = [at for stop in stops if (at := text.find(stop)) >= 0]
         return text[: min(places)] if places else None
@@ -146,4 +140,4 @@ class ClientSampler:
         """Does nothing: the engines manage their caches."""
 
     async def aclose(self) -> None:
-        """The client holds nothing of ours."""
+        """Does nothing: verl owns the client."""
